@@ -1,0 +1,362 @@
+"""What goes into a model: text, images and audio as chunks, and the datum that adds the loss inputs."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tinkex.types.base import Value
+from tinkex.types.tensors import TensorData, TensorDtype
+
+__all__ = [
+    "Datum",
+    "DmelChunk",
+    "EncodedTextChunk",
+    "ImageAssetPointerChunk",
+    "ImageChunk",
+    "LossFnInputs",
+    "ModelInput",
+    "ModelInputChunk",
+    "PromptProvenanceSpan",
+    "ProvenanceSpans",
+    "SampledProvenanceSpan",
+]
+
+ImageFormat = Literal["png", "jpeg"]
+
+
+class EncodedTextChunk(Value, frozen=True, kw_only=True):
+    """Text as token ids.
+
+    >>> EncodedTextChunk(tokens=[1, 2, 3]).length
+    3
+    """
+
+    tokens: Sequence[int]
+    type: Literal["encoded_text"] = "encoded_text"
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "tokens", _token_list(self.tokens))
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return len(self.tokens)
+
+
+class ImageChunk(Value, frozen=True, kw_only=True):
+    """An image, as the bytes of a PNG or JPEG file (base64 text is decoded)."""
+
+    data: bytes
+    format: ImageFormat
+    expected_tokens: int | None = None
+    type: Literal["image"] = "image"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.data, str):
+            msgspec.structs.force_setattr(self, "data", base64.b64decode(self.data, validate=True))
+        _check_format(self.format)
+
+    @property
+    def length(self) -> int:
+        """Number of tokens the image takes, as the caller said in ``expected_tokens``."""
+        return _expected(self.expected_tokens, "ImageChunk")
+
+
+class ImageAssetPointerChunk(Value, frozen=True, kw_only=True):
+    """An image that already lies on the server."""
+
+    location: str
+    format: ImageFormat
+    expected_tokens: int | None = None
+    type: Literal["image_asset_pointer"] = "image_asset_pointer"
+
+    def __post_init__(self) -> None:
+        _check_format(self.format)
+
+    @property
+    def length(self) -> int:
+        """Number of tokens the image takes, as the caller said in ``expected_tokens``."""
+        return _expected(self.expected_tokens, "ImageAssetPointerChunk")
+
+
+class DmelChunk(Value, frozen=True, kw_only=True):
+    """Audio as a serialised mel tensor; its first dimension is the number of tokens."""
+
+    dmel: bytes
+    type: Literal["dmel"] = "dmel"
+
+    @property
+    def length(self) -> int:
+        """Number of tokens: the first dimension of the tensor."""
+        return _dmel_rows(self.dmel)
+
+
+ModelInputChunk: TypeAlias = EncodedTextChunk | ImageChunk | ImageAssetPointerChunk | DmelChunk
+
+CHUNK_TYPES: Mapping[str, type[ModelInputChunk]] = {
+    "encoded_text": EncodedTextChunk,
+    "image": ImageChunk,
+    "image_asset_pointer": ImageAssetPointerChunk,
+    "dmel": DmelChunk,
+}
+
+
+class ModelInput:
+    """A prompt or training sequence: a list of chunks, usually one of text.
+
+    >>> prompt = ModelInput.from_ints([1, 2]).append_int(3)
+    >>> prompt.to_ints(), prompt.length
+    ([1, 2, 3], 3)
+    """
+
+    __slots__ = ("chunks",)
+
+    chunks: list[ModelInputChunk]
+
+    def __init__(self, *, chunks: Sequence[ModelInputChunk | Mapping[str, Any]]) -> None:
+        object.__setattr__(self, "chunks", [_chunk(c) for c in chunks])
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"ModelInput is frozen; build a new one instead of setting {name!r}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _model_input, (self.chunks,)
+
+    def __eq__(self, other: object) -> bool:
+        return self.chunks == other.chunks if isinstance(other, ModelInput) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # chunks hold lists
+
+    def __repr__(self) -> str:
+        return f"ModelInput(chunks={self.chunks!r})"
+
+    @classmethod
+    def from_ints(cls, tokens: Sequence[int]) -> ModelInput:
+        """One chunk of text from token ids."""
+        return cls(chunks=[EncodedTextChunk(tokens=tokens)])
+
+    @classmethod
+    def empty(cls) -> ModelInput:
+        """No chunks yet; grow it with ``append``."""
+        return cls(chunks=[])
+
+    def to_ints(self) -> list[int]:
+        """All token ids; a ValueError if there is anything but text."""
+        tokens: list[int] = []
+        for chunk in self.chunks:
+            if not isinstance(chunk, EncodedTextChunk):
+                raise ValueError(  # noqa: TRY004 - the official SDK's contract
+                    f"to_ints needs text only, but the input has a chunk of type {chunk.type!r}"
+                )
+            tokens.extend(chunk.tokens)
+        return tokens
+
+    def to_numpy(self) -> npt.NDArray[np.int32]:
+        """All token ids as int32; a ValueError if there is anything but text."""
+        return np.asarray(self.to_ints(), dtype=np.int32)
+
+    def append(self, chunk: ModelInputChunk) -> ModelInput:
+        """A new input with one more chunk at the end."""
+        return ModelInput(chunks=[*self.chunks, chunk])
+
+    def append_int(self, token: int) -> ModelInput:
+        """A new input with one more token at the end."""
+        return self.append(EncodedTextChunk(tokens=[token]))
+
+    @property
+    def length(self) -> int:
+        """Number of tokens the model sees."""
+        return sum(chunk.length for chunk in self.chunks)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ModelInput:
+        """A copy, with other chunks if ``update`` has them; values are frozen, so ``deep`` changes nothing."""
+        del deep
+        return ModelInput(chunks=(update or {}).get("chunks", self.chunks))
+
+    def model_dump(self, *, exclude_none: bool = False, mode: str = "python") -> dict[str, Any]:
+        """The input as plain dictionaries."""
+        return {"chunks": [c.model_dump(exclude_none=exclude_none, mode=mode) for c in self.chunks]}
+
+
+class PromptProvenanceSpan(Value, frozen=True, kw_only=True):
+    """Says that some tokens came from the prompt of a sampled sequence."""
+
+    sequence_id: str
+    offset: int = 0
+    length: int
+
+    def __post_init__(self) -> None:
+        _check_span(self.sequence_id, self.offset, self.length)
+
+
+class SampledProvenanceSpan(Value, frozen=True, kw_only=True):
+    """Says that some tokens were sampled in a given sequence."""
+
+    sequence_id: str
+    offset: int = 0
+    length: int
+
+    def __post_init__(self) -> None:
+        _check_span(self.sequence_id, self.offset, self.length)
+
+
+ProvenanceSpans: TypeAlias = list[PromptProvenanceSpan | SampledProvenanceSpan]
+LossFnInputs: TypeAlias = dict[str, TensorData]
+
+LIST_DTYPES: Mapping[str, TensorDtype] = {
+    "target_tokens": "int64",
+    "weights": "float32",
+    "advantages": "float32",
+    "logprobs": "float32",
+    "clip_low_threshold": "float32",
+    "clip_high_threshold": "float32",
+    "sequence_ratio_mask": "float32",
+}
+_SPARSIFIED = frozenset({"target_tokens", "weights"})
+
+
+@dataclass(frozen=True)
+class Datum:
+    """One training example: the input, and per token what the loss needs.
+
+    Values of ``loss_fn_inputs`` may be ``TensorData``, torch tensors, numpy arrays, or lists under the
+    known keys; they are held as ``TensorData``.
+
+    >>> d = Datum(model_input=ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [2, 3]})
+    >>> d.loss_fn_inputs["target_tokens"].dtype
+    'int64'
+    """
+
+    model_input: ModelInput
+    loss_fn_inputs: LossFnInputs = field(default_factory=dict)
+    model_input_spans: ProvenanceSpans | None = None
+    loss_fn_input_spans: ProvenanceSpans | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model_input, ModelInput):
+            raise TypeError(
+                f"Datum.model_input must be a ModelInput, got {type(self.model_input).__name__}; "
+                "build one with ModelInput.from_ints(tokens)"
+            )
+        if (self.model_input_spans is None) != (self.loss_fn_input_spans is None):
+            raise ValueError("model_input_spans and loss_fn_input_spans come in pairs; only one was given")
+        inputs = {key: _tensor(key, value) for key, value in self.loss_fn_inputs.items()}
+        object.__setattr__(self, "loss_fn_inputs", inputs)
+
+    def with_provenance(self, *, model_input: ProvenanceSpans, loss_fn_inputs: ProvenanceSpans) -> Datum:
+        """The same datum, saying where its tokens came from; the spans must tile both sides."""
+        targets = self.loss_fn_inputs.get("target_tokens")
+        if targets is None or targets.to_numpy().ndim != 1:
+            raise ValueError("with_provenance needs one-dimensional target_tokens")
+        for name, spans, length in (
+            ("model_input", model_input, self.model_input.length),
+            ("loss_fn_inputs", loss_fn_inputs, targets.array.size),
+        ):
+            covered = sum(span.length for span in spans)
+            if covered != length:
+                raise ValueError(f"the {name} spans cover {covered} tokens of {length}; they must cover all")
+        return Datum(self.model_input, self.loss_fn_inputs, model_input, loss_fn_inputs)
+
+
+def _model_input(chunks: list[ModelInputChunk]) -> ModelInput:
+    return ModelInput(chunks=chunks)
+
+
+def _chunk(chunk: ModelInputChunk | Mapping[str, Any]) -> ModelInputChunk:
+    if isinstance(chunk, EncodedTextChunk | ImageChunk | ImageAssetPointerChunk | DmelChunk):
+        return chunk
+    if not isinstance(chunk, Mapping):
+        raise TypeError(f"a chunk must be one of the chunk types, got {type(chunk).__name__}")
+    kind = CHUNK_TYPES.get(str(chunk.get("type", "encoded_text")))
+    if kind is None:
+        raise ValueError(f"unknown chunk type {chunk.get('type')!r}; known: {', '.join(CHUNK_TYPES)}")
+    return kind.model_validate(chunk)
+
+
+def _token_list(tokens: Sequence[int] | npt.NDArray[Any]) -> list[int]:
+    if type(tokens) is list:
+        array = np.asarray(tokens)
+    else:
+        array = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens))
+    if array.ndim != 1:
+        raise ValueError(f"tokens must be a flat sequence of ints, got shape {array.shape}")
+    if array.size and array.dtype.kind not in "iu":
+        raise ValueError(f"tokens must be ints, got values of type {array.dtype}")
+    if array.size and (int(array.min()) < 0 or int(array.max()) > np.iinfo(np.int32).max):
+        raise ValueError(f"token ids must lie in 0…2147483647, got {int(array.min())}…{int(array.max())}")
+    return tokens if type(tokens) is list else array.tolist()
+
+
+def _tensor(key: str, value: Any) -> TensorData:
+    if isinstance(value, TensorData):
+        return value
+    if isinstance(value, np.ndarray):
+        return TensorData.from_numpy(value)
+    if isinstance(value, list | tuple):
+        if key not in LIST_DTYPES:
+            raise KeyError(
+                f"loss_fn_inputs[{key!r}] is a list, and a dtype is only known for "
+                f"{', '.join(LIST_DTYPES)}; pass a TensorData, numpy array or torch tensor instead"
+            )
+        try:
+            array = np.asarray(value, dtype=np.int64 if LIST_DTYPES[key] == "int64" else np.float32)
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"loss_fn_inputs[{key!r}] is not a rectangular list of numbers: {error}"
+            ) from error
+        return TensorData.from_numpy(array)
+    if type(value).__module__.split(".")[0] == "torch":
+        if key in _SPARSIFIED and value.ndim == 2:
+            return TensorData.from_torch_sparse(value)
+        return TensorData.from_torch(value)
+    raise TypeError(
+        f"loss_fn_inputs[{key!r}] must be a TensorData, torch tensor, numpy array or list, "
+        f"got {type(value).__name__}"
+    )
+
+
+def _check_format(image_format: str) -> None:
+    if image_format not in ("png", "jpeg"):
+        raise ValueError(f"image format must be 'png' or 'jpeg', got {image_format!r}")
+
+
+def _check_span(sequence_id: str, offset: int, length: int) -> None:
+    if not sequence_id:
+        raise ValueError("a provenance span needs the sequence_id it points to")
+    if offset < 0 or length < 0:
+        raise ValueError(f"a provenance span needs offset and length ≥ 0, got {offset} and {length}")
+
+
+def _expected(expected_tokens: int | None, kind: str) -> int:
+    if expected_tokens is None:
+        raise ValueError(f"the length of an {kind} is only known when expected_tokens is given")
+    return expected_tokens
+
+
+def _dmel_rows(dmel: bytes) -> int:
+    """Reads dimension 0: optional marker 254, a dtype byte, then varints ndim and dims."""
+    position = 1 if dmel[:1] == b"\xfe" else 0
+    values: list[int] = []
+    position += 1
+    while len(values) < 2:
+        shift = value = 0
+        while True:
+            if position >= len(dmel):
+                raise ValueError("DmelChunk.dmel is not a serialised tensor: it ends inside its header")
+            byte = dmel[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        values.append(value)
+        if values[0] == 0:
+            raise ValueError("DmelChunk.dmel must have at least one dimension")
+    return values[1]

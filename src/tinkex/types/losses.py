@@ -1,0 +1,57 @@
+"""Names of the losses, and what a forward or backward pass returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from tinkex.types.inputs import Datum
+from tinkex.types.tensors import TensorData
+
+__all__ = [
+    "ForwardBackwardInput",
+    "ForwardBackwardOutput",
+    "ForwardBackwardRequest",
+    "LossFnConfig",
+    "LossFnOutput",
+    "LossFnType",
+]
+
+LossFnType = Literal[
+    "cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce", "custom"
+]
+LossFnOutput: TypeAlias = dict[str, TensorData]
+LossFnConfig: TypeAlias = dict[str, float | str]
+
+
+@dataclass(frozen=True)
+class ForwardBackwardInput:
+    """The data of one forward or backward pass, and the loss to apply."""
+
+    data: list[Datum]
+    loss_fn: LossFnType
+    loss_fn_config: LossFnConfig | None = None
+
+
+@dataclass(frozen=True)
+class ForwardBackwardRequest:
+    """One chunk of a forward or backward pass, addressed to a model."""
+
+    model_id: str
+    seq_id: int
+    data: list[Datum]
+    loss_fn: str
+    loss_fn_config: LossFnConfig | None = None
+    forward_only: bool = False
+
+
+@dataclass(frozen=True)
+class ForwardBackwardOutput:
+    """Per datum what the loss returned, and metrics named ``name:reduction``.
+
+    ``loss_fn_outputs[i]["logprobs"]`` has the shape of datum i's ``target_tokens``.
+    """
+
+    loss_fn_output_type: str
+    loss_fn_outputs: list[LossFnOutput]
+    metrics: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,161 @@
+"""Sessions, what a server offers, and the configuration it hands to clients."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from tinkex.types.base import Value
+
+__all__ = [
+    "ClientConfigRequest",
+    "ClientConfigResponse",
+    "ClientDynamicConfigResponse",
+    "CreateSessionRequest",
+    "CreateSessionResponse",
+    "FinishSessionRequest",
+    "GetServerCapabilitiesResponse",
+    "GetSessionResponse",
+    "HealthResponse",
+    "ListSessionsResponse",
+    "SessionHeartbeatRequest",
+    "SessionHeartbeatResponse",
+    "SupportedModel",
+]
+
+
+class ClientConfigRequest(Value, frozen=True, kw_only=True):
+    """Says which client asks."""
+
+    sdk_version: str | None = None
+
+
+class ClientConfigResponse(Value, frozen=True, kw_only=True):
+    """How the server wants its clients to behave; what it does not say has these defaults."""
+
+    pjwt_auth_enabled: bool = False
+    credential_default_source: str = "api_key"
+    sample_dispatch_bytes_semaphore_size: int = 10 * 1024 * 1024
+    inflight_response_bytes_semaphore_size: int = 50 * 1024 * 1024
+    parallel_fwdbwd_chunks: bool = True
+    proto_compress_fwdbwd: bool = False
+    fwdbwd_max_chunk_len: int = 1024
+    fwdbwd_max_chunk_bytes_count: int = 5_000_000
+    fwdbwd_dispatch_bytes_semaphore_size: int = 50_000_000
+    billing_exception_max_pause_duration_sec: float = 3600.0
+    sample_no_retries: bool = False
+    sample_enable_stuck_detection: bool = True
+    sample_max_concurrent_requests: int = 2000
+    use_pyqwest_transport: bool = True
+    create_model_via_load_weights: bool = False
+    sample_use_retrieve_futures: bool = False
+    custom_loss_server_side: bool = False
+    sample_join_sampling_session: bool = False
+
+
+class ClientDynamicConfigResponse(Value, frozen=True, kw_only=True):
+    """Settings that a server may change while clients run."""
+
+    refresh_interval_sec: float = 300.0
+    sample_cancel_enabled: bool = False
+    sample_cancel_max_batch_size: int = 64
+
+
+class CreateSessionRequest(Value, frozen=True, kw_only=True):
+    """Opens a session: the life of one program on the server."""
+
+    tags: list[str] = msgspec.field(default_factory=list)
+    user_metadata: dict[str, Any] | None = None
+    sdk_version: str = ""
+    project_id: str | None = None
+    display_name: str | None = None
+    type: Literal["create_session"] = "create_session"
+
+
+class CreateSessionResponse(Value, frozen=True, kw_only=True):
+    """The id of the session, and messages the client shows."""
+
+    session_id: str
+    info_message: str | None = None
+    warning_message: str | None = None
+    error_message: str | None = None
+    type: Literal["create_session"] = "create_session"
+
+
+class SessionHeartbeatRequest(Value, frozen=True, kw_only=True):
+    """Says that the program still runs."""
+
+    session_id: str
+    type: Literal["session_heartbeat"] = "session_heartbeat"
+
+
+class SessionHeartbeatResponse(Value, frozen=True, kw_only=True):
+    """Heard."""
+
+    type: Literal["session_heartbeat"] = "session_heartbeat"
+
+
+class FinishReason(Value, frozen=True, kw_only=True):
+    """How the program ended."""
+
+    type: Literal["success", "errored", "interrupted"]
+
+
+class FinishSessionRequest(Value, frozen=True, kw_only=True):
+    """Closes a session."""
+
+    reason: FinishReason
+    detail: str | None = None
+
+
+class SupportedModel(Value, frozen=True, kw_only=True):
+    """A base model a server offers."""
+
+    model_name: str | None = None
+    max_context_length: int | None = None
+    trainable: bool | None = None
+    sampleable: bool | None = None
+
+
+class GetServerCapabilitiesResponse(Value, frozen=True, kw_only=True):
+    """What a server offers."""
+
+    supported_models: list[SupportedModel]
+
+
+class HealthResponse(Value, frozen=True, kw_only=True):
+    """Whether a server is well."""
+
+    status: str
+
+
+class GetSessionResponse(Value, frozen=True, kw_only=True):
+    """What a session made."""
+
+    training_run_ids: list[str]
+    sampler_ids: list[str]
+    user_metadata: dict[str, Any] | None = None
+    display_name: str | None = None
+
+
+class ListSessionsResponse(Value, frozen=True, kw_only=True):
+    """Session ids, newest first."""
+
+    sessions: list[str]
+
+
+class TelemetryResponse(Value, frozen=True, kw_only=True):
+    """Telemetry was taken in."""
+
+    status: Literal["accepted"] = "accepted"
+
+
+class TelemetrySendRequest(Value, frozen=True, kw_only=True):
+    """A batch of client events."""
+
+    events: list[dict[str, Any]]
+    session_id: str = ""
+    platform: str = ""
+    sdk_version: str = ""
+    process_uuid: str | None = None
