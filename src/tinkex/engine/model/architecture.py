@@ -1,0 +1,200 @@
+"""The shape of a base model, read from its ``config.json``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tinkex.engine.model.rope import RopeConfig
+from tinkex.errors import SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Architecture"]
+
+
+@dataclass(frozen=True)
+class _Family:
+    """What a family leaves unsaid in its config files, and what it fixes in code."""
+
+    model_type: str
+    context: int
+    kv_heads: int | None = None  # None: as many as heads
+    head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    qkv_bias: bool | None = None  # None: config's attention_bias
+    output_bias: bool | None = None  # None: config's attention_bias
+    mlp_bias: bool | None = None  # None: config's mlp_bias
+    qk_norm: bool = False
+
+
+_FAMILIES: dict[str, _Family] = {
+    "LlamaForCausalLM": _Family("llama", context=2048),
+    "MistralForCausalLM": _Family(
+        "mistral", context=131072, kv_heads=8, qkv_bias=False, output_bias=False, mlp_bias=False
+    ),
+    "Qwen2ForCausalLM": _Family(
+        "qwen2", context=32768, kv_heads=32, qkv_bias=True, output_bias=False, mlp_bias=False
+    ),
+    "Qwen3ForCausalLM": _Family(
+        "qwen3", context=32768, kv_heads=32, head_dim=128, mlp_bias=False, qk_norm=True
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Every number that shapes a model of the Llama, Mistral, Qwen2 and Qwen3 dense families.
+
+    Example:
+        >>> arch = Architecture.from_config(json.loads((directory / "config.json").read_text()))
+        >>> arch.family, arch.num_layers
+        ('llama', 30)
+    """
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_context: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_embeddings: bool
+    attention_bias: bool
+    """Whether the q, k and v projections have a bias."""
+    output_bias: bool
+    """Whether the o projection has a bias."""
+    mlp_bias: bool
+    qk_norm: bool
+    sliding_window: int | None
+    """How many positions, its own included, a query of a sliding layer sees; None if no layer slides."""
+    sliding_layers: tuple[bool, ...]
+    eos_token_ids: tuple[int, ...]
+
+    def window(self, layer: int) -> int | None:
+        """How many positions, its own included, a query of this layer sees; None means all before it."""
+        return self.sliding_window if self.sliding_layers[layer] else None
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None
+    ) -> Architecture:
+        """Reads a Hugging Face ``config.json``; refuses, by name, an architecture it does not know.
+
+        ``generation_config`` (the content of ``generation_config.json``) has the last word on end-of-text tokens.
+        """
+        family = _family_of(config)
+        _refuse_unsupported(config)
+        hidden_size = _positive(config, "hidden_size")
+        num_heads = _positive(config, "num_attention_heads")
+        num_layers = _positive(config, "num_hidden_layers")
+        num_kv_heads = int(_stated(config, "num_key_value_heads", family.kv_heads) or num_heads)
+        head_dim = int(config.get("head_dim") or family.head_dim or hidden_size // num_heads)
+        if num_heads % num_kv_heads:
+            raise SetupError(
+                f"config.json has {num_heads} attention heads, not a multiple of {num_kv_heads} key/value heads"
+            )
+        if head_dim % 2:
+            raise SetupError(
+                f"config.json has an odd head_dim of {head_dim}, which rotary embeddings cannot rotate"
+            )
+        attention_bias = bool(config.get("attention_bias", False))
+        window, sliding_layers = _windows(config, family, num_layers)
+        return cls(
+            family=family.model_type,
+            num_layers=num_layers,
+            hidden_size=hidden_size,
+            intermediate_size=_positive(config, "intermediate_size"),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            vocab_size=_positive(config, "vocab_size"),
+            max_context=int(config.get("max_position_embeddings") or family.context),
+            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rope=RopeConfig.from_config({"max_position_embeddings": family.context, **config}),
+            tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+            attention_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+            output_bias=attention_bias if family.output_bias is None else family.output_bias,
+            mlp_bias=bool(config.get("mlp_bias", False)) if family.mlp_bias is None else family.mlp_bias,
+            qk_norm=family.qk_norm,
+            sliding_window=window,
+            sliding_layers=sliding_layers,
+            eos_token_ids=_eos_token_ids(generation_config or {}) or _eos_token_ids(config),
+        )
+
+
+def _family_of(config: Mapping[str, Any]) -> _Family:
+    by_model_type = {family.model_type: name for name, family in _FAMILIES.items()}
+    named = [str(name) for name in config.get("architectures") or []]
+    model_type = str(config.get("model_type") or "")
+    name = named[0] if named else by_model_type.get(model_type, model_type)
+    if name not in _FAMILIES:
+        raise SetupError(
+            f"architecture {name or 'without a name'!r} is not supported; supported are the dense families "
+            f"{', '.join(_FAMILIES)}. Pick a model of one of these"
+        )
+    return _FAMILIES[name]
+
+
+def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = (
+            quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization
+        )
+        raise SetupError(
+            f"this model's weights are quantised ({method}), which is not supported; use its unquantised directory or a .gguf file"
+        )
+    activation = config.get("hidden_act", "silu")
+    if activation not in {"silu", "swish"}:
+        raise SetupError(
+            f"hidden_act {activation!r} in this model's config.json is not supported; only 'silu' is"
+        )
+
+
+def _positive(config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise SetupError(f"this model's config.json needs a positive integer {name!r}, and has {value!r}")
+    return value
+
+
+def _stated(config: Mapping[str, Any], name: str, otherwise: object) -> Any:
+    """A config's own value, also when that is null; a family's default only where the key is absent."""
+    return config.get(name, otherwise)
+
+
+def _windows(
+    config: Mapping[str, Any], family: _Family, num_layers: int
+) -> tuple[int | None, tuple[bool, ...]]:
+    """The sliding window and the layers it applies to."""
+    none = (None, (False,) * num_layers)
+    if family.model_type == "llama":
+        return none
+    window = _stated(config, "sliding_window", 4096)
+    if family.model_type == "mistral":
+        return none if window is None else (int(window), (True,) * num_layers)
+    if window is None or not config.get("use_sliding_window", False):
+        return none
+    kinds = config.get("layer_types")
+    if kinds is None:
+        first = int(config.get("max_window_layers", 28))
+        return int(window), tuple(layer >= first for layer in range(num_layers))
+    unknown = set(kinds) - {"full_attention", "sliding_attention"}
+    if unknown or len(kinds) != num_layers:
+        raise SetupError(
+            f"layer_types in this model's config.json must name full_attention or sliding_attention for each of "
+            f"{num_layers} layers, and has {len(kinds)} entries of {', '.join(sorted(set(kinds)))}"
+        )
+    return int(window), tuple(kind == "sliding_attention" for kind in kinds)
+
+
+def _eos_token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+    value = config.get("eos_token_id")
+    if value is None:
+        return ()
+    return tuple(int(token) for token in value) if isinstance(value, list) else (int(value),)
