@@ -53,7 +53,7 @@ class EncodedTextChunk(Value, frozen=True, kw_only=True):
 class ImageChunk(Value, frozen=True, kw_only=True):
     """An image, as the bytes of a PNG or JPEG file (base64 text is decoded)."""
 
-    data: bytes
+    data: bytes | str
     format: ImageFormat
     expected_tokens: int | None = None
     type: Literal["image"] = "image"

@@ -165,7 +165,8 @@ class TensorData:
         assert self.shape is not None
         assert self.sparse_crow_indices is not None
         dense = np.full(self.shape, pad_value, dtype=self._array.dtype)
-        counts = np.diff(np.asarray(self.sparse_crow_indices, dtype=np.int64))
+        crow = np.asarray(self.sparse_crow_indices, dtype=np.int64)
+        counts = crow[1:] - crow[:-1]
         rows = np.repeat(np.arange(self.shape[0]), counts)
         dense[rows, np.asarray(self.sparse_col_indices, dtype=np.int64)] = self._array
         return dense

@@ -1,0 +1,1 @@
+"""Bytes ⇄ types, shared by client and server: the endpoint table and the two codecs."""

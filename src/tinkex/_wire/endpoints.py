@@ -1,0 +1,134 @@
+"""The endpoint table: client calls and server routes are both built from it.
+
+Every row names the method, the path, what goes in and what comes out. ``result`` is set for operations
+that finish later: the call itself answers with an ``UntypedAPIFuture``, and ``retrieve_future`` with the
+result, in protobuf where ``result_wire`` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import quote
+
+from tinkex import types
+
+__all__ = ["ENDPOINTS", "Endpoint", "Purpose", "endpoint"]
+
+Purpose = Literal["session", "train", "sample", "retrieve", "rest", "telemetry"]
+"""Which connection pool a call uses, so that waiting polls never delay a heartbeat or a submission."""
+
+Wire = Literal["json", "proto"]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One row: how a call is spelled on the wire."""
+
+    name: str
+    method: Literal["GET", "POST", "PUT", "DELETE"]
+    path: str
+    purpose: Purpose
+    request: type[Any] | None = None
+    response: type[Any] | None = None
+    request_wire: Wire = "json"
+    result: type[Any] | None = None
+    result_wire: Wire = "json"
+    request_type: str | None = None
+    """The value of X-Tinker-Request-Type when the result is polled."""
+    called_by_us: bool = True
+    """False for calls only other (older or official) clients make."""
+
+    @property
+    def is_future(self) -> bool:
+        """Whether the answer is a request id whose result comes later."""
+        return self.result is not None
+
+    def url_path(self, parameters: Mapping[str, str] | None = None) -> str:
+        """The path with its parameters filled in; ids keep their ``:`` and checkpoint ids their ``/``.
+
+        >>> endpoint("get_sampler").url_path({"sampler_id": "s:sample:0"})
+        '/api/v1/samplers/s:sample:0'
+        """
+        path = self.path
+        for name, value in (parameters or {}).items():
+            filled = quote(value, safe=":/" if f"{{{name}:path}}" in path else ":")
+            path = path.replace(f"{{{name}:path}}", filled).replace(f"{{{name}}}", filled)
+        return path
+
+
+def _later(
+    name: str,
+    request: type[Any],
+    result: type[Any],
+    request_type: str,
+    purpose: Purpose = "train",
+    **more: Any,
+) -> Endpoint:
+    return Endpoint(
+        name,
+        "POST",
+        f"/api/v1/{name}",
+        purpose,
+        request=request,
+        response=types.UntypedAPIFuture,
+        result=result,
+        request_type=request_type,
+        **more,
+    )
+
+
+_RUN = "/api/v1/training_runs/{training_run_id}"
+
+_ROWS = (
+    # configuration and health
+    Endpoint("client_config", "POST", "/api/v1/client/config", "session", types.ClientConfigRequest, types.ClientConfigResponse),
+    Endpoint("client_dynamic_config", "POST", "/api/v1/client/dynamic_config", "session", types.ClientConfigRequest, types.ClientDynamicConfigResponse),
+    Endpoint("healthz", "GET", "/api/v1/healthz", "rest", None, types.HealthResponse),
+    Endpoint("get_server_capabilities", "GET", "/api/v1/get_server_capabilities", "rest", None, types.GetServerCapabilitiesResponse),
+    Endpoint("telemetry", "POST", "/api/v1/telemetry", "telemetry", types.TelemetrySendRequest, types.TelemetryResponse, called_by_us=False),
+    # sessions
+    Endpoint("create_session", "POST", "/api/v1/create_session", "session", types.CreateSessionRequest, types.CreateSessionResponse),
+    Endpoint("session_heartbeat", "POST", "/api/v1/session_heartbeat", "session", types.SessionHeartbeatRequest, types.SessionHeartbeatResponse),
+    Endpoint("finish_session", "POST", "/api/v1/sessions/{session_id}/finish", "session", types.FinishSessionRequest, None),
+    Endpoint("list_sessions", "GET", "/api/v1/sessions", "rest", None, types.ListSessionsResponse),
+    Endpoint("get_session", "GET", "/api/v1/sessions/{session_id}", "rest", None, types.GetSessionResponse),
+    # training
+    _later("create_model", types.CreateModelRequest, types.CreateModelResponse, "CreateModel"),
+    _later("forward_backward", types.ForwardBackwardRequest, types.ForwardBackwardOutput, "ForwardBackward", request_wire="proto", result_wire="proto"),
+    _later("forward", types.ForwardBackwardRequest, types.ForwardBackwardOutput, "Forward", result_wire="proto", called_by_us=False),
+    _later("optim_step", types.OptimStepRequest, types.OptimStepResponse, "OptimStep"),
+    _later("save_weights", types.SaveWeightsRequest, types.SaveWeightsResponse, "SaveWeights"),
+    _later("save_weights_for_sampler", types.SaveWeightsForSamplerRequest, types.SaveWeightsForSamplerResponse, "SaveWeightsForSampler"),
+    _later("load_weights", types.LoadWeightsRequest, types.LoadWeightsResponse, "LoadWeights"),
+    _later("unload_model", types.UnloadModelRequest, types.UnloadModelResponse, "UnloadModel"),
+    Endpoint("get_info", "POST", "/api/v1/get_info", "train", types.GetInfoRequest, types.GetInfoResponse),
+    Endpoint("weights_info", "POST", "/api/v1/weights_info", "rest", types.WeightsInfoRequest, types.WeightsInfoResponse),
+    # sampling
+    Endpoint("create_sampling_session", "POST", "/api/v1/create_sampling_session", "session", types.CreateSamplingSessionRequest, types.CreateSamplingSessionResponse),
+    _later("asample", types.SampleRequest, types.SampleResponse, "Sample", "sample", result_wire="proto"),
+    Endpoint("get_sampler", "GET", "/api/v1/samplers/{sampler_id}", "rest", None, types.GetSamplerResponse),
+    # results
+    Endpoint("retrieve_future", "POST", "/api/v1/retrieve_future", "retrieve", types.FutureRetrieveRequest, None),
+    Endpoint("cancel_future", "POST", "/api/v1/cancel_future", "retrieve", types.CancelFutureRequest, None),
+    # runs and checkpoints
+    Endpoint("list_training_runs", "GET", "/api/v1/training_runs", "rest", None, types.TrainingRunsResponse),
+    Endpoint("get_training_run", "GET", _RUN, "rest", None, types.TrainingRun),
+    Endpoint("list_checkpoints", "GET", f"{_RUN}/checkpoints", "rest", None, types.CheckpointsListResponse),
+    Endpoint("list_user_checkpoints", "GET", "/api/v1/checkpoints", "rest", None, types.CheckpointsListResponse),
+    Endpoint("delete_checkpoint", "DELETE", f"{_RUN}/checkpoints/{{checkpoint_id:path}}", "rest", None, None),
+    # files for clients that reach no hub
+    Endpoint("tokenizer_file", "GET", "/api/v1/tokenizers/{file}", "rest", None, None),
+)  # fmt: skip
+
+ENDPOINTS: Mapping[str, Endpoint] = {row.name: row for row in _ROWS}
+
+
+def endpoint(name: str) -> Endpoint:
+    """The row of that name.
+
+    >>> endpoint("optim_step").path
+    '/api/v1/optim_step'
+    """
+    return ENDPOINTS[name]

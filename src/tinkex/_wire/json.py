@@ -1,0 +1,48 @@
+"""The JSON codec: values to bytes and back, with the protocol's rule "omit None, keep defaults"."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from tinkex.types.plain import decode_hook, encode_hook, to_plain
+
+T = TypeVar("T")
+
+_encoder = msgspec.json.Encoder(enc_hook=encode_hook)
+
+
+class Malformed(ValueError):
+    """The bytes are not the JSON that was expected; the message names the field."""
+
+
+def encode(value: Any, *, omit_none: bool = True) -> bytes:
+    """The value as JSON; fields that are ``None`` are left out.
+
+    >>> from tinkex.types import LoraConfig
+    >>> encode(LoraConfig(rank=8))
+    b'{"rank":8,"train_unembed":true,"train_mlp":true,"train_attn":true}'
+    """
+    return _encoder.encode(to_plain(value, omit_none=True) if omit_none else value)
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """A value of the given type, or ``Malformed`` saying which field is wrong.
+
+    >>> from tinkex.types import UntypedAPIFuture
+    >>> decode(b'{"request_id": "r1", "news": 1}', UntypedAPIFuture).request_id
+    'r1'
+    """
+    try:
+        return msgspec.json.decode(data or b"{}", type=kind, dec_hook=decode_hook, strict=False)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise Malformed(str(error)) from error
+
+
+def decode_any(data: bytes) -> Any:
+    """Whatever JSON the bytes hold, or ``Malformed``."""
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise Malformed(str(error)) from error
