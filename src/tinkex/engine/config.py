@@ -1,0 +1,120 @@
+"""Every setting of the engine, with its default and its limits.
+
+The embedded engine and ``tinkex serve`` build the same :class:`EngineConfig`; nothing else in the engine reads
+the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from tinkex.errors import SetupError
+
+LONGEST_POLL_S = 44.0
+"""The official client gives a poll 45 s; a longer hold would look like a dead server to it."""
+
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+
+MIB = 1024 * 1024
+
+
+def tinkex_home(environ: Mapping[str, str] | None = None) -> Path:
+    """The directory that holds models and engine data: ``$TINKEX_HOME``, or ``~/.tinkex``.
+
+    >>> tinkex_home({"TINKEX_HOME": "/data/tinkex"}).as_posix()
+    '/data/tinkex'
+    """
+    chosen = (os.environ if environ is None else environ).get("TINKEX_HOME")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".tinkex"
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Settings of one engine; frozen, checked at construction.
+
+    ``models`` maps each served name to its source (a directory or a model name); several names may share one
+    source, and then share one copy of the weights. An empty mapping serves the default model.
+
+    >>> config = EngineConfig(home=Path("/data/tinkex"), models={"Qwen/Qwen3-8B": "/models/tiny"})
+    >>> config.engine_dir.as_posix(), config.models_home.as_posix(), config.long_poll_s
+    ('/data/tinkex/engine', '/data/tinkex/models', 30.0)
+    """
+
+    home: Path = field(default_factory=tinkex_home)
+    data_dir: Path | None = None
+    models: Mapping[str, str] = field(default_factory=dict)
+
+    host: str = "127.0.0.1"
+    port: int = 8787
+    auth: bool = True
+
+    gap_timeout_s: float = 300.0
+    """How long operations wait for a missing seq_id of their run before they fail."""
+    long_poll_s: float = 30.0
+    """How long a poll for a result is held before it is answered with 408."""
+    fetched_retention_s: float = 3600.0
+    """How long a result stays after it was fetched once, so that a dropped connection can fetch it again."""
+    result_retention_s: float = 86_400.0
+    """How long a result that nobody fetched stays."""
+    expired_retention_s: float = 7 * 86_400.0
+    """How long an expired request is still answered with 410 instead of 404."""
+    session_idle_s: float = 86_400.0
+    """How long a session may be silent before its live weights and unnamed snapshots are released."""
+    session_grace_s: float = 3600.0
+    """How long a finished session keeps its live weights and unnamed snapshots."""
+    maintenance_interval_s: float = 30.0
+    """How often expired results, checkpoints and idle sessions are cleared away."""
+
+    max_body_bytes: int = 256 * MIB
+    max_pending_operations: int = 20_000
+    """Operations of one user that may wait at once; more are answered with 429."""
+    max_samples_per_request: int = 1024
+    max_tokens_per_pass: int = 4096
+    """Token budget of one training pass: more tenants and chunks join it until it is full."""
+    max_decode_batch: int = 64
+    snapshots_in_memory: int = 16
+    """Sampler weights kept in memory; the others are read again from disk when they are used."""
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "home", Path(self.home).expanduser())
+        if self.data_dir is not None:
+            object.__setattr__(self, "data_dir", Path(self.data_dir).expanduser())
+        object.__setattr__(self, "models", MappingProxyType(dict(self.models)))
+        if not 0 < self.long_poll_s <= LONGEST_POLL_S:
+            raise SetupError(
+                f"long_poll_s is {self.long_poll_s:g}, but polls must be answered within {LONGEST_POLL_S:g} s "
+                "(clients give up after 45 s); choose a value between 0 and 44."
+            )
+        for name in ("gap_timeout_s", "fetched_retention_s", "result_retention_s", "maintenance_interval_s"):
+            if getattr(self, name) <= 0:
+                raise SetupError(
+                    f"{name} is {getattr(self, name):g}; it must be a positive number of seconds."
+                )
+        for name in ("max_body_bytes", "max_pending_operations", "max_samples_per_request"):
+            if getattr(self, name) < 1:
+                raise SetupError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        for name in ("max_tokens_per_pass", "max_decode_batch", "snapshots_in_memory"):
+            if getattr(self, name) < 1:
+                raise SetupError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if not 0 <= self.port <= 65_535:
+            raise SetupError(f"port {self.port} does not exist; choose 1–65535, or 0 for any free port.")
+        if not self.auth and self.host not in LOOPBACK_HOSTS:
+            raise SetupError(
+                f"a server without keys on host {self.host} could be used by anyone who reaches it; "
+                "drop --no-auth, or listen on 127.0.0.1."
+            )
+
+    @property
+    def engine_dir(self) -> Path:
+        """Where this engine keeps its database, checkpoints and key."""
+        return self.data_dir if self.data_dir is not None else self.home / "engine"
+
+    @property
+    def models_home(self) -> Path:
+        """Where downloaded and converted models live."""
+        return self.home / "models"

@@ -1,0 +1,29 @@
+"""What the engine remembers: SQLite rows and weight directories.
+
+:class:`Store` opens a data directory; each kind of row has a module of its own.
+"""
+
+from tinkex.engine.store.checkpoints import CheckpointKind, CheckpointRow
+from tinkex.engine.store.directories import check_name
+from tinkex.engine.store.futures import FutureRow, FutureStatus, Outcome, ResultFormat
+from tinkex.engine.store.runs import RunRow, RunStatus
+from tinkex.engine.store.samplers import SamplerRow
+from tinkex.engine.store.sessions import SessionRow
+from tinkex.engine.store.store import Store
+from tinkex.engine.store.users import LOCAL_USER
+
+__all__ = [
+    "LOCAL_USER",
+    "CheckpointKind",
+    "CheckpointRow",
+    "FutureRow",
+    "FutureStatus",
+    "Outcome",
+    "ResultFormat",
+    "RunRow",
+    "RunStatus",
+    "SamplerRow",
+    "SessionRow",
+    "Store",
+    "check_name",
+]

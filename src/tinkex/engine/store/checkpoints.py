@@ -1,0 +1,181 @@
+"""Checkpoints: which weights were saved, by whom, until when, and in which directory."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from tinkex.engine.store.database import Database
+from tinkex.engine.store.runs import decode_lora, decode_object, encode_lora, encode_object
+from tinkex.types.training import LoraConfig
+
+
+class CheckpointKind(StrEnum):
+    """The middle part of a checkpoint path."""
+
+    WEIGHTS = "weights"
+    SAMPLER_WEIGHTS = "sampler_weights"
+    EXTERNAL_WEIGHTS = "external_weights"
+
+
+@dataclass(frozen=True)
+class CheckpointRow:
+    """One checkpoint; ``directory`` is relative to the data directory."""
+
+    run_id: str
+    kind: CheckpointKind
+    name: str
+    owner: str
+    base_model: str
+    lora: LoraConfig
+    has_optimizer: bool
+    created_at: float
+    size_bytes: int
+    directory: str
+    optimizer_config: Mapping[str, Any] | None = None
+    expires_at: float | None = None
+    public: bool = False
+    user_metadata: Mapping[str, Any] | None = None
+
+    @property
+    def checkpoint_id(self) -> str:
+        """Kind and name, as listings show it."""
+        return f"{self.kind}/{self.name}"
+
+    @property
+    def path(self) -> str:
+        """The name clients use: ``tinker://<run>/<kind>/<name>``."""
+        return f"tinker://{self.run_id}/{self.kind}/{self.name}"
+
+
+class Checkpoints:
+    """The checkpoints of every user. Expired ones stay listed here until they are cleared away."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put(self, row: CheckpointRow) -> str | None:
+        """Record a checkpoint; returns the directory of the one it replaces, if any."""
+        with self._database.transaction() as execute:
+            replaced = self.get(row.run_id, row.kind, row.name)
+            execute(
+                "INSERT OR REPLACE INTO checkpoints (run_id, kind, name, owner, base_model, lora, optimizer_config, "
+                "has_optimizer, created_at, expires_at, size_bytes, public, user_metadata, directory) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    row.run_id,
+                    row.kind,
+                    row.name,
+                    row.owner,
+                    row.base_model,
+                    encode_lora(row.lora),
+                    encode_object(row.optimizer_config),
+                    row.has_optimizer,
+                    row.created_at,
+                    row.expires_at,
+                    row.size_bytes,
+                    row.public,
+                    encode_object(row.user_metadata),
+                    row.directory,
+                ),
+            )
+        return replaced.directory if replaced is not None else None
+
+    def get(self, run_id: str, kind: str, name: str) -> CheckpointRow | None:
+        """One checkpoint, or None."""
+        found = self._database.one(
+            "SELECT * FROM checkpoints WHERE run_id = ? AND kind = ? AND name = ?", (run_id, kind, name)
+        )
+        return _checkpoint(found) if found is not None else None
+
+    def last(self, run_id: str, kind: str, now: float) -> CheckpointRow | None:
+        """The newest live checkpoint of a run."""
+        found = self._database.one(
+            "SELECT * FROM checkpoints WHERE run_id = ? AND kind = ? AND (expires_at IS NULL OR expires_at > ?) "
+            "ORDER BY created_at DESC, rowid DESC LIMIT 1",
+            (run_id, kind, now),
+        )
+        return _checkpoint(found) if found is not None else None
+
+    def of_run(self, run_id: str, now: float) -> Sequence[CheckpointRow]:
+        """The live checkpoints of one run, oldest first."""
+        rows = self._database.all(
+            "SELECT * FROM checkpoints WHERE run_id = ? AND (expires_at IS NULL OR expires_at > ?) "
+            "ORDER BY created_at, rowid",
+            (run_id, now),
+        )
+        return [_checkpoint(row) for row in rows]
+
+    def of_owner(self, owner: str, now: float, limit: int, offset: int) -> Sequence[CheckpointRow]:
+        """The live checkpoints of one user, newest first."""
+        rows = self._database.all(
+            "SELECT * FROM checkpoints WHERE owner = ? AND (expires_at IS NULL OR expires_at > ?) "
+            "ORDER BY created_at DESC, rowid DESC LIMIT ? OFFSET ?",
+            (owner, now, limit, offset),
+        )
+        return [_checkpoint(row) for row in rows]
+
+    def count(self, owner: str, now: float) -> int:
+        """How many live checkpoints one user has."""
+        row = self._database.one(
+            "SELECT count(*) AS total FROM checkpoints WHERE owner = ? AND (expires_at IS NULL OR expires_at > ?)",
+            (owner, now),
+        )
+        return int(row["total"]) if row is not None else 0
+
+    def expired(self, before: float) -> Sequence[CheckpointRow]:
+        """Checkpoints whose time was over before the given moment."""
+        rows = self._database.all("SELECT * FROM checkpoints WHERE expires_at <= ?", (before,))
+        return [_checkpoint(row) for row in rows]
+
+    def delete(self, row: CheckpointRow) -> None:
+        """Forget a checkpoint."""
+        with self._database.transaction() as execute:
+            execute(
+                "DELETE FROM checkpoints WHERE run_id = ? AND kind = ? AND name = ?",
+                (row.run_id, row.kind, row.name),
+            )
+
+    def set_expiry(self, row: CheckpointRow, expires_at: float | None) -> None:
+        """Change until when a checkpoint is kept; None keeps it for good."""
+        with self._database.transaction() as execute:
+            execute(
+                "UPDATE checkpoints SET expires_at = ? WHERE run_id = ? AND kind = ? AND name = ?",
+                (expires_at, row.run_id, row.kind, row.name),
+            )
+
+    def set_public(self, row: CheckpointRow, *, public: bool) -> None:
+        """Let every user of this server read a checkpoint, or its owner alone."""
+        with self._database.transaction() as execute:
+            execute(
+                "UPDATE checkpoints SET public = ? WHERE run_id = ? AND kind = ? AND name = ?",
+                (public, row.run_id, row.kind, row.name),
+            )
+
+    def directories(self) -> Sequence[str]:
+        """Every directory a checkpoint lives in."""
+        return [row["directory"] for row in self._database.all("SELECT directory FROM checkpoints")]
+
+
+def _checkpoint(row: sqlite3.Row) -> CheckpointRow:
+    lora = decode_lora(row["lora"])
+    assert lora is not None  # the column is NOT NULL
+    return CheckpointRow(
+        run_id=row["run_id"],
+        kind=CheckpointKind(row["kind"]),
+        name=row["name"],
+        owner=row["owner"],
+        base_model=row["base_model"],
+        lora=lora,
+        has_optimizer=bool(row["has_optimizer"]),
+        created_at=row["created_at"],
+        size_bytes=row["size_bytes"],
+        directory=row["directory"],
+        optimizer_config=decode_object(row["optimizer_config"]),
+        expires_at=row["expires_at"],
+        public=bool(row["public"]),
+        user_metadata=decode_object(row["user_metadata"]),
+    )

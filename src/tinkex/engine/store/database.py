@@ -1,0 +1,95 @@
+"""One SQLite database in WAL mode, shared by the threads of one engine."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tinkex.engine.store.migrations import migrate
+
+Parameters = Sequence[str | bytes | int | float | None]
+
+
+class Database:
+    """Runs statements for any thread, one at a time; a transaction is committed when its block ends.
+
+    WAL with ``synchronous=NORMAL``: a committed transaction survives the death of the process at any moment.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     database = Database(Path(directory) / "engine.db")
+    ...     with database.transaction() as execute:
+    ...         _ = execute("INSERT INTO users VALUES (?, ?)", ("ada", 0.0))
+    ...     print(database.all("SELECT user_id FROM users")[0]["user_id"])
+    ...     database.close()
+    ada
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._depth = 0
+        # Autocommit mode: transactions are opened by transaction() alone, never implicitly by the driver.
+        self._connection = sqlite3.connect(
+            path, check_same_thread=False, isolation_level=None, cached_statements=256
+        )
+        self._connection.row_factory = sqlite3.Row
+        try:
+            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=10000"):
+                self._connection.execute(f"PRAGMA {pragma}")
+            migrate(self._connection, path)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[Execute]:
+        """All statements of the block, or none of them; a block inside a block joins the outer one."""
+        with self._lock:
+            if self._depth == 0:
+                self._connection.execute("BEGIN IMMEDIATE")
+            self._depth += 1
+            try:
+                yield Execute(self._connection)
+            except BaseException:
+                self._depth -= 1
+                if self._depth == 0:
+                    self._connection.execute("ROLLBACK")
+                raise
+            self._depth -= 1
+            if self._depth == 0:
+                self._connection.execute("COMMIT")
+
+    def all(self, sql: str, parameters: Parameters = ()) -> list[sqlite3.Row]:
+        """Every row a query gives."""
+        with self._lock:
+            return self._connection.execute(sql, parameters).fetchall()
+
+    def one(self, sql: str, parameters: Parameters = ()) -> sqlite3.Row | None:
+        """The first row a query gives, or None."""
+        with self._lock:
+            row: sqlite3.Row | None = self._connection.execute(sql, parameters).fetchone()
+            return row
+
+    def close(self) -> None:
+        """Write everything into the main file and close it."""
+        with self._lock:
+            self._connection.close()
+
+
+class Execute:
+    """Runs one statement of a transaction and says how many rows it changed."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __call__(self, sql: str, parameters: Parameters = ()) -> int:
+        """Run ``sql`` once."""
+        return self._connection.execute(sql, parameters).rowcount
+
+    def many(self, sql: str, parameters: Sequence[Parameters]) -> int:
+        """Run ``sql`` once per set of parameters."""
+        return self._connection.executemany(sql, parameters).rowcount

@@ -1,0 +1,103 @@
+"""Weights on disk: directories that appear complete or not at all.
+
+Layout under the data directory: ``checkpoints/<run>/<kind>/<name>`` and ``snapshots/<number>``. A directory is written
+under a temporary name, renamed, and only then mentioned by a row of the database; what no row mentions is litter of
+a crash, and is cleared away at the next start.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinkex.errors import InvalidInput
+
+CHECKPOINTS = "checkpoints"
+SNAPSHOTS = "snapshots"
+_UNFINISHED = ".unfinished-"
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def check_name(name: str) -> str:
+    """The checkpoint name itself, or :class:`InvalidInput` that shows which characters it may have.
+
+    >>> check_name("step-0010")
+    'step-0010'
+    """
+    if _NAME.fullmatch(name) is None or not name.strip("."):
+        raise InvalidInput(
+            f"{name!r} cannot name a checkpoint; use 1 to 128 letters, digits, '.', '_' and '-', such as 'step-0010'."
+        )
+    return name
+
+
+@dataclass
+class Writing:
+    """A directory being written: files go into ``temporary``; ``final`` is where it ends up."""
+
+    temporary: Path
+    final: str
+    size_bytes: int = 0
+
+
+class Directories:
+    """Writes, finds and removes weight directories below one root."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def resolve(self, directory: str) -> Path:
+        """The absolute place of a stored directory."""
+        return self.root / directory
+
+    @contextmanager
+    def checkpoint(self, run_id: str, kind: str, name: str) -> Iterator[Writing]:
+        """Write a checkpoint; it is there, with its size, when the block ends without an error."""
+        # ':' is part of every run id and not allowed in names on every file system.
+        parent = f"{CHECKPOINTS}/{run_id.replace(':', '~')}/{kind}"
+        final = f"{parent}/{check_name(name)}"
+        if (self.root / final).exists():
+            # The old one stays readable until the database points to the new one; '@' cannot occur in a name.
+            final = f"{final}@{secrets.token_hex(4)}"
+        with self._write(parent, final) as writing:
+            yield writing
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Writing]:
+        """Write an unnamed snapshot, under a name nobody chose."""
+        with self._write(SNAPSHOTS, f"{SNAPSHOTS}/{secrets.token_hex(8)}") as writing:
+            yield writing
+
+    @contextmanager
+    def _write(self, parent: str, final: str) -> Iterator[Writing]:
+        folder = self.root / parent
+        folder.mkdir(parents=True, exist_ok=True)
+        writing = Writing(folder / f"{_UNFINISHED}{secrets.token_hex(8)}", final)
+        writing.temporary.mkdir()
+        try:
+            yield writing
+            writing.size_bytes = sum(
+                file.stat().st_size for file in writing.temporary.rglob("*") if file.is_file()
+            )
+            writing.temporary.rename(self.root / final)
+        except BaseException:
+            shutil.rmtree(writing.temporary, ignore_errors=True)
+            raise
+
+    def remove(self, directory: str) -> None:
+        """Delete a directory; one that is gone already is fine."""
+        shutil.rmtree(self.root / directory, ignore_errors=True)
+
+    def clear_litter(self, known: Iterable[str]) -> int:
+        """Delete every weight directory that ``known`` does not name; says how many."""
+        kept = {self.root / directory for directory in known}
+        found = [*self.root.glob(f"{CHECKPOINTS}/*/*/*"), *self.root.glob(f"{SNAPSHOTS}/*")]
+        litter = [directory for directory in found if directory not in kept]
+        for directory in litter:
+            shutil.rmtree(directory, ignore_errors=True)
+        return len(litter)

@@ -1,0 +1,174 @@
+"""Accepted operations, from the request as it came in to the result as it goes out.
+
+A row exists, with the whole request, before its request_id is told to anyone; so after a crash the engine knows
+everything that was promised. Results stay for a retention time, then only the fact that they existed does.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tinkex.engine.store.database import Database
+
+
+class FutureStatus(StrEnum):
+    """How far an accepted operation has come."""
+
+    PENDING = "pending"
+    DONE = "done"
+    FAILED = "failed"
+    EXPIRED = "expired"
+
+
+class ResultFormat(StrEnum):
+    """How the bytes of a result are to be read."""
+
+    JSON = "json"
+    PROTO = "proto"
+
+
+@dataclass(frozen=True)
+class FutureRow:
+    """One accepted operation. ``target`` is the run, sampling session or session whose numbering it follows."""
+
+    request_id: str
+    owner: str
+    kind: str
+    target: str
+    seq_id: int | None
+    payload_hash: bytes
+    created_at: float
+    status: FutureStatus = FutureStatus.PENDING
+    request: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an operation ended: ``result`` in ``format``, or ``error`` with the side at fault as ``category``."""
+
+    status: FutureStatus
+    result: bytes = b""
+    format: ResultFormat = ResultFormat.JSON
+    error: str = ""
+    category: str = ""
+
+    @staticmethod
+    def done(result: bytes, format: ResultFormat) -> Outcome:  # noqa: A002 -- the column's name
+        """A success."""
+        return Outcome(FutureStatus.DONE, result=result, format=format)
+
+    @staticmethod
+    def failed(error: str, category: str) -> Outcome:
+        """A failure."""
+        return Outcome(FutureStatus.FAILED, error=error, category=category)
+
+
+class Futures:
+    """The accepted operations of every user."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def accept(self, row: FutureRow) -> None:
+        """Record an operation; once this returns it is promised."""
+        with self._database.transaction() as execute:
+            execute(
+                "INSERT INTO futures (request_id, owner, kind, target, seq_id, payload_hash, request, status, "
+                "created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    row.request_id,
+                    row.owner,
+                    row.kind,
+                    row.target,
+                    row.seq_id,
+                    row.payload_hash,
+                    row.request,
+                    row.status,
+                    row.created_at,
+                ),
+            )
+
+    def get(self, request_id: str) -> FutureRow | None:
+        """One operation without its request, or None."""
+        found = self._database.one(f"{_SELECT} WHERE request_id = ?", (request_id,))
+        return _future(found) if found is not None else None
+
+    def at_turn(self, target: str, seq_id: int) -> FutureRow | None:
+        """The operation that was accepted under this number, or None."""
+        found = self._database.one(f"{_SELECT} WHERE target = ? AND seq_id = ?", (target, seq_id))
+        return _future(found) if found is not None else None
+
+    def outcome(self, request_id: str) -> Outcome | None:
+        """How an operation ended, or None if it is pending or unknown."""
+        row = self._database.one(
+            "SELECT status, format, result, error, category FROM futures WHERE request_id = ? AND status != 'pending'",
+            (request_id,),
+        )
+        if row is None:
+            return None
+        return Outcome(
+            status=FutureStatus(row["status"]),
+            result=row["result"] or b"",
+            format=ResultFormat(row["format"] or ResultFormat.JSON),
+            error=row["error"] or "",
+            category=row["category"] or "",
+        )
+
+    def pending(self) -> Sequence[FutureRow]:
+        """Every promised operation that has no outcome yet, with its request, in the order of acceptance."""
+        rows = self._database.all(
+            "SELECT request_id, owner, kind, target, seq_id, payload_hash, status, created_at, request "
+            "FROM futures WHERE status = 'pending' ORDER BY rowid"
+        )
+        return [_future(row, request=row["request"]) for row in rows]
+
+    def finish(self, outcomes: Iterable[tuple[str, Outcome]], now: float) -> None:
+        """Record how operations ended, all in one commit; an operation ends once."""
+        with self._database.transaction() as execute:
+            execute.many(
+                "UPDATE futures SET status = ?, format = ?, result = ?, error = ?, category = ?, finished_at = ? "
+                "WHERE request_id = ? AND status = 'pending'",
+                [
+                    (o.status, o.format, o.result, o.error or None, o.category or None, now, request_id)
+                    for request_id, o in outcomes
+                ],
+            )
+
+    def fetched(self, request_ids: Iterable[str], now: float) -> None:
+        """Note that these results have reached their caller."""
+        with self._database.transaction() as execute:
+            execute.many(
+                "UPDATE futures SET fetched_at = ? WHERE request_id = ? AND fetched_at IS NULL",
+                [(now, request_id) for request_id in request_ids],
+            )
+
+    def prune(self, *, fetched_before: float, finished_before: float, expired_before: float) -> int:
+        """Drop requests and results past their retention, and rows long expired; says how many expired now."""
+        with self._database.transaction() as execute:
+            expired = execute(
+                "UPDATE futures SET status = 'expired', result = NULL, request = NULL, error = NULL "
+                "WHERE status IN ('done', 'failed') AND (fetched_at < ? OR finished_at < ?)",
+                (fetched_before, finished_before),
+            )
+            execute("DELETE FROM futures WHERE status = 'expired' AND finished_at < ?", (expired_before,))
+        return expired
+
+
+_SELECT = "SELECT request_id, owner, kind, target, seq_id, payload_hash, status, created_at FROM futures"
+
+
+def _future(row: sqlite3.Row, request: bytes | None = None) -> FutureRow:
+    return FutureRow(
+        request_id=row["request_id"],
+        owner=row["owner"],
+        kind=row["kind"],
+        target=row["target"],
+        seq_id=row["seq_id"],
+        payload_hash=row["payload_hash"],
+        created_at=row["created_at"],
+        status=FutureStatus(row["status"]),
+        request=request,
+    )

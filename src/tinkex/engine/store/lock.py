@@ -1,0 +1,77 @@
+"""The lock that keeps two engines from sharing one data directory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tinkex.errors import SetupError
+
+LOCK_FILE = "engine.lock"
+
+
+class DirectoryLock:
+    """Holds a directory for this process until :meth:`release`.
+
+    The operating system drops the lock when its process dies, however it dies, so a stale file never blocks.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as directory, DirectoryLock(Path(directory)) as lock:
+    ...     lock.held
+    True
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / LOCK_FILE
+        self._fd: int | None = None
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            _lock(fd)
+        except OSError:
+            holder = os.read(fd, 32).decode("ascii", "replace").strip()
+            os.close(fd)
+            raise SetupError(
+                f"the data directory {directory} is in use by another engine (process {holder or 'unknown'}); "
+                "stop that one, or choose another directory with --data-dir."
+            ) from None
+        os.ftruncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode("ascii"))
+        self._fd = fd
+
+    @property
+    def held(self) -> bool:
+        """Whether this process still holds the directory."""
+        return self._fd is not None
+
+    def release(self) -> None:
+        """Let another engine take the directory."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(fd: int) -> None:
+        # A byte far beyond the process id is locked, so that the id stays readable for others.
+        os.lseek(fd, 1024, os.SEEK_SET)
+        msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+        os.lseek(fd, 0, os.SEEK_SET)
+
+else:
+    import fcntl
+
+    def _lock(fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,118 @@
+"""The database schema, as numbered steps that are applied once each, in order.
+
+The number of a step is its place in :data:`MIGRATIONS`, counted from 1, and SQLite's ``user_version`` says how many
+were applied. A released step never changes; a new need is a new step at the end.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from tinkex.errors import SetupError
+
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE users (
+        user_id    TEXT PRIMARY KEY,
+        created_at REAL NOT NULL
+    );
+    CREATE TABLE api_keys (
+        key_hash   BLOB PRIMARY KEY,
+        user_id    TEXT NOT NULL REFERENCES users (user_id),
+        created_at REAL NOT NULL
+    );
+    CREATE TABLE sessions (
+        session_id    TEXT PRIMARY KEY,
+        owner         TEXT NOT NULL,
+        created_at    REAL NOT NULL,
+        seen_at       REAL NOT NULL,
+        tags          TEXT NOT NULL,
+        user_metadata TEXT NOT NULL,
+        sdk_version   TEXT NOT NULL,
+        project_id    TEXT,
+        display_name  TEXT,
+        finished_at   REAL,
+        finish_reason TEXT,
+        finish_detail TEXT
+    );
+    CREATE INDEX sessions_by_owner ON sessions (owner, created_at);
+    CREATE TABLE runs (
+        run_id           TEXT PRIMARY KEY,
+        session_id       TEXT NOT NULL REFERENCES sessions (session_id),
+        owner            TEXT NOT NULL,
+        base_model       TEXT NOT NULL,
+        lora             TEXT,
+        optimizer_config TEXT,
+        user_metadata    TEXT,
+        created_at       REAL NOT NULL,
+        used_at          REAL NOT NULL,
+        status           TEXT NOT NULL
+    );
+    CREATE INDEX runs_by_owner ON runs (owner, used_at);
+    CREATE INDEX runs_by_session ON runs (session_id);
+    CREATE TABLE futures (
+        request_id   TEXT PRIMARY KEY,
+        owner        TEXT NOT NULL,
+        kind         TEXT NOT NULL,
+        target       TEXT NOT NULL,
+        seq_id       INTEGER,
+        payload_hash BLOB NOT NULL,
+        request      BLOB,
+        status       TEXT NOT NULL,
+        format       TEXT,
+        result       BLOB,
+        error        TEXT,
+        category     TEXT,
+        created_at   REAL NOT NULL,
+        finished_at  REAL,
+        fetched_at   REAL
+    );
+    CREATE UNIQUE INDEX futures_by_turn ON futures (target, seq_id) WHERE seq_id IS NOT NULL;
+    CREATE INDEX futures_by_status ON futures (status, finished_at);
+    CREATE TABLE checkpoints (
+        run_id           TEXT NOT NULL,
+        kind             TEXT NOT NULL,
+        name             TEXT NOT NULL,
+        owner            TEXT NOT NULL,
+        base_model       TEXT NOT NULL,
+        lora             TEXT NOT NULL,
+        optimizer_config TEXT,
+        has_optimizer    INTEGER NOT NULL,
+        created_at       REAL NOT NULL,
+        expires_at       REAL,
+        size_bytes       INTEGER NOT NULL,
+        public           INTEGER NOT NULL,
+        user_metadata    TEXT,
+        directory        TEXT NOT NULL,
+        PRIMARY KEY (run_id, kind, name)
+    );
+    CREATE INDEX checkpoints_by_owner ON checkpoints (owner, created_at);
+    CREATE TABLE samplers (
+        sampler_id  TEXT PRIMARY KEY,
+        session_id  TEXT NOT NULL REFERENCES sessions (session_id),
+        owner       TEXT NOT NULL,
+        base_model  TEXT NOT NULL,
+        model_path  TEXT,
+        directory   TEXT,
+        created_at  REAL NOT NULL,
+        released_at REAL
+    );
+    CREATE INDEX samplers_by_session ON samplers (session_id);
+    """,
+)
+
+
+def migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring a database to the newest schema; refuse one that a newer engine has written."""
+    applied = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if applied > len(MIGRATIONS):
+        raise SetupError(
+            f"the engine data in {path.parent} was written by a newer version of tinkex (schema {applied}, this one "
+            f"knows {len(MIGRATIONS)}); upgrade tinkex, or start with another data directory (--data-dir)."
+        )
+    for number in range(applied + 1, len(MIGRATIONS) + 1):
+        # One script, one transaction: a crash in between leaves the previous schema, never half of the next.
+        connection.executescript(
+            f"BEGIN IMMEDIATE; {MIGRATIONS[number - 1]} PRAGMA user_version = {number}; COMMIT;"
+        )

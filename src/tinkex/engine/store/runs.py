@@ -1,0 +1,160 @@
+"""Training runs: what was created, and whether its live weights still exist."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from tinkex.engine.store.database import Database
+from tinkex.types.training import LoraConfig
+
+
+class RunStatus(StrEnum):
+    """Where the live weights of a run are."""
+
+    CREATING = "creating"
+    """Accepted; create_model has not run yet."""
+    LIVE = "live"
+    """In memory."""
+    CORRUPTED = "corrupted"
+    """Lost: the engine stopped while the run was live."""
+    RELEASED = "released"
+    """Given up on purpose: unloaded, or its session ended."""
+    FAILED = "failed"
+    """create_model failed; there never were any."""
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One training run as stored; ``lora`` is None until the run's weights exist."""
+
+    run_id: str
+    session_id: str
+    owner: str
+    base_model: str
+    created_at: float
+    used_at: float
+    status: RunStatus
+    lora: LoraConfig | None = None
+    optimizer_config: Mapping[str, Any] | None = None
+    user_metadata: Mapping[str, Any] | None = None
+
+
+class Runs:
+    """The training runs of every user."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, row: RunRow) -> None:
+        """Record a new run."""
+        with self._database.transaction() as execute:
+            execute(
+                "INSERT INTO runs (run_id, session_id, owner, base_model, lora, optimizer_config, user_metadata, "
+                "created_at, used_at, status) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    row.run_id,
+                    row.session_id,
+                    row.owner,
+                    row.base_model,
+                    encode_lora(row.lora),
+                    encode_object(row.optimizer_config),
+                    encode_object(row.user_metadata),
+                    row.created_at,
+                    row.used_at,
+                    row.status,
+                ),
+            )
+
+    def get(self, run_id: str) -> RunRow | None:
+        """One run, or None."""
+        found = self._database.one("SELECT * FROM runs WHERE run_id = ?", (run_id,))
+        return _run(found) if found is not None else None
+
+    def list(self, owner: str, limit: int, offset: int) -> Sequence[RunRow]:
+        """The runs of one user, last used first."""
+        rows = self._database.all(
+            "SELECT * FROM runs WHERE owner = ? ORDER BY used_at DESC, run_id LIMIT ? OFFSET ?",
+            (owner, limit, offset),
+        )
+        return [_run(row) for row in rows]
+
+    def count(self, owner: str) -> int:
+        """How many runs one user has."""
+        row = self._database.one("SELECT count(*) AS total FROM runs WHERE owner = ?", (owner,))
+        return int(row["total"]) if row is not None else 0
+
+    def of_session(self, session_id: str) -> Sequence[RunRow]:
+        """The runs of one session, oldest first."""
+        rows = self._database.all(
+            "SELECT * FROM runs WHERE session_id = ? ORDER BY created_at, run_id", (session_id,)
+        )
+        return [_run(row) for row in rows]
+
+    def with_status(self, *statuses: RunStatus) -> Sequence[RunRow]:
+        """All runs in one of these states."""
+        marks = ", ".join("?" * len(statuses))
+        rows = self._database.all(f"SELECT * FROM runs WHERE status IN ({marks})", statuses)  # noqa: S608 -- marks only
+        return [_run(row) for row in rows]
+
+    def set_status(self, run_id: str, status: RunStatus) -> None:
+        """Note where the live weights of a run are now."""
+        with self._database.transaction() as execute:
+            execute("UPDATE runs SET status = ? WHERE run_id = ?", (status, run_id))
+
+    def made_live(self, run_id: str, base_model: str, lora: LoraConfig) -> None:
+        """Note that a run's weights exist, and their shape."""
+        with self._database.transaction() as execute:
+            execute(
+                "UPDATE runs SET status = ?, base_model = ?, lora = ? WHERE run_id = ?",
+                (RunStatus.LIVE, base_model, encode_lora(lora), run_id),
+            )
+
+    def used(self, run_id: str, now: float) -> None:
+        """Note an operation on a run."""
+        with self._database.transaction() as execute:
+            execute("UPDATE runs SET used_at = ? WHERE run_id = ?", (now, run_id))
+
+
+def encode_lora(lora: LoraConfig | None) -> str | None:
+    """The stored form of a LoRA configuration."""
+    return msgspec.json.encode(lora).decode() if lora is not None else None
+
+
+def decode_lora(text: str | None) -> LoraConfig | None:
+    """The LoRA configuration of a stored row."""
+    return msgspec.json.decode(text, type=LoraConfig) if text is not None else None
+
+
+def encode_object(value: Mapping[str, Any] | None) -> str | None:
+    """The stored form of a JSON object."""
+    return json.dumps(dict(value)) if value is not None else None
+
+
+def decode_object(text: str | None) -> dict[str, Any] | None:
+    """The JSON object of a stored row."""
+    if text is None:
+        return None
+    value: dict[str, Any] = json.loads(text)
+    return value
+
+
+def _run(row: sqlite3.Row) -> RunRow:
+    return RunRow(
+        run_id=row["run_id"],
+        session_id=row["session_id"],
+        owner=row["owner"],
+        base_model=row["base_model"],
+        created_at=row["created_at"],
+        used_at=row["used_at"],
+        status=RunStatus(row["status"]),
+        lora=decode_lora(row["lora"]),
+        optimizer_config=decode_object(row["optimizer_config"]),
+        user_metadata=decode_object(row["user_metadata"]),
+    )

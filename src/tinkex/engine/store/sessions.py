@@ -1,0 +1,110 @@
+"""Sessions: one per client, alive as long as it sends heartbeats."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tinkex.engine.store.database import Database
+
+
+@dataclass(frozen=True)
+class SessionRow:
+    """One session as stored; times are seconds since 1970."""
+
+    session_id: str
+    owner: str
+    created_at: float
+    seen_at: float
+    tags: Sequence[str] = ()
+    user_metadata: Mapping[str, Any] | None = None
+    sdk_version: str = ""
+    project_id: str | None = None
+    display_name: str | None = None
+    finished_at: float | None = None
+    finish_reason: str | None = None
+    finish_detail: str | None = None
+
+
+class Sessions:
+    """The sessions of every user."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, row: SessionRow) -> None:
+        """Record a new session."""
+        with self._database.transaction() as execute:
+            execute(
+                "INSERT INTO sessions (session_id, owner, created_at, seen_at, tags, user_metadata, sdk_version, "
+                "project_id, display_name) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    row.session_id,
+                    row.owner,
+                    row.created_at,
+                    row.seen_at,
+                    json.dumps(list(row.tags)),
+                    json.dumps(dict(row.user_metadata or {})),
+                    row.sdk_version,
+                    row.project_id,
+                    row.display_name,
+                ),
+            )
+
+    def get(self, session_id: str) -> SessionRow | None:
+        """One session, or None."""
+        found = self._database.one("SELECT * FROM sessions WHERE session_id = ?", (session_id,))
+        return _session(found) if found is not None else None
+
+    def list(self, owner: str, limit: int, offset: int) -> Sequence[SessionRow]:
+        """The sessions of one user, newest first."""
+        rows = self._database.all(
+            "SELECT * FROM sessions WHERE owner = ? ORDER BY created_at DESC, session_id LIMIT ? OFFSET ?",
+            (owner, limit, offset),
+        )
+        return [_session(row) for row in rows]
+
+    def seen(self, session_id: str, now: float) -> None:
+        """Note a sign of life."""
+        with self._database.transaction() as execute:
+            execute("UPDATE sessions SET seen_at = ? WHERE session_id = ?", (now, session_id))
+
+    def finish(self, session_id: str, now: float, reason: str, detail: str | None) -> bool:
+        """End a session; the first reason stays. Says whether this call ended it."""
+        with self._database.transaction() as execute:
+            changed = execute(
+                "UPDATE sessions SET finished_at = ?, finish_reason = ?, finish_detail = ? "
+                "WHERE session_id = ? AND finished_at IS NULL",
+                (now, reason, detail, session_id),
+            )
+        return changed > 0
+
+    def over(self, finished_before: float, seen_before: float) -> Sequence[str]:
+        """Sessions that finished, or fell silent, before the given times and still hold something."""
+        rows = self._database.all(
+            "SELECT session_id FROM sessions AS s WHERE (finished_at < ? OR seen_at < ?) AND ("
+            "EXISTS (SELECT 1 FROM runs WHERE runs.session_id = s.session_id AND runs.status = 'live') OR "
+            "EXISTS (SELECT 1 FROM samplers WHERE samplers.session_id = s.session_id AND released_at IS NULL))",
+            (finished_before, seen_before),
+        )
+        return [row["session_id"] for row in rows]
+
+
+def _session(row: sqlite3.Row) -> SessionRow:
+    return SessionRow(
+        session_id=row["session_id"],
+        owner=row["owner"],
+        created_at=row["created_at"],
+        seen_at=row["seen_at"],
+        tags=tuple(json.loads(row["tags"])),
+        user_metadata=json.loads(row["user_metadata"]),
+        sdk_version=row["sdk_version"],
+        project_id=row["project_id"],
+        display_name=row["display_name"],
+        finished_at=row["finished_at"],
+        finish_reason=row["finish_reason"],
+        finish_detail=row["finish_detail"],
+    )

@@ -1,0 +1,84 @@
+"""Everything the engine remembers, in one data directory that one engine holds at a time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tinkex.engine.store.checkpoints import Checkpoints
+from tinkex.engine.store.database import Database
+from tinkex.engine.store.directories import Directories
+from tinkex.engine.store.futures import Futures
+from tinkex.engine.store.lock import DirectoryLock
+from tinkex.engine.store.runs import Runs
+from tinkex.engine.store.samplers import Samplers
+from tinkex.engine.store.sessions import Sessions
+from tinkex.engine.store.users import LOCAL_USER, Users, new_key
+from tinkex.errors import SetupError
+
+DATABASE_FILE = "engine.db"
+KEY_FILE = "api_key"
+
+
+class Store:
+    """Opens a data directory, creating what is missing; safe to use from any thread.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as directory, Store(Path(directory)) as store:
+    ...     store.users.find(store.local_key(now=0.0))
+    'local'
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            self._lock = DirectoryLock(root)
+        except OSError as error:
+            raise SetupError(
+                f"cannot write to the data directory {root} ({error.strerror}); choose another with --data-dir, "
+                "or set TINKEX_HOME."
+            ) from error
+        try:
+            self.database = Database(root / DATABASE_FILE)
+        except BaseException:
+            self._lock.release()
+            raise
+        self.users = Users(self.database)
+        self.sessions = Sessions(self.database)
+        self.runs = Runs(self.database)
+        self.futures = Futures(self.database)
+        self.checkpoints = Checkpoints(self.database)
+        self.samplers = Samplers(self.database)
+        self.directories = Directories(root)
+
+    def local_key(self, now: float) -> str:
+        """The key of this server's own user: made at the first start, kept in a file only its owner can read."""
+        file = self.root / KEY_FILE
+        try:
+            key = file.read_text("ascii").strip()
+        except FileNotFoundError:
+            key = new_key()
+            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                os.write(handle, f"{key}\n".encode("ascii"))
+            finally:
+                os.close(handle)
+        if self.users.find(key) is None:
+            self.users.add_key(LOCAL_USER, key, now)
+        return key
+
+    def close(self) -> None:
+        """Close the database and let another engine take the directory."""
+        self.database.close()
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,369 @@
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tinkex.engine.store import (
+    CheckpointKind,
+    CheckpointRow,
+    FutureRow,
+    FutureStatus,
+    Outcome,
+    ResultFormat,
+    RunRow,
+    RunStatus,
+    SamplerRow,
+    SessionRow,
+    Store,
+    check_name,
+)
+from tinkex.engine.store.database import Database
+from tinkex.engine.store.directories import Directories
+from tinkex.errors import InvalidInput, SetupError
+from tinkex.types import LoraConfig
+
+LORA = LoraConfig(rank=8, seed=3, train_unembed=False)
+
+
+def session(session_id: str = "s", **changes: object) -> SessionRow:
+    values = {"owner": "ada", "created_at": 1.0, "seen_at": 1.0, "tags": ("t",), "user_metadata": {"k": [1]}}
+    return SessionRow(session_id=session_id, **{**values, **changes})  # type: ignore[arg-type]
+
+
+def run(run_id: str = "s:train:0", **changes: object) -> RunRow:
+    values = {
+        "session_id": "s",
+        "owner": "ada",
+        "base_model": "base",
+        "created_at": 1.0,
+        "used_at": 1.0,
+        "status": RunStatus.LIVE,
+        "lora": LORA,
+    }
+    return RunRow(run_id=run_id, **{**values, **changes})  # type: ignore[arg-type]
+
+
+def future(request_id: str, target: str = "s:train:0", seq_id: int | None = 1) -> FutureRow:
+    return FutureRow(request_id, "ada", "optim_step", target, seq_id, b"hash", 1.0, request=b"{}")
+
+
+def checkpoint(name: str, **changes: object) -> CheckpointRow:
+    values = {
+        "run_id": "s:train:0",
+        "kind": CheckpointKind.WEIGHTS,
+        "owner": "ada",
+        "base_model": "base",
+        "lora": LORA,
+        "has_optimizer": True,
+        "created_at": 1.0,
+        "size_bytes": 10,
+        "directory": f"checkpoints/{name}",
+    }
+    return CheckpointRow(name=name, **{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with Store(tmp_path / "engine") as opened:
+        yield opened
+
+
+def test_everything_survives_closing_and_opening_again(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.sessions.add(session(project_id="p", display_name="d", sdk_version="0.36.0"))
+        store.runs.add(run(optimizer_config={"type": "adamw"}, user_metadata={"a": "b"}))
+        store.futures.accept(future("r1"))
+        store.checkpoints.put(checkpoint("c", user_metadata={"x": 1}, expires_at=99.0))
+        store.samplers.add(SamplerRow("s:sample:0", "s", "ada", "base", 1.0, directory="snapshots/1"))
+    with Store(tmp_path) as store:
+        assert store.sessions.get("s") == session(project_id="p", display_name="d", sdk_version="0.36.0")
+        assert store.runs.get("s:train:0") == run(
+            optimizer_config={"type": "adamw"}, user_metadata={"a": "b"}
+        )
+        assert [f.request for f in store.futures.pending()] == [b"{}"]
+        assert store.checkpoints.get("s:train:0", "weights", "c") == checkpoint(
+            "c", user_metadata={"x": 1}, expires_at=99.0
+        )
+        assert store.samplers.get("s:sample:0") == SamplerRow(
+            "s:sample:0", "s", "ada", "base", 1.0, directory="snapshots/1"
+        )
+
+
+def test_unknown_rows_are_none(store: Store) -> None:
+    assert store.sessions.get("x") is None
+    assert store.runs.get("x") is None
+    assert store.futures.get("x") is None
+    assert store.futures.outcome("x") is None
+    assert store.checkpoints.get("x", "weights", "y") is None
+    assert store.samplers.get("x") is None
+
+
+def test_the_key_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        key = store.local_key(now=0.0)
+        assert key.startswith("tml-")
+        assert store.users.find(key) == "local"
+        assert store.users.find(key + "x") is None
+        assert key.encode() not in b"".join(p.read_bytes() for p in tmp_path.glob("engine.db*"))
+    assert stat.S_IMODE((tmp_path / "api_key").stat().st_mode) == 0o600
+    with Store(tmp_path) as store:
+        assert store.local_key(now=1.0) == key
+
+
+def test_users_are_told_apart_by_their_keys(store: Store) -> None:
+    store.users.add_key("ada", "tml-a", 0.0)
+    assert store.users.find("tml-a") == "ada"
+    assert store.users.find("tml-b") is None
+    store.users.add_key("bob", "tml-b", 0.0)
+    assert store.users.find("tml-b") == "bob"
+
+
+def test_two_engines_cannot_share_a_data_directory(store: Store) -> None:
+    with pytest.raises(SetupError, match=rf"process {os.getpid()}.*--data-dir"):
+        Store(store.root)
+
+
+def test_the_lock_of_a_dead_process_does_not_block(tmp_path: Path) -> None:
+    script = (
+        "import os, pathlib, sys; from tinkex.engine.store.lock import DirectoryLock;"
+        "lock = DirectoryLock(pathlib.Path(sys.argv[1])); os._exit(9)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    assert done.returncode == 9
+    assert (tmp_path / "engine.lock").read_text().strip().isdigit()
+    Store(tmp_path).close()
+
+
+def test_a_data_directory_that_cannot_be_written_is_a_setup_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SetupError, match="--data-dir"):
+        Store(tmp_path / "file" / "engine")
+
+
+def test_data_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    connection = sqlite3.connect(tmp_path / "engine.db")
+    connection.execute("PRAGMA user_version = 999")
+    connection.close()
+    with pytest.raises(SetupError, match="newer version"):
+        Store(tmp_path)
+
+
+def test_an_operation_ends_once(store: Store) -> None:
+    store.futures.accept(future("r1"))
+    assert store.futures.outcome("r1") is None
+    store.futures.finish([("r1", Outcome.done(b"one", ResultFormat.PROTO))], now=2.0)
+    store.futures.finish([("r1", Outcome.failed("late", "server"))], now=3.0)
+    assert store.futures.outcome("r1") == Outcome.done(b"one", ResultFormat.PROTO)
+    assert store.futures.pending() == []
+
+
+def test_an_operation_is_found_by_its_number(store: Store) -> None:
+    store.futures.accept(future("r1", seq_id=7))
+    found = store.futures.at_turn("s:train:0", 7)
+    assert found is not None
+    assert found.request_id == "r1"
+    assert store.futures.at_turn("s:train:0", 8) is None
+    with pytest.raises(sqlite3.IntegrityError):
+        store.futures.accept(future("r2", seq_id=7))
+
+
+def test_operations_without_a_number_do_not_clash(store: Store) -> None:
+    store.futures.accept(future("r1", seq_id=None))
+    store.futures.accept(future("r2", seq_id=None))
+    assert [f.request_id for f in store.futures.pending()] == ["r1", "r2"]
+
+
+def test_results_expire_by_retention_and_pending_ones_never(store: Store) -> None:
+    for number, name in enumerate(["fetched", "unfetched", "pending"]):
+        store.futures.accept(future(name, seq_id=number))
+    outcome = Outcome.done(b"x", ResultFormat.JSON)
+    store.futures.finish([("fetched", outcome), ("unfetched", outcome)], now=10.0)
+    store.futures.fetched(["fetched"], now=11.0)
+    assert store.futures.prune(fetched_before=12.0, finished_before=5.0, expired_before=0.0) == 1
+    statuses = {
+        name: row.status for name in ("fetched", "unfetched", "pending") if (row := store.futures.get(name))
+    }
+    assert statuses == {
+        "fetched": FutureStatus.EXPIRED,
+        "unfetched": FutureStatus.DONE,
+        "pending": FutureStatus.PENDING,
+    }
+    store.futures.prune(fetched_before=0.0, finished_before=100.0, expired_before=100.0)
+    assert store.futures.get("fetched") is None
+    assert store.futures.get("pending") is not None
+
+
+def test_a_failed_transaction_leaves_nothing(store: Store) -> None:
+    def fail() -> None:
+        with store.database.transaction() as execute:
+            execute("INSERT INTO users VALUES ('ghost', 0)")
+            with store.database.transaction() as inner:
+                inner("INSERT INTO users VALUES ('ghost2', 0)")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert store.database.all("SELECT * FROM users") == []
+
+
+def test_many_threads_write_at_once(store: Store) -> None:
+    def write(thread: int) -> None:
+        for number in range(25):
+            store.futures.accept(future(f"{thread}-{number}", target=str(thread), seq_id=number))
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(store.futures.pending()) == 100
+
+
+def test_a_committed_operation_survives_the_death_of_its_process(tmp_path: Path) -> None:
+    script = (
+        "import os, pathlib, sys; from tinkex.engine.store import Store, FutureRow;"
+        "Store(pathlib.Path(sys.argv[1])).futures.accept(FutureRow('r1', 'ada', 'k', 't', 1, b'', 1.0, request=b'{}'));"
+        "os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    with Store(tmp_path) as store:
+        assert [f.request_id for f in store.futures.pending()] == ["r1"]
+
+
+def test_migrations_are_applied_once(tmp_path: Path) -> None:
+    for _ in range(2):
+        database = Database(tmp_path / "engine.db")
+        assert database.one("PRAGMA journal_mode")[0] == "wal"  # type: ignore[index]
+        database.close()
+
+
+def test_listings_belong_to_their_owner_newest_first(store: Store) -> None:
+    for number in range(3):
+        store.sessions.add(session(f"s{number}", created_at=float(number)))
+        store.runs.add(run(f"s{number}:train:0", session_id=f"s{number}", used_at=float(number)))
+        store.checkpoints.put(checkpoint(f"c{number}", created_at=float(number)))
+    assert [s.session_id for s in store.sessions.list("ada", 2, 0)] == ["s2", "s1"]
+    assert [s.session_id for s in store.sessions.list("ada", 2, 2)] == ["s0"]
+    assert store.sessions.list("bob", 10, 0) == []
+    assert [r.run_id for r in store.runs.list("ada", 1, 1)] == ["s1:train:0"]
+    assert store.runs.count("ada") == 3
+    assert store.runs.count("bob") == 0
+    assert [c.name for c in store.checkpoints.of_owner("ada", 5.0, 10, 0)] == ["c2", "c1", "c0"]
+    assert [c.name for c in store.checkpoints.of_run("s:train:0", 5.0)] == ["c0", "c1", "c2"]
+    assert store.checkpoints.count("ada", 5.0) == 3
+
+
+def test_expired_checkpoints_are_not_listed(store: Store) -> None:
+    store.checkpoints.put(checkpoint("old", created_at=2.0, expires_at=10.0))
+    store.checkpoints.put(checkpoint("new", created_at=1.0))
+    assert [c.name for c in store.checkpoints.of_run("s:train:0", 10.0)] == ["new"]
+    last = store.checkpoints.last("s:train:0", "weights", 9.0)
+    assert last is not None
+    assert last.path == "tinker://s:train:0/weights/old"
+    assert [c.name for c in store.checkpoints.expired(10.0)] == ["old"]
+    store.checkpoints.set_expiry(checkpoint("old"), None)
+    assert store.checkpoints.expired(10.0) == []
+    store.checkpoints.set_public(checkpoint("old"), public=True)
+    store.checkpoints.delete(checkpoint("new"))
+    assert [(c.name, c.public) for c in store.checkpoints.of_run("s:train:0", 10.0)] == [("old", True)]
+
+
+def test_replacing_a_checkpoint_names_the_old_directory(store: Store) -> None:
+    assert store.checkpoints.put(checkpoint("c", directory="one")) is None
+    assert store.checkpoints.put(checkpoint("c", directory="two")) == "one"
+    assert store.checkpoints.directories() == ["two"]
+
+
+def test_the_first_reason_a_session_ends_for_stays(store: Store) -> None:
+    store.sessions.add(session())
+    assert store.sessions.finish("s", 5.0, "success", None)
+    assert not store.sessions.finish("s", 6.0, "errored", "late")
+    found = store.sessions.get("s")
+    assert found is not None
+    assert (found.finished_at, found.finish_reason, found.finish_detail) == (5.0, "success", None)
+
+
+def test_silent_and_finished_sessions_are_over_while_they_hold_something(store: Store) -> None:
+    for name, seen in (("silent", 1.0), ("lively", 50.0), ("finished", 50.0), ("empty", 1.0)):
+        store.sessions.add(session(name, seen_at=seen))
+        if name != "empty":
+            store.runs.add(run(f"{name}:train:0", session_id=name))
+    store.sessions.finish("finished", 20.0, "success", None)
+    assert set(store.sessions.over(finished_before=30.0, seen_before=10.0)) == {"silent", "finished"}
+    store.sessions.seen("silent", 60.0)
+    store.runs.set_status("finished:train:0", RunStatus.RELEASED)
+    assert store.sessions.over(finished_before=30.0, seen_before=10.0) == []
+
+
+def test_releasing_a_session_frees_the_snapshots_nobody_else_uses(store: Store) -> None:
+    for name in ("s", "other"):
+        store.sessions.add(session(name))
+    store.samplers.add(SamplerRow("s:sample:0", "s", "ada", "base", 1.0, directory="snapshots/own"))
+    store.samplers.add(SamplerRow("s:sample:1", "s", "ada", "base", 1.0, directory="snapshots/shared"))
+    store.samplers.add(
+        SamplerRow("s:sample:2", "s", "ada", "base", 1.0, model_path="tinker://x", directory="named")
+    )
+    store.samplers.add(
+        SamplerRow("other:sample:0", "other", "ada", "base", 1.0, directory="snapshots/shared")
+    )
+    assert store.samplers.release("s", 9.0) == ["snapshots/own"]
+    released = store.samplers.get("s:sample:0")
+    assert released is not None
+    assert released.released_at == 9.0
+    assert store.samplers.snapshot_directories() == ["snapshots/shared"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "a b", "ü", "x" * 129, "a\\b", "a\n"])
+def test_names_that_could_escape_are_refused(name: str) -> None:
+    with pytest.raises(InvalidInput, match="cannot name a checkpoint"):
+        check_name(name)
+
+
+def test_a_directory_appears_complete_or_not_at_all(tmp_path: Path) -> None:
+    directories = Directories(tmp_path)
+    with directories.checkpoint("s:train:0", "weights", "a") as writing:
+        (writing.temporary / "file").write_bytes(b"12345")
+        assert not directories.resolve(writing.final).exists()
+    assert writing.final == "checkpoints/s~train~0/weights/a"
+    assert writing.size_bytes == 5
+    assert (directories.resolve(writing.final) / "file").read_bytes() == b"12345"
+
+    def fail() -> None:
+        with directories.checkpoint("s:train:0", "weights", "b") as failing:
+            (failing.temporary / "file").write_bytes(b"1")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert [p.name for p in (tmp_path / "checkpoints/s~train~0/weights").iterdir()] == ["a"]
+
+
+def test_overwriting_keeps_the_old_directory_until_the_row_points_to_the_new_one(tmp_path: Path) -> None:
+    directories = Directories(tmp_path)
+    with directories.checkpoint("r", "weights", "a") as first:
+        pass
+    with directories.checkpoint("r", "weights", "a") as second:
+        pass
+    assert first.final != second.final
+    assert directories.resolve(first.final).is_dir()
+    assert directories.resolve(second.final).is_dir()
+    directories.remove(first.final)
+    assert not directories.resolve(first.final).exists()
+
+
+def test_what_no_row_mentions_is_cleared_away(tmp_path: Path) -> None:
+    directories = Directories(tmp_path)
+    with directories.checkpoint("r", "weights", "kept") as kept, directories.snapshot() as dropped:
+        pass
+    (tmp_path / "checkpoints/r/weights/.unfinished-1").mkdir()
+    assert directories.clear_litter([kept.final]) == 2
+    assert directories.resolve(kept.final).is_dir()
+    assert not directories.resolve(dropped.final).exists()

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tinkex.engine.config import EngineConfig, tinkex_home
+from tinkex.errors import SetupError
+
+
+def test_home_comes_from_the_environment_or_the_home_directory() -> None:
+    assert tinkex_home({"TINKEX_HOME": "/somewhere"}) == Path("/somewhere")
+    assert tinkex_home({}) == Path.home() / ".tinkex"
+
+
+def test_data_lives_below_home_unless_said_otherwise(tmp_path: Path) -> None:
+    assert EngineConfig(home=tmp_path).engine_dir == tmp_path / "engine"
+    assert EngineConfig(home=tmp_path, data_dir=tmp_path / "d").engine_dir == tmp_path / "d"
+    assert EngineConfig(home=tmp_path).models_home == tmp_path / "models"
+
+
+def test_a_poll_longer_than_clients_wait_is_refused() -> None:
+    with pytest.raises(SetupError, match="45 s"):
+        EngineConfig(long_poll_s=45.0)
+
+
+def test_no_keys_on_a_public_address_is_refused() -> None:
+    EngineConfig(auth=False, host="127.0.0.1")
+    with pytest.raises(SetupError, match="--no-auth"):
+        EngineConfig(auth=False, host="0.0.0.0")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"gap_timeout_s": 0.0}, {"max_body_bytes": 0}, {"port": 70_000}, {"max_tokens_per_pass": 0}],
+)
+def test_settings_without_sense_are_refused_by_name(setting: dict[str, float]) -> None:
+    with pytest.raises(SetupError, match=next(iter(setting))):
+        EngineConfig(**setting)  # type: ignore[arg-type]
