@@ -1,0 +1,70 @@
+"""Renders a model's chat template in a sandbox, with what templates expect to find there."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tinkex.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+__all__ = ["render_chat"]
+
+
+def render_chat(template: str, **variables: Any) -> str:
+    """The text ``template`` makes of ``variables`` (``messages``, ``add_generation_prompt``…).
+
+    Templates come with downloaded models, so they run in Jinja's immutable sandbox. A template that refuses
+    the messages, or cannot be rendered, is an ``InvalidInput`` with its own words.
+
+    Example:
+        >>> render_chat("{{ messages[0]['content'] }}!", messages=[{"role": "user", "content": "Hi"}])
+        'Hi!'
+    """
+    from jinja2 import TemplateError
+
+    try:
+        return _compiled(template).render(**variables)
+    except (TemplateError, TypeError, ValueError, LookupError) as error:
+        raise InvalidInput(f"the model's chat template cannot render these messages: {error}") from error
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> Template:
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """``{% generation %}`` marks the assistant's own words; here its body is just rendered."""
+
+        tags = {"generation"}  # noqa: RUF012 -- Jinja reads it from the class
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def raise_exception(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    def tojson(value: Any, *, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+    def strftime_now(pattern: str) -> str:
+        return datetime.now().astimezone().strftime(pattern)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+        extensions=[Generation, loopcontrols],
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    return environment.from_string(template)

@@ -1,0 +1,195 @@
+"""The model's own tokenizer: text to tokens, tokens to text and to exact bytes, chats to prompts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tinkex.engine.model.chat_template import render_chat
+from tinkex.errors import InvalidInput, SetupError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["EngineTokenizer"]
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class EngineTokenizer:
+    """The tokenizer in a model directory, without ``transformers``.
+
+    Reads ``tokenizer.json``, and from ``tokenizer_config.json`` (or ``chat_template.jinja``) the special tokens
+    and the chat template. Safe to use from several threads.
+
+    Example:
+        >>> tokenizer = EngineTokenizer(directory)
+        >>> tokenizer.decode(tokenizer.encode("Hello"))
+        'Hello'
+    """
+
+    def __init__(self, directory: Path) -> None:
+        from tokenizers import Tokenizer
+
+        self.directory = directory
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise SetupError(
+                f"{directory} has no tokenizer.json; save the model's fast tokenizer there "
+                "(AutoTokenizer.from_pretrained(...).save_pretrained(...))"
+            )
+        try:
+            self._definition: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises bare Exception for a file it cannot read
+            raise SetupError(
+                f"{path} cannot be read as a tokenizer ({error}); fetch the model again"
+            ) from error
+        self._config = _read_json(directory / "tokenizer_config.json")
+        self.special_tokens = _special_tokens(self._config, _read_json(directory / "special_tokens_map.json"))
+        self.chat_template = _chat_template(directory, self._config)
+        self.eos_token_ids = self._eos_token_ids()
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens the tokenizer knows, added ones included; a model may have more rows."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of ``text``, with whatever the model puts around a text (such as a BOS) unless told otherwise."""
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of ``token_ids``; bytes that are no valid UTF-8 become replacement characters."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def decode_bytes(self, token_ids: Sequence[int]) -> bytes:
+        """The exact bytes of ``token_ids``, also where a character is split between tokens.
+
+        The bytes of a sequence are those of its tokens one after the other, so stop strings can be found
+        across token borders. A token id without an entry has no bytes.
+        """
+        table = self.token_bytes
+        return b"".join([table[token] if 0 <= token < len(table) else b"" for token in token_ids])
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token given by its own text, such as ``<|im_end|>``."""
+        token_id = self._tokenizer.token_to_id(token)
+        return None if token_id is None else int(token_id)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> list[int]:
+        """The prompt tokens of a chat, as the model was trained to see it."""
+        text = self.render_chat_template(messages, add_generation_prompt=add_generation_prompt, **variables)
+        return self.encode(text, add_special_tokens=False)
+
+    def render_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """The prompt text of a chat; ``variables`` reach the template (``tools``, ``enable_thinking``…)."""
+        if self.chat_template is None:
+            raise InvalidInput(
+                f"the model in {self.directory} has no chat template; send a text prompt instead of messages"
+            )
+        return render_chat(
+            self.chat_template,
+            messages=list(messages),
+            add_generation_prompt=add_generation_prompt,
+            **{**self.special_tokens, **variables},
+        )
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """The bytes of every token, by id."""
+        added = {
+            int(token["id"]): str(token["content"]) for token in self._definition.get("added_tokens") or []
+        }
+        to_bytes = _bytes_of_token(self._definition)
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+        for token, token_id in vocabulary.items():
+            table[token_id] = added[token_id].encode() if token_id in added else to_bytes(token)
+        return table
+
+    def _eos_token_ids(self) -> tuple[int, ...]:
+        """Every token that ends a text: those generation stops at, and the tokenizer's own."""
+        generation = _read_json(self.directory / "generation_config.json").get("eos_token_id")
+        stated = (
+            generation
+            if generation is not None
+            else _read_json(self.directory / "config.json").get("eos_token_id")
+        )
+        ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
+        own = self.token_id(self.special_tokens["eos_token"]) if "eos_token" in self.special_tokens else None
+        return tuple(dict.fromkeys([*(int(token) for token in ids), *([] if own is None else [own])]))
+
+
+def _bytes_of_token(definition: Mapping[str, Any]) -> Any:
+    """How this tokenizer's vocabulary entries spell bytes, judged by its decoder."""
+    decoder = definition.get("decoder") or {}
+    kinds = {part.get("type") for part in [decoder, *(decoder.get("decoders") or [])]}
+    if "ByteLevel" in kinds:
+        spelling = _byte_level_alphabet()
+        return lambda token: b"".join([spelling.get(char) or char.encode() for char in token])
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return _sentencepiece_bytes
+    raise SetupError(
+        f"the tokenizer's decoder ({', '.join(sorted(map(str, kinds)))}) is not supported; "
+        "byte-level and SentencePiece tokenizers are"
+    )
+
+
+def _sentencepiece_bytes(token: str) -> bytes:
+    match = _BYTE_TOKEN.fullmatch(token)
+    return bytes([int(match[1], 16)]) if match else token.replace("▁", " ").encode()
+
+
+def _byte_level_alphabet() -> dict[str, bytes]:
+    """The character that stands for each byte: itself where it prints, else the next one from U+0100 on."""
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): bytes([byte]) for byte in printable} | {
+        chr(0x100 + place): bytes([byte]) for place, byte in enumerate(others)
+    }
+
+
+def _special_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
+    """The named special tokens; an earlier config has the last word."""
+    found: dict[str, str] = {}
+    for config in reversed(configs):
+        for name in _SPECIAL_NAMES:
+            value = config.get(name)
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                found[name] = text
+    return found
+
+
+def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SetupError(f"{path} cannot be read as JSON ({error}); fetch the model again") from error
+    return value if isinstance(value, dict) else {}
