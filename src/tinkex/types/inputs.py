@@ -53,14 +53,15 @@ class EncodedTextChunk(Value, frozen=True, kw_only=True):
 class ImageChunk(Value, frozen=True, kw_only=True):
     """An image, as the bytes of a PNG or JPEG file (base64 text is decoded)."""
 
-    data: bytes | str
+    data: bytes
     format: ImageFormat
     expected_tokens: int | None = None
     type: Literal["image"] = "image"
 
     def __post_init__(self) -> None:
-        if isinstance(self.data, str):
-            msgspec.structs.force_setattr(self, "data", base64.b64decode(self.data, validate=True))
+        given: object = self.data
+        if isinstance(given, str):
+            msgspec.structs.force_setattr(self, "data", base64.b64decode(given, validate=True))
         _check_format(self.format)
 
     @property
@@ -152,7 +153,7 @@ class ModelInput:
         tokens: list[int] = []
         for chunk in self.chunks:
             if not isinstance(chunk, EncodedTextChunk):
-                raise ValueError(  # noqa: TRY004 - the official SDK's contract
+                raise ValueError(
                     f"to_ints needs text only, but the input has a chunk of type {chunk.type!r}"
                 )
             tokens.extend(chunk.tokens)

@@ -1,0 +1,21 @@
+"""Fixtures every suite uses: a tiny random model, and the pace of the test process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Two threads are what the smallest supported machine has; more of them spin against each other.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+# The official client phones home on errors and waits for the answer; tests must not.
+os.environ.setdefault("TINKER_TELEMETRY", "0")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama with its own tokenizer, as an ordinary Hugging Face directory."""
+    from tests.models import tiny_llama
+
+    return tiny_llama(tmp_path_factory.mktemp("models") / "tiny-llama")

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+import tinker
+
+from tinkex import types
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "message"),
+    [
+        (types.AdamParams, {"learning_rate": -1.0}, "learning_rate"),
+        (types.AdamParams, {"learning_rate": float("nan")}, "learning_rate"),
+        (types.AdamParams, {"beta1": 1.0}, "beta1"),
+        (types.AdamParams, {"eps": 0.0}, "eps"),
+        (types.LoraConfig, {"rank": 0}, "rank"),
+        (
+            types.LoraConfig,
+            {"rank": 1, "train_mlp": False, "train_attn": False, "train_unembed": False},
+            "at least one",
+        ),
+        (types.SamplingParams, {"max_tokens": 0}, "max_tokens"),
+        (types.SamplingParams, {"temperature": -0.1}, "temperature"),
+        (types.SamplingParams, {"top_k": 0}, "top_k"),
+        (types.SamplingParams, {"top_p": 0.0}, "top_p"),
+        (types.SamplingParams, {"stop": ["a", 1]}, "mixes"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(kind: type, wrong: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(**wrong)
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(TypeError, match="min_p"):
+        types.SamplingParams(min_p=0.1)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="min_p"):
+        types.SamplingParams.model_validate({"min_p": 0.1})
+
+
+def test_defaults_are_those_of_the_official_client() -> None:
+    for ours, theirs in (
+        (types.AdamParams(), tinker.AdamParams()),
+        (types.SamplingParams(), tinker.SamplingParams()),
+        (types.LoraConfig(rank=32), tinker.LoraConfig(rank=32)),
+    ):
+        assert ours.model_dump() == theirs.model_dump()
+
+
+def test_a_copy_can_change_fields_and_is_frozen() -> None:
+    params = types.AdamParams().model_copy(update={"learning_rate": 0.1})
+    assert params.learning_rate == 0.1
+    with pytest.raises(AttributeError):
+        params.learning_rate = 0.2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "run/weights/a",
+        "tinker://run/a",
+        "tinker://run/other/a",
+        "tinker://run/weights/a/b",
+        "tinker:///weights/a",
+    ],
+)
+def test_only_true_checkpoint_paths_parse(path: str) -> None:
+    with pytest.raises(ValueError, match="tinker://<run>/weights/<name>"):
+        types.ParsedCheckpointTinkerPath.from_tinker_path(path)
+
+
+def test_a_checkpoint_path_is_taken_apart_like_the_official_one() -> None:
+    path = "tinker://sess:train:0/sampler_weights/000004"
+    ours = types.ParsedCheckpointTinkerPath.from_tinker_path(path)
+    assert ours.model_dump() == tinker.ParsedCheckpointTinkerPath.from_tinker_path(path).model_dump()
