@@ -44,6 +44,7 @@ def test_a_sample_request_is_written_like_the_official_one() -> None:
         seq_id=3,
         prompt_logprobs=True,
         num_samples=1,
+        record_stability_info=False,
     )
     expected = theirs.model_dump(mode="json", exclude_none=True)
     body = json.loads(wire.encode(ours))
