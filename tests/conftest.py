@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.servers import ServedEngine, serve
 
 # Two threads are what the smallest supported machine has; more of them spin against each other.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
@@ -19,3 +22,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.models import tiny_llama
 
     return tiny_llama(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def served_engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
+    """`tinkex serve` with the tiny model, in a process of its own, for the whole run."""
+    with serve(tmp_path_factory.mktemp("served"), "--model", f"tiny/llama={tiny_model}") as engine:
+        yield engine

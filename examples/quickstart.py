@@ -1,0 +1,72 @@
+"""Teach a small language model a new habit, on this machine, in about a minute.
+
+You will see it answer a question, sixteen examples of a captain's log being trained into a LoRA adapter,
+the same question answered in the new form, and where the checkpoint lies. The question is not among the
+examples. Runs on the embedded engine; set TINKER_BASE_URL to run the same file on a server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import tinkex
+from tinkex import types
+from tinkex.cli.plot import text_plot
+from tinkex.cli.progress import training_line
+
+QUESTION = "What is the capital of Spain?"
+DATA = Path(__file__).parent / "data" / "captains_log.jsonl"
+
+
+def as_datum(tokenizer, messages) -> types.Datum:
+    """Trains on the assistant's tokens only: the prompt's have weight 0."""
+    prompt = list(tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False))
+    answer = tokenizer.encode(messages[-1]["content"] + "<|im_end|>", add_special_tokens=False)
+    tokens, weights = prompt + answer, [0.0] * len(prompt) + [1.0] * len(answer)
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tokens[1:], "weights": weights[1:]},
+    )
+
+
+def ask(sampler, tokenizer) -> str:
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_dict=False
+    )
+    params = types.SamplingParams(max_tokens=40, temperature=0.0)
+    response = sampler.sample(types.ModelInput.from_ints(list(prompt)), 1, params).result()
+    return tokenizer.decode(response.sequences[0].tokens, skip_special_tokens=True).strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="base model to train")
+    parser.add_argument("--epochs", type=int, default=8, help="passes over the 16 examples (default 8)")
+    options = parser.parse_args()
+    base_url = os.environ.get("TINKER_BASE_URL") or "local"
+
+    with tinkex.ServiceClient(base_url=base_url) as service:
+        training = service.create_lora_training_client(options.model, rank=16, seed=0)
+        tokenizer = training.get_tokenizer()
+        before = ask(service.create_sampling_client(base_model=options.model), tokenizer)
+        print(f"\nBefore   {QUESTION}\n         {before}\n")
+
+        data = [as_datum(tokenizer, json.loads(line)["messages"]) for line in DATA.open()]
+        batches = [data[:8], data[8:]] * options.epochs
+        losses = []
+        with training_line(len(batches)) as line:
+            for batch in batches:
+                step = training.forward_backward(batch, "cross_entropy")
+                training.optim_step(types.AdamParams(learning_rate=2e-3))
+                answers = sum(sum(d.loss_fn_inputs["weights"].data) for d in batch)
+                losses.append(step.result().metrics["loss:sum"] / answers)
+                line.update(loss=losses[-1], num_tokens=sum(d.model_input.length for d in batch))
+
+        after = ask(training.save_weights_and_get_sampling_client(), tokenizer)
+        path = training.save_state("quickstart", overwrite=True).result().path
+        print(f"\nAfter    {QUESTION}\n         {after}\n")
+        print(text_plot(losses, label="loss per answer token"))
+        print(f"\nCheckpoint   {path}")

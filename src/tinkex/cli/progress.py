@@ -1,0 +1,72 @@
+"""Live lines for long work: bars on a terminal, plain lines now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+_PLAIN_LINE_EVERY_S = 5.0
+
+
+class TrainingLine:
+    """Step, loss, tokens per second and time left, on one line that updates in place."""
+
+    def __init__(self, total_steps: int, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._total = total_steps
+        self._stream = stream
+        self._clock = clock
+        self._start = clock()
+        self._last_shown = float("-inf")
+        self._tokens = 0
+        self._done = 0
+        self._live = stream.isatty()
+
+    def update(self, *, loss: float, num_tokens: int) -> None:
+        """Reports one finished step."""
+        self._done += 1
+        self._tokens += num_tokens
+        now = self._clock()
+        if self._live:
+            self._stream.write("\r\x1b[2K" + self.text(loss, now))
+        elif self._done == self._total or now - self._last_shown >= _PLAIN_LINE_EVERY_S:
+            self._last_shown = now
+            self._stream.write(self.text(loss, now) + "\n")
+        self._stream.flush()
+
+    def text(self, loss: float, now: float) -> str:
+        """The line as it stands."""
+        elapsed = max(now - self._start, 1e-9)
+        left = elapsed / self._done * (self._total - self._done)
+        filled = round(20 * self._done / self._total)
+        bar = "━" * filled + "╌" * (20 - filled)
+        return (
+            f"{bar} step {self._done}/{self._total}  loss {loss:.3f}  "
+            f"{self._tokens / elapsed:.0f} tokens/s  {left:.0f} s left"
+        )
+
+    def close(self) -> None:
+        """Ends the line."""
+        if self._live:
+            self._stream.write("\n")
+            self._stream.flush()
+
+
+@contextmanager
+def training_line(total_steps: int, stream: TextIO | None = None) -> Iterator[TrainingLine]:
+    """A live line for a training loop.
+
+    >>> import io
+    >>> out = io.StringIO()
+    >>> with training_line(1, out) as line:
+    ...     line.update(loss=0.5, num_tokens=10)
+    >>> "step 1/1  loss 0.500" in out.getvalue()
+    True
+    """
+    line = TrainingLine(total_steps, stream or sys.stderr)
+    try:
+        yield line
+    finally:
+        line.close()

@@ -1,0 +1,59 @@
+"""The house rules that a machine can check."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src" / "tinkex"
+MODULES = sorted(p for p in SRC.rglob("*.py") if not p.name.endswith("_pb2.py"))
+VAGUE = {"utils", "util", "helpers", "helper", "misc", "common", "compat"}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(SRC))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_is_short_and_named_after_its_subject(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 500
+    assert path.stem not in VAGUE
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_says_what_it_is_and_nothing_is_left_unfinished(path: Path) -> None:
+    text = path.read_text()
+    assert ast.get_docstring(ast.parse(text)), "no module docstring"
+    for mark in ("TODO", "FIXME", "XXX"):
+        assert mark not in text
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    program = "import sys, tinkex; print(','.join(sorted(sys.modules)))"
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    loaded = {name.split(".")[0] for name in out.strip().split(",")}
+    assert not loaded & {
+        "torch",
+        "transformers",
+        "pydantic",
+        "httpx",
+        "aiohttp",
+        "pyqwest",
+        "numpy",
+        "msgspec",
+        "logging",
+        "asyncio",
+        "google",
+    }
+
+
+def test_importing_the_client_loads_no_engine() -> None:
+    program = "import sys, tinkex; tinkex.ServiceClient; tinkex.types; print(','.join(sorted(sys.modules)))"
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    loaded = set(out.strip().split(","))
+    assert not {"torch", "transformers", "pydantic", "starlette", "uvicorn"} & loaded
+    assert not [name for name in loaded if name.startswith("tinkex.engine")]

@@ -1,0 +1,125 @@
+"""What a sampling client may rely on, whatever stands behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+
+import numpy as np
+import pytest
+
+import tinkex
+from tests.contract.backends import BASE_MODEL, Backend
+from tinkex import types
+
+PROMPT = types.ModelInput.from_ints([10, 11, 12, 13])
+
+
+@pytest.fixture
+def sampler(service: tinkex.ServiceClient) -> tinkex.SamplingClient:
+    return service.create_sampling_client(base_model=BASE_MODEL)
+
+
+def test_a_sample_has_tokens_logprobs_and_a_reason(sampler: tinkex.SamplingClient) -> None:
+    future = sampler.sample(PROMPT, 3, types.SamplingParams(max_tokens=5, stop=[]))
+    assert isinstance(future, concurrent.futures.Future)
+    response = future.result(timeout=60)
+    assert len(response.sequences) == 3
+    assert len({s.sequence_id for s in response.sequences}) == 3
+    for sequence in response.sequences:
+        assert len(sequence.tokens) == 5
+        assert sequence.stop_reason == "length"
+        assert sequence.logprobs is not None
+        assert len(sequence.logprobs) == 5
+
+
+def test_many_samples_in_flight_all_complete(sampler: tinkex.SamplingClient) -> None:
+    params = types.SamplingParams(max_tokens=3, stop=[])
+    futures = [sampler.sample(PROMPT, 1, params) for _ in range(50)]
+    assert [len(f.result(timeout=120).sequences[0].tokens) for f in futures] == [3] * 50
+
+
+def test_async_sampling_returns_the_value(sampler: tinkex.SamplingClient) -> None:
+    async def run() -> list[types.SampleResponse]:
+        params = types.SamplingParams(max_tokens=2, stop=[])
+        return list(await asyncio.gather(*(sampler.sample_async(PROMPT, 1, params) for _ in range(4))))
+
+    assert len(asyncio.run(run())) == 4
+
+
+def test_prompt_logprobs_start_with_none(sampler: tinkex.SamplingClient) -> None:
+    logprobs = sampler.compute_logprobs(PROMPT).result(timeout=60)
+    assert logprobs[0] is None
+    assert all(lp is not None and lp <= 0 for lp in logprobs[1:])
+    assert len(logprobs) == PROMPT.length
+
+
+def test_trainer_and_sampler_agree(service: tinkex.ServiceClient, backend: Backend) -> None:
+    if not backend.real:
+        return  # The mock holds no model to agree with.
+    training = service.create_lora_training_client(BASE_MODEL, rank=4, seed=3)
+    tokens = [10, 11, 12, 13, 14, 15]
+    data = [types.Datum(types.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})]  # type: ignore[dict-item]
+    for _ in range(3):
+        training.forward_backward(data, "cross_entropy")
+        training.optim_step(types.AdamParams(learning_rate=1e-2))
+    sampler = training.save_weights_and_get_sampling_client()
+    trained = training.forward(data, "cross_entropy").result().loss_fn_outputs[0]["logprobs"].to_numpy()
+    sampled = sampler.compute_logprobs(types.ModelInput.from_ints(tokens)).result(timeout=60)
+    np.testing.assert_allclose(np.array(sampled[1:], dtype=np.float32), trained, atol=1e-4)
+
+
+def test_a_sampler_keeps_the_weights_it_was_made_with(
+    service: tinkex.ServiceClient, backend: Backend
+) -> None:
+    if not backend.real:
+        return  # The mock holds no weights.
+    training = service.create_lora_training_client(BASE_MODEL, rank=4, seed=3)
+    sampler = training.save_weights_and_get_sampling_client()
+    before = sampler.compute_logprobs(PROMPT).result(timeout=60)
+    data = [types.Datum(types.ModelInput.from_ints([10, 11, 12]), {"target_tokens": [11, 12, 13]})]  # type: ignore[dict-item]
+    for _ in range(3):
+        training.forward_backward(data, "cross_entropy")
+        training.optim_step(types.AdamParams(learning_rate=1e-1)).result(timeout=60)
+    assert sampler.compute_logprobs(PROMPT).result(timeout=60) == before
+    assert (
+        training.save_weights_and_get_sampling_client().compute_logprobs(PROMPT).result(timeout=60) != before
+    )
+
+
+def test_a_seed_gives_the_same_set_of_different_samples(
+    sampler: tinkex.SamplingClient, backend: Backend
+) -> None:
+    if not backend.real:
+        return  # The mock draws nothing.
+    params = types.SamplingParams(max_tokens=8, seed=7, stop=[])
+    first, second = (sampler.sample(PROMPT, 4, params).result(timeout=60) for _ in range(2))
+    assert [s.tokens for s in first.sequences] == [s.tokens for s in second.sequences]
+    assert len({tuple(s.tokens) for s in first.sequences}) > 1
+
+
+def test_sampling_from_saved_weights_works(service: tinkex.ServiceClient) -> None:
+    training = service.create_lora_training_client(BASE_MODEL, rank=4)
+    path = training.save_weights_for_sampler("final").result().path
+    sampler = service.create_sampling_client(model_path=path)
+    response = sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=2, stop=[])).result(timeout=60)
+    assert len(response.sequences[0].tokens) == 2
+    assert sampler.get_base_model() == BASE_MODEL
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (types.ModelInput.empty(), "empty|prompt"),
+        (types.ModelInput.from_ints([10**6]), "1000000"),
+        (types.ModelInput.from_ints([5] * 5000), "context"),
+    ],
+)
+def test_a_bad_prompt_is_refused_and_the_sampler_goes_on(
+    sampler: tinkex.SamplingClient, backend: Backend, prompt: types.ModelInput, message: str
+) -> None:
+    if not backend.real:
+        return  # The mock holds no model.
+    with pytest.raises(tinkex.BadRequestError, match=message):
+        sampler.sample(prompt, 1, types.SamplingParams(max_tokens=1)).result(timeout=60)
+    sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=1)).result(timeout=60)
