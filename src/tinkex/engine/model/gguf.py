@@ -1,0 +1,269 @@
+"""Turns a GGUF file into an ordinary Hugging Face model directory, once.
+
+Weights are dequantised to fp32. llama.cpp stores the query and key projections of Llama models with the rows
+of each head interleaved for its own rotary order; they are put back to halves here.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tinkex.engine.model.gguf_tokenizer import build_tokenizer, special_tokens
+from tinkex.engine.model.progress import Progress, report
+from tinkex.errors import SetupError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Weights = NDArray[np.float32]
+
+__all__ = ["convert_gguf"]
+
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_TENSORS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+def convert_gguf(source: Path, directory: Path, progress: Progress | None = None) -> None:
+    """Writes the model in the GGUF file ``source`` into ``directory``, ready for any Hugging Face tool.
+
+    Example:
+        >>> convert_gguf(Path("SmolLM2-135M-Instruct.Q4_1.gguf"), Path("SmolLM2-135M-Instruct"))
+    """
+    report(progress, f"reading {source.name}")
+    metadata, tensors = _read(source)
+    config = _config(metadata, tensors)
+    tokenizer = build_tokenizer(metadata)
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_weights(directory / "model.safetensors", config, tensors, progress)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    special = special_tokens(metadata)
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": config["max_position_embeddings"],
+        **special,
+    }
+    if metadata.get("tokenizer.chat_template"):
+        tokenizer_config["chat_template"] = metadata["tokenizer.chat_template"]
+    _write_json(directory / "tokenizer_config.json", tokenizer_config)
+    _write_json(directory / "special_tokens_map.json", special)
+    _write_json(directory / "generation_config.json", _generation_config(metadata))
+    _write_json(directory / "config.json", config)
+
+
+def _read(source: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The metadata and the tensors of a GGUF file, by name."""
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise SetupError(
+            "reading a .gguf file needs the gguf package: pip install 'tinkex[engine]'"
+        ) from error
+    try:
+        reader = GGUFReader(source)
+        metadata = {name: field.contents() for name, field in reader.fields.items()}
+        return metadata, {tensor.name: tensor for tensor in reader.tensors}
+    except (ValueError, KeyError, IndexError, OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"{source} cannot be read as a GGUF file ({error}); fetch it again") from error
+
+
+def _config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``config.json`` of the same model on the hub."""
+    arch = str(metadata.get("general.architecture"))
+    if arch not in _ARCHITECTURES or metadata.get(f"{arch}.expert_count"):
+        raise SetupError(
+            f"architecture {arch!r}{' with experts' if arch in _ARCHITECTURES else ''} of the GGUF file is not supported; "
+            f"supported are dense models of {', '.join(_ARCHITECTURES)}"
+        )
+
+    def stated(name: str) -> Any:
+        value = metadata.get(f"{arch}.{name}")
+        if value is None:
+            raise SetupError(f"the GGUF file does not state {arch}.{name}; fetch it again")
+        return value
+
+    if "token_embd.weight" not in tensors:
+        raise SetupError("the GGUF file has no token_embd.weight; fetch it again")
+    hidden, heads = int(stated("embedding_length")), int(stated("attention.head_count"))
+    context = int(stated("context_length"))
+    rotated = metadata.get(f"{arch}.rope.dimension_count")
+    head_dim = int(metadata.get(f"{arch}.attention.key_length") or rotated or hidden // heads)
+    if rotated is not None and int(rotated) != head_dim:
+        raise SetupError(
+            f"the GGUF file rotates {rotated} of {head_dim} dimensions of a head, which is not supported"
+        )
+    config: dict[str, Any] = {
+        "architectures": [_ARCHITECTURES[arch]],
+        "model_type": arch,
+        "vocab_size": int(tensors["token_embd.weight"].shape[-1]),
+        "hidden_size": hidden,
+        "intermediate_size": int(stated("feed_forward_length")),
+        "num_hidden_layers": int(stated("block_count")),
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(metadata.get(f"{arch}.attention.head_count_kv") or heads),
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": context,
+        "rms_norm_eps": _shortest(stated("attention.layer_norm_rms_epsilon")),
+        "rope_theta": _shortest(metadata.get(f"{arch}.rope.freq_base") or 10000.0),
+        "rope_scaling": _rope_scaling(metadata, tensors, arch, head_dim, context),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
+        "torch_dtype": "float32",
+    }
+    window = metadata.get(f"{arch}.attention.sliding_window")
+    if arch == "llama" and window:
+        # Mistral models come as llama with a window; their Hugging Face name is what honours it.
+        config |= {
+            "architectures": ["MistralForCausalLM"],
+            "model_type": "mistral",
+            "sliding_window": int(window),
+        }
+    return config
+
+
+def _rope_scaling(
+    metadata: Mapping[str, Any], tensors: Mapping[str, Any], arch: str, head_dim: int, context: int
+) -> dict[str, Any] | None:
+    kind = metadata.get(f"{arch}.rope.scaling.type", "none")
+    if _ROPE_FACTORS in tensors:
+        theta = float(metadata.get(f"{arch}.rope.freq_base") or 10000.0)
+        return _llama3_scaling(np.asarray(tensors[_ROPE_FACTORS].data, np.float32), theta, head_dim)
+    if kind == "none":
+        return None
+    factor = metadata.get(f"{arch}.rope.scaling.factor")
+    original = metadata.get(f"{arch}.rope.scaling.original_context_length")
+    if kind == "linear" and factor:
+        return {"rope_type": "linear", "factor": _shortest(factor)}
+    if kind == "yarn" and factor:
+        return {
+            "rope_type": "yarn",
+            "factor": _shortest(factor),
+            "original_max_position_embeddings": int(original or context),
+        }
+    raise SetupError(
+        f"rope scaling {kind!r} of the GGUF file is not supported; linear and yarn, with a factor, are"
+    )
+
+
+def _llama3_scaling(stretch_h: Weights, theta: float, head_dim: int) -> dict[str, Any]:
+    """The llama3 parameters whose stretch of every frequency is the one the file stores."""
+    from tinkex.engine.model.rope import RopeConfig, Rotary
+
+    factor = float(stretch_h.max())
+    scaling = {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    plain = Rotary(RopeConfig(theta=theta), head_dim).inverse_frequencies_h.numpy()
+    scaled = RopeConfig.from_config({"rope_scaling": scaling, "rope_theta": theta})
+    expected = plain / Rotary(scaled, head_dim).inverse_frequencies_h.numpy()
+    if expected.shape != stretch_h.shape or not np.allclose(expected, stretch_h, rtol=1e-3):
+        raise SetupError(
+            "the rope factors of the GGUF file are not those of Llama 3, which alone are supported"
+        )
+    return scaling
+
+
+def _generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    known = list(dict.fromkeys(int(token) for token in ends if token is not None))
+    config = {
+        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": known[0] if len(known) == 1 else known or None,
+        "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
+    }
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def _write_weights(
+    path: Path, config: Mapping[str, Any], tensors: Mapping[str, Any], progress: Progress | None
+) -> None:
+    """One safetensors file, written tensor by tensor, so that memory holds one of them at a time."""
+    names = {name: _hub_name(name) for name in tensors if name != _ROPE_FACTORS}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    total = 0
+    for name, hub_name in names.items():
+        shape = [int(size) for size in reversed(tensors[name].shape)]
+        size = 4 * int(np.prod(shape))
+        header[hub_name] = {"dtype": "F32", "shape": shape, "data_offsets": [total, total + size]}
+        total += size
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)  # the format wants the data aligned to 8 bytes
+    done = 0
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(encoded)) + encoded)
+        for name in names:
+            values = _dequantised(name, tensors[name], config)
+            file.write(np.ascontiguousarray(values).data)
+            done += values.nbytes
+            report(progress, "converting weights", done, total)
+
+
+def _dequantised(name: str, tensor: Any, config: Mapping[str, Any]) -> Weights:
+    from gguf import dequantize
+
+    try:
+        values: Weights = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+    except NotImplementedError as error:
+        raise SetupError(
+            f"tensor {name} of the GGUF file is stored as {tensor.tensor_type.name}, which the gguf package cannot read"
+        ) from error
+    if config["model_type"] in {"llama", "mistral"} and ".attn_q." in name:
+        return _halves(values, config["num_attention_heads"])
+    if config["model_type"] in {"llama", "mistral"} and ".attn_k." in name:
+        return _halves(values, config["num_key_value_heads"])
+    return values
+
+
+def _halves(rows: Weights, num_heads: int) -> Weights:
+    """Rows of each head from interleaved pairs (0, h, 1, h + 1, …) back to halves (0, 1, …, h, h + 1, …)."""
+    per_head = rows.reshape(num_heads, -1, 2, *rows.shape[1:])
+    return per_head.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _hub_name(name: str) -> str:
+    stem, _, kind = name.rpartition(".")
+    parts = stem.split(".")
+    layer = f"model.layers.{parts[1]}." if parts[0] == "blk" else ""
+    tensor = _TENSORS.get(parts[-1])
+    if tensor is None or kind not in {"weight", "bias"}:
+        raise SetupError(f"tensor {name} of the GGUF file has no place in a dense Llama or Qwen model")
+    return f"{layer}{tensor}.{kind}"
+
+
+def _shortest(value: float) -> float:
+    """The shortest decimal that is this fp32 number: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(value)))
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
