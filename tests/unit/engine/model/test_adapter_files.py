@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tinkex.engine.model.adapter_files import CONFIG_FILE, WEIGHTS_FILE, load_adapter, save_adapter
+from tinkex.engine.model.architecture import Architecture
+from tinkex.engine.model.loader import read_architecture
+from tinkex.engine.model.lora import Adapter, LoraSpec
+from tinkex.errors import InvalidInput
+
+
+@pytest.fixture
+def arch(tiny_model: Path) -> Architecture:
+    return read_architecture(tiny_model)
+
+
+@pytest.fixture
+def saved(arch: Architecture, tmp_path: Path) -> Path:
+    adapter = Adapter.create(arch, LoraSpec(rank=3, seed=0))
+    noise = torch.randn(adapter.params.shape, generator=torch.Generator().manual_seed(1))
+    save_adapter(tmp_path / "adapter", adapter.with_params(noise), "tiny/llama")
+    return tmp_path / "adapter"
+
+
+def _change_config(directory: Path, **fields: Any) -> None:
+    path = directory / CONFIG_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_a_saved_adapter_has_the_names_peft_uses(saved: Path) -> None:
+    config = json.loads((saved / CONFIG_FILE).read_text())
+    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 3, 32)
+    assert config["base_model_name_or_path"] == "tiny/llama"
+    tensors = load_file(saved / WEIGHTS_FILE)
+    assert tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"].shape == (3, 64)
+    assert tensors["base_model.model.lm_head.lora_B.weight"].shape == (512, 3)
+
+
+def test_what_was_saved_loads_bit_for_bit(saved: Path, arch: Architecture) -> None:
+    adapter = load_adapter(saved, arch)
+    expected = torch.randn(adapter.params.shape, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(adapter.params, expected)
+
+
+def test_the_unembedding_may_be_called_unembed_tokens(saved: Path, arch: Architecture) -> None:
+    expected = load_adapter(saved, arch)
+    tensors = load_file(saved / WEIGHTS_FILE)
+    renamed = {
+        name.replace("base_model.model.lm_head", "base_model.model.model.unembed_tokens"): tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(renamed, saved / WEIGHTS_FILE)
+    assert torch.equal(load_adapter(saved, arch).params, expected.params)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"peft_type": "IA3"}, "IA3"),
+        ({"use_dora": True}, "use_dora"),
+        ({"bias": "all"}, "bias"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
+        ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern"),
+        ({"init_lora_weights": "pissa"}, "pissa"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"some_new_option": 1}, "some_new_option"),
+        ({"r": "8"}, "r '8'"),
+        ({"lora_alpha": None}, "lora_alpha"),
+    ],
+)
+def test_options_that_cannot_be_honoured_are_refused_by_name(
+    saved: Path, arch: Architecture, fields: dict[str, Any], name: str
+) -> None:
+    _change_config(saved, **fields)
+    with pytest.raises(InvalidInput, match=name):
+        load_adapter(saved, arch)
+
+
+def test_rank_stabilised_scaling_is_honoured(saved: Path, arch: Architecture) -> None:
+    _change_config(saved, use_rslora=True, lora_alpha=8)
+    assert load_adapter(saved, arch).spec.scale == pytest.approx(8 / 3**0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "words"),
+    [
+        ("base_model.model.model.embed_tokens.lora_embedding_A", torch.zeros(3, 512), "has no place"),
+        ("base_model.model.model.layers.7.mlp.up_proj.lora_A.weight", torch.zeros(3, 64), "layer 7"),
+        ("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight", torch.zeros(2, 64), r"is \(2, 64\)"),
+        ("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight", None, "only lora_B"),
+        ("base_model.model.model.unembed_tokens.lora_A.weight", torch.zeros(3, 64), "twice"),
+        ("base_model.model.lm_head.base_layer.weight", torch.zeros(600, 64), "resized vocabulary"),
+    ],
+)
+def test_tensors_without_a_place_are_refused_by_name(
+    saved: Path, arch: Architecture, name: str, tensor: torch.Tensor | None, words: str
+) -> None:
+    tensors = load_file(saved / WEIGHTS_FILE)
+    if tensor is None:
+        del tensors[name]
+    else:
+        tensors[name] = tensor
+    save_file(tensors, saved / WEIGHTS_FILE)
+    with pytest.raises(InvalidInput, match=words):
+        load_adapter(saved, arch)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [(CONFIG_FILE, "not a PEFT adapter"), (WEIGHTS_FILE, "only safetensors")]
+)
+def test_a_missing_file_is_named(saved: Path, arch: Architecture, name: str, words: str) -> None:
+    (saved / name).unlink()
+    with pytest.raises(InvalidInput, match=words):
+        load_adapter(saved, arch)
+
+
+def test_a_damaged_file_is_an_input_error(saved: Path, arch: Architecture) -> None:
+    (saved / WEIGHTS_FILE).write_bytes(b"nothing")
+    with pytest.raises(InvalidInput, match="cannot be read as safetensors"):
+        load_adapter(saved, arch)

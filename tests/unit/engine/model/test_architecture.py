@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tinkex.engine.model.architecture import Architecture
+from tinkex.errors import SetupError
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+}
+
+
+def test_sizes_are_read_from_config_json() -> None:
+    arch = Architecture.from_config(LLAMA | {"max_position_embeddings": 8192, "tie_word_embeddings": True})
+    assert (arch.family, arch.num_layers, arch.num_heads, arch.num_kv_heads) == ("llama", 4, 9, 3)
+    assert (arch.head_dim, arch.max_context, arch.tie_embeddings) == (64, 8192, True)
+    assert not any([arch.attention_bias, arch.output_bias, arch.mlp_bias, arch.qk_norm])
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}, "MixtralForCausalLM"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
+        ({"architectures": None, "model_type": "gemma3"}, "gemma3"),
+    ],
+)
+def test_another_architecture_is_refused_by_its_name(config: dict[str, Any], name: str) -> None:
+    with pytest.raises(SetupError, match=name):
+        Architecture.from_config(LLAMA | config)
+
+
+def test_a_model_type_stands_in_for_missing_architectures() -> None:
+    assert Architecture.from_config(LLAMA | {"architectures": None}).family == "llama"
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"num_key_value_heads": 2}, "not a multiple of 2"),
+        ({"head_dim": 7}, "odd head_dim of 7"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+        ({"rope_scaling": {"type": "linear"}}, "lacks factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "twist": 1}}, "twist"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per kind of layer"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(SetupError, match=words):
+        Architecture.from_config(LLAMA | config)
+
+
+def test_generation_config_has_the_last_word_on_end_tokens() -> None:
+    config = LLAMA | {"eos_token_id": 5}
+    assert Architecture.from_config(config).eos_token_ids == (5,)
+    assert Architecture.from_config(config, {"eos_token_id": [7, 8]}).eos_token_ids == (7, 8)
+    assert Architecture.from_config(config, {"eos_token_id": None}).eos_token_ids == (5,)
+
+
+def test_every_mistral_layer_slides_and_qwen_layers_slide_by_flag() -> None:
+    mistral = Architecture.from_config(
+        LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 16}
+    )
+    assert [mistral.window(layer) for layer in range(4)] == [16] * 4
+    qwen = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 16, "max_window_layers": 3}
+    assert Architecture.from_config(qwen).sliding_window is None
+    assert Architecture.from_config(qwen | {"use_sliding_window": True}).window(2) is None
+    assert Architecture.from_config(qwen | {"use_sliding_window": True}).window(3) == 16
+
+
+def test_rope_theta_is_found_in_both_generations_of_config_files() -> None:
+    older = Architecture.from_config(LLAMA | {"rope_theta": 500.0})
+    newer = Architecture.from_config(
+        LLAMA | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+    )
+    assert older.rope == newer.rope
+    assert older.rope.theta == 500.0

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Quantization
+from safetensors.numpy import load_file
+from transformers import AutoTokenizer
+
+from tests.models import CHAT_TEMPLATE, tiny_llama
+from tinkex.engine.model.attention import packed_causal
+from tinkex.engine.model.gguf import convert_gguf
+from tinkex.engine.model.loader import load_transformer
+from tinkex.engine.model.tokenizer import EngineTokenizer
+from tinkex.errors import SetupError
+
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def _gguf_name(name: str) -> str:
+    stem, kind = name.rsplit(".", 1)
+    if stem.startswith("model.layers."):
+        _, _, layer, part = stem.split(".", 3)
+        return f"blk.{layer}.{GGUF_NAMES[part]}.{kind}"
+    return f"{GGUF_NAMES[stem]}.{kind}"
+
+
+def _interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
+    """llama.cpp's order of the rows of a head: dimension 0, dimension h, dimension 1, dimension h + 1…"""
+    head_dim = weight.shape[0] // num_heads
+    order = np.arange(head_dim).reshape(2, head_dim // 2).T.ravel()
+    rows = np.concatenate([head * head_dim + order for head in range(num_heads)])
+    return weight[rows]
+
+
+def write_gguf(
+    directory: Path,
+    path: Path,
+    quantization: Quantization = Quantization.F32,
+    *,
+    pre: str = "smollm",
+    extra: dict[str, Any] | None = None,
+    tensors: dict[str, np.ndarray] | None = None,
+) -> Path:
+    """The model in ``directory`` as llama.cpp would store it."""
+    config = json.loads((directory / "config.json").read_text())
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    arch = "llama" if config["model_type"] == "mistral" else config["model_type"]
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    vocab = sorted(tokenizer["model"]["vocab"].items(), key=lambda entry: entry[1])
+    special = {token["id"] for token in tokenizer["added_tokens"]}
+    writer.add_token_list([token for token, _ in vocab])
+    writer.add_token_types([3 if place in special else 1 for _, place in vocab])
+    writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_pad_token_id(2)
+    writer.add_add_bos_token(value=False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+    for key, value in (extra or {}).items():
+        writer.add_key_value(
+            key, value, gguf.GGUFValueType.STRING if isinstance(value, str) else gguf.GGUFValueType.FLOAT32
+        )
+    for name, weight in {**load_file(directory / "model.safetensors"), **(tensors or {})}.items():
+        stored = weight
+        if arch == "llama" and ".q_proj." in name:
+            stored = _interleaved(weight, config["num_attention_heads"])
+        elif arch == "llama" and ".k_proj." in name:
+            stored = _interleaved(weight, config["num_key_value_heads"])
+        kind = quantization if weight.ndim == 2 else Quantization.F32
+        target = name if name in (tensors or {}) else _gguf_name(name)
+        writer.add_tensor(target, gguf.quantize(stored, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _logits(directory: Path) -> torch.Tensor:
+    model = load_transformer(directory)
+    tokens = torch.arange(3, 30)
+    with torch.no_grad():
+        hidden = model.hidden(tokens, torch.arange(len(tokens)), packed_causal([len(tokens)], model.arch))
+        return model.logits(hidden)
+
+
+@pytest.mark.parametrize(
+    ("family", "tie", "config"),
+    [
+        ("llama", True, {}),
+        ("llama", False, {"attention_bias": False}),
+        ("qwen2", True, {}),
+        ("qwen3", False, {}),
+    ],
+)
+def test_an_unquantised_model_comes_back_with_the_same_logits(
+    tmp_path: Path, family: str, tie: bool, config: dict[str, Any]
+) -> None:
+    original = tiny_llama(tmp_path / "original", family=family, tie=tie, config=config)
+    converted = tmp_path / "converted"
+    convert_gguf(write_gguf(original, tmp_path / "model.gguf"), converted)
+    assert torch.equal(_logits(converted), _logits(original))
+
+
+@pytest.mark.parametrize("name", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+def test_quantised_weights_come_back_dequantised_and_in_order(tmp_path: Path, name: str) -> None:
+    quantization = Quantization[name]
+    original = tiny_llama(tmp_path / "original")
+    convert_gguf(write_gguf(original, tmp_path / "model.gguf", quantization), tmp_path / "converted")
+    expected, found = (load_file(tmp_path / part / "model.safetensors") for part in ("original", "converted"))
+    assert expected.keys() == found.keys()
+    for tensor, weight in expected.items():
+        kind = quantization if weight.ndim == 2 else Quantization.F32
+        np.testing.assert_array_equal(found[tensor], gguf.dequantize(gguf.quantize(weight, kind), kind))
+
+
+def test_the_tokenizer_comes_back_with_its_special_tokens_and_template(tmp_path: Path) -> None:
+    original = tiny_llama(tmp_path / "original")
+    convert_gguf(write_gguf(original, tmp_path / "model.gguf"), tmp_path / "converted")
+    ours, reference = EngineTokenizer(tmp_path / "converted"), EngineTokenizer(original)
+    official = AutoTokenizer.from_pretrained(tmp_path / "converted")
+    for text in ["In 2024 it was 12345.", "漢字 🙂  x", "<|im_start|>user\nhi<|im_end|>\n"]:
+        assert ours.encode(text) == reference.encode(text) == official.encode(text)
+    assert ours.encode("2024") == [token for digit in "2024" for token in ours.encode(digit)]
+    assert ours.chat_template == CHAT_TEMPLATE
+    assert ours.eos_token_ids == (2,)
+    assert len(official) == reference.vocab_size
+    assert (official.eos_token_id, official.pad_token_id, official.bos_token_id) == (2, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("gpt-2", "ab 123 cd", ["ab", " 123", " cd"]),
+        ("qwen2", "ab 123 cd", ["ab", " ", "1", "2", "3", " cd"]),
+        ("llama-bpe", "ab 1234 cd", ["ab", " ", "123", "4", " cd"]),
+        ("smollm", "ab 123 cd", ["ab", " ", "1", "2", "3", " cd"]),
+    ],
+)
+def test_words_are_cut_as_the_pre_tokenizer_says(
+    tmp_path: Path, pre: str, text: str, pieces: list[str]
+) -> None:
+    from tokenizers import Tokenizer
+
+    original = tiny_llama(tmp_path / "original")
+    convert_gguf(write_gguf(original, tmp_path / "model.gguf", pre=pre), tmp_path / "converted")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "converted" / "tokenizer.json"))
+    assert [word.replace("Ġ", " ") for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)] == pieces
+
+
+def test_rope_scaling_of_llama_3_is_recognised_by_its_factors(tmp_path: Path) -> None:
+    from tinkex.engine.model.rope import RopeConfig, Rotary
+
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    original = tiny_llama(tmp_path / "original", config={"rope_theta": 500000.0})
+    plain = Rotary(RopeConfig(theta=500000.0), 16).inverse_frequencies_h
+    scaled = Rotary(RopeConfig.from_config({"rope_theta": 500000.0, "rope_scaling": scaling}), 16)
+    factors = (plain / scaled.inverse_frequencies_h).numpy()
+    path = write_gguf(original, tmp_path / "model.gguf", tensors={"rope_freqs.weight": factors})
+    convert_gguf(path, tmp_path / "converted")
+    assert json.loads((tmp_path / "converted" / "config.json").read_text())["rope_scaling"] == scaling
+    load_transformer(tmp_path / "converted")
+
+    odd = write_gguf(original, tmp_path / "odd.gguf", tensors={"rope_freqs.weight": factors[::-1].copy()})
+    with pytest.raises(SetupError, match="not those of Llama 3"):
+        convert_gguf(odd, tmp_path / "odd")
+
+
+def test_linear_and_yarn_rope_scaling_are_kept(tmp_path: Path) -> None:
+    original = tiny_llama(tmp_path / "original")
+    for kind in ("linear", "yarn"):
+        extra = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 4.0}
+        convert_gguf(write_gguf(original, tmp_path / f"{kind}.gguf", extra=extra), tmp_path / kind)
+        rope = load_transformer(tmp_path / kind).arch.rope
+        assert (rope.kind, rope.factor) == (kind, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"extra": {"llama.expert_count": 8.0}}, "with experts"),
+        ({"extra": {"llama.rope.scaling.type": "longrope"}}, "longrope"),
+        ({"pre": "tekken"}, "tekken"),
+        ({"tensors": {"blk.0.ffn_gate_exps.weight": np.zeros((64, 64), np.float32)}}, "ffn_gate_exps"),
+    ],
+)
+def test_what_cannot_be_rebuilt_exactly_is_refused_by_name(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    original = tiny_llama(tmp_path / "original")
+    with pytest.raises(SetupError, match=words):
+        convert_gguf(write_gguf(original, tmp_path / "model.gguf", **settings), tmp_path / "converted")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"GGUF", b"GGUF\x03\x00\x00\x00" + b"\xff" * 64, b"something else entirely"]
+)
+def test_a_damaged_file_is_a_setup_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    with pytest.raises(SetupError, match="cannot be read as a GGUF file"):
+        convert_gguf(path, tmp_path / "converted")
+
+
+def test_progress_counts_up_to_all_weights(tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int | None]] = []
+    original = tiny_llama(tmp_path / "original")
+    path = write_gguf(original, tmp_path / "model.gguf")
+    convert_gguf(path, tmp_path / "converted", lambda *report: seen.append(report))
+    done = [report for report in seen if report[0] == "converting weights"]
+    assert [count for _, count, _ in done] == sorted(count for _, count, _ in done)
+    assert done[-1][1] == done[-1][2]
