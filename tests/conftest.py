@@ -12,6 +12,8 @@ from tests.servers import ServedEngine, serve
 
 # Two threads are what the smallest supported machine has; more of them spin against each other.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+# Idle threads sleep instead of spinning: with another process on a core, spinning costs a factor of three.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # The official client phones home on errors and waits for the answer; tests must not.
 os.environ.setdefault("TINKER_TELEMETRY", "0")
 
