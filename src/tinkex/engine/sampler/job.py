@@ -1,0 +1,184 @@
+"""One request to sample, and everything that is checked about it before it is accepted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from tinkex.engine.sampler.logits import MIN_TEMPERATURE, TOP_K_OFF
+from tinkex.engine.sampler.stopping import StopRule
+from tinkex.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from tinkex.engine.model.architecture import Architecture
+    from tinkex.engine.model.lora import Adapter
+    from tinkex.types import SampleRequest, SamplingParams, TensorData
+
+__all__ = ["MAX_TOPK_LOGPROBS", "SampleJob", "check_job", "max_new_tokens"]
+
+MAX_TOPK_LOGPROBS = 1024
+"""The most alternatives that are reported per token, so that a long prompt's answer stays within memory."""
+
+SKIPPED_TARGET = -1
+
+
+@dataclass(frozen=True, eq=False)
+class SampleJob:
+    """A prompt to continue ``num_samples`` times under one adapter (``None`` = the base model).
+
+    ``adapter`` is an immutable snapshot; jobs that pass the same object share prompts in memory.
+
+    Example:
+        >>> job = SampleJob("req-1", None, np.array([1, 5, 9], np.int32), 2, SamplingParams(max_tokens=8), ["a", "b"])
+    """
+
+    request_id: str
+    adapter: Adapter | None
+    prompt_P: npt.NDArray[np.int32]
+    num_samples: int
+    params: SamplingParams
+    sequence_ids: Sequence[str]
+    prompt_logprobs: bool = False
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+    target_prompt_logprobs: TensorData | None = None
+    prompt_alt_tokens_k: int = 0
+    prompt_logprobs_last_n: int | None = None
+
+    @classmethod
+    def of(
+        cls, request: SampleRequest, *, request_id: str, adapter: Adapter | None, sequence_ids: Sequence[str]
+    ) -> SampleJob:
+        """The job a request asks for; refuses prompts that are not text."""
+        kinds = {chunk.type for chunk in request.prompt.chunks} - {"encoded_text"}
+        if kinds:
+            raise InvalidInput(
+                f"prompt holds {', '.join(sorted(kinds))} chunks, and this model reads text only; send encoded_text chunks"
+            )
+        return cls(
+            request_id=request_id,
+            adapter=adapter,
+            prompt_P=request.prompt.to_numpy(),
+            num_samples=request.num_samples,
+            params=request.sampling_params,
+            sequence_ids=sequence_ids,
+            prompt_logprobs=bool(request.prompt_logprobs),
+            topk_prompt_logprobs=request.topk_prompt_logprobs,
+            topk_sample_logprobs=request.topk_sample_logprobs,
+            target_prompt_logprobs=request.target_prompt_logprobs,
+            prompt_alt_tokens_k=request.prompt_alt_tokens_k,
+            prompt_logprobs_last_n=request.prompt_logprobs_last_n,
+        )
+
+
+def max_new_tokens(prompt_length: int, max_tokens: int | None, max_context: int) -> int:
+    """How many tokens a sequence may get: ``max_tokens``, or what the context has left, whichever is less.
+
+    A prompt that fills the whole context still gets one token, because predicting it needs no further position.
+
+    Example:
+        >>> max_new_tokens(100, None, 128), max_new_tokens(100, 8, 128), max_new_tokens(128, 8, 128)
+        (28, 8, 1)
+    """
+    room = max(1, max_context - prompt_length)
+    return room if max_tokens is None else min(max_tokens, room)
+
+
+def check_job(job: SampleJob, arch: Architecture, eos_token_ids: Sequence[int]) -> StopRule:
+    """Refuses what cannot be sampled, naming the field, its value and the way out; returns what stops it."""
+    _check_prompt(job.prompt_P, arch)
+    _check_counts(job, arch)
+    _check_params(job.params)
+    if job.target_prompt_logprobs is not None:
+        _check_targets(job.target_prompt_logprobs, len(job.prompt_P), arch)
+    return StopRule.of(job.params.stop, eos_token_ids=eos_token_ids, vocab_size=arch.vocab_size)
+
+
+def _check_prompt(prompt_P: npt.NDArray[np.int32], arch: Architecture) -> None:
+    if prompt_P.ndim != 1 or prompt_P.dtype.kind != "i":
+        raise InvalidInput(
+            f"prompt must be a flat list of token ids, and has shape {prompt_P.shape} of {prompt_P.dtype}"
+        )
+    if not len(prompt_P):
+        raise InvalidInput(
+            "prompt is empty; give at least one token, such as the model's beginning-of-text token"
+        )
+    if len(prompt_P) > arch.max_context:
+        raise InvalidInput(
+            f"prompt has {len(prompt_P)} tokens, and this model's context holds {arch.max_context}; shorten the prompt"
+        )
+    outside = np.flatnonzero((prompt_P < 0) | (prompt_P >= arch.vocab_size))
+    if len(outside):
+        at = int(outside[0])
+        raise InvalidInput(
+            f"prompt token {int(prompt_P[at])} at index {at} is not in this model's vocabulary of ids "
+            f"0…{arch.vocab_size - 1}; encode the prompt with this model's tokenizer"
+        )
+
+
+def _check_counts(job: SampleJob, arch: Architecture) -> None:
+    if job.num_samples < 1:
+        raise InvalidInput(f"num_samples must be at least 1, and is {job.num_samples}")
+    if len(job.sequence_ids) != job.num_samples:
+        raise InvalidInput(
+            f"num_samples is {job.num_samples}, and {len(job.sequence_ids)} sequence ids were given"
+        )
+    most = min(MAX_TOPK_LOGPROBS, arch.vocab_size)
+    for name, value in (
+        ("topk_prompt_logprobs", job.topk_prompt_logprobs),
+        ("topk_sample_logprobs", job.topk_sample_logprobs),
+    ):
+        if not 0 <= value <= most:
+            raise InvalidInput(f"{name} must lie in 0…{most}, and is {value}")
+    if job.prompt_alt_tokens_k != 0:
+        raise InvalidInput(
+            f"prompt_alt_tokens_k is {job.prompt_alt_tokens_k}, and this engine does not offer alternative prompt tokens; "
+            "leave it 0 and use topk_prompt_logprobs for the likeliest tokens at each position"
+        )
+    last_n = job.prompt_logprobs_last_n
+    if last_n is not None and last_n < 1:
+        raise InvalidInput(
+            f"prompt_logprobs_last_n must be at least 1, and is {last_n}; leave it out for all"
+        )
+    if last_n is not None and not job.prompt_logprobs:
+        raise InvalidInput(
+            f"prompt_logprobs_last_n is {last_n} without prompt_logprobs; ask for prompt_logprobs too"
+        )
+
+
+def _check_params(params: SamplingParams) -> None:
+    if params.max_tokens is not None and params.max_tokens < 1:
+        raise InvalidInput(
+            f"max_tokens must be at least 1, and is {params.max_tokens}; leave it out for as many as fit"
+        )
+    if not (params.temperature == 0 or MIN_TEMPERATURE <= params.temperature < math.inf):
+        raise InvalidInput(
+            f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE:g} and finite, and is {params.temperature}"
+        )
+    if params.top_k != TOP_K_OFF and params.top_k < 1:
+        raise InvalidInput(f"top_k must be at least 1, or {TOP_K_OFF} for off, and is {params.top_k}")
+    if not 0 < params.top_p <= 1:
+        raise InvalidInput(f"top_p must lie in (0, 1], and is {params.top_p}; 1 is off")
+
+
+def _check_targets(targets: TensorData, prompt_length: int, arch: Architecture) -> None:
+    if targets.dtype != "int64":
+        raise InvalidInput(f"target_prompt_logprobs must hold int64 token ids, and is {targets.dtype}")
+    shape = targets.shape
+    if shape is None or len(shape) != 2 or shape[0] != prompt_length - 1:
+        raise InvalidInput(
+            f"target_prompt_logprobs must have the shape [{prompt_length - 1}, K] for a prompt of {prompt_length} tokens "
+            f"(row i asks about token i+1), and has {shape}"
+        )
+    values = targets.array
+    outside = values[(values != SKIPPED_TARGET) & ((values < 0) | (values >= arch.vocab_size))]
+    if len(outside):
+        raise InvalidInput(
+            f"target_prompt_logprobs holds token id {int(outside[0])}, and this model's ids are 0…{arch.vocab_size - 1}; "
+            f"use {SKIPPED_TARGET} to skip a cell"
+        )

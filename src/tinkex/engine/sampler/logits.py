@@ -1,0 +1,184 @@
+"""From logits to a drawn token and its logprob: temperature, top-k, top-p and the draw itself.
+
+Every row is computed from its own logits, its own settings and its own uniform number, so what else is in
+the batch changes nothing but the last bits of the logits.
+
+Shapes: B rows of the batch, V vocabulary, M candidates of a truncated distribution.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+__all__ = ["MIN_TEMPERATURE", "TOP_K_OFF", "Draw", "RowSettings", "draw", "generator_of", "scaled_logprobs"]
+
+TOP_K_OFF = -1
+MIN_TEMPERATURE = 1e-6
+"""The smallest temperature above 0: below it, scaled logits leave the range of fp32."""
+
+_NUCLEUS_CANDIDATES = 256
+_NUCLEUS_GROWTH = 16
+_DRAW_BLOCK = 256
+_BELOW_ONE = float(np.nextafter(1.0, 0.0))
+
+
+@dataclass(frozen=True)
+class RowSettings:
+    """How one row is drawn.
+
+    ``temperature=0`` takes the likeliest token. ``top_k=-1`` and ``top_p=1`` truncate nothing; together, the
+    nucleus is that of the renormalised top-k distribution.
+    """
+
+    temperature: float = 1.0
+    top_k: int = TOP_K_OFF
+    top_p: float = 1.0
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the row takes the likeliest token instead of drawing one."""
+        return self.temperature == 0
+
+    @property
+    def method(self) -> tuple[str, int]:
+        """Rows with the same method are drawn together: the kind of draw, and its top-k."""
+        if self.greedy:
+            return "greedy", TOP_K_OFF
+        if self.top_k == TOP_K_OFF and self.top_p >= 1:
+            return "whole", TOP_K_OFF
+        return "truncated", self.top_k
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One token per row, and the distribution it is reported under."""
+
+    tokens_B: Tensor
+    logprobs_B: Tensor
+    distribution_BV: Tensor
+    """Logprobs of the temperature-scaled distribution, before top-k and top-p."""
+    finite_B: Tensor
+    """False where the logits hold NaN or +inf; such a row's token means nothing."""
+
+
+def generator_of(seed: int | None, sample_index: int) -> np.random.Generator:
+    """The random numbers of one sample: the same for the same (seed, index), fresh ones without a seed.
+
+    Seeds may be any integer, negative or beyond 64 bits.
+
+    Example:
+        >>> generator_of(2**70, 0).random() == generator_of(2**70, 0).random()
+        True
+        >>> generator_of(7, 0).random() == generator_of(7, 1).random()
+        False
+    """
+    if seed is None:
+        return np.random.default_rng()
+    return np.random.default_rng(np.random.SeedSequence(abs(seed), spawn_key=(sample_index, int(seed < 0))))
+
+
+def scaled_logprobs(logits_BV: Tensor, temperatures: Sequence[float]) -> Tensor:
+    """Logprobs of the temperature-scaled distributions, (B, V) in fp32; temperature 0 is reported at 1.
+
+    Example:
+        >>> scaled_logprobs(torch.zeros(1, 4), [0.5]).exp()
+        tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
+    """
+    if any(temperature not in {0.0, 1.0} for temperature in temperatures):
+        scale_B = torch.tensor([temperature or 1.0 for temperature in temperatures], dtype=torch.float32)
+        logits_BV = logits_BV / scale_B[:, None]
+    return torch.log_softmax(logits_BV, dim=-1)
+
+
+def draw(logits_BV: Tensor, settings: Sequence[RowSettings], uniforms: Sequence[float]) -> Draw:
+    """Draws one token per row, by the inverse of the row's distribution function at its uniform in [0, 1).
+
+    Example:
+        >>> draw(torch.tensor([[0.0, 9.0]]), [RowSettings(temperature=0)], [0.0]).tokens_B
+        tensor([1])
+    """
+    distribution_BV = scaled_logprobs(logits_BV, [row.temperature for row in settings])
+    uniforms_B = torch.tensor(uniforms, dtype=torch.float64)
+    tokens_B = torch.empty(len(settings), dtype=torch.int64)
+    groups: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for row, setting in enumerate(settings):
+        groups[setting.method].append(row)
+    for (kind, top_k), rows in groups.items():
+        picked = torch.tensor(rows)
+        # A batch of one kind is the common case, and then the distributions are not copied.
+        part_BV = distribution_BV if len(groups) == 1 else distribution_BV[picked]
+        if kind == "greedy":
+            tokens_B[picked] = part_BV.argmax(dim=-1)
+        elif kind == "whole":
+            tokens_B[picked] = _draw_whole(part_BV, uniforms_B[picked])
+        else:
+            top_p_B = torch.tensor([settings[row].top_p for row in rows], dtype=torch.float64)
+            tokens_B[picked] = _draw_truncated(part_BV, top_k, top_p_B, uniforms_B[picked])
+    logprobs_B = distribution_BV.gather(1, tokens_B[:, None])[:, 0]
+    # A NaN or +inf among the logits leaves the row without a finite logprob, so the drawn one tells.
+    return Draw(tokens_B, logprobs_B, distribution_BV, torch.isfinite(logprobs_B))
+
+
+def _draw_whole(logprobs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
+    """Draws from the untruncated distributions: first a block of the vocabulary, then a token in it.
+
+    A running sum over the blocks instead of the vocabulary touches each probability once.
+    """
+    probabilities_BV = logprobs_BV.exp()
+    padding = -logprobs_BV.shape[1] % _DRAW_BLOCK
+    blocks_BNM = pad(probabilities_BV, (0, padding)).view(len(logprobs_BV), -1, _DRAW_BLOCK)
+    block_B, within_B = _invert(blocks_BNM.sum(dim=-1).double(), uniforms_B)
+    token_B, _ = _invert(blocks_BNM[torch.arange(len(block_B)), block_B].double(), within_B)
+    return (block_B * _DRAW_BLOCK + token_B).clamp(max=logprobs_BV.shape[1] - 1)
+
+
+def _draw_truncated(logprobs_BV: Tensor, top_k: int, top_p_B: Tensor, uniforms_B: Tensor) -> Tensor:
+    """Draws from the likeliest ``top_k`` tokens, cut to the smallest head that holds ``top_p`` of their mass."""
+    vocab_size = logprobs_BV.shape[1]
+    tokens_B = torch.empty(len(logprobs_BV), dtype=torch.int64)
+    pending = torch.arange(len(logprobs_BV))
+    width = min(vocab_size, _NUCLEUS_CANDIDATES if top_k == TOP_K_OFF else top_k)
+    while len(pending):
+        candidates = logprobs_BV[pending].topk(width)
+        mass_BM = candidates.values.double().exp()
+        total_B1 = (
+            mass_BM.sum(dim=-1, keepdim=True) if top_k != TOP_K_OFF else mass_BM.new_ones(len(pending), 1)
+        )
+        before_BM = mass_BM.cumsum(dim=-1) - mass_BM
+        nucleus_B1 = top_p_B[pending, None] * total_B1
+        # Without top-k the nucleus may reach past the candidates at hand; those rows look again, further.
+        held_B = before_BM[:, -1] + mass_BM[:, -1] >= nucleus_B1[:, 0]
+        done_B = held_B | held_B.new_tensor(top_k != TOP_K_OFF or width == vocab_size)
+        kept_BM = torch.where(before_BM < nucleus_B1, mass_BM, 0.0)
+        choice_B, _ = _invert(kept_BM, uniforms_B[pending])
+        chosen_B = candidates.indices.gather(1, choice_B[:, None])[:, 0]
+        tokens_B[pending[done_B]] = chosen_B[done_B]
+        pending = pending[~done_B]
+        width = min(vocab_size, width * _NUCLEUS_GROWTH)
+    return tokens_B
+
+
+def _invert(mass_BM: Tensor, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
+    """The cell in which each uniform falls when the masses are laid end to end, and how far into it, in [0, 1).
+
+    A cell without mass is never chosen.
+    """
+    ends_BM = mass_BM.cumsum(dim=-1)
+    total_B = ends_BM[:, -1]
+    # Rounding must not push a uniform close to 1 past the last cell that has mass.
+    target_B = torch.minimum(uniforms_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))
+    cell_B = torch.searchsorted(ends_BM, target_B[:, None], right=True)[:, 0].clamp(max=mass_BM.shape[1] - 1)
+    size_B = mass_BM.gather(1, cell_B[:, None])[:, 0]
+    start_B = ends_BM.gather(1, cell_B[:, None])[:, 0] - size_B
+    return cell_B, ((target_B - start_B) / size_B).clamp(0.0, _BELOW_ONE)

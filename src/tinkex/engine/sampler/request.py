@@ -1,0 +1,116 @@
+"""A sampling request while it runs: its continuations, their random numbers and their output so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tinkex.engine.sampler.job import SampleJob, max_new_tokens
+from tinkex.engine.sampler.logits import RowSettings, generator_of
+from tinkex.engine.sampler.prompt_scores import PromptScores
+from tinkex.types import SampledSequence, SampleResponse, StopReason, TopkLogprobs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tinkex.engine.model.architecture import Architecture
+    from tinkex.engine.sampler.kv_cache import Slot
+    from tinkex.engine.sampler.stopping import StopRule, StopWatch, TokenBytes
+
+__all__ = ["Continuation", "Request"]
+
+
+@dataclass(eq=False)
+class Continuation:
+    """One sequence that a request grows, token by token."""
+
+    request: Request
+    index: int
+    sequence_id: str
+    settings: RowSettings
+    limit: int
+    generator: np.random.Generator
+    watch: StopWatch
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    topk_ids: list[list[int]] = field(default_factory=list)
+    topk_logprobs: list[list[float]] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+    slot: Slot | None = None
+
+    def uniform(self) -> float:
+        """The random number of the next token; a greedy sequence uses none up."""
+        return 0.0 if self.settings.greedy else self.generator.random()
+
+    def take(self, token: int, logprob: float) -> None:
+        """Adds a token, and ends the sequence if it stops there or is as long as it may be."""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if self.watch.stops(token):
+            self.stop_reason = "stop"
+        elif len(self.tokens) >= self.limit:
+            self.stop_reason = "length"
+        self.request.num_open -= self.stop_reason is not None
+
+    def take_topk(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Adds the likeliest tokens at the position of the next token."""
+        self.topk_ids.append(list(ids))
+        self.topk_logprobs.append(list(logprobs))
+
+    def result(self) -> SampledSequence:
+        """The finished sequence."""
+        assert self.stop_reason is not None
+        topk = None
+        if self.request.job.topk_sample_logprobs:
+            topk = TopkLogprobs(np.array(self.topk_ids, np.int32), np.array(self.topk_logprobs, np.float32))
+        return SampledSequence(
+            stop_reason=self.stop_reason,
+            sequence_id=self.sequence_id,
+            tokens_np=np.array(self.tokens, np.int32),
+            logprobs_np=np.array(self.logprobs, np.float32),
+            topk_logprobs_np=topk,
+        )
+
+
+class Request:
+    """A job that was accepted; ``order`` is its place in the line."""
+
+    def __init__(
+        self, job: SampleJob, *, order: int, arch: Architecture, stop: StopRule, token_bytes: TokenBytes
+    ) -> None:
+        self.job = job
+        self.order = order
+        self.scores = PromptScores(job)
+        self.cache_hit_tokens = 0
+        self.num_open = job.num_samples
+        """How many continuations have not ended."""
+        params = job.params
+        self.continuations = [
+            Continuation(
+                request=self,
+                index=index,
+                sequence_id=sequence_id,
+                settings=RowSettings(params.temperature, params.top_k, params.top_p),
+                limit=max_new_tokens(len(job.prompt_P), params.max_tokens, arch.max_context),
+                generator=generator_of(params.seed, index),
+                watch=stop.watch(token_bytes),
+            )
+            for index, sequence_id in enumerate(job.sequence_ids)
+        ]
+
+    @property
+    def done(self) -> bool:
+        """Whether every continuation has ended."""
+        return self.num_open == 0
+
+    def response(self) -> SampleResponse:
+        """The answer, once all continuations have ended; in the order of the job's sequence ids."""
+        return SampleResponse(
+            sequences=[continuation.result() for continuation in self.continuations],
+            prompt_logprobs_np=self.scores.prompt_logprobs_P,
+            topk_prompt_logprobs_np=self.scores.topk,
+            target_prompt_logprobs=self.scores.target_logprobs,
+            prompt_cache_hit_tokens=self.cache_hit_tokens,
+        )

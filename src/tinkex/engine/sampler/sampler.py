@@ -1,0 +1,392 @@
+"""The sampler: many requests, adapters and prompts decoded together, joining and leaving at every step.
+
+A request's way: ``add`` puts it in line → it is admitted when the batch and the memory have room → its prompt is
+prefilled in chunks, between decode steps of the others → its continuations draw their first token and move into
+slots → every decode step gives each of them one more → the last to end completes the request.
+
+Memory: keys and values of prompts and slots together stay within ``kv_budget_bytes``. When the budget is used up,
+new work waits; when running sequences outgrow it, prompts kept for later go first, then the youngest sequence
+gives up its slot and goes back in line with what it has so far. One sequence alone may exceed the budget, so
+everything ends. What is not budgeted: weights, and a pass's activations, which ``prefill_chunk`` and ``max_batch``
+bound.
+
+Shapes: B rows of a decode step, T packed rows of a prefill pass, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from functools import cache
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from tinkex.engine.model.lora import LoraRows
+from tinkex.engine.sampler.job import SampleJob, check_job
+from tinkex.engine.sampler.kv_cache import SlotTable, prefill_attend
+from tinkex.engine.sampler.logits import draw
+from tinkex.engine.sampler.prefill import Prefill, share_chunk
+from tinkex.engine.sampler.prompt_cache import CachedPrompt, PromptCache, PromptMatch
+from tinkex.engine.sampler.request import Continuation, Request
+from tinkex.errors import Conflict, NumericalError, TinkexError
+from tinkex.types import SampleResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from tinkex.engine.model.lora import Adapter
+    from tinkex.engine.model.tokenizer import EngineTokenizer
+    from tinkex.engine.model.transformer import Transformer
+
+__all__ = ["Sampler"]
+
+_HEAD_ROWS = 128
+"""Rows whose logits exist at once: 25 MB for a vocabulary of 49,152."""
+
+
+class Sampler:
+    """Continues prompts, for any number of requests at once.
+
+    Everything but ``check`` belongs to one thread. Logprobs are those of the temperature-scaled distribution,
+    before top-k and top-p; those of greedy sequences, and of prompts, are at temperature 1.
+
+    Example:
+        >>> sampler = Sampler(model, tokenizer)
+        >>> sampler.add(SampleJob("req-1", None, prompt_P, 1, SamplingParams(max_tokens=16), ["seq-1"]))
+        >>> while sampler.busy:
+        ...     for request_id, response in sampler.step():
+        ...         print(request_id, response.sequences[0].tokens)
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: EngineTokenizer,
+        *,
+        max_batch: int = 64,
+        prefill_chunk: int = 512,
+        kv_budget_bytes: int = 2 << 30,
+        prompt_cache_bytes: int = 512 << 20,
+    ) -> None:
+        self._model = model
+        self._eos_token_ids = tokenizer.eos_token_ids
+        self._token_bytes = cache(lambda token: tokenizer.decode_bytes([token]))
+        self._max_batch = max_batch
+        self._prefill_chunk = prefill_chunk
+        self._kv_budget_bytes = kv_budget_bytes
+        self._prompts = PromptCache(
+            model.arch, model.dtype, keep_bytes=min(prompt_cache_bytes, kv_budget_bytes)
+        )
+        self._slots = SlotTable(model.arch, model.dtype)
+        self._requests: dict[str, Request] = {}
+        self._next_order = 0
+        # The stages of the way, each in the order of arrival; decoding rows in the order of their adapters.
+        self._waiting: list[Prefill] = []
+        self._prefilling: list[Prefill] = []
+        self._ready: list[tuple[Continuation, CachedPrompt]] = []
+        self._decoding: list[Continuation] = []
+        self._finished: list[tuple[str, SampleResponse | TinkexError]] = []
+        self._decode_next = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything left to do."""
+        return bool(self._requests)
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences have not ended, those in line included."""
+        return sum(request.num_open for request in self._requests.values())
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes allocated for keys and values, those of prompts kept for later included."""
+        return self._prompts.nbytes + self._slots.nbytes
+
+    def check(self, job: SampleJob) -> None:
+        """Raises ``InvalidInput`` for a job that cannot be run; quick, and safe from any thread."""
+        check_job(job, self._model.arch, self._eos_token_ids)
+
+    def add(self, job: SampleJob) -> None:
+        """Puts a job in line."""
+        stop = check_job(job, self._model.arch, self._eos_token_ids)
+        if job.request_id in self._requests:
+            raise Conflict(
+                f"request {job.request_id!r} is already being sampled; give each request an id of its own"
+            )
+        request = Request(
+            job, order=self._next_order, arch=self._model.arch, stop=stop, token_bytes=self._token_bytes
+        )
+        self._next_order += 1
+        self._requests[job.request_id] = request
+        self._waiting.append(Prefill(request, job.prompt_P, list(request.continuations), request.scores))
+
+    @torch.inference_mode()
+    def cancel(self, request_id: str) -> bool:
+        """Drops a request wherever it is; False if it is not here (any more)."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        self._drop(request)
+        return True
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[str, SampleResponse | TinkexError]]:
+        """One prefill pass or one decode step, in turns when there is work for both; returns what finished."""
+        self._fill_slots()
+        self._admit()
+        if self._prefilling and not (self._decode_next and self._decoding):
+            self._prefill()
+            self._decode_next = True
+        elif self._decoding:
+            self._decode()
+            self._decode_next = False
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _admit(self) -> None:
+        """Lets requests in while the batch and the memory have room for them."""
+        in_flight = (
+            len(self._decoding) + len(self._ready) + sum(len(p.continuations) for p in self._prefilling)
+        )
+        still_waiting: list[Prefill] = []
+        for place, prefill in enumerate(self._waiting):
+            if in_flight >= self._max_batch:
+                still_waiting += self._waiting[place:]
+                break
+            in_flight += len(prefill.continuations)
+            match = self._prompts.match(prefill.adapter, prefill.tokens_P, prefill.reusable)
+            if match.worth_waiting:
+                still_waiting.append(prefill)  # another prompt is about to fill what this one begins with
+            elif not self._start(prefill, match):
+                still_waiting += self._waiting[place:]
+                break
+        self._waiting = still_waiting
+
+    def _start(self, prefill: Prefill, match: PromptMatch) -> bool:
+        """Gives a prompt its place in memory; False if there is none now."""
+        length = len(prefill.tokens_P)
+        needs_last_row_only = prefill.reusable == length - 1
+        prompt = self._prompts.exact(prefill.adapter, prefill.tokens_P) if needs_last_row_only else None
+        if prompt is None:
+            if match.source is not None:
+                self._prompts.use(match.source)  # not to be dropped while room is made
+            # A prompt without room for a slot beside it would hold its memory for nothing.
+            fits = self._make_room(self._prompts.cost(length) + self._slots.cost(length))
+            alone = not (self._decoding or self._ready or self._prefilling)
+            if fits or alone:
+                prompt = self._prompts.open(prefill.adapter, prefill.tokens_P, match)
+            if match.source is not None:
+                self._prompts.release(match.source)
+            if prompt is None:
+                return False
+        prefill.prompt = prompt
+        if prefill.scores is not None:
+            prefill.request.cache_hit_tokens = prompt.kv.filled
+        self._prefilling.append(prefill)
+        return True
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """Whether so many bytes can be allocated, once everything that nobody uses is let go if need be."""
+        trimmed = False
+        while self.kv_bytes + num_bytes > self._kv_budget_bytes:
+            if self._prompts.evict():
+                continue
+            if trimmed:
+                return False
+            self._slots.trim()
+            trimmed = True
+        return True
+
+    def _prefill(self) -> None:
+        """Brings the next chunk of prompt tokens into memory; prompts that are complete draw their first tokens."""
+        counts = share_chunk([prefill.remaining for prefill in self._prefilling], self._prefill_chunk)
+        pieces = [(prefill, count) for prefill, count in zip(self._prefilling, counts, strict=True) if count]
+        pieces.sort(key=lambda piece: id(piece[0].adapter))
+        if pieces:
+            self._run_prefill(pieces)
+        complete = [prefill for prefill in self._prefilling if not prefill.remaining]
+        self._prefilling = [prefill for prefill in self._prefilling if prefill.remaining]
+        complete.sort(key=lambda prefill: id(prefill.adapter))
+        for start in range(0, len(complete), _HEAD_ROWS):
+            self._start_continuations(complete[start : start + _HEAD_ROWS])
+
+    def _run_prefill(self, pieces: Sequence[tuple[Prefill, int]]) -> None:
+        """One pass over the next ``count`` tokens of each prompt."""
+        spans = [(prefill.filled, prefill.filled + count) for prefill, count in pieces]
+        tokens = [
+            prefill.tokens_P[start:end] for (prefill, _), (start, end) in zip(pieces, spans, strict=True)
+        ]
+        hidden_TD = self._model.hidden(
+            torch.from_numpy(np.concatenate(tokens).astype(np.int64)),
+            torch.cat([torch.arange(start, end) for start, end in spans]),
+            prefill_attend([(prefill.kv, count) for prefill, count in pieces], self._model.arch),
+            _lora_rows([(prefill.adapter, count) for prefill, count in pieces]),
+        )
+        rows = torch.split(hidden_TD, [count for _, count in pieces])
+        for (prefill, _), (start, end), rows_TD in zip(pieces, spans, rows, strict=True):
+            if prefill.scores is not None:
+                needed = prefill.scores.rows_needed(start, end)
+                for first in needed[::_HEAD_ROWS]:
+                    part_RD = rows_TD[first - start : min(first + _HEAD_ROWS, needed.stop) - start]
+                    prefill.scores.add(first, self._head(part_RD, [(prefill.adapter, len(part_RD))]))
+            prefill.kv.filled = end
+            if not prefill.remaining:
+                prefill.kv.last_hidden_D = rows_TD[-1].clone()  # not a view that keeps the whole pass
+
+    def _start_continuations(self, complete: Sequence[Prefill]) -> None:
+        """Draws the next token of every continuation of these prompts; those that go on are ready for a slot."""
+        last_ND = torch.stack(
+            [prefill.kv.last_hidden_D for prefill in complete if prefill.kv.last_hidden_D is not None]
+        )
+        logits_NV = self._head(last_ND, [(prefill.adapter, 1) for prefill in complete])
+        rows = [(row, new) for row, prefill in enumerate(complete) for new in prefill.continuations]
+        for start in range(0, len(rows), _HEAD_ROWS):
+            part = rows[start : start + _HEAD_ROWS]
+            self._extend([new for _, new in part], logits_NV[[row for row, _ in part]])
+        for prefill in complete:
+            going_on = [new for new in prefill.continuations if self._is_open(new)]
+            self._prompts.share(prefill.cached, len(going_on))
+            self._ready += [(new, prefill.cached) for new in going_on]
+            self._prompts.release(prefill.cached)
+
+    def _fill_slots(self) -> None:
+        """Moves continuations that are ready into the decode batch while it and the memory have room."""
+        moved = 0
+        for continuation, prompt in self._ready:
+            if len(self._decoding) >= self._max_batch:
+                break
+            if not self._make_room(self._slots.cost(prompt.kv.length)) and self._decoding:
+                break
+            continuation.slot = self._slots.join(prompt.kv)
+            self._decoding.append(continuation)
+            self._prompts.release(prompt)
+            moved += 1
+        if moved:
+            del self._ready[:moved]
+            self._decoding.sort(key=lambda continuation: id(continuation.request.job.adapter))
+
+    def _decode(self) -> None:
+        """One more token for every continuation in the batch."""
+        self._grow_slots()
+        batch = self._decoding
+        slots = [continuation.slot for continuation in batch if continuation.slot is not None]
+        segments = [(continuation.request.job.adapter, 1) for continuation in batch]
+        hidden_BD = self._model.hidden(
+            torch.tensor([continuation.tokens[-1] for continuation in batch]),
+            torch.tensor([slot.length for slot in slots]),
+            self._slots.attend(slots),
+            _lora_rows(segments),
+        )
+        logits_BV = self._head(hidden_BD, segments)
+        for slot in slots:
+            slot.length += 1
+        self._extend(batch, logits_BV)
+
+    def _grow_slots(self) -> None:
+        """Makes room for one more token in every slot; the youngest give way if memory is short."""
+        for continuation in sorted(self._decoding, key=_age):
+            slot = continuation.slot
+            if slot is None or not self._slots.is_full(slot):
+                continue
+            while len(self._decoding) > 1 and not self._make_room(self._slots.cost(slot.length)):
+                youngest = max(self._decoding, key=_age)
+                self._send_back(youngest)
+                if youngest is continuation:
+                    break
+            if continuation.slot is not None:
+                self._slots.grow(slot)
+
+    def _send_back(self, continuation: Continuation) -> None:
+        """Takes a continuation's slot away and puts it back in line, to be prefilled with what it has so far."""
+        self._leave(continuation)
+        tokens_P = np.concatenate(
+            [continuation.request.job.prompt_P, np.array(continuation.tokens, np.int32)]
+        )
+        insort(
+            self._waiting,
+            Prefill(continuation.request, tokens_P, [continuation]),
+            key=lambda p: p.request.order,
+        )
+
+    def _extend(self, continuations: Sequence[Continuation], logits_BV: Tensor) -> None:
+        """Draws a token for each row's continuation, and completes what ends with it."""
+        drawn = draw(
+            logits_BV, [each.settings for each in continuations], [each.uniform() for each in continuations]
+        )
+        tokens, logprobs, finite = drawn.tokens_B.tolist(), drawn.logprobs_B.tolist(), drawn.finite_B.tolist()
+        for row, continuation in enumerate(continuations):
+            request = continuation.request
+            if not self._is_open(continuation):
+                continue  # its request failed in an earlier row
+            if not finite[row]:
+                self._drop(request)
+                self._finished.append((request.job.request_id, _not_finite(request)))
+                continue
+            if request.job.topk_sample_logprobs:
+                best = drawn.distribution_BV[row].topk(request.job.topk_sample_logprobs)
+                continuation.take_topk(best.indices.tolist(), best.values.tolist())
+            continuation.take(tokens[row], logprobs[row])
+            if continuation.stop_reason is not None:
+                self._leave(continuation)
+            if request.done:
+                del self._requests[request.job.request_id]
+                self._finished.append((request.job.request_id, request.response()))
+
+    def _head(self, hidden_RD: Tensor, segments: Sequence[tuple[Adapter | None, int]]) -> Tensor:
+        """Logits of rows that are grouped by adapter."""
+        return self._model.logits(hidden_RD, _lora_rows(segments))
+
+    def _is_open(self, continuation: Continuation) -> bool:
+        """Whether a continuation goes on: it has not ended, nor was its request dropped."""
+        return continuation.stop_reason is None and continuation.request.job.request_id in self._requests
+
+    def _leave(self, continuation: Continuation) -> None:
+        """Takes a continuation out of the decode batch, if it is there."""
+        if continuation.slot is not None:
+            self._slots.leave(continuation.slot)
+            continuation.slot = None
+            self._decoding = [other for other in self._decoding if other is not continuation]
+
+    def _drop(self, request: Request) -> None:
+        """Forgets a request, wherever its parts are."""
+        del self._requests[request.job.request_id]
+        self._waiting = [prefill for prefill in self._waiting if prefill.request is not request]
+        for prefill in self._prefilling:
+            if prefill.request is request:
+                self._prompts.release(prefill.cached)
+        self._prefilling = [prefill for prefill in self._prefilling if prefill.request is not request]
+        for continuation, prompt in self._ready:
+            if continuation.request is request:
+                self._prompts.release(prompt)
+        self._ready = [
+            (continuation, prompt)
+            for continuation, prompt in self._ready
+            if continuation.request is not request
+        ]
+        for continuation in request.continuations:
+            self._leave(continuation)
+
+
+def _lora_rows(segments: Sequence[tuple[Adapter | None, int]]) -> LoraRows | None:
+    """Neighbouring segments of one adapter joined; None if every row is the base model's."""
+    groups = [list(same) for _, same in groupby(segments, key=lambda segment: id(segment[0]))]
+    joined = [(group[0][0], sum(count for _, count in group)) for group in groups]
+    return None if all(adapter is None for adapter, _ in joined) else LoraRows(joined)
+
+
+def _age(continuation: Continuation) -> tuple[int, int]:
+    """Orders continuations by arrival, the oldest first."""
+    return continuation.request.order, continuation.index
+
+
+def _not_finite(request: Request) -> NumericalError:
+    weights = "the base model" if request.job.adapter is None else "this sampler's weights"
+    return NumericalError(
+        f"request {request.job.request_id!r}: {weights} gave logits that are not finite; the training run behind "
+        "them has probably diverged, so sample from an earlier checkpoint"
+    )

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.unit.engine.sampler.harness import full_logits, job, random_tokens, sample
+from tinkex.engine.model.tokenizer import EngineTokenizer
+from tinkex.engine.model.transformer import Transformer
+from tinkex.engine.sampler import Sampler
+from tinkex.engine.sampler.prompt_scores import PromptScores
+from tinkex.types import TensorData
+from tinkex.types.sampling import EMPTY_LOGPROB
+
+PROMPT = random_tokens(50, seed=4)
+
+
+@pytest.fixture
+def expected(model: Transformer) -> torch.Tensor:
+    """Row i: logprobs of what comes after prompt token i."""
+    return torch.log_softmax(full_logits(model, PROMPT), -1)
+
+
+def test_prompt_logprobs_are_at_temperature_one_and_the_first_is_nan(
+    sampler: Sampler, expected: torch.Tensor
+) -> None:
+    got = sample(sampler, PROMPT, max_tokens=1, temperature=0.3, prompt_logprobs=True).prompt_logprobs_np
+    assert got is not None
+    assert np.isnan(got[0])
+    np.testing.assert_allclose(
+        got[1:], expected[:-1].gather(1, torch.tensor(PROMPT)[1:, None])[:, 0], atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("last_n", [1, 2, 49, 50, 80])
+def test_only_the_last_prompt_logprobs_are_shown(
+    sampler: Sampler, expected: torch.Tensor, last_n: int
+) -> None:
+    options = {"prompt_logprobs": True, "prompt_logprobs_last_n": last_n}
+    got = sample(sampler, PROMPT, max_tokens=1, **options).prompt_logprobs_np
+    assert got is not None
+    shown = min(last_n, 49)
+    assert np.isnan(got[: 50 - shown]).all()
+    wanted = expected[:-1].gather(1, torch.tensor(PROMPT)[1:, None])[:, 0]
+    np.testing.assert_allclose(got[50 - shown :], wanted[49 - shown :], atol=1e-4)
+
+
+def test_the_likeliest_tokens_of_every_prompt_position_and_none_for_the_first(
+    sampler: Sampler, expected: torch.Tensor
+) -> None:
+    got = sample(sampler, PROMPT, max_tokens=1, topk_prompt_logprobs=3)
+    assert got.prompt_logprobs_np is None
+    topk = got.topk_prompt_logprobs_np
+    assert topk is not None
+    assert topk.token_ids.shape == topk.logprobs.shape == (50, 3)
+    assert topk.token_ids[0].tolist() == [0, 0, 0]
+    assert topk.logprobs[0].tolist() == [EMPTY_LOGPROB] * 3
+    best = expected[:-1].topk(3)
+    np.testing.assert_allclose(topk.logprobs[1:], best.values, atol=1e-4)
+    assert (topk.token_ids[1:] == best.indices.numpy()).mean() > 0.99  # near ties may swap
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_logprobs_of_chosen_targets_skip_empty_cells(
+    sampler: Sampler, expected: torch.Tensor, sparse: bool
+) -> None:
+    wanted = np.full((49, 4), -1, np.int64)
+    wanted[3, 0], wanted[3, 1], wanted[20, 2], wanted[48, 0] = 7, 9, 0, 511
+    data = TensorData.from_numpy(wanted)
+    if sparse:
+        data = TensorData([7, 9, 0, 511], "int64", [49, 4], [0] * 4 + [2] * 17 + [3] * 28 + [4], [0, 1, 2, 0])
+        assert (data.to_numpy(pad_value=-1) == wanted).all()
+    got = sample(sampler, PROMPT, max_tokens=1, target_prompt_logprobs=data).target_prompt_logprobs
+    assert got is not None
+    assert (got.dtype, got.shape) == ("float32", [49, 4])
+    values = got.to_numpy()
+    assert (np.isnan(values) == (wanted == -1)).all()
+    for row, column in zip(*np.nonzero(wanted != -1), strict=True):
+        assert values[row, column] == pytest.approx(expected[row, wanted[row, column]].item(), abs=1e-4)
+
+
+def test_scores_are_the_same_whether_or_not_the_prompt_is_known_already(
+    model: Transformer, tokenizer: EngineTokenizer
+) -> None:
+    sampler = Sampler(model, tokenizer, prefill_chunk=7)
+    sample(sampler, PROMPT, max_tokens=1)
+    known = sample(
+        sampler, PROMPT, max_tokens=1, prompt_logprobs=True, prompt_logprobs_last_n=5, topk_prompt_logprobs=2
+    )
+    fresh = sample(
+        Sampler(model, tokenizer), PROMPT, max_tokens=1, prompt_logprobs=True, topk_prompt_logprobs=2
+    )
+    assert known.prompt_logprobs_np is not None
+    assert fresh.prompt_logprobs_np is not None
+    np.testing.assert_allclose(known.prompt_logprobs_np[-5:], fresh.prompt_logprobs_np[-5:], atol=1e-5)
+
+
+def test_nothing_is_computed_for_a_prompt_nobody_asks_about() -> None:
+    scores = PromptScores(job(PROMPT))
+    assert list(scores.rows_needed(0, 50)) == []
+    assert scores.target_logprobs is None
+
+
+def test_a_prompt_of_one_token_has_nothing_to_score(sampler: Sampler) -> None:
+    empty = TensorData([], "int64", [0, 3])
+    got = sample(
+        sampler, [5], max_tokens=1, prompt_logprobs=True, topk_prompt_logprobs=2, target_prompt_logprobs=empty
+    )
+    assert got.prompt_logprobs == [None]
+    assert got.topk_prompt_logprobs == [None]
+    assert got.target_prompt_logprobs is not None
+    assert got.target_prompt_logprobs.shape == [0, 3]
