@@ -47,6 +47,8 @@ class EngineConfig:
     home: Path = field(default_factory=tinkex_home)
     data_dir: Path | None = None
     models: Mapping[str, str] = field(default_factory=dict)
+    any_directory: bool = False
+    """Whether a client may also name any model directory; for the embedded engine, whose client is its owner."""
 
     host: str = "127.0.0.1"
     port: int = 8787
@@ -73,6 +75,8 @@ class EngineConfig:
     max_pending_operations: int = 20_000
     """Operations of one user that may wait at once; more are answered with 429."""
     max_samples_per_request: int = 1024
+    max_live_runs: int = 64
+    """Runs with weights in memory at once, over all users."""
     max_tokens_per_pass: int = 4096
     """Token budget of one training pass: more tenants and chunks join it until it is full."""
     max_decode_batch: int = 64
@@ -95,7 +99,7 @@ class EngineConfig:
                 raise SetupError(
                     f"{name} is {getattr(self, name):g}; it must be a positive number of seconds."
                 )
-        for name in ("max_body_bytes", "max_pending_operations", "max_samples_per_request"):
+        for name in ("max_body_bytes", "max_pending_operations", "max_samples_per_request", "max_live_runs"):
             if getattr(self, name) < 1:
                 raise SetupError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         for name in ("max_tokens_per_pass", "max_decode_batch", "snapshots_in_memory"):

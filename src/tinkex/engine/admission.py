@@ -1,0 +1,477 @@
+"""Accepting operations: everything that can be refused is refused here, before anything is promised.
+
+A refused submission has changed nothing, except that its number is used up: the client has moved on to the next. An
+accepted one is recorded, with its whole request, before its request_id is returned. Submitting the same number
+again gives the same request_id.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tinkex._wire import json as wire_json
+from tinkex._wire import proto as wire_proto
+from tinkex.engine.access import check_free, find_checkpoint, find_live_run, find_sampler, find_session
+from tinkex.engine.backlog import Backlog, Operation
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.fingerprint import fingerprint
+from tinkex.engine.operations import LiveRun
+from tinkex.engine.scheduler import Kind, Work
+from tinkex.engine.served import Base, ServedModels
+from tinkex.engine.store import (
+    CheckpointKind,
+    FutureRow,
+    RunRow,
+    RunStatus,
+    SamplerRow,
+    Store,
+    check_name,
+)
+from tinkex.errors import Busy, Conflict, EngineError, InvalidInput, Unsupported
+from tinkex.types import (
+    CreateModelRequest,
+    CreateSamplingSessionRequest,
+    ForwardBackwardRequest,
+    LoadWeightsRequest,
+    OptimStepRequest,
+    SampleRequest,
+    SaveWeightsForSamplerRequest,
+    SaveWeightsRequest,
+    UnloadModelRequest,
+    UntypedAPIFuture,
+)
+
+ADAM = "adamw"
+UNNUMBERED = 0
+"""The seq_id of a pass whose client does not number its operations (protobuf cannot tell 0 from absent)."""
+DEFAULT_MAX_TOKENS = 1024
+"""What a sample without max_tokens is taken to cost when turns are shared."""
+
+
+class Admission:
+    """Checks, numbers and records what clients submit. Safe to use from any thread."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        store: Store,
+        models: ServedModels,
+        backlog: Backlog,
+        live_run: Callable[[str], LiveRun | None],
+        num_live: Callable[[], int],
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._models = models
+        self._backlog = backlog
+        self._live_run = live_run
+        self._num_live = num_live
+        # One submission at a time: between looking up a number and recording it nothing may come in.
+        self._lock = threading.Lock()
+
+    def submit(self, owner: str, request: Operation, body: bytes | None = None) -> UntypedAPIFuture:
+        """Accept an operation, or raise the error that says why not.
+
+        ``body`` is the request as it came in (protobuf for passes, JSON for the rest), if the caller has it.
+        """
+        with self._lock:
+            self._backlog.check_room(owner)
+            match request:
+                case CreateModelRequest():
+                    return self._create(owner, request, body)
+                case LoadWeightsRequest() if request.model_id is None:
+                    return self._create_from_checkpoint(owner, request, body)
+                case SampleRequest():
+                    return self._sample(owner, request, body)
+                case _:
+                    return self._operation(owner, request, body)
+
+    def refuse(self, owner: str, run_id: str, seq_id: int) -> None:
+        """Use up the number of a submission whose body could not be read."""
+        row = self._store.runs.get(run_id)
+        if row is not None and row.owner == owner:
+            self._backlog.refuse(run_id, seq_id, time.monotonic())
+
+    def close_run(self, run_id: str, status: RunStatus) -> Sequence[Work[Operation]]:
+        """Take no more operations of a run; returns those that were accepted and will not run."""
+        with self._lock:
+            self._store.runs.set_status(run_id, status)
+            return self._backlog.close(run_id)
+
+    # ---- runs
+
+    def _create(self, owner: str, request: CreateModelRequest, body: bytes | None) -> UntypedAPIFuture:
+        session = find_session(self._store, owner, request.session_id)
+        run_id = f"{session.session_id}:train:{request.model_seq_id}"
+        repeated = self._repeated(run_id, 0, request)
+        if repeated is not None:
+            return repeated
+        if request.lora_config is None:
+            raise InvalidInput(
+                "create_model came without lora_config; this server trains LoRA adapters, not whole models. "
+                "Use create_lora_training_client."
+            )
+        _check_optimizer(request.optimizer_config)
+        base = self._models.find(request.base_model)
+        self._check_live_limit()
+        row = self._new_run(run_id, session.session_id, owner, request.base_model, request)
+        return self._open(row, request, body, Kind.CREATE, base)
+
+    def _create_from_checkpoint(
+        self, owner: str, request: LoadWeightsRequest, body: bytes | None
+    ) -> UntypedAPIFuture:
+        if request.session_id is None or request.model_seq_id is None:
+            raise InvalidInput(
+                "load_weights needs model_id and seq_id, or session_id and model_seq_id for a new run."
+            )
+        session = find_session(self._store, owner, request.session_id)
+        run_id = f"{session.session_id}:train:{request.model_seq_id}"
+        repeated = self._repeated(run_id, 0, request)
+        if repeated is not None:
+            return repeated
+        self._check_load(owner, request)
+        checkpoint = find_checkpoint(self._store, owner, request.path)
+        _check_optimizer(request.optimizer_config)
+        base_model = request.base_model or checkpoint.base_model
+        base = self._models.find(base_model)
+        self._check_same_base(base, checkpoint.base_model, request.path)
+        self._check_live_limit()
+        row = self._new_run(run_id, session.session_id, owner, base_model, request)
+        return self._open(row, request, body, Kind.LOAD, base)
+
+    def _new_run(
+        self,
+        run_id: str,
+        session_id: str,
+        owner: str,
+        base_model: str,
+        request: CreateModelRequest | LoadWeightsRequest,
+    ) -> RunRow:
+        now = time.time()
+        return RunRow(
+            run_id=run_id,
+            session_id=session_id,
+            owner=owner,
+            base_model=base_model,
+            created_at=now,
+            used_at=now,
+            status=RunStatus.CREATING,
+            lora=request.lora_config if isinstance(request, CreateModelRequest) else None,
+            optimizer_config=request.optimizer_config or {"type": ADAM},
+            user_metadata=request.user_metadata,
+        )
+
+    def _open(
+        self, row: RunRow, request: Operation, body: bytes | None, kind: Kind, base: Base
+    ) -> UntypedAPIFuture:
+        work = Work[Operation](_new_request_id(), row.owner, base.source, row.run_id, 0, kind, 0, request)
+        with self._store.database.transaction():
+            self._store.runs.add(row)
+            self._record(work, row.run_id, 0, body)
+        self._backlog.open(row.run_id, work)
+        return UntypedAPIFuture(request_id=work.request_id, model_id=row.run_id)
+
+    def _check_live_limit(self) -> None:
+        if self._num_live() >= self._config.max_live_runs:
+            raise Busy(
+                f"{self._config.max_live_runs} runs are in memory, which is this server's limit; close sessions that are "
+                "done, or unload runs that are not needed."
+            )
+
+    # ---- operations of a run
+
+    def _operation(
+        self,
+        owner: str,
+        request: ForwardBackwardRequest
+        | OptimStepRequest
+        | SaveWeightsRequest
+        | SaveWeightsForSamplerRequest
+        | LoadWeightsRequest
+        | UnloadModelRequest,
+        body: bytes | None,
+    ) -> UntypedAPIFuture:
+        assert request.model_id is not None
+        row = find_live_run(self._store, owner, request.model_id)
+        given: int | None = getattr(request, "seq_id", None)
+        if given is None or (isinstance(request, ForwardBackwardRequest) and given == UNNUMBERED):
+            given = self._backlog.expected(row.run_id)
+        seq_id = given
+        repeated = self._repeated(row.run_id, seq_id, request)
+        if repeated is not None:
+            return repeated
+        try:
+            num_tokens = self._check(owner, row, request)
+            self._backlog.check_turn(row.run_id, seq_id)
+        except EngineError as error:
+            if _is_final(error):
+                self._backlog.refuse(row.run_id, seq_id, time.monotonic())
+            raise
+        base = self._models.find(row.base_model)
+        work = Work[Operation](
+            _new_request_id(), owner, base.source, row.run_id, seq_id, _kind(request), num_tokens, request
+        )
+        with self._store.database.transaction():
+            self._record(work, row.run_id, seq_id, body)
+            self._store.runs.used(row.run_id, time.time())
+        self._backlog.put(work, time.monotonic())
+        return UntypedAPIFuture(request_id=work.request_id, model_id=row.run_id)
+
+    def _check(self, owner: str, row: RunRow, request: Operation) -> int:
+        """Refuse what cannot work; returns how many tokens it will cost."""
+        match request:
+            case ForwardBackwardRequest():
+                return self._check_pass(row, request)
+            case OptimStepRequest():
+                if request.optimizer_params is not None:
+                    name = request.optimizer_params.get("type", "unnamed")
+                    raise Unsupported(
+                        f"the optimizer {name!r} is not offered by this server; use AdamParams."
+                    )
+                if request.adam_params is None:
+                    raise InvalidInput("optim_step needs adam_params.")
+            case SaveWeightsRequest():
+                if request.path is None:
+                    raise InvalidInput("save_weights needs a name (path).")
+                _check_ttl(request.ttl_seconds)
+                check_free(
+                    self._store,
+                    row.run_id,
+                    CheckpointKind.WEIGHTS,
+                    check_name(request.path),
+                    overwrite=request.overwrite,
+                )
+            case SaveWeightsForSamplerRequest():
+                self._check_save_for_sampler(row, request)
+            case LoadWeightsRequest():
+                self._check_load(owner, request)
+                checkpoint = find_checkpoint(self._store, owner, request.path)
+                self._check_same_base(self._models.find(row.base_model), checkpoint.base_model, request.path)
+        return 0
+
+    def _check_pass(self, row: RunRow, request: ForwardBackwardRequest) -> int:
+        from tinkex.engine.trainer.state import TrainJob
+
+        run = self._live_run(row.run_id)
+        if run is not None:
+            # A run that is still being created is checked when its turn comes: its model may not be loaded yet.
+            job = TrainJob(
+                run.state, request.data, request.loss_fn, request.loss_fn_config, not request.forward_only
+            )
+            run.base.trainer.check(job)
+        return sum(_num_tokens(datum.model_input) for datum in request.data)
+
+    def _check_save_for_sampler(self, row: RunRow, request: SaveWeightsForSamplerRequest) -> None:
+        if request.path is None and request.sampling_session_seq_id is None:
+            raise InvalidInput("save_weights_for_sampler needs a name (path), or a sampling_session_seq_id.")
+        if request.path is None and request.ttl_seconds is not None:
+            raise InvalidInput(
+                "ttl_seconds needs a named save; an unnamed snapshot lives as long as its session."
+            )
+        _check_ttl(request.ttl_seconds)
+        if request.path is not None:
+            kind = CheckpointKind.SAMPLER_WEIGHTS
+            check_free(self._store, row.run_id, kind, check_name(request.path), overwrite=False)
+
+    def _check_load(self, owner: str, request: LoadWeightsRequest) -> None:
+        if request.weights_access_token is not None:
+            raise Unsupported(
+                "weights_access_token is not offered by this server; load weights of your own, or public ones."
+            )
+        checkpoint = find_checkpoint(self._store, owner, request.path)
+        if request.optimizer and not checkpoint.has_optimizer:
+            raise InvalidInput(
+                f"{request.path} holds no optimizer state; load it without, or load a checkpoint made by save_state."
+            )
+
+    def _check_same_base(self, base: Base, trained_on: str, path: str) -> None:
+        if self._models.find(trained_on) is not base:
+            raise InvalidInput(
+                f"{path} was trained on {trained_on}, which is another model than {base.source}."
+            )
+
+    # ---- sampling
+
+    def create_sampler(self, owner: str, request: CreateSamplingSessionRequest) -> str:
+        """Make a sampler on a base model or a checkpoint; the same request again gives the same one."""
+        session = find_session(self._store, owner, request.session_id)
+        sampler_id = f"{session.session_id}:sample:{request.sampling_session_seq_id}"
+        row = self._new_sampler(owner, sampler_id, session.session_id, request.base_model, request.model_path)
+        with self._lock:
+            known = self._store.samplers.get(sampler_id)
+            if known is None:
+                self._store.samplers.add(row)
+            elif (known.base_model, known.model_path) != (row.base_model, row.model_path):
+                raise InvalidInput(
+                    f"sampling_session_seq_id {request.sampling_session_seq_id} of this session stands for other weights already."
+                )
+        return sampler_id
+
+    def _new_sampler(
+        self, owner: str, sampler_id: str, session_id: str, base_model: str | None, model_path: str | None
+    ) -> SamplerRow:
+        if model_path is not None:
+            checkpoint = find_checkpoint(self._store, owner, model_path)
+            if base_model is not None:
+                self._check_same_base(self._models.find(base_model), checkpoint.base_model, model_path)
+            base_model, directory = base_model or checkpoint.base_model, checkpoint.directory
+        elif base_model is not None:
+            directory = None
+        else:
+            raise InvalidInput(
+                "sampling needs a base_model or a model_path (tinker://<run>/sampler_weights/<name>)."
+            )
+        self._models.find(base_model)
+        return SamplerRow(
+            sampler_id=sampler_id,
+            session_id=session_id,
+            owner=owner,
+            base_model=base_model,
+            created_at=time.time(),
+            model_path=model_path,
+            directory=directory,
+        )
+
+    def _sample(self, owner: str, request: SampleRequest, body: bytes | None) -> UntypedAPIFuture:
+        sampler = self.sampler_of(owner, request)
+        target, seq_id = sampler.sampler_id, request.seq_id
+        if seq_id is not None:
+            repeated = self._repeated(target, seq_id, request)
+            if repeated is not None:
+                return repeated
+        if request.record_stability_info:
+            raise Unsupported("record_stability_info is not offered by this server; leave it out.")
+        if not 1 <= request.num_samples <= self._config.max_samples_per_request:
+            raise InvalidInput(
+                f"num_samples is {request.num_samples}; ask for 1 to {self._config.max_samples_per_request} per request."
+            )
+        base = self._models.find(sampler.base_model)
+        request_id = _new_request_id()
+        ids = sequence_ids(request_id, request.num_samples)
+        if base.loaded:
+            from tinkex.engine.sampler.job import SampleJob
+
+            base.sampler.check(SampleJob.of(request, request_id=request_id, adapter=None, sequence_ids=ids))
+        new_tokens = request.sampling_params.max_tokens or DEFAULT_MAX_TOKENS
+        num_tokens = _num_tokens(request.prompt) + request.num_samples * new_tokens
+        work = Work[Operation](
+            request_id, owner, base.source, target, seq_id or 0, Kind.SAMPLE, num_tokens, request
+        )
+        self._record(work, target, seq_id, body)
+        self._backlog.put_sample(work)
+        return UntypedAPIFuture(request_id=request_id, sample_sequence_ids=list(ids))
+
+    def sampler_of(self, owner: str, request: SampleRequest) -> SamplerRow:
+        """The sampler a request names, or one made on the spot for a request that names weights itself."""
+        if request.sampling_session_id is not None:
+            return find_sampler(self._store, owner, request.sampling_session_id)
+        return self._new_sampler(owner, f"direct:{owner}", "", request.base_model, request.model_path)
+
+    def resume_sample(self, row: FutureRow, request: SampleRequest) -> None:
+        """Put a sample that was promised before a restart back in line."""
+        base = self._models.find(self.sampler_of(row.owner, request).base_model)
+        work = Work[Operation](
+            row.request_id, row.owner, base.source, row.target, row.seq_id or 0, Kind.SAMPLE, 1, request
+        )
+        self._backlog.put_sample(work)
+
+    # ---- recording
+
+    def _repeated(self, target: str, seq_id: int, request: Any) -> UntypedAPIFuture | None:
+        """The answer given before, if this number was accepted with the same content."""
+        known = self._store.futures.at_turn(target, seq_id)
+        if known is None:
+            return None
+        if known.payload_hash != fingerprint(request):
+            raise InvalidInput(
+                f"number {seq_id} of {target} was already used by another {known.kind} request with other content; "
+                "number operations one by one, and send a retry unchanged."
+            )
+        if isinstance(request, SampleRequest):
+            ids = sequence_ids(known.request_id, request.num_samples)
+            return UntypedAPIFuture(request_id=known.request_id, sample_sequence_ids=list(ids))
+        return UntypedAPIFuture(request_id=known.request_id, model_id=target)
+
+    def _record(self, work: Work[Operation], target: str, seq_id: int | None, body: bytes | None) -> None:
+        row = FutureRow(
+            request_id=work.request_id,
+            owner=work.tenant,
+            kind=work.kind,
+            target=target,
+            seq_id=seq_id,
+            payload_hash=fingerprint(work.request),
+            created_at=time.time(),
+            request=body if body is not None else encode_operation(work.request),
+        )
+        self._store.futures.accept(row)
+
+
+def sequence_ids(request_id: str, num_samples: int) -> Sequence[str]:
+    """The ids of the sequences a sample will return.
+
+    >>> sequence_ids("req-1", 2)
+    ['req-1:0', 'req-1:1']
+    """
+    return [f"{request_id}:{number}" for number in range(num_samples)]
+
+
+def encode_operation(request: Operation) -> bytes:
+    """A request as it is recorded."""
+    if isinstance(request, ForwardBackwardRequest):
+        return wire_proto.encode_forward_backward(request)
+    return wire_json.encode(request)
+
+
+def _new_request_id() -> str:
+    return f"req-{secrets.token_hex(12)}"
+
+
+def _is_final(error: EngineError) -> bool:
+    """Whether the client will go on to its next number instead of sending this one again."""
+    return not isinstance(error, Busy | Conflict) and (
+        400 <= error.status < 500 or isinstance(error, Unsupported)
+    )
+
+
+def _kind(request: Operation) -> Kind:
+    match request:
+        case ForwardBackwardRequest():
+            return Kind.FORWARD if request.forward_only else Kind.FORWARD_BACKWARD
+        case OptimStepRequest():
+            return Kind.OPTIM_STEP
+        case SaveWeightsRequest():
+            return Kind.SAVE
+        case SaveWeightsForSamplerRequest():
+            return Kind.SAVE_FOR_SAMPLER
+        case LoadWeightsRequest():
+            return Kind.LOAD
+        case UnloadModelRequest():
+            return Kind.UNLOAD
+        case CreateModelRequest():
+            return Kind.CREATE
+        case SampleRequest():
+            return Kind.SAMPLE
+
+
+def _num_tokens(model_input: Any) -> int:
+    try:
+        return int(model_input.length)
+    except ValueError as error:
+        raise InvalidInput(f"the length of an input is not known: {error}") from error
+
+
+def _check_optimizer(config: dict[str, Any] | None) -> None:
+    name = (config or {}).get("type", ADAM)
+    if name != ADAM:
+        raise Unsupported(f"the optimizer {name!r} is not offered by this server; use {ADAM!r}.")
+
+
+def _check_ttl(ttl_seconds: int | None) -> None:
+    if ttl_seconds is not None and ttl_seconds < 1:
+        raise InvalidInput(
+            f"ttl_seconds is {ttl_seconds}; give at least 1, or leave it out to keep the checkpoint."
+        )

@@ -1,0 +1,90 @@
+"""The ASGI application: one route per row of the endpoint table."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tinkex._wire.endpoints import ENDPOINTS, Endpoint
+from tinkex.engine.api import futures, runs, sampling, sessions, tokenizers, training
+from tinkex.engine.api.auth import authenticate
+from tinkex.engine.api.call import Call, Handler
+from tinkex.engine.api.decoding import decode_request, read_number
+from tinkex.engine.api.errors import error_response, failure_response, json_response
+from tinkex.engine.api.limits import read_body
+from tinkex.engine.config import LOOPBACK_HOSTS
+from tinkex.engine.core import Engine
+from tinkex.errors import InvalidInput, TinkexError
+
+HANDLERS: Mapping[str, Handler] = {
+    **sampling.HANDLERS,
+    **futures.HANDLERS,
+    **training.HANDLERS,
+    **sessions.HANDLERS,
+    **runs.HANDLERS,
+    **tokenizers.HANDLERS,
+}
+
+
+def build_app(engine: Engine) -> Starlette:
+    """The application that serves an engine.
+
+    Example:
+        >>> uvicorn.run(build_app(engine), host="127.0.0.1", port=8787)
+    """
+    # Handlers first in line are found first: sampling and polling are the hot ones.
+    rows = [ENDPOINTS[name] for name in HANDLERS]
+    routes = [
+        Route(row.path, _endpoint(engine, row, HANDLERS[row.name]), methods=[row.method]) for row in rows
+    ]
+    return Starlette(routes=routes, exception_handlers={404: _no_such_endpoint, 405: _no_such_endpoint})
+
+
+def _endpoint(engine: Engine, row: Endpoint, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    async def serve(request: Request) -> Response:
+        try:
+            owner = authenticate(engine, row.name, request.headers)
+            body = await read_body(request, engine.config.max_body_bytes) if row.method != "GET" else b""
+            call = Call(
+                engine=engine,
+                owner=owner,
+                request=_decode(engine, owner, row, body, request.headers.get("content-type", "")),
+                body=body,
+                parameters=request.path_params,
+                query=request.query_params,
+                headers=request.headers,
+                is_local=request.client is None or request.client.host in LOOPBACK_HOSTS,
+            )
+            reply = await handler(call)
+        except TinkexError as error:
+            return error_response(error)
+        except Exception as error:  # noqa: BLE001 -- logged and answered
+            return failure_response(error)
+        return reply if isinstance(reply, Response) else json_response(reply if reply is not None else {})
+
+    return serve
+
+
+def _decode(engine: Engine, owner: str, row: Endpoint, body: bytes, content_type: str) -> object:
+    try:
+        return decode_request(row, body, content_type)
+    except InvalidInput:
+        # The client counts a refused submission as sent: its number must not hold up the next ones.
+        turn = read_number(body, content_type) if row.is_future else None
+        if turn is not None:
+            engine.admission.refuse(owner, *turn)
+        raise
+
+
+async def _no_such_endpoint(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    detail = (
+        f"this server does not offer {request.method} {request.url.path}; the endpoints it offers are those that "
+        "GET /api/v1/get_server_capabilities and the documentation name."
+    )
+    return json_response({"detail": detail}, status)

@@ -1,0 +1,33 @@
+"""One call of a client, as handlers see it: who asks, what for, with everything decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from starlette.responses import Response
+
+from tinkex.engine.core import Engine
+from tinkex.types.base import Value
+
+
+@dataclass(frozen=True)
+class Call:
+    """A decoded call. ``request`` has the type the endpoint table names; ``body`` is what it was decoded from."""
+
+    engine: Engine
+    owner: str
+    request: Any
+    body: bytes
+    parameters: Mapping[str, str]
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    is_local: bool
+    """Whether the caller is on this machine, and so can read files of it."""
+
+
+Reply: TypeAlias = Value | Response | None
+"""A value to be sent as JSON, a whole response, or None for "done" with nothing to say."""
+
+Handler: TypeAlias = Callable[[Call], Awaitable[Reply]]

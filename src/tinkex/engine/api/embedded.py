@@ -1,0 +1,76 @@
+"""The engine inside the user's own process: the same application, called directly, without a socket."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from starlette.types import ASGIApp
+
+from tinkex.engine.api.app import build_app
+from tinkex.engine.config import EngineConfig, tinkex_home
+from tinkex.engine.core import Engine
+
+_lock = threading.Lock()
+_engines: dict[Path, EmbeddedEngine] = {}
+
+
+@dataclass
+class EmbeddedEngine:
+    """A running engine and its ASGI application; shared by every caller in this process that names the same home."""
+
+    app: ASGIApp
+    engine: Engine
+    home: Path
+    users: int = field(default=0)
+
+    @property
+    def api_key(self) -> str:
+        """A key this engine accepts."""
+        return self.engine.api_key
+
+    def close(self) -> None:
+        """Give the engine back; it stops when the last caller has done so."""
+        with _lock:
+            self.users -= 1
+            if self.users > 0 or _engines.get(self.home) is not self:
+                return
+            del _engines[self.home]
+        self.engine.close()
+
+
+def open_embedded(home: Path | None = None, models: Mapping[str, str] | None = None) -> EmbeddedEngine:
+    """The engine of this process for a home directory, started at the first call.
+
+    ``models`` maps served names to sources, as for ``tinkex serve``; the default model is served when there is
+    none. Any local model directory can also be named directly. Models are loaded when they are first used.
+
+    Example:
+        >>> embedded = open_embedded(Path("~/.tinkex").expanduser())
+        >>> transport = LocalTransport(embedded.app, embedded.api_key)
+    """
+    key = (home if home is not None else tinkex_home()).expanduser().resolve()
+    with _lock:
+        known = _engines.get(key)
+        if known is None:
+            config = EngineConfig(home=key, models=dict(models or {}), auth=False, any_directory=True)
+            engine = Engine(config)
+            engine.start()
+            known = _engines[key] = EmbeddedEngine(build_app(engine), engine, key)
+            # A second registration of the same function is harmless: closing twice does nothing.
+            atexit.register(_close_all)
+        elif models:
+            known.engine.models.add(models)
+        known.users += 1
+        return known
+
+
+def _close_all() -> None:
+    with _lock:
+        engines = list(_engines.values())
+        _engines.clear()
+    for embedded in engines:
+        embedded.engine.close()

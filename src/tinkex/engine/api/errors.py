@@ -1,0 +1,50 @@
+"""Domain errors as HTTP answers: the one place that knows both."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from starlette.responses import Response
+
+from tinkex._wire import json as wire_json
+from tinkex.errors import Busy, EngineError, EngineFailure, ModelUnavailable, TinkexError, Unsupported
+
+logger = logging.getLogger("tinkex.engine")
+
+JSON = "application/json"
+
+STATUSES: Mapping[type[EngineError], int] = {
+    # Clients repeat calls that answer 5xx for minutes; a refusal that will not change must be a 4xx.
+    Unsupported: 400,
+}
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    """A JSON answer; it always has a Content-Length, without which clients take a 400 for a broken proxy."""
+    return Response(wire_json.encode(value), status_code=status, media_type=JSON)
+
+
+def error_response(error: TinkexError) -> Response:
+    """The answer to a call that was refused or failed.
+
+    >>> from tinkex.errors import InvalidInput
+    >>> answer = error_response(InvalidInput("seq_id 0 does not exist"))
+    >>> answer.status_code, answer.body
+    (400, b'{"detail":"seq_id 0 does not exist"}')
+    """
+    if not isinstance(error, EngineError):
+        error = EngineFailure(str(error))
+    content: dict[str, object] = {"detail": str(error)}
+    if isinstance(error, Busy):
+        content |= {"queue_state": "paused_capacity", "queue_state_reason": str(error)}
+    response = json_response(content, STATUSES.get(type(error), error.status))
+    if isinstance(error, Busy | ModelUnavailable):
+        response.headers["retry-after"] = "1"
+    return response
+
+
+def failure_response(error: Exception) -> Response:
+    """The answer to a call that found a bug; the details go to the log."""
+    logger.error("a call failed in a way it should not", exc_info=error)
+    return json_response({"detail": f"the server failed: {type(error).__name__}; its log says more."}, 500)

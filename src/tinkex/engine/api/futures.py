@@ -1,0 +1,88 @@
+"""Results: long polls that answer the moment the result is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from starlette.responses import Response
+
+from tinkex._wire import proto as wire_proto
+from tinkex._wire import tinkex_wire_pb2 as pb
+from tinkex.engine.admission import sequence_ids
+from tinkex.engine.api.call import Call, Handler, Reply
+from tinkex.engine.api.decoding import is_proto
+from tinkex.engine.api.errors import JSON, json_response
+from tinkex.engine.scheduler import Kind
+from tinkex.engine.store import FutureStatus, Outcome, ResultFormat
+from tinkex.errors import Expired
+from tinkex.types import ForwardBackwardOutput, RequestFailedResponse, TensorData, TryAgainResponse
+from tinkex.types.plain import finite_or_text
+from tinkex.types.sampling import sample_response_as_json
+
+STILL_RUNNING = 408
+
+
+async def retrieve_future(call: Call) -> Reply:
+    """The result of an operation, or 408 when the poll has lasted long enough."""
+    engine, request_id = call.engine, call.request.request_id
+    outcome = await engine.wait(call.owner, request_id, engine.config.long_poll_s)
+    if outcome is None:
+        queue = engine.queue_state(request_id)
+        waiting = TryAgainResponse(
+            request_id=request_id, queue_state=queue.state, queue_state_reason=queue.reason
+        )
+        return json_response(waiting, STILL_RUNNING)
+    match outcome.status:
+        case FutureStatus.DONE:
+            return _result(call, outcome)
+        case FutureStatus.FAILED:
+            return RequestFailedResponse(error=outcome.error, category=outcome.category)
+        case _:
+            raise Expired(f"the result of request {request_id} is gone; submit it again.")
+
+
+async def cancel_future(call: Call) -> Reply:
+    """Give up a sample nobody waits for."""
+    call.engine.cancel(call.owner, call.request.request_id)
+    return None
+
+
+def _result(call: Call, outcome: Outcome) -> Response:
+    if outcome.format is ResultFormat.JSON:
+        return Response(outcome.result, media_type=JSON)
+    if is_proto(call.headers.get("accept", "")):
+        return Response(outcome.result, media_type=wire_proto.CONTENT_TYPE)
+    return json_response(_as_json(call, outcome.result))
+
+
+def _as_json(call: Call, result: bytes) -> dict[str, Any]:
+    """A protobuf result in the form that clients without protobuf read."""
+    future = call.engine.store.futures.get(call.request.request_id)
+    if future is not None and future.kind == Kind.SAMPLE:
+        message = pb.SampleResponse.FromString(result)
+        ids = sequence_ids(future.request_id, len(message.sequences))
+        return sample_response_as_json(wire_proto.decode_sample_response(result, ids))
+    return _output_as_json(wire_proto.decode_forward_backward_output(result))
+
+
+def _output_as_json(output: ForwardBackwardOutput) -> dict[str, Any]:
+    return {
+        "loss_fn_output_type": output.loss_fn_output_type,
+        "loss_fn_outputs": [
+            {name: _tensor_as_json(tensor) for name, tensor in record.items()}
+            for record in output.loss_fn_outputs
+        ],
+        "metrics": {name: finite_or_text(value) for name, value in output.metrics.items()},
+    }
+
+
+def _tensor_as_json(tensor: TensorData) -> dict[str, Any]:
+    values: list[Any] = tensor.array.tolist()
+    if not np.isfinite(tensor.array).all():
+        values = [finite_or_text(value) for value in values]
+    return {"data": values, "dtype": tensor.dtype, "shape": tensor.shape}
+
+
+HANDLERS: Mapping[str, Handler] = {"retrieve_future": retrieve_future, "cancel_future": cancel_future}

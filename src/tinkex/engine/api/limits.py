@@ -1,0 +1,97 @@
+"""Limits on what comes in: the size of a body, also once it is unpacked, and the size of a page."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+
+from starlette.requests import Request
+
+from tinkex.errors import InvalidInput, TooLarge, Unsupported
+
+MAX_PAGE = 1000
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The body of a request, unpacked; :class:`TooLarge` as soon as it is clear that it is."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        parts.append(part)
+    body = b"".join(parts)
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    return unpack(body, encoding, max_bytes) if encoding not in {"", "identity"} else body
+
+
+def unpack(body: bytes, encoding: str, max_bytes: int) -> bytes:
+    """A compressed body, unpacked, but never more than ``max_bytes`` of it.
+
+    >>> unpack(zlib.compress(b"hello"), "deflate", 100)
+    b'hello'
+    """
+    if encoding == "zstd":
+        unpacked = _unpack_zstd(body, max_bytes + 1)
+    elif encoding in {"gzip", "deflate"}:
+        unpacked = _unpack_zlib(body, max_bytes + 1)
+    else:
+        raise Unsupported(
+            f"this server does not read bodies with Content-Encoding {encoding!r}; use zstd or gzip."
+        )
+    if len(unpacked) > max_bytes:
+        raise _too_large(max_bytes)
+    return unpacked
+
+
+def _unpack_zstd(body: bytes, max_bytes: int) -> bytes:
+    import zstandard
+
+    try:
+        return zstandard.ZstdDecompressor().stream_reader(body).read(max_bytes)
+    except zstandard.ZstdError as error:
+        raise InvalidInput(f"the body says it is zstd, but is not: {error}") from error
+
+
+def _unpack_zlib(body: bytes, max_bytes: int) -> bytes:
+    try:
+        # 32 lets zlib find out by itself whether the header is gzip's or its own.
+        return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, max_bytes)
+    except zlib.error as error:
+        raise InvalidInput(f"the body says it is gzip or deflate, but is not: {error}") from error
+
+
+def page(query: Mapping[str, str], default_limit: int) -> tuple[int, int]:
+    """The ``limit`` and ``offset`` of a listing.
+
+    >>> page({"offset": "40"}, default_limit=20)
+    (20, 40)
+    """
+    limit, offset = _number(query, "limit", default_limit), _number(query, "offset", 0)
+    if not 1 <= limit <= MAX_PAGE:
+        raise InvalidInput(
+            f"limit is {limit}; ask for 1 to {MAX_PAGE} entries, and for the rest with offset."
+        )
+    if offset < 0:
+        raise InvalidInput(f"offset is {offset}; it starts at 0.")
+    return limit, offset
+
+
+def _number(query: Mapping[str, str], name: str, default: int) -> int:
+    text = query.get(name)
+    if text is None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidInput(f"{name} is {text!r}; give a whole number.") from None
+
+
+def _too_large(max_bytes: int) -> TooLarge:
+    return TooLarge(
+        f"the body of this call is larger than {max_bytes} bytes, which is this server's limit; send less at once."
+    )

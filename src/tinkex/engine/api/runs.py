@@ -1,0 +1,106 @@
+"""Training runs and checkpoints: listing them, and deleting checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from tinkex.engine.access import find_checkpoint, find_run
+from tinkex.engine.api.call import Call, Handler, Reply
+from tinkex.engine.api.limits import page
+from tinkex.engine.store import CheckpointKind, CheckpointRow, RunRow, RunStatus, Store
+from tinkex.errors import NotAllowed
+from tinkex.types import Checkpoint, CheckpointsListResponse, Cursor, TrainingRun, TrainingRunsResponse
+from tinkex.types.checkpoints import KINDS
+
+
+async def list_training_runs(call: Call) -> Reply:
+    """The caller's runs, last used first."""
+    limit, offset = page(call.query, default_limit=20)
+    store = call.engine.store
+    rows = store.runs.list(call.owner, limit, offset)
+    return TrainingRunsResponse(
+        training_runs=[_training_run(store, row) for row in rows],
+        cursor=Cursor(offset=offset, limit=limit, total_count=store.runs.count(call.owner)),
+    )
+
+
+async def get_training_run(call: Call) -> Reply:
+    """One run."""
+    store = call.engine.store
+    return _training_run(store, find_run(store, call.owner, call.parameters["training_run_id"]))
+
+
+async def list_checkpoints(call: Call) -> Reply:
+    """The live checkpoints of one run, oldest first."""
+    store = call.engine.store
+    run = find_run(store, call.owner, call.parameters["training_run_id"])
+    return CheckpointsListResponse(
+        checkpoints=[_checkpoint(row) for row in store.checkpoints.of_run(run.run_id, time.time())]
+    )
+
+
+async def list_user_checkpoints(call: Call) -> Reply:
+    """The caller's live checkpoints over all runs, newest first."""
+    limit, offset = page(call.query, default_limit=100)
+    store, now = call.engine.store, time.time()
+    return CheckpointsListResponse(
+        checkpoints=[_checkpoint(row) for row in store.checkpoints.of_owner(call.owner, now, limit, offset)],
+        cursor=Cursor(offset=offset, limit=limit, total_count=store.checkpoints.count(call.owner, now)),
+    )
+
+
+async def delete_checkpoint(call: Call) -> Reply:
+    """Delete a checkpoint with its files. Samplers made from it fail from their next sample on."""
+    parameters = call.parameters
+    path = f"tinker://{parameters['training_run_id']}/{parameters['checkpoint_id']}"
+    checkpoint = find_checkpoint(call.engine.store, call.owner, path)
+    if checkpoint.owner != call.owner:
+        raise NotAllowed(f"{path} is public, but not yours; only its owner can delete it.")
+    call.engine.delete_checkpoint(checkpoint)
+    return None
+
+
+def _training_run(store: Store, row: RunRow) -> TrainingRun:
+    now = time.time()
+    last = store.checkpoints.last(row.run_id, CheckpointKind.WEIGHTS, now)
+    last_sampler = store.checkpoints.last(row.run_id, CheckpointKind.SAMPLER_WEIGHTS, now)
+    return TrainingRun(
+        training_run_id=row.run_id,
+        base_model=row.base_model,
+        model_owner=row.owner,
+        is_lora=True,
+        last_request_time=_moment(row.used_at),
+        corrupted=row.status is RunStatus.CORRUPTED,
+        lora_rank=row.lora.rank if row.lora is not None else None,
+        last_checkpoint=_checkpoint(last) if last is not None else None,
+        last_sampler_checkpoint=_checkpoint(last_sampler) if last_sampler is not None else None,
+        user_metadata=dict(row.user_metadata) if row.user_metadata is not None else None,
+    )
+
+
+def _checkpoint(row: CheckpointRow) -> Checkpoint:
+    return Checkpoint(
+        checkpoint_id=row.checkpoint_id,
+        checkpoint_type=KINDS[row.kind],
+        time=_moment(row.created_at),
+        tinker_path=row.path,
+        size_bytes=row.size_bytes,
+        public=row.public,
+        user_metadata=dict(row.user_metadata) if row.user_metadata is not None else None,
+        expires_at=_moment(row.expires_at) if row.expires_at is not None else None,
+    )
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "list_training_runs": list_training_runs,
+    "get_training_run": get_training_run,
+    "list_checkpoints": list_checkpoints,
+    "list_user_checkpoints": list_user_checkpoints,
+    "delete_checkpoint": delete_checkpoint,
+}

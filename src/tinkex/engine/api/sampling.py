@@ -1,0 +1,35 @@
+"""Sampling: samplers, and submitting prompts to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tinkex.engine.access import find_sampler
+from tinkex.engine.api.call import Call, Handler, Reply
+from tinkex.types import CreateSamplingSessionResponse, GetSamplerResponse
+
+
+async def create_sampling_session(call: Call) -> Reply:
+    """Make a sampler on a base model or on saved weights."""
+    sampler_id = call.engine.admission.create_sampler(call.owner, call.request)
+    return CreateSamplingSessionResponse(sampling_session_id=sampler_id)
+
+
+async def asample(call: Call) -> Reply:
+    """Accept a prompt; the answer names the result and the sequences it will hold."""
+    return call.engine.submit(call.owner, call.request, call.body)
+
+
+async def get_sampler(call: Call) -> Reply:
+    """What a sampler samples from."""
+    sampler = find_sampler(call.engine.store, call.owner, call.parameters["sampler_id"])
+    return GetSamplerResponse(
+        sampler_id=sampler.sampler_id, base_model=sampler.base_model, model_path=sampler.model_path
+    )
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "create_sampling_session": create_sampling_session,
+    "asample": asample,
+    "get_sampler": get_sampler,
+}

@@ -1,0 +1,127 @@
+"""Client configuration, capabilities, telemetry and sessions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+
+from tinkex.engine.access import find_session
+from tinkex.engine.api.call import Call, Handler, Reply
+from tinkex.engine.api.limits import page
+from tinkex.engine.store import SessionRow
+from tinkex.errors import Expired
+from tinkex.types import (
+    ClientConfigResponse,
+    ClientDynamicConfigResponse,
+    CreateSessionResponse,
+    GetServerCapabilitiesResponse,
+    GetSessionResponse,
+    HealthResponse,
+    ListSessionsResponse,
+    SessionHeartbeatResponse,
+    SupportedModel,
+    TelemetryResponse,
+)
+
+
+async def client_config(_call: Call) -> Reply:
+    """How clients should behave: the protocol's defaults."""
+    return ClientConfigResponse()
+
+
+async def client_dynamic_config(_call: Call) -> Reply:
+    """Abandoned samples are worth telling us about: they leave the decode batch at once."""
+    return ClientDynamicConfigResponse(sample_cancel_enabled=True)
+
+
+async def healthz(_call: Call) -> Reply:
+    """The server is up."""
+    return HealthResponse(status="ok")
+
+
+async def get_server_capabilities(call: Call) -> Reply:
+    """The served models."""
+    models = call.engine.models
+    supported = []
+    for name in models.names:
+        base = models.find(name)
+        context = base.model.transformer.arch.max_context if base.loaded else None
+        supported.append(
+            SupportedModel(model_name=name, max_context_length=context, trainable=True, sampleable=True)
+        )
+    return GetServerCapabilitiesResponse(supported_models=supported)
+
+
+async def telemetry(_call: Call) -> Reply:
+    """Taken and dropped: events of clients may hold their API keys, so they are neither stored nor logged."""
+    return TelemetryResponse()
+
+
+async def create_session(call: Call) -> Reply:
+    """Open a session."""
+    now = time.time()
+    session = SessionRow(
+        session_id=str(uuid.uuid4()),
+        owner=call.owner,
+        created_at=now,
+        seen_at=now,
+        tags=call.request.tags,
+        user_metadata=call.request.user_metadata,
+        sdk_version=call.request.sdk_version,
+        project_id=call.request.project_id,
+        display_name=call.request.display_name,
+    )
+    call.engine.store.sessions.add(session)
+    return CreateSessionResponse(session_id=session.session_id)
+
+
+async def session_heartbeat(call: Call) -> Reply:
+    """Keep a session alive; a finished one answers 410, which ends the client's heartbeat."""
+    session = find_session(call.engine.store, call.owner, call.request.session_id)
+    if session.finished_at is not None:
+        raise Expired(f"session {session.session_id} is finished.")
+    call.engine.store.sessions.seen(session.session_id, time.time())
+    return SessionHeartbeatResponse()
+
+
+async def finish_session(call: Call) -> Reply:
+    """End a session; the first reason stays."""
+    session = find_session(call.engine.store, call.owner, call.parameters["session_id"])
+    call.engine.store.sessions.finish(
+        session.session_id, time.time(), call.request.reason.type, call.request.detail
+    )
+    return None
+
+
+async def list_sessions(call: Call) -> Reply:
+    """The caller's sessions, newest first."""
+    limit, offset = page(call.query, default_limit=20)
+    rows = call.engine.store.sessions.list(call.owner, limit, offset)
+    return ListSessionsResponse(sessions=[row.session_id for row in rows])
+
+
+async def get_session(call: Call) -> Reply:
+    """What a session made."""
+    store = call.engine.store
+    session = find_session(store, call.owner, call.parameters["session_id"])
+    return GetSessionResponse(
+        training_run_ids=[run.run_id for run in store.runs.of_session(session.session_id)],
+        sampler_ids=[sampler.sampler_id for sampler in store.samplers.of_session(session.session_id)],
+        user_metadata=dict(session.user_metadata or {}),
+        display_name=session.display_name,
+    )
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "client_config": client_config,
+    "client_dynamic_config": client_dynamic_config,
+    "healthz": healthz,
+    "get_server_capabilities": get_server_capabilities,
+    "telemetry": telemetry,
+    "create_session": create_session,
+    "session_heartbeat": session_heartbeat,
+    "finish_session": finish_session,
+    "list_sessions": list_sessions,
+    "get_session": get_session,
+}

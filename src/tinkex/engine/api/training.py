@@ -1,0 +1,68 @@
+"""Training: submitting operations of runs, and asking what a run or a checkpoint is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from tinkex.engine.access import find_checkpoint, find_run
+from tinkex.engine.api.call import Call, Handler, Reply
+from tinkex.engine.api.decoding import is_proto
+from tinkex.types import ForwardBackwardRequest, GetInfoResponse, ModelData, WeightsInfoResponse
+
+
+async def submit(call: Call) -> Reply:
+    """Accept an operation; the answer is the id under which its result will be found."""
+    is_older_form = isinstance(call.request, ForwardBackwardRequest) and not is_proto(
+        call.headers.get("content-type", "")
+    )
+    return call.engine.submit(call.owner, call.request, None if is_older_form else call.body)
+
+
+async def get_info(call: Call) -> Reply:
+    """What a run is. The tokenizer is a directory when the caller can read it, and a hub name otherwise."""
+    run = find_run(call.engine.store, call.owner, call.request.model_id)
+    base = call.engine.models.find(run.base_model)
+    directory = await asyncio.to_thread(base.find_directory) if call.is_local else None
+    return GetInfoResponse(
+        model_data=ModelData(
+            arch=base.model.transformer.arch.family if base.loaded else None,
+            model_name=run.base_model,
+            tokenizer_id=str(directory) if directory is not None else run.base_model,
+        ),
+        model_id=run.run_id,
+        optimizer_config=dict(run.optimizer_config) if run.optimizer_config is not None else None,
+        is_lora=True,
+        lora_rank=run.lora.rank if run.lora is not None else None,
+        model_name=run.base_model,
+    )
+
+
+async def weights_info(call: Call) -> Reply:
+    """What is needed to make a run that a checkpoint fits."""
+    checkpoint = find_checkpoint(call.engine.store, call.owner, call.request.tinker_path)
+    return WeightsInfoResponse(
+        base_model=checkpoint.base_model,
+        is_lora=True,
+        lora_rank=checkpoint.lora.rank,
+        train_unembed=checkpoint.lora.train_unembed,
+        train_mlp=checkpoint.lora.train_mlp,
+        train_attn=checkpoint.lora.train_attn,
+        optimizer_config=dict(checkpoint.optimizer_config)
+        if checkpoint.optimizer_config is not None
+        else None,
+    )
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "create_model": submit,
+    "forward_backward": submit,
+    "forward": submit,
+    "optim_step": submit,
+    "save_weights": submit,
+    "save_weights_for_sampler": submit,
+    "load_weights": submit,
+    "unload_model": submit,
+    "get_info": get_info,
+    "weights_info": weights_info,
+}

@@ -1,0 +1,206 @@
+"""Accepted work that has not finished, shared between the threads that accept it and the one that runs it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tinkex.engine.scheduler import FairShare, Kind, Missed, Pass, Plan, Queue, SampleQueue, Work, next_plan
+from tinkex.errors import Busy
+from tinkex.types import (
+    CreateModelRequest,
+    ForwardBackwardRequest,
+    LoadWeightsRequest,
+    OptimStepRequest,
+    SampleRequest,
+    SaveWeightsForSamplerRequest,
+    SaveWeightsRequest,
+    UnloadModelRequest,
+)
+
+Operation: TypeAlias = (
+    CreateModelRequest
+    | ForwardBackwardRequest
+    | OptimStepRequest
+    | SaveWeightsRequest
+    | SaveWeightsForSamplerRequest
+    | LoadWeightsRequest
+    | UnloadModelRequest
+    | SampleRequest
+)
+"""The requests that are accepted now and finish later."""
+
+
+@dataclass(frozen=True)
+class QueueState:
+    """What a caller that still waits is told: the state of its queue, and why."""
+
+    state: str
+    reason: str
+
+
+class Backlog:
+    """Everything accepted and unfinished. Every method may be called from any thread."""
+
+    def __init__(self, *, gap_timeout_s: float, max_pending: int, on_work: Callable[[], None]) -> None:
+        self._lock = threading.Lock()
+        self._queue = Queue[Operation](gap_timeout_s)
+        self._samples: dict[str, SampleQueue[Operation]] = {}
+        self._unfinished: dict[str, Work[Operation]] = {}
+        self._by_tenant: Counter[str] = Counter()
+        self._running: set[str] = set()
+        self._cancelled: list[str] = []
+        self._max_pending = max_pending
+        self._turns = FairShare[str]()
+        self._on_work = on_work
+
+    # ---- accepting
+
+    def check_room(self, tenant: str) -> None:
+        """Refuse, for now, a user who has too much waiting already."""
+        with self._lock:
+            if self._by_tenant[tenant] >= self._max_pending:
+                raise Busy(
+                    f"{self._max_pending} operations of yours are waiting already; fetch their results, then submit more."
+                )
+
+    def open(self, run_id: str, first: Work[Operation]) -> None:
+        """Start a run with the operation that creates it."""
+        with self._lock:
+            self._queue.open(run_id, first=first)
+            self._note(first)
+        self._on_work()
+
+    def put(self, work: Work[Operation], now: float) -> None:
+        """Add an operation of a run."""
+        with self._lock:
+            self._queue.put(work, now)
+            self._note(work)
+        self._on_work()
+
+    def put_sample(self, work: Work[Operation]) -> None:
+        """Add a sample."""
+        with self._lock:
+            self._samples.setdefault(work.group, SampleQueue()).put(work)
+            self._note(work)
+        self._on_work()
+
+    def expected(self, run_id: str) -> int:
+        """The next free number of a run."""
+        with self._lock:
+            return self._queue.expected(run_id)
+
+    def check_turn(self, run_id: str, seq_id: int) -> None:
+        """Refuse a number that cannot run (any more)."""
+        with self._lock:
+            self._queue.check_turn(run_id, seq_id)
+
+    def refuse(self, run_id: str, seq_id: int, now: float) -> None:
+        """Use up the number of a refused submission."""
+        with self._lock:
+            self._queue.refuse(run_id, seq_id, now)
+        self._on_work()
+
+    def cancel(self, request_id: str) -> bool:
+        """Give up a sample; True if it is out already, else the running batch is asked to drop it."""
+        with self._lock:
+            work = self._unfinished.get(request_id)
+            if work is None or work.kind is not Kind.SAMPLE:
+                return False
+            if self._samples[work.group].cancel(request_id) is not None:
+                return True
+            self._cancelled.append(request_id)
+        self._on_work()
+        return False
+
+    # ---- running
+
+    def next_plan(self, token_budget: int) -> Plan[Operation] | None:
+        """Take the training work that runs next."""
+        with self._lock:
+            plan = next_plan(self._queue, self._turns, token_budget)
+            if plan is not None:
+                self._running = {work.request_id for work in works_of(plan)}
+            return plan
+
+    def has_training(self) -> bool:
+        """Whether a run has an operation ready."""
+        with self._lock:
+            return next(self._queue.runs(), None) is not None
+
+    def take_sample(self, group: str) -> Work[Operation] | None:
+        """Take the sample that joins the batch next."""
+        with self._lock:
+            return self._samples[group].take() if group in self._samples else None
+
+    def groups_with_samples(self) -> Sequence[str]:
+        """The base models samples wait for."""
+        with self._lock:
+            return [group for group, queue in self._samples.items() if len(queue)]
+
+    def take_cancelled(self) -> Sequence[str]:
+        """The running samples nobody wants any more."""
+        with self._lock:
+            cancelled, self._cancelled = self._cancelled, []
+            return cancelled
+
+    def give_up_gaps(self, now: float) -> Sequence[Missed[Operation]]:
+        """Take the operations that waited too long for a missing number."""
+        with self._lock:
+            return self._queue.give_up_gaps(now)
+
+    def next_gap_deadline(self) -> float | None:
+        """When :meth:`give_up_gaps` has something to do next."""
+        with self._lock:
+            return self._queue.next_gap_deadline()
+
+    def close(self, run_id: str) -> Sequence[Work[Operation]]:
+        """End a run; returns the operations that will never run."""
+        with self._lock:
+            return self._queue.close(run_id)
+
+    def finished(self, request_ids: Iterable[str]) -> None:
+        """Forget operations that have an outcome."""
+        with self._lock:
+            for request_id in request_ids:
+                work = self._unfinished.pop(request_id, None)
+                if work is not None:
+                    self._by_tenant[work.tenant] -= 1
+                    if self._by_tenant[work.tenant] <= 0:
+                        del self._by_tenant[work.tenant]
+                self._running.discard(request_id)
+
+    # ---- telling
+
+    def describe(self, request_id: str) -> QueueState:
+        """Why an operation has no result yet."""
+        with self._lock:
+            work = self._unfinished.get(request_id)
+            if work is None or request_id in self._running:
+                return QueueState("active", "running now")
+            if work.kind is Kind.SAMPLE:
+                queue = self._samples[work.group]
+                if request_id not in queue:
+                    return QueueState("active", "sampling now")
+                return QueueState(
+                    "paused_capacity", f"{len(queue)} samples wait for a place in the decode batch"
+                )
+            missing = self._queue.waiting_for(work.run_id, work.seq_id)
+            if missing is not None:
+                return QueueState(
+                    "active", f"waits for operation {missing} of its run, which has not arrived"
+                )
+            ahead = sum(other.kind is not Kind.SAMPLE for other in self._unfinished.values()) - 1
+            return QueueState("active", f"in line with {ahead} other training operations")
+
+    def _note(self, work: Work[Operation]) -> None:
+        self._unfinished[work.request_id] = work
+        self._by_tenant[work.tenant] += 1
+
+
+def works_of(plan: Plan[Operation]) -> Sequence[Work[Operation]]:
+    """The operations a plan runs."""
+    return plan.works if isinstance(plan, Pass) else (plan.work,)

@@ -1,0 +1,238 @@
+"""The engine: take accepted work → plan a batch → run it → complete the futures."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from tinkex.engine.admission import Admission
+from tinkex.engine.backlog import Backlog, Operation, QueueState, works_of
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.decoding import Decoding, cancelled
+from tinkex.engine.maintenance import Maintenance
+from tinkex.engine.operations import Operations
+from tinkex.engine.outcomes import failed
+from tinkex.engine.recovery import recover
+from tinkex.engine.scheduler import FairShare, Kind, Pass, Plan, Work
+from tinkex.engine.served import ServedModels
+from tinkex.engine.snapshots import Snapshots
+from tinkex.engine.store import CheckpointRow, FutureRow, FutureStatus, Outcome, RunStatus, Store
+from tinkex.engine.waiting import Waiters
+from tinkex.engine.worker import Worker
+from tinkex.errors import EngineFailure, Expired, ModelUnavailable, TinkexError, UnknownObject
+from tinkex.types import UntypedAPIFuture
+
+if TYPE_CHECKING:
+    from tinkex.engine.model.catalog import Progress
+
+logger = logging.getLogger("tinkex.engine")
+
+Turn: TypeAlias = Plan[Operation] | Literal["decode"]
+Outcomes: TypeAlias = Sequence[tuple[str, Outcome]]
+
+
+class Engine:
+    """Trains and samples for any number of users; owns one data directory and one thread for all computation.
+
+    Example:
+        >>> engine = Engine(EngineConfig(models={"tiny": "/models/tiny"}))
+        >>> engine.start()
+        >>> submitted = engine.submit("local", CreateModelRequest(session_id=..., base_model="tiny", ...))
+        >>> outcome = await engine.wait("local", submitted.request_id, timeout=30)
+        >>> engine.close()
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.models = ServedModels(config)
+        self.store = Store(config.engine_dir)
+        self.api_key = self.store.local_key(time.time())
+        self._worker = Worker(self.step, self._patience)
+        self._backlog = Backlog(
+            gap_timeout_s=config.gap_timeout_s,
+            max_pending=config.max_pending_operations,
+            on_work=self._worker.wake,
+        )
+        snapshots = Snapshots(self.store.root, config.snapshots_in_memory)
+        self._operations = Operations(self.store, self.models, snapshots)
+        live = self._operations.live
+        self.admission = Admission(config, self.store, self.models, self._backlog, live.get, live.__len__)
+        self._decoding = Decoding(
+            self.models, self._backlog, self.admission, snapshots, config.max_decode_batch
+        )
+        self._maintenance = Maintenance(config, self.store, snapshots, self._release)
+        self._waiters = Waiters()
+        self._turns = FairShare[str]()
+        self._closed = False
+
+    # ---- the loop, on the engine thread
+
+    def step(self) -> bool:
+        """One turn: take → run → complete; says whether there was anything to do."""
+        turn = self._take()
+        if turn is None:
+            return False
+        self._complete(self._run(turn))
+        return True
+
+    def _take(self) -> Turn | None:
+        """What runs next; training and sampling share the time equally while both want it."""
+        now = time.monotonic()
+        self._maintenance.run_if_due(now)
+        self._complete(
+            [(m.work.request_id, failed(_gap(m.work, m.missing))) for m in self._backlog.give_up_gaps(now)]
+        )
+        self._complete(self._decoding.drop_cancelled())
+        wanting = ["train"] * self._backlog.has_training() + ["decode"] * self._decoding.wanted()
+        if not wanting:
+            return None
+        self._turns.waiting(wanting)
+        if self._turns.pick(wanting) == "decode":
+            return "decode"
+        return self._backlog.next_plan(self.config.max_tokens_per_pass)
+
+    def _run(self, turn: Turn) -> Outcomes:
+        """Run a turn; whatever goes wrong becomes the outcome of the operations in it."""
+        started = time.monotonic()
+        try:
+            if turn == "decode":
+                return self._decoding.step()
+            if isinstance(turn, Pass):
+                return self._operations.run_pass(turn.works)
+            return [(turn.work.request_id, self._run_alone(turn.work))]
+        except Exception as error:
+            logger.exception("an operation failed in a way it should not")
+            failure = failed(EngineFailure(f"the engine failed: {type(error).__name__}: {error}"))
+            return [(work.request_id, failure) for work in works_of(turn)] if turn != "decode" else []
+        finally:
+            self._turns.charge("decode" if turn == "decode" else "train", time.monotonic() - started)
+
+    def _complete(self, outcomes: Outcomes) -> None:
+        """Record outcomes in one commit, and wake those who wait for them."""
+        if not outcomes:
+            return
+        try:
+            self.store.futures.finish(outcomes, time.time())
+        except sqlite3.Error:
+            logger.exception(
+                "%d results could not be recorded; those who wait get them all the same", len(outcomes)
+            )
+        self._backlog.finished(request_id for request_id, _ in outcomes)
+        self._waiters.wake(outcomes)
+
+    def _run_alone(self, work: Work[Operation]) -> Outcome:
+        outcome = self._operations.run_alone(work)
+        if outcome.status is FutureStatus.FAILED and work.seq_id == 0:
+            self._end_run(
+                work.run_id, RunStatus.FAILED, f"run {work.run_id} was not created: {outcome.error}"
+            )
+        elif outcome.status is FutureStatus.DONE and work.kind is Kind.UNLOAD:
+            self._release(work.run_id)
+        return outcome
+
+    def _release(self, run_id: str) -> None:
+        self._operations.live.pop(run_id, None)
+        self._end_run(run_id, RunStatus.RELEASED, f"run {run_id} was unloaded, or its session is over")
+
+    def _end_run(self, run_id: str, status: RunStatus, reason: str) -> None:
+        left = self.admission.close_run(run_id, status)
+        self._complete([(work.request_id, failed(ModelUnavailable(reason))) for work in left])
+
+    def _patience(self) -> float:
+        deadline = self._backlog.next_gap_deadline()
+        return (
+            LONGEST_SLEEP_S
+            if deadline is None
+            else min(LONGEST_SLEEP_S, max(0.0, deadline - time.monotonic()))
+        )
+
+    # ---- life
+
+    def start(self) -> None:
+        """Pick up what an earlier engine left, and begin to work."""
+        recover(self.store, self.admission)
+        self._worker.start()
+
+    def load_models(self, progress: Progress | None = None) -> Future[None]:
+        """Bring every served model into memory now instead of at its first use."""
+
+        def load() -> None:
+            for base in self.models.bases:
+                base.load(progress)
+
+        return self._worker.call(load)
+
+    def end_waits(self) -> None:
+        """Let everybody who waits for a result go without one; they will ask again."""
+        self._waiters.end_all()
+
+    def close(self) -> None:
+        """Finish the operation under way, let every caller go, and close the store."""
+        if not self._closed:
+            self._closed = True
+            self._worker.stop()
+            self._waiters.end_all()
+            self._maintenance.flush(time.time())
+            self.store.close()
+
+    # ---- for callers, on any thread
+
+    def submit(self, owner: str, request: Operation, body: bytes | None = None) -> UntypedAPIFuture:
+        """Accept an operation: it is recorded, and will have an outcome. Raises the reason if it is refused."""
+        return self.admission.submit(owner, request, body)
+
+    async def wait(self, owner: str, request_id: str, timeout: float) -> Outcome | None:
+        """The outcome of an operation as soon as it is there, or None when the time is over."""
+        waiter = self._waiters.enter(request_id)
+        try:
+            self._find(owner, request_id)
+            outcome = self.store.futures.outcome(request_id)
+            if outcome is None:
+                try:
+                    outcome = await asyncio.wait_for(waiter, timeout)
+                except TimeoutError:
+                    return None
+            if outcome is not None:
+                self._maintenance.fetched(request_id)
+            return outcome
+        finally:
+            self._waiters.leave(request_id, waiter)
+
+    def queue_state(self, request_id: str) -> QueueState:
+        """Why an operation has no outcome yet."""
+        return self._backlog.describe(request_id)
+
+    def cancel(self, owner: str, request_id: str) -> None:
+        """Give up a sample; other operations are not cancelled, because those after them build on them."""
+        self._find(owner, request_id)
+        if self._backlog.cancel(request_id):
+            self._complete([(request_id, cancelled())])
+
+    def delete_checkpoint(self, checkpoint: CheckpointRow) -> None:
+        """Forget a checkpoint now, and remove its files as soon as the engine is between two operations."""
+        self.store.checkpoints.delete(checkpoint)
+        self._worker.call(lambda: self._maintenance.remove(checkpoint.directory))
+
+    def _find(self, owner: str, request_id: str) -> FutureRow:
+        row = self.store.futures.get(request_id)
+        if row is None or row.owner != owner:
+            raise UnknownObject(
+                f"there is no request {request_id!r} of yours; it may be long gone. Submit it again."
+            )
+        if row.status is FutureStatus.EXPIRED:
+            raise Expired(
+                f"the result of request {request_id} was kept for a while and is gone; submit it again."
+            )
+        return row
+
+
+def _gap(work: Work[Operation], missing: int) -> TinkexError:
+    return EngineFailure(
+        f"operation {work.seq_id} of run {work.run_id} was never run: it waited for operation {missing}, which did not arrive "
+        "in time. Nothing was changed; submit it again under the next number."
+    )

@@ -1,0 +1,129 @@
+"""Samples on their way through the decode batches. Everything here happens on the engine thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from tinkex.engine.admission import Admission, sequence_ids
+from tinkex.engine.backlog import Backlog, Operation
+from tinkex.engine.outcomes import failed, succeeded
+from tinkex.engine.scheduler import FairShare, Work
+from tinkex.engine.served import Base, ServedModels
+from tinkex.engine.snapshots import Snapshots
+from tinkex.engine.store import Outcome
+from tinkex.errors import EngineFailure, InvalidInput, ModelUnavailable, SetupError, TinkexError
+from tinkex.types import SampleRequest
+
+logger = logging.getLogger("tinkex.engine")
+
+
+class Decoding:
+    """Keeps each base model's decode batch full, in fair turns, and collects what finishes."""
+
+    def __init__(
+        self,
+        models: ServedModels,
+        backlog: Backlog,
+        admission: Admission,
+        snapshots: Snapshots,
+        max_batch: int,
+    ) -> None:
+        self._models = models
+        self._backlog = backlog
+        self._admission = admission
+        self._snapshots = snapshots
+        self._max_batch = max_batch
+        self._in_batch: dict[str, set[str]] = {}
+        self._turns = FairShare[str]()
+
+    def wanted(self) -> bool:
+        """Whether any sample waits or runs."""
+        return bool(self._sources())
+
+    def step(self) -> Sequence[tuple[str, Outcome]]:
+        """One step of the base model whose turn it is; returns what ended."""
+        sources = self._sources()
+        self._turns.waiting(sources)
+        source = self._turns.pick(sources)
+        self._turns.charge(source, 1.0)
+        base = self._models.by_source(source)
+        try:
+            base.load()
+        except SetupError as error:
+            return self._fail_waiting(
+                source, ModelUnavailable(f"the model {source} cannot be loaded: {error}")
+            )
+        outcomes = [*self._fill(base)]
+        if base.sampler.busy:
+            outcomes += self._advance(base)
+        self._in_batch.get(source, set()).difference_update(request_id for request_id, _ in outcomes)
+        return outcomes
+
+    def drop_cancelled(self) -> Sequence[tuple[str, Outcome]]:
+        """Take samples nobody wants any more out of the batches."""
+        outcomes: list[tuple[str, Outcome]] = []
+        for request_id in self._backlog.take_cancelled():
+            for source, members in self._in_batch.items():
+                if request_id in members:
+                    members.remove(request_id)
+                    self._models.by_source(source).sampler.cancel(request_id)
+                    outcomes.append((request_id, cancelled()))
+        return outcomes
+
+    def _sources(self) -> dict[str, None]:
+        running = [source for source, members in self._in_batch.items() if members]
+        return dict.fromkeys([*running, *self._backlog.groups_with_samples()])
+
+    def _fill(self, base: Base) -> Sequence[tuple[str, Outcome]]:
+        refused: list[tuple[str, Outcome]] = []
+        while base.sampler.num_sequences < self._max_batch:
+            work = self._backlog.take_sample(base.source)
+            if work is None:
+                break
+            try:
+                self._join(base, work)
+            except TinkexError as error:
+                refused.append((work.request_id, failed(error)))
+        return refused
+
+    def _join(self, base: Base, work: Work[Operation]) -> None:
+        """Put a sample into the batch, with the weights it asks for."""
+        from tinkex.engine.sampler.job import SampleJob
+
+        request = work.request
+        assert isinstance(request, SampleRequest)
+        sampler = self._admission.sampler_of(work.tenant, request)
+        adapter = None
+        if sampler.directory is not None:
+            adapter = self._snapshots.get(sampler.directory, base.model.transformer.arch)
+        ids = sequence_ids(work.request_id, request.num_samples)
+        base.sampler.add(SampleJob.of(request, request_id=work.request_id, adapter=adapter, sequence_ids=ids))
+        self._in_batch.setdefault(base.source, set()).add(work.request_id)
+
+    def _advance(self, base: Base) -> Sequence[tuple[str, Outcome]]:
+        try:
+            finished = base.sampler.step()
+        except Exception as error:
+            # The state of the batch is unknown now: everyone in it fails, and the next samples start afresh.
+            logger.exception("a decode step failed in a way it should not")
+            members = self._in_batch.pop(base.source, set())
+            for request_id in members:
+                base.sampler.cancel(request_id)
+            failure = failed(EngineFailure(f"sampling failed: {type(error).__name__}: {error}"))
+            return [(request_id, failure) for request_id in members]
+        return [
+            (request_id, failed(response) if isinstance(response, TinkexError) else succeeded(response))
+            for request_id, response in finished
+        ]
+
+    def _fail_waiting(self, source: str, error: TinkexError) -> Sequence[tuple[str, Outcome]]:
+        outcomes: list[tuple[str, Outcome]] = []
+        while (work := self._backlog.take_sample(source)) is not None:
+            outcomes.append((work.request_id, failed(error)))
+        return outcomes
+
+
+def cancelled() -> Outcome:
+    """The outcome of a sample its caller gave up."""
+    return failed(InvalidInput("the request was cancelled by the client."))

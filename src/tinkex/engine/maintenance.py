@@ -1,0 +1,71 @@
+"""Clearing away what has had its time: results, checkpoints with a TTL, and what ended sessions held."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.snapshots import Snapshots
+from tinkex.engine.store import RunStatus, Store
+
+
+class Maintenance:
+    """Runs every now and then on the engine thread, between two operations."""
+
+    def __init__(
+        self, config: EngineConfig, store: Store, snapshots: Snapshots, release_run: Callable[[str], None]
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._snapshots = snapshots
+        self._release_run = release_run
+        self.due = time.monotonic() + config.maintenance_interval_s
+        self._lock = threading.Lock()
+        self._fetched: set[str] = set()
+
+    def fetched(self, request_id: str) -> None:
+        """Note, from any thread, that a result reached its caller; recorded with the next round."""
+        with self._lock:
+            self._fetched.add(request_id)
+
+    def run_if_due(self, now: float) -> None:
+        """Do a round if the last one is long enough ago."""
+        if now >= self.due:
+            self.due = now + self._config.maintenance_interval_s
+            self.run()
+
+    def run(self) -> None:
+        """Do a round."""
+        now = time.time()
+        self.flush(now)
+        self._store.futures.prune(
+            fetched_before=now - self._config.fetched_retention_s,
+            finished_before=now - self._config.result_retention_s,
+            expired_before=now - self._config.expired_retention_s,
+        )
+        for checkpoint in self._store.checkpoints.expired(now):
+            self._store.checkpoints.delete(checkpoint)
+            self.remove(checkpoint.directory)
+        over = self._store.sessions.over(
+            now - self._config.session_grace_s, now - self._config.session_idle_s
+        )
+        for session_id in over:
+            for run in self._store.runs.of_session(session_id):
+                if run.status is RunStatus.LIVE:
+                    self._release_run(run.run_id)
+            for directory in self._store.samplers.release(session_id, now):
+                self.remove(directory)
+
+    def flush(self, now: float) -> None:
+        """Record which results have reached their callers."""
+        with self._lock:
+            fetched, self._fetched = self._fetched, set()
+        if fetched:
+            self._store.futures.fetched(fetched, now)
+
+    def remove(self, directory: str) -> None:
+        """Remove weights that nothing names any more, from memory and from disk."""
+        self._snapshots.drop(directory)
+        self._store.directories.remove(directory)
