@@ -171,7 +171,7 @@ def _write_weights(directory: Path, weights: dict[str, np.ndarray], dtype: str, 
         _save(directory / "model.safetensors", tensors, dtype)
         return
     names = sorted(tensors)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for shard in range(num_shards):
         file = f"model-{shard + 1:05}-of-{num_shards:05}.safetensors"
         mine = names[shard::num_shards]

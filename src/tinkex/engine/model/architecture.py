@@ -102,6 +102,7 @@ class Architecture:
             raise SetupError(
                 f"config.json has an odd head_dim of {head_dim}, which rotary embeddings cannot rotate"
             )
+        rope = RopeConfig.from_config({"max_position_embeddings": family.context, **config})
         attention_bias = bool(config.get("attention_bias", False))
         window, sliding_layers = _windows(config, family, num_layers)
         return cls(
@@ -113,9 +114,9 @@ class Architecture:
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             vocab_size=_positive(config, "vocab_size"),
-            max_context=int(config.get("max_position_embeddings") or family.context),
+            max_context=_max_context(config, family, rope),
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            rope=RopeConfig.from_config({"max_position_embeddings": family.context, **config}),
+            rope=rope,
             tie_embeddings=bool(config.get("tie_word_embeddings", False)),
             attention_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
             output_bias=attention_bias if family.output_bias is None else family.output_bias,
@@ -166,6 +167,12 @@ def _positive(config: Mapping[str, Any], name: str) -> int:
 def _stated(config: Mapping[str, Any], name: str, otherwise: object) -> Any:
     """A config's own value, also when that is null; a family's default only where the key is absent."""
     return config.get(name, otherwise)
+
+
+def _max_context(config: Mapping[str, Any], family: _Family, rope: RopeConfig) -> int:
+    """How many positions the model can tell apart; YaRN is added to a config to stretch what it states."""
+    stated = int(config.get("max_position_embeddings") or family.context)
+    return max(stated, int(rope.factor * rope.original_context)) if rope.kind == "yarn" else stated
 
 
 def _windows(

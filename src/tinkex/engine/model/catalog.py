@@ -75,15 +75,15 @@ def resolve(
     names every way to provide it.
 
     Example:
-        >>> resolve("./my-model", Path("models"))
-        PosixPath('my-model')
+        >>> resolve("/data/my-model", Path("models"))
+        PosixPath('/data/my-model')
     """
     cache = ModelCache(models_home)
     path = Path(source).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise SetupError(f"{path} is not a model directory: it has no config.json")
-        return path
+        return path.absolute()
     if path.suffix == ".gguf" and path.is_file():
         return _from_gguf(path, cache, progress)
     match = _HUB_NAME.fullmatch(source)

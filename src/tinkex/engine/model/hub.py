@@ -36,7 +36,10 @@ def cached_snapshot(name: str, revision: str | None) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
         return None
-    config = try_to_load_from_cache(name, "config.json", revision=revision)
+    try:
+        config = try_to_load_from_cache(name, "config.json", revision=revision)
+    except ValueError:  # not a name the hub allows; asking the hub will say so
+        return None
     if not isinstance(config, str):
         return None
     directory = Path(config).parent

@@ -118,6 +118,11 @@ class LoraLayout:
         return cls(rank=spec.rank, slots=tuple(slots), num_params=offset)
 
     @cached_property
+    def modules(self) -> frozenset[str]:
+        """The names of the modules that have a place here."""
+        return frozenset(slot.module for slot in self.slots)
+
+    @cached_property
     def split_sizes(self) -> list[int]:
         """The lengths of the flat buffer's pieces: A, B, A, B and so on."""
         return [
@@ -163,6 +168,11 @@ class Adapter:
             )
         return Adapter(self.spec, self.layout, params)
 
+    @property
+    def modules(self) -> frozenset[str]:
+        """The names of the modules this adapter reaches."""
+        return self.layout.modules
+
     @cached_property
     def views(self) -> Mapping[tuple[str, int | None], tuple[Tensor, Tensor]]:
         """A (R, in) and B (out, R) of every module, as views of ``params``.
@@ -192,9 +202,9 @@ class LoraRows:
         self.segments = [(adapter, rows) for adapter, rows in segments if rows > 0]
         self.num_rows = sum(rows for _, rows in self.segments)
         self._row_counts = [rows for _, rows in self.segments]
-        self._modules = {
-            key[0] for adapter, _ in self.segments if adapter is not None for key in adapter.views
-        }
+        self._modules = frozenset[str]().union(
+            *(adapter.modules for adapter, _ in self.segments if adapter is not None)
+        )
 
     def apply(self, module: str, layer: int | None, x: Tensor, y: Tensor) -> Tensor:
         """``y`` plus each row's own ``scale · x Aᵀ Bᵀ``; ``y`` is (T, out), ``x`` is (T, in)."""

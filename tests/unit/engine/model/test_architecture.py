@@ -82,6 +82,17 @@ def test_every_mistral_layer_slides_and_qwen_layers_slide_by_flag() -> None:
     assert Architecture.from_config(qwen | {"use_sliding_window": True}).window(3) == 16
 
 
+def test_yarn_stretches_the_context_a_config_states() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    config = LLAMA | {"max_position_embeddings": 1024}
+    assert Architecture.from_config(config).max_context == 1024
+    assert Architecture.from_config(config | {"rope_scaling": yarn}).max_context == 4096
+    assert (
+        Architecture.from_config(LLAMA | {"max_position_embeddings": 8192, "rope_scaling": yarn}).max_context
+        == 8192
+    )
+
+
 def test_rope_theta_is_found_in_both_generations_of_config_files() -> None:
     older = Architecture.from_config(LLAMA | {"rope_theta": 500.0})
     newer = Architecture.from_config(

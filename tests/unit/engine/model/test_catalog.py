@@ -37,7 +37,6 @@ def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         probe.bind(("127.0.0.1", 0))
         closed_port = probe.getsockname()[1]
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed_port}")
-    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "0")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     (tmp_path / "links").mkdir()
