@@ -144,12 +144,8 @@ class Engine:
         self._complete([(work.request_id, failed(ModelUnavailable(reason))) for work in left])
 
     def _patience(self) -> float:
-        deadline = self._backlog.next_gap_deadline()
-        return (
-            LONGEST_SLEEP_S
-            if deadline is None
-            else min(LONGEST_SLEEP_S, max(0.0, deadline - time.monotonic()))
-        )
+        deadlines = [self._maintenance.due, self._backlog.next_gap_deadline()]
+        return max(0.0, min(due for due in deadlines if due is not None) - time.monotonic())
 
     # ---- life
 

@@ -13,6 +13,8 @@ logger = logging.getLogger("tinkex.engine")
 
 T = TypeVar("T")
 
+AFTER_A_FAILURE_S = 1.0
+
 
 class Worker:
     """Runs ``step`` as long as it has something to do, and sleeps until woken when it has not.
@@ -56,14 +58,14 @@ class Worker:
         while not self._stopping:
             self._awake.clear()
             self._run_calls()
+            patience = AFTER_A_FAILURE_S
             try:
-                busy = self._step()
+                patience = 0.0 if self._step() else self._patience()
             except Exception:
                 # The thread must live on, or every client would hang.
                 logger.exception("the engine failed between two operations")
-                busy = False
-            if not busy and not self._stopping:
-                self._awake.wait(self._patience())
+            if patience > 0 and not self._stopping:
+                self._awake.wait(patience)
 
     def _run_calls(self) -> None:
         while self._calls:
