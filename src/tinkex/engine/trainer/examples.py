@@ -1,0 +1,201 @@
+"""Reading datums: everything a caller can get wrong is refused here, by name, before any compute.
+
+Shapes: N positions of a datum, K targets per position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tinkex.engine.trainer.losses import Loss
+from tinkex.errors import InvalidInput
+from tinkex.types.inputs import EncodedTextChunk
+
+if TYPE_CHECKING:
+    from tinkex.types.inputs import Datum, ModelInput
+    from tinkex.types.tensors import TensorData
+
+__all__ = ["Example", "Limits", "read_examples"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the base model can take."""
+
+    vocab_size: int
+    max_context: int
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A datum that passed every check, as flat arrays; position by position, then target by target."""
+
+    tokens_N: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64]  # (N·K,)
+    inputs: Mapping[str, npt.NDArray[np.float32]]  # each (N·K,)
+    shape: tuple[int, ...]  # of the caller's target_tokens: (N,) or (N, K)
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions the model computes."""
+        return len(self.tokens_N)
+
+    @property
+    def targets_per_position(self) -> int:
+        """K."""
+        return self.shape[1] if len(self.shape) == 2 else 1
+
+
+def read_examples(
+    data: Sequence[Datum], loss: Loss, settings: Mapping[str, float], limits: Limits
+) -> list[Example]:
+    """The datums as examples; an ``InvalidInput`` names the first datum and key that cannot be used.
+
+    Inputs the caller may leave out arrive filled in: ``weights`` with ones, clip thresholds with the settings.
+
+    Example:
+        >>> datum = Datum(model_input=ModelInput.from_ints([5, 6]), loss_fn_inputs={"target_tokens": [6, 7]})
+        >>> read_examples([datum], LOSSES["cross_entropy"], {}, Limits(vocab_size=8, max_context=4))[0].shape
+        (2,)
+    """
+    if len(data) == 0:
+        raise InvalidInput("data is empty; send at least one datum")
+    return [_read(index, datum, loss, settings, limits) for index, datum in enumerate(data)]
+
+
+def _read(index: int, datum: Datum, loss: Loss, settings: Mapping[str, float], limits: Limits) -> Example:
+    tokens_N = _tokens(index, datum.model_input, limits)
+    given = datum.loss_fn_inputs
+    _refuse_unknown(index, given, loss)
+    targets = _targets(index, given["target_tokens"], len(tokens_N), loss, limits)
+    inputs = {
+        name: _values(index, name, given[name], targets.shape)
+        for name in (*loss.inputs, *loss.optional_inputs)
+        if name in given
+    }
+    for name in loss.optional_inputs:
+        inputs.setdefault(name, np.full(targets.size, settings.get(name, 1.0), dtype=np.float32))
+    for name in settings:
+        if name not in inputs:
+            inputs[name] = np.full(targets.size, settings[name], dtype=np.float32)
+    _check_thresholds(index, inputs)
+    _check_sequence_mask(index, inputs)
+    return Example(tokens_N, targets.reshape(-1), inputs, targets.shape)
+
+
+def _tokens(index: int, model_input: ModelInput, limits: Limits) -> npt.NDArray[np.int64]:
+    for position, chunk in enumerate(model_input.chunks):
+        if not isinstance(chunk, EncodedTextChunk):
+            raise InvalidInput(
+                f"data[{index}].model_input.chunks[{position}] is of type {chunk.type!r}; "
+                "this model reads text only, so send chunks of type 'encoded_text'"
+            )
+    tokens_N = model_input.to_numpy().astype(np.int64)
+    if tokens_N.size == 0:
+        raise InvalidInput(
+            f"data[{index}].model_input is empty; send at least one token or leave the datum out"
+        )
+    if tokens_N.size > limits.max_context:
+        raise InvalidInput(
+            f"data[{index}].model_input has {tokens_N.size} tokens, and the model's context is {limits.max_context}; "
+            "truncate or split the datum"
+        )
+    _check_ids(f"data[{index}].model_input", tokens_N, limits)
+    return tokens_N
+
+
+def _refuse_unknown(index: int, given: Mapping[str, TensorData], loss: Loss) -> None:
+    known = ("target_tokens", *loss.inputs, *loss.optional_inputs)
+    for name in given:
+        if name not in known:
+            raise InvalidInput(
+                f"data[{index}].loss_fn_inputs has {name!r}, which {loss.name} does not read; "
+                f"it reads {', '.join(known)}. Remove it, or choose the loss that uses it"
+            )
+    for name in ("target_tokens", *loss.inputs):
+        if name not in given:
+            raise InvalidInput(
+                f"data[{index}].loss_fn_inputs lacks {name!r}, which {loss.name} needs; "
+                f"it has {', '.join(given) or 'nothing'}"
+            )
+
+
+def _targets(
+    index: int, tensor: TensorData, num_tokens: int, loss: Loss, limits: Limits
+) -> npt.NDArray[np.int64]:
+    where = f"data[{index}].loss_fn_inputs['target_tokens']"
+    if tensor.dtype != "int64":
+        raise InvalidInput(f"{where} has dtype {tensor.dtype}; token ids must be int64")
+    targets: npt.NDArray[np.int64] = tensor.to_numpy(pad_value=0)
+    allowed = "(N,) or (N, K)" if loss.many_targets else "(N,)"
+    if targets.ndim != 1 and not (loss.many_targets and targets.ndim == 2 and targets.shape[1] > 0):
+        raise InvalidInput(
+            f"{where} has shape {_shown(targets.shape)}; {loss.name} takes {allowed} with N = {num_tokens}, "
+            "the number of input tokens"
+        )
+    if targets.shape[0] != num_tokens:
+        raise InvalidInput(
+            f"{where} has shape {_shown(targets.shape)}, and data[{index}].model_input {num_tokens} tokens; "
+            "give one row per input token: position i predicts the token after it"
+        )
+    _check_ids(where, targets.reshape(-1), limits)
+    return targets
+
+
+def _values(index: int, name: str, tensor: TensorData, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """A real-valued input, flat; whole numbers (a mask, say) are taken as they are."""
+    where = f"data[{index}].loss_fn_inputs[{name!r}]"
+    values = tensor.to_numpy(pad_value=0)
+    if values.shape != shape:
+        raise InvalidInput(
+            f"{where} has shape {_shown(values.shape)}, and target_tokens {_shown(shape)}; "
+            "give one value per target token"
+        )
+    flat: npt.NDArray[np.float32] = values.reshape(-1).astype(np.float32)
+    wrong = np.flatnonzero(~np.isfinite(flat))
+    if wrong.size:
+        raise InvalidInput(
+            f"{where} is not finite at flat position {int(wrong[0])} ({flat[wrong[0]]}), "
+            f"{wrong.size} such values in all; replace them, for instance with 0 where nothing is trained"
+        )
+    return flat
+
+
+def _check_ids(where: str, ids: npt.NDArray[Any], limits: Limits) -> None:
+    wrong = np.flatnonzero((ids < 0) | (ids >= limits.vocab_size))
+    if wrong.size:
+        raise InvalidInput(
+            f"{where} has token id {int(ids[wrong[0]])} at flat position {int(wrong[0])}; "
+            f"ids of this model lie in 0…{limits.vocab_size - 1}. Encode with this model's tokenizer"
+        )
+
+
+def _check_thresholds(index: int, inputs: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    low, high = inputs.get("clip_low_threshold"), inputs.get("clip_high_threshold")
+    if low is None or high is None:
+        return
+    crossed = np.flatnonzero(low > high)
+    if crossed.size:
+        at = int(crossed[0])
+        raise InvalidInput(
+            f"data[{index}]: at position {at} clip_low_threshold {low[at]:g} is above clip_high_threshold {high[at]:g}; "
+            "they bound the ratio exp(lp − logprobs) from below and above"
+        )
+
+
+def _check_sequence_mask(index: int, inputs: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    mask = inputs.get("sequence_ratio_mask")
+    if mask is not None and not mask.any() and inputs["advantages"].any():
+        raise InvalidInput(
+            f"data[{index}].loss_fn_inputs['sequence_ratio_mask'] marks no token, so the sequence has no ratio, "
+            "but 'advantages' are not all 0; mark the sampled tokens with 1"
+        )
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(str(n) for n in shape)}{',' if len(shape) == 1 else ''})"

@@ -1,0 +1,178 @@
+"""From hidden states to logprobs and gradients, a few rows of logits at a time.
+
+Logits of a whole batch never exist: each chunk of rows is projected on the vocabulary, normalised, read at its
+targets and, where it trains, turned into gradients at once. With ``g_k`` the derivative of the loss by the
+logprob of a row's target ``k`` and ``c = Σ g_k``, its derivative by the logits is ``Σ g_k·onehot_k − c·p``. Both
+parts are linear, so ``g`` and ``c`` scale the narrow side of every product, and the (n, V) probabilities are
+never rewritten.
+
+Shapes: T packed rows, n rows of a chunk, m their targets, P all targets, D hidden, V vocabulary, R rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tinkex.engine.trainer.batch import Pass
+
+__all__ = ["Head", "HeadLora", "TargetGradient"]
+
+Ints = npt.NDArray[np.int64]
+TargetGradient = Callable[[int, Ints, Tensor], Tensor]
+"""``gradient(segment number, target numbers within the pass, their logprobs) -> d loss / d logprob``."""
+
+_CHUNK_BYTES = 48 * 2**20  # of logits: enough rows for an efficient product, few enough to stay small
+_FEWEST_ROWS = 16
+
+
+@dataclass(frozen=True)
+class HeadLora:
+    """The unembedding's low-rank pair, and the buffers in which its gradients add up, if it trains."""
+
+    a_RD: Tensor
+    b_VR: Tensor
+    scale: float
+    grad_a_RD: Tensor | None = None
+    grad_b_VR: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """The rows of a chunk that belong to one segment, and their targets."""
+
+    segment: int
+    rows: slice
+    targets: slice
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    rows: Ints  # (n,) of the pass
+    targets: Ints  # (m,) of the pass
+    row_of_target: Tensor  # (m,) within the chunk
+    pieces: list[_Piece]
+
+
+class Head:
+    """The unembedding of a base model, with buffers that all passes share.
+
+    ``loras`` has one entry per segment of the pass; None leaves the base logits as they are. ``most_rows`` bounds
+    how many rows of logits exist at a time; left out, as many as fit a fixed amount of memory.
+
+    Example:
+        >>> head = Head(model.unembedding_VD)
+        >>> head.score(hidden_TD, packed, [None], np.arange(len(packed.tokens_T)), lp_P)
+    """
+
+    def __init__(self, unembedding_VD: Tensor, *, most_rows: int | None = None) -> None:
+        self._weight_VD = unembedding_VD
+        vocab_size = unembedding_VD.shape[0]
+        fitting = max(_FEWEST_ROWS, _CHUNK_BYTES // (unembedding_VD.element_size() * vocab_size))
+        self._most_rows = fitting if most_rows is None else most_rows
+        # Reused, because a fresh buffer of this size costs a page fault for every 4 KB.
+        self._logits_nV = unembedding_VD.new_empty(0, vocab_size)
+        self._logprobs_nV = unembedding_VD.new_empty(0, vocab_size)
+
+    def score(
+        self,
+        hidden_TD: Tensor,
+        packed: Pass,
+        loras: Sequence[HeadLora | None],
+        rows: Ints,
+        lp_P: Tensor,
+    ) -> None:
+        """Writes the logprobs of the targets of ``rows`` (ascending) into ``lp_P``."""
+        for chunk in self._chunks(packed, rows):
+            hidden_nD = hidden_TD[torch.from_numpy(chunk.rows)]
+            logprobs_nV, _ = self._project(hidden_nD, chunk, loras)
+            self._read(logprobs_nV, packed, chunk, lp_P)
+
+    def train(
+        self,
+        hidden_TD: Tensor,
+        packed: Pass,
+        loras: Sequence[HeadLora | None],
+        rows: Ints,
+        lp_P: Tensor,
+        gradient: TargetGradient,
+        grad_hidden_TD: Tensor,
+    ) -> None:
+        """Does what ``score`` does, and writes the gradient of ``rows`` into ``grad_hidden_TD``.
+
+        Gradients of the low-rank pairs are added to their buffers.
+        """
+        for chunk in self._chunks(packed, rows):
+            row_numbers = torch.from_numpy(chunk.rows)
+            hidden_nD = hidden_TD[row_numbers]
+            logprobs_nV, narrow = self._project(hidden_nD, chunk, loras)
+            targets_m, lp_m = self._read(logprobs_nV, packed, chunk, lp_P)
+            g_m = torch.cat(
+                [gradient(p.segment, chunk.targets[p.targets], lp_m[p.targets]) for p in chunk.pieces]
+            )
+            c_n1 = g_m.new_zeros(len(chunk.rows)).index_add_(0, chunk.row_of_target, g_m)[:, None]
+            p_nV = logprobs_nV.exp_()
+            grad_nD = (p_nV @ self._weight_VD).mul_(-c_n1)
+            grad_nD.index_add_(0, chunk.row_of_target, self._weight_VD[targets_m] * g_m[:, None])
+            for piece, u_nR in zip(chunk.pieces, narrow, strict=True):
+                lora = loras[piece.segment]
+                if lora is None or u_nR is None:
+                    continue
+                local = chunk.row_of_target[piece.targets] - piece.rows.start
+                targets, g_m1 = targets_m[piece.targets], g_m[piece.targets][:, None]
+                p_rows, c_rows, hidden_rows = p_nV[piece.rows], c_n1[piece.rows], hidden_nD[piece.rows]
+                v_nR = (p_rows @ lora.b_VR).mul_(-c_rows)
+                v_nR.index_add_(0, local, lora.b_VR[targets] * g_m1)
+                grad_nD[piece.rows].addmm_(v_nR, lora.a_RD, alpha=lora.scale)
+                if lora.grad_a_RD is not None and lora.grad_b_VR is not None:
+                    lora.grad_a_RD.addmm_(v_nR.T, hidden_rows, alpha=lora.scale)
+                    lora.grad_b_VR.addmm_(p_rows.T, u_nR * -c_rows, alpha=lora.scale)
+                    lora.grad_b_VR.index_add_(0, targets, u_nR[local] * g_m1, alpha=lora.scale)
+            grad_hidden_TD[row_numbers] = grad_nD
+
+    def _chunks(self, packed: Pass, rows: Ints) -> Iterator[_Chunk]:
+        first_target = packed.first_target_T1
+        for start in range(0, len(rows), self._most_rows):
+            chunk_rows = rows[start : start + self._most_rows]
+            counts = first_target[chunk_rows + 1] - first_target[chunk_rows]
+            ends = np.cumsum(counts)
+            row_of_target = np.repeat(np.arange(len(chunk_rows)), counts)
+            targets = np.repeat(first_target[chunk_rows] - (ends - counts), counts) + np.arange(ends[-1])
+            pieces = []
+            for number, segment in enumerate(packed.segments):
+                a, b = (int(i) for i in np.searchsorted(chunk_rows, (segment.rows.start, segment.rows.stop)))
+                if a < b:
+                    pieces.append(
+                        _Piece(number, slice(a, b), slice(int(ends[a] - counts[a]), int(ends[b - 1])))
+                    )
+            yield _Chunk(chunk_rows, targets, torch.from_numpy(row_of_target), pieces)
+
+    def _project(
+        self, hidden_nD: Tensor, chunk: _Chunk, loras: Sequence[HeadLora | None]
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """Logprobs over the vocabulary, in a shared buffer, and each piece's ``hidden Aᵀ`` if it has a pair."""
+        num_rows = len(hidden_nD)
+        if len(self._logits_nV) < num_rows:
+            self._logits_nV = self._logits_nV.new_empty(num_rows, self._logits_nV.shape[1])
+            self._logprobs_nV = torch.empty_like(self._logits_nV)
+        logits_nV = torch.mm(hidden_nD, self._weight_VD.T, out=self._logits_nV[:num_rows])
+        narrow: list[Tensor | None] = []
+        for piece in chunk.pieces:
+            lora = loras[piece.segment]
+            u_nR = None if lora is None else hidden_nD[piece.rows] @ lora.a_RD.T
+            if lora is not None and u_nR is not None:
+                logits_nV[piece.rows].addmm_(u_nR, lora.b_VR.T, alpha=lora.scale)
+            narrow.append(u_nR)
+        return torch.log_softmax(logits_nV, dim=-1, out=self._logprobs_nV[:num_rows]), narrow
+
+    def _read(self, logprobs_nV: Tensor, packed: Pass, chunk: _Chunk, lp_P: Tensor) -> tuple[Tensor, Tensor]:
+        """The chunk's targets and their logprobs, which also go into ``lp_P``."""
+        targets_m = torch.from_numpy(packed.targets_P[chunk.targets])
+        lp_m = logprobs_nV[chunk.row_of_target, targets_m]
+        lp_P[torch.from_numpy(chunk.targets)] = lp_m
+        return targets_m, lp_m

@@ -1,0 +1,49 @@
+"""What the trainer keeps per model under training, and what it is asked to do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from tinkex.engine.model.lora import Adapter
+from tinkex.types.inputs import Datum
+
+__all__ = ["TrainJob", "TrainState"]
+
+
+@dataclass(eq=False)
+class TrainState:
+    """A model under training: adapter, accumulated gradient and Adam's moments, each one flat fp32 buffer.
+
+    ``None`` stands for a buffer of zeros that was never needed. ``shared`` says that a snapshot holds the
+    adapter's buffer too, so that the next step must write into a copy.
+
+    Example:
+        >>> state = trainer.create(LoraConfig(rank=8))
+        >>> state.step, state.grad
+        (0, None)
+    """
+
+    adapter: Adapter
+    grad: Tensor | None = field(default=None, repr=False)
+    exp_avg: Tensor | None = field(default=None, repr=False)
+    exp_avg_sq: Tensor | None = field(default=None, repr=False)
+    step: int = 0
+    shared: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class TrainJob:
+    """One forward pass over some datums, with or without gradients.
+
+    Example:
+        >>> TrainJob(state, data, loss_fn="ppo", loss_fn_config={"clip_high_threshold": 1.3})
+    """
+
+    state: TrainState
+    data: Sequence[Datum]
+    loss_fn: str
+    loss_fn_config: Mapping[str, float | str] | None = None
+    backward: bool = True

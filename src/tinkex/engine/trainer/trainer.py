@@ -1,0 +1,237 @@
+"""The trainer: packed, multi-tenant forward and backward passes, and optimizer steps.
+
+Shapes: T packed rows, P their target tokens, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tinkex.engine.model.attention import packed_causal
+from tinkex.engine.model.lora import Adapter, LoraRows, LoraSpec
+from tinkex.engine.model.transformer import Transformer
+from tinkex.engine.trainer.batch import Pass, Segment, plan_passes
+from tinkex.engine.trainer.checkpoint import load_state, save_state
+from tinkex.engine.trainer.examples import Limits, read_examples
+from tinkex.engine.trainer.head import Head, HeadLora
+from tinkex.engine.trainer.losses import SEQUENCE_LOG_RATIO, find_loss, read_settings, sequence_log_ratio
+from tinkex.engine.trainer.optim import adam_step
+from tinkex.engine.trainer.state import TrainJob, TrainState
+from tinkex.engine.trainer.work import Work
+from tinkex.errors import EngineFailure, InvalidInput, TinkexError
+from tinkex.types.losses import ForwardBackwardOutput
+from tinkex.types.training import AdamParams, LoraConfig
+
+__all__ = ["MAX_RANK", "TrainJob", "TrainState", "Trainer"]
+
+MAX_RANK = 512
+
+Floats = npt.NDArray[np.float32]
+
+
+class Trainer:
+    """Trains any number of adapters on one base model.
+
+    ``max_tokens_per_pass`` bounds the memory of a pass (about 1 MB a token for the default model): larger batches
+    are split, never failed. With ``deterministic`` every job runs alone, so that its numbers are bit for bit the
+    same whoever else trains at the time; without it they are the same up to fp32 rounding.
+
+    Example:
+        >>> trainer = Trainer(model)
+        >>> state = trainer.create(LoraConfig(rank=8, seed=0))
+        >>> [output] = trainer.run([TrainJob(state, data, loss_fn="cross_entropy")])
+        >>> metrics = trainer.optim_step(state, AdamParams(learning_rate=1e-3))
+    """
+
+    def __init__(
+        self, model: Transformer, *, max_tokens_per_pass: int = 2048, deterministic: bool = False
+    ) -> None:
+        self._model = model
+        self._max_tokens = max_tokens_per_pass
+        self._deterministic = deterministic
+        self._head = Head(model.unembedding_VD)
+        self._limits = Limits(vocab_size=model.arch.vocab_size, max_context=model.arch.max_context)
+
+    def create(self, lora: LoraConfig) -> TrainState:
+        """A fresh state whose adapter changes nothing yet."""
+        if not 1 <= lora.rank <= MAX_RANK:
+            raise InvalidInput(f"lora_config.rank must lie in 1…{MAX_RANK}, and is {lora.rank}")
+        spec = LoraSpec(
+            rank=lora.rank,
+            seed=lora.seed,
+            train_mlp=lora.train_mlp,
+            train_attn=lora.train_attn,
+            train_unembed=lora.train_unembed,
+        )
+        return TrainState(Adapter.create(self._model.arch, spec))
+
+    def check(self, job: TrainJob) -> None:
+        """Refuses, with ``InvalidInput``, a job that cannot run; quick, and safe to call from any thread."""
+        self._read(job)
+
+    def run(self, jobs: Sequence[TrainJob]) -> list[ForwardBackwardOutput | TinkexError]:
+        """Runs the jobs together and returns, in their order, an output or the error of each.
+
+        Gradients are added to each job's state. A job that fails does so alone and leaves its state untouched.
+        """
+        works: dict[int, Work] = {}
+        refused: dict[int, TinkexError] = {}
+        for number, job in enumerate(jobs):
+            try:
+                works[number] = self._read(job)
+            except InvalidInput as error:
+                refused[number] = error
+        if self._deterministic:
+            groups = [[work] for work in works.values()]
+        else:
+            groups = [[w for w in works.values() if w.job.backward is kind] for kind in (True, False)]
+        for group in groups:
+            self._run_group(group, self._max_tokens)
+        return [refused[n] if n in refused else works[n].finish() for n in range(len(jobs))]
+
+    def optim_step(self, state: TrainState, params: AdamParams) -> dict[str, float]:
+        """One AdamW step with the accumulated gradient, which is then gone; see ``adam_step``."""
+        return adam_step(state, params)
+
+    def snapshot(self, state: TrainState) -> Adapter:
+        """The adapter as it is now, without a copy; later steps never change it."""
+        state.shared = True
+        return state.adapter
+
+    def save(self, state: TrainState, directory: Path, base_model: str, *, optimizer: bool) -> None:
+        """Writes a PEFT directory, with ``optimizer`` also Adam's state, and a manifest of both."""
+        save_state(state, directory, base_model, optimizer=optimizer)
+
+    def load(self, state: TrainState, directory: Path, *, optimizer: bool) -> None:
+        """Continues from a saved directory; without ``optimizer`` Adam starts anew. Clears the gradient."""
+        load_state(state, directory, self._model.arch, optimizer=optimizer)
+
+    def _read(self, job: TrainJob) -> Work:
+        loss = find_loss(job.loss_fn)
+        settings = read_settings(loss, job.loss_fn_config)
+        return Work(job, loss, read_examples(job.data, loss, settings, self._limits))
+
+    def _run_group(self, works: list[Work], max_tokens: int) -> None:
+        """Runs jobs of one kind, in smaller passes if memory runs out."""
+        if not works:
+            return
+        try:
+            for work in works:
+                work.start()
+            for packed in plan_passes([(n, work.examples) for n, work in enumerate(works)], max_tokens):
+                rest = packed.without({n for n, work in enumerate(works) if work.error is not None})
+                if rest is not None:
+                    self._run_pass(rest, works)
+        except (MemoryError, RuntimeError) as error:
+            if not _out_of_memory(error):
+                raise
+        else:
+            return
+        longest = max(example.num_tokens for work in works for example in work.examples)
+        if max_tokens > longest:
+            self._run_group(works, max(longest, max_tokens // 2))
+        elif len(works) > 1:
+            for work in works:
+                self._run_group([work], max_tokens)
+        else:
+            works[0].error = EngineFailure(
+                f"a sequence of {longest} tokens needs more memory than is free; send shorter ones, or run the engine "
+                "with more memory"
+            )
+
+    def _run_pass(self, packed: Pass, works: Sequence[Work]) -> None:
+        """One trip through the model and back; results and gradients go to the jobs' works."""
+        backward = works[packed.segments[0].job].job.backward
+        lora = LoraRows([(works[s.job].adapter, s.num_rows) for s in packed.segments])
+        attend = packed_causal(packed.lengths, self._model.arch)
+        tokens_T, positions_T = torch.from_numpy(packed.tokens_T), torch.from_numpy(packed.positions_T)
+        with torch.set_grad_enabled(backward):
+            hidden_TD = self._model.hidden(tokens_T, positions_T, attend, lora)
+        with torch.no_grad():
+            grad_TD = self._losses(hidden_TD.detach(), packed, works, backward=backward)
+        if grad_TD is not None and hidden_TD.requires_grad:
+            torch.autograd.backward(hidden_TD, grad_TD)
+
+    def _losses(
+        self, hidden_TD: Tensor, packed: Pass, works: Sequence[Work], *, backward: bool
+    ) -> Tensor | None:
+        """Logprobs and losses into the works; returns the gradient of the hidden states if there is any."""
+        loras = [works[s.job].head_lora() for s in packed.segments]
+        lp_P = hidden_TD.new_empty(len(packed.targets_P))
+        self._score_sequences(hidden_TD, packed, works, loras, lp_P)
+        inputs = [_with_sequence_ratios(s, works[s.job], lp_P) for s in packed.segments]
+        tensors = [{name: torch.from_numpy(v) for name, v in by_name.items()} for by_name in inputs]
+
+        def gradient(number: int, targets: npt.NDArray[np.int64], lp_m: Tensor) -> Tensor:
+            segment = packed.segments[number]
+            work = works[segment.job]
+            own = torch.from_numpy(targets - segment.targets.start)
+            _, gradient_m = work.loss.elementwise_and_gradient(
+                lp_m, {k: v[own] for k, v in tensors[number].items()}
+            )
+            # The rows of a job that fails must not carry NaN on; recording its losses says which datum it was.
+            if not bool(torch.isfinite(gradient_m).all()):
+                work.fail("the gradient of the loss is not finite")
+                return torch.zeros_like(gradient_m)
+            return gradient_m
+
+        rows = np.arange(len(packed.tokens_T))
+        trains_T = _trained_rows(packed, works) if backward else np.zeros(len(rows), dtype=bool)
+        grad_TD = torch.zeros_like(hidden_TD) if trains_T.any() else None
+        if grad_TD is not None:
+            self._head.train(hidden_TD, packed, loras, rows[trains_T], lp_P, gradient, grad_TD)
+        self._head.score(hidden_TD, packed, loras, rows[~trains_T], lp_P)
+        for number, segment in enumerate(packed.segments):
+            work = works[segment.job]
+            lp_own = lp_P[segment.targets]
+            loss_own = work.loss.elementwise(lp_own, tensors[number])
+            work.record(segment.members, lp_own.numpy(), loss_own.numpy(), inputs[number])
+        return grad_TD
+
+    def _score_sequences(
+        self,
+        hidden_TD: Tensor,
+        packed: Pass,
+        works: Sequence[Work],
+        loras: Sequence[HeadLora | None],
+        lp_P: Tensor,
+    ) -> None:
+        """Logprobs of the segments whose loss needs a whole sequence's before any token's gradient."""
+        for segment in packed.segments:
+            if works[segment.job].loss.sequence_level:
+                rows = np.arange(segment.rows.start, segment.rows.stop)
+                self._head.score(hidden_TD, packed, loras, rows, lp_P)
+
+
+def _with_sequence_ratios(segment: Segment, work: Work, lp_P: Tensor) -> dict[str, Floats]:
+    """The loss inputs of a segment, completed by its sequences' ratios if its loss works with those."""
+    inputs = dict(segment.inputs)
+    if work.loss.sequence_level:
+        lp_own: Floats = lp_P[segment.targets].numpy()
+        sizes = np.cumsum([member.example.targets.size for member in segment.members])[:-1]
+        per_datum = zip(np.split(lp_own, sizes), segment.members, strict=True)
+        inputs[SEQUENCE_LOG_RATIO] = np.concatenate(
+            [sequence_log_ratio(lp_N, member.example.inputs) for lp_N, member in per_datum]
+        )
+    return inputs
+
+
+def _trained_rows(packed: Pass, works: Sequence[Work]) -> npt.NDArray[np.bool_]:
+    """Which rows can have a gradient: those with a target whose gate is not zero."""
+    gates = [
+        np.ones(segment.targets.stop - segment.targets.start, dtype=bool)
+        if works[segment.job].loss.gate is None
+        else segment.inputs[str(works[segment.job].loss.gate)] != 0
+        for segment in packed.segments
+    ]
+    return np.logical_or.reduceat(np.concatenate(gates), packed.first_target_T1[:-1])
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,0 +1,146 @@
+"""One job on its way through the passes: what it gathers, and what comes out.
+
+Shapes: P target tokens of a datum or segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tinkex.engine.model.lora import UNEMBED_MODULE, Adapter
+from tinkex.engine.trainer.batch import Member
+from tinkex.engine.trainer.examples import Example
+from tinkex.engine.trainer.head import HeadLora
+from tinkex.engine.trainer.losses import SEQUENCE_LOG_RATIO, Loss
+from tinkex.engine.trainer.optim import all_finite
+from tinkex.engine.trainer.state import TrainJob
+from tinkex.errors import NumericalError, TinkexError
+from tinkex.types.losses import ForwardBackwardOutput
+from tinkex.types.tensors import TensorData
+
+__all__ = ["Work"]
+
+Floats = npt.NDArray[np.float32]
+
+
+class Work:
+    """A job's examples, gradient and results; the job's state is touched by ``finish`` alone.
+
+    Example:
+        >>> work = Work(job, LOSSES["cross_entropy"], examples)
+        >>> work.start()
+        >>> output = work.finish()  # after its passes
+    """
+
+    def __init__(self, job: TrainJob, loss: Loss, examples: Sequence[Example]) -> None:
+        self.job = job
+        self.loss = loss
+        self.examples = examples
+        self.error: TinkexError | None = None
+        self.grad: Tensor | None = None
+        self.adapter: Adapter = job.state.adapter
+        self._lp: dict[int, Floats] = {}
+        self._losses: dict[int, Floats] = {}
+        self._inputs: dict[int, Mapping[str, Floats]] = {}
+
+    def start(self) -> None:
+        """Makes ready for the passes, forgetting what earlier ones have brought."""
+        self.error = None
+        self._lp, self._losses, self._inputs = {}, {}, {}
+        if self.job.backward:
+            adapter = self.job.state.adapter
+            self.grad = torch.zeros_like(adapter.params)
+            leaf = adapter.params.detach().requires_grad_()
+            leaf.grad = self.grad
+            self.adapter = adapter.with_params(leaf)
+
+    def head_lora(self) -> HeadLora | None:
+        """The unembedding's part of the adapter, if it has one."""
+        pair = self.adapter.views.get((UNEMBED_MODULE, None))
+        if pair is None:
+            return None
+        a_RD, b_VR = (view.detach() for view in pair)
+        if self.grad is None:
+            return HeadLora(a_RD, b_VR, self.adapter.spec.scale)
+        grad_a_RD, grad_b_VR = self.adapter.with_params(self.grad).views[UNEMBED_MODULE, None]
+        return HeadLora(a_RD, b_VR, self.adapter.spec.scale, grad_a_RD, grad_b_VR)
+
+    def record(
+        self, members: Sequence[Member], lp_P: Floats, loss_P: Floats, inputs: Mapping[str, Floats]
+    ) -> None:
+        """Takes the logprobs and losses of some of the job's datums, one after the other."""
+        start = 0
+        for member in members:
+            stop = start + member.example.targets.size
+            part = slice(start, stop)
+            self._lp[member.index], self._losses[member.index] = lp_P[part], loss_P[part]
+            self._inputs[member.index] = {name: values[part] for name, values in inputs.items()}
+            wrong = np.flatnonzero(~np.isfinite(loss_P[part]))
+            if wrong.size:
+                at = int(wrong[0])
+                self.fail(
+                    f"the loss of data[{member.index}] at flat position {at} is {loss_P[start + at]} "
+                    f"(the learner's logprob there is {lp_P[start + at]:g})"
+                )
+            start = stop
+
+    def fail(self, what: str) -> None:
+        """Ends the job with a ``NumericalError``; its state stays as it was."""
+        self.error = NumericalError(
+            f"{self.job.loss_fn}: {what}; nothing was accumulated. Check that weights and advantages are moderate and that "
+            "'logprobs' belong to these target tokens"
+        )
+
+    def finish(self) -> ForwardBackwardOutput | TinkexError:
+        """The job's output, with its gradient added to the state; or why it failed, with the state untouched."""
+        if self.error is None and self.grad is not None and not all_finite(self.grad):
+            self.fail("the gradient is not finite")
+        if self.error is not None:
+            return self.error
+        state = self.job.state
+        if self.grad is not None:
+            state.grad = self.grad if state.grad is None else state.grad.add_(self.grad)
+        outputs = [
+            {
+                "logprobs": TensorData.from_numpy(self._lp[index].reshape(example.shape)),
+                "elementwise_loss": TensorData.from_numpy(self._losses[index].reshape(example.shape)),
+            }
+            for index, example in enumerate(self.examples)
+        ]
+        return ForwardBackwardOutput(self.loss.output_type, outputs, self._metrics())
+
+    def _metrics(self) -> dict[str, float]:
+        """Sums over everything, and means over datums, so that chunks of one call combine exactly."""
+        metrics = {
+            "loss:sum": sum(float(loss_P.sum(dtype=np.float64)) for loss_P in self._losses.values()),
+            "num_tokens:sum": float(sum(example.num_tokens for example in self.examples)),
+        }
+        if "weights" in self._inputs[0]:
+            metrics["weights:sum"] = sum(
+                float(i["weights"].sum(dtype=np.float64)) for i in self._inputs.values()
+            )
+        if "advantages" in self._inputs[0]:
+            gaps, clipped = zip(*(self._policy_means(index) for index in self._inputs), strict=True)
+            metrics["kl_q_p:mean"] = float(np.mean(gaps))
+            if self.loss.clipped is not None:
+                metrics["clip_fraction:mean"] = float(np.mean(clipped))
+        return metrics
+
+    def _policy_means(self, index: int) -> tuple[float, float]:
+        """Of one datum's tokens with an advantage: the mean of q − lp, and the share that was clipped."""
+        inputs, lp_P = self._inputs[index], self._lp[index]
+        counted = inputs["advantages"] != 0
+        if not counted.any():
+            return 0.0, 0.0
+        gap_P = inputs["logprobs"] - lp_P
+        log_ratio_P = inputs.get(SEQUENCE_LOG_RATIO, -gap_P)
+        share = 0.0
+        if self.loss.clipped is not None:
+            tensors = {name: torch.from_numpy(values) for name, values in inputs.items()}
+            share = float(self.loss.clipped(torch.from_numpy(log_ratio_P), tensors).numpy()[counted].mean())
+        return float(gap_P[counted].mean(dtype=np.float64)), share

@@ -1,0 +1,187 @@
+"""What a caller can get wrong is refused by name, before any compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tinkex.engine.trainer.examples import Example, Limits, read_examples
+from tinkex.engine.trainer.losses import LOSSES, find_loss, read_settings
+from tinkex.errors import InvalidInput
+from tinkex.types.inputs import Datum, DmelChunk, EncodedTextChunk, ModelInput
+from tinkex.types.tensors import TensorData
+
+LIMITS = Limits(vocab_size=10, max_context=4)
+
+
+def datum(tokens: Any = (1, 2, 3), **inputs: Any) -> Datum:
+    return Datum(
+        model_input=ModelInput.from_ints(list(tokens)), loss_fn_inputs={"target_tokens": [2, 3, 4], **inputs}
+    )
+
+
+def policy(**inputs: Any) -> Datum:
+    return datum(**{"logprobs": [-1.0] * 3, "advantages": [1.0] * 3, **inputs})
+
+
+def read(*data: Datum, loss_fn: str = "cross_entropy", config: dict[str, Any] | None = None) -> list[Example]:
+    loss = find_loss(loss_fn)
+    return read_examples(data, loss, read_settings(loss, config), LIMITS)
+
+
+def refusal(*data: Datum, loss_fn: str = "cross_entropy", config: dict[str, Any] | None = None) -> str:
+    with pytest.raises(InvalidInput) as caught:
+        read(*data, loss_fn=loss_fn, config=config)
+    return str(caught.value)
+
+
+def test_missing_weights_are_ones() -> None:
+    [example] = read(datum())
+    assert example.inputs["weights"].tolist() == [1, 1, 1]
+    assert example.shape == (3,)
+
+
+def test_sparse_targets_and_weights_are_padded_with_zero() -> None:
+    targets = np.zeros((3, 8), dtype=np.int64)
+    targets[:, 0] = [2, 3, 4]
+    weights = np.zeros((3, 8), dtype=np.float32)
+    weights[1, 0] = -0.5
+    [example] = read(datum(target_tokens=torch.from_numpy(targets), weights=torch.from_numpy(weights)))
+    assert example.targets.reshape(3, 8).tolist() == targets.tolist()
+    assert example.inputs["weights"].reshape(3, 8).tolist() == weights.tolist()
+    assert example.targets_per_position == 8
+
+
+def test_a_whole_number_mask_counts_as_numbers() -> None:
+    [example] = read(policy(sequence_ratio_mask=np.array([0, 1, 1])), loss_fn="gspo")
+    assert example.inputs["sequence_ratio_mask"].tolist() == [0, 1, 1]
+
+
+def test_settings_and_per_token_thresholds_reach_every_token() -> None:
+    [plain] = read(policy(), loss_fn="ppo", config={"clip_high_threshold": 1.5})
+    [own] = read(
+        policy(clip_high_threshold=[1.1, 1.2, 1.3]), loss_fn="ppo", config={"clip_high_threshold": 1.5}
+    )
+    assert plain.inputs["clip_high_threshold"].tolist() == [1.5] * 3
+    assert plain.inputs["clip_low_threshold"] == pytest.approx([0.8] * 3)
+    assert own.inputs["clip_high_threshold"] == pytest.approx([1.1, 1.2, 1.3])
+
+
+def test_no_data_is_refused() -> None:
+    assert "data is empty" in refusal()
+
+
+def test_an_empty_datum_is_refused_with_its_index() -> None:
+    assert "data[1].model_input is empty" in refusal(datum(), datum(tokens=()))
+
+
+def test_a_missing_input_is_named() -> None:
+    bare = Datum(model_input=ModelInput.from_ints([1]), loss_fn_inputs={})
+    assert "data[0].loss_fn_inputs lacks 'target_tokens'" in refusal(bare)
+    assert "lacks 'advantages', which ppo needs" in refusal(datum(logprobs=[0.0] * 3), loss_fn="ppo")
+    assert "lacks 'sequence_ratio_mask'" in refusal(policy(), loss_fn="gspo")
+
+
+def test_an_input_the_loss_does_not_read_is_named() -> None:
+    message = refusal(datum(mask=np.ones(3)))
+    assert "'mask', which cross_entropy does not read" in message
+    assert "target_tokens, weights" in message
+    assert "'weights'" in refusal(policy(weights=[1.0] * 3), loss_fn="importance_sampling")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "shapes"),
+    [
+        ({"target_tokens": [2, 3]}, ("(2,)", "3 tokens")),
+        ({"weights": [1.0, 1.0]}, ("(2,)", "(3,)")),
+        (
+            {"target_tokens": np.ones((3, 2), dtype=np.int64), "weights": np.ones((3, 4))},
+            ("(3, 4)", "(3, 2)"),
+        ),
+        ({"target_tokens": np.ones((3, 2), dtype=np.int64), "weights": np.ones(6)}, ("(6,)", "(3, 2)")),
+        ({"target_tokens": np.ones((3, 1, 2), dtype=np.int64)}, ("(3, 1, 2)", "(N,) or (N, K)")),
+    ],
+)
+def test_shapes_that_do_not_fit_are_both_named(wrong: dict[str, Any], shapes: tuple[str, str]) -> None:
+    message = refusal(datum(**wrong))
+    assert all(shape in message for shape in shapes), message
+
+
+def test_many_targets_are_refused_where_the_loss_takes_one() -> None:
+    message = refusal(policy(target_tokens=np.ones((3, 2), dtype=np.int64)), loss_fn="ppo")
+    assert "ppo takes (N,)" in message
+
+
+def test_token_ids_outside_the_vocabulary_are_refused() -> None:
+    assert "data[0].model_input has token id 10 at flat position 2" in refusal(datum(tokens=(1, 2, 10)))
+    assert "['target_tokens'] has token id -1 at flat position 0" in refusal(datum(target_tokens=[-1, 2, 3]))
+    assert "0…9" in refusal(datum(target_tokens=[1, 2, 11]))
+
+
+def test_a_datum_longer_than_the_context_is_refused_with_the_limit() -> None:
+    message = refusal(datum(tokens=range(5), target_tokens=[1] * 5))
+    assert "5 tokens" in message
+    assert "context is 4" in message
+
+
+def test_targets_of_the_wrong_dtype_are_refused() -> None:
+    targets = TensorData(data=[1.0, 2.0, 3.0], dtype="float32")
+    assert "dtype float32; token ids must be int64" in refusal(datum(target_tokens=targets))
+
+
+def test_chunks_that_are_not_text_are_refused() -> None:
+    chunks = [EncodedTextChunk(tokens=[1]), DmelChunk(dmel=b"\x00\x01\x02")]
+    audio = Datum(model_input=ModelInput(chunks=chunks), loss_fn_inputs={"target_tokens": [1, 2, 3]})
+    assert "chunks[1] is of type 'dmel'" in refusal(audio)
+
+
+def test_values_that_are_not_finite_are_refused_with_their_position() -> None:
+    message = refusal(datum(weights=[1.0, float("nan"), float("inf")]))
+    assert "data[0].loss_fn_inputs['weights'] is not finite at flat position 1" in message
+
+
+def test_crossed_thresholds_are_refused() -> None:
+    assert "clip_low_threshold 2" in refusal(policy(), loss_fn="ppo", config={"clip_low_threshold": 2.0})
+    crossed = policy(clip_low_threshold=[0.8, 0.8, 1.3])
+    assert "at position 2" in refusal(crossed, loss_fn="ppo")
+
+
+def test_an_empty_sequence_mask_with_advantages_is_refused() -> None:
+    assert "marks no token" in refusal(policy(sequence_ratio_mask=[0.0] * 3), loss_fn="gspo")
+
+
+def test_an_empty_sequence_mask_without_advantages_is_fine() -> None:
+    read(policy(sequence_ratio_mask=[0.0] * 3, advantages=[0.0] * 3), loss_fn="gspo")
+
+
+@pytest.mark.parametrize("loss_fn", ["custom", "stable_reinforce"])
+def test_losses_of_the_protocol_that_are_not_supported_say_so(loss_fn: str) -> None:
+    with pytest.raises(InvalidInput, match="not supported by this engine yet"):
+        find_loss(loss_fn)
+
+
+def test_an_unknown_loss_lists_the_known_ones() -> None:
+    with pytest.raises(InvalidInput, match="'nll' does not exist") as caught:
+        find_loss("nll")
+    assert all(name in str(caught.value) for name in LOSSES)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "config", "message"),
+    [
+        ("cross_entropy", {"beta": 0.1}, "'beta', which cross_entropy does not read; its settings: none"),
+        ("ppo", {"epsilon": 0.2}, "clip_low_threshold, clip_high_threshold"),
+        ("dro", {"beta": "0.1"}, r"\['beta'\] must be a finite number, and is '0.1'"),
+        ("dro", {"beta": float("nan")}, "must be a finite number"),
+        ("dro", {"beta": True}, "must be a finite number"),
+        ("dro", {"beta": -1.0}, "must be ≥ 0"),
+    ],
+)
+def test_settings_the_loss_cannot_honour_are_refused(
+    loss_fn: str, config: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        read_settings(LOSSES[loss_fn], config)
