@@ -1,0 +1,54 @@
+"""What loading a model is doing, on stderr: a line that updates on a terminal, one line per phase elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self, TextIO
+
+MEBIBYTE = 1024 * 1024
+
+
+class LoadingLine:
+    """Shows the progress of slow set-up work; may be told from any thread.
+
+    >>> import sys
+    >>> with LoadingLine(sys.stdout) as line:
+    ...     line.show("downloading", 1 * MEBIBYTE, 98 * MEBIBYTE)
+    ...     line.show("downloading", 2 * MEBIBYTE, 98 * MEBIBYTE)
+    downloading
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._phase = ""
+        self._live = stream.isatty()
+
+    def show(self, phase: str, done_bytes: int, total_bytes: int | None) -> None:
+        """Say what is going on, and how far it is."""
+        with self._lock:
+            if self._live:
+                self._stream.write(f"\r\x1b[2K{phase}{_amount(done_bytes, total_bytes)}")
+            elif phase != self._phase:
+                self._stream.write(f"{phase}\n")
+            self._phase = phase
+            self._stream.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live and self._phase:
+            self._stream.write("\r\x1b[2K")
+            self._stream.flush()
+
+
+def _amount(done: int, total: int | None) -> str:
+    if total:
+        filled = round(20 * done / total)
+        bar = "━" * filled + "╌" * (20 - filled)
+        return f"  {bar} {done / MEBIBYTE:.0f} of {total / MEBIBYTE:.0f} MB"
+    return f"  {done / MEBIBYTE:.0f} MB" if done else ""
