@@ -1,5 +1,184 @@
-"""Tinkex: the Tinker API in Python, everywhere."""
+"""Tinkex: the Tinker API in Python, everywhere.
+
+Names are loaded when they are first used, so that importing the package costs next to nothing.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tinkex._version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from tinkex import errors as errors
+    from tinkex import types as types
+    from tinkex.clients.rest import RestClient as RestClient
+    from tinkex.clients.sampling import RetryConfig as RetryConfig
+    from tinkex.clients.sampling import SamplingClient as SamplingClient
+    from tinkex.clients.service import ServiceClient as ServiceClient
+    from tinkex.clients.training import TrainingClient as TrainingClient
+    from tinkex.config import Config as Config
+    from tinkex.errors import APIConnectionError as APIConnectionError
+    from tinkex.errors import APIError as APIError
+    from tinkex.errors import APIResponseValidationError as APIResponseValidationError
+    from tinkex.errors import APIStatusError as APIStatusError
+    from tinkex.errors import APITimeoutError as APITimeoutError
+    from tinkex.errors import AuthenticationError as AuthenticationError
+    from tinkex.errors import BadRequestError as BadRequestError
+    from tinkex.errors import BillingError as BillingError
+    from tinkex.errors import ClosedError as ClosedError
+    from tinkex.errors import ConfigError as ConfigError
+    from tinkex.errors import ConflictError as ConflictError
+    from tinkex.errors import ExperimentalWarning as ExperimentalWarning
+    from tinkex.errors import InternalServerError as InternalServerError
+    from tinkex.errors import NotFoundError as NotFoundError
+    from tinkex.errors import PermissionDeniedError as PermissionDeniedError
+    from tinkex.errors import RateLimitError as RateLimitError
+    from tinkex.errors import RequestErrorCategory as RequestErrorCategory
+    from tinkex.errors import RequestFailedError as RequestFailedError
+    from tinkex.errors import ResultExpiredError as ResultExpiredError
+    from tinkex.errors import SetupError as SetupError
+    from tinkex.errors import TinkerError as TinkerError
+    from tinkex.errors import TinkexError as TinkexError
+    from tinkex.errors import UnprocessableEntityError as UnprocessableEntityError
+    from tinkex.futures import APIFuture as APIFuture
+    from tinkex.futures import AwaitableConcurrentFuture as AwaitableConcurrentFuture
+    from tinkex.futures import gather as gather
+    from tinkex.types import AdamOptimizerConfig as AdamOptimizerConfig
+    from tinkex.types import AdamParams as AdamParams
+    from tinkex.types import Checkpoint as Checkpoint
+    from tinkex.types import CheckpointType as CheckpointType
+    from tinkex.types import Datum as Datum
+    from tinkex.types import DmelChunk as DmelChunk
+    from tinkex.types import EncodedTextChunk as EncodedTextChunk
+    from tinkex.types import ForwardBackwardOutput as ForwardBackwardOutput
+    from tinkex.types import ImageAssetPointerChunk as ImageAssetPointerChunk
+    from tinkex.types import ImageChunk as ImageChunk
+    from tinkex.types import LoraConfig as LoraConfig
+    from tinkex.types import ModelID as ModelID
+    from tinkex.types import ModelInput as ModelInput
+    from tinkex.types import ModelInputChunk as ModelInputChunk
+    from tinkex.types import OptimStepRequest as OptimStepRequest
+    from tinkex.types import OptimStepResponse as OptimStepResponse
+    from tinkex.types import ParsedCheckpointTinkerPath as ParsedCheckpointTinkerPath
+    from tinkex.types import PromptProvenanceSpan as PromptProvenanceSpan
+    from tinkex.types import SampledProvenanceSpan as SampledProvenanceSpan
+    from tinkex.types import SampledSequence as SampledSequence
+    from tinkex.types import SampleRequest as SampleRequest
+    from tinkex.types import SampleResponse as SampleResponse
+    from tinkex.types import SamplingParams as SamplingParams
+    from tinkex.types import StopReason as StopReason
+    from tinkex.types import TensorData as TensorData
+    from tinkex.types import TensorDtype as TensorDtype
+    from tinkex.types import TrainingRun as TrainingRun
+
+__all__ = [
+    "APIConnectionError",
+    "APIError",
+    "APIFuture",
+    "APIResponseValidationError",
+    "APIStatusError",
+    "APITimeoutError",
+    "AdamOptimizerConfig",
+    "AdamParams",
+    "AuthenticationError",
+    "AwaitableConcurrentFuture",
+    "BadRequestError",
+    "BillingError",
+    "Checkpoint",
+    "CheckpointType",
+    "ClosedError",
+    "Config",
+    "ConfigError",
+    "ConflictError",
+    "Datum",
+    "DmelChunk",
+    "EncodedTextChunk",
+    "ExperimentalWarning",
+    "ForwardBackwardOutput",
+    "ImageAssetPointerChunk",
+    "ImageChunk",
+    "InternalServerError",
+    "LoraConfig",
+    "ModelID",
+    "ModelInput",
+    "ModelInputChunk",
+    "NotFoundError",
+    "OptimStepRequest",
+    "OptimStepResponse",
+    "ParsedCheckpointTinkerPath",
+    "PermissionDeniedError",
+    "PromptProvenanceSpan",
+    "RateLimitError",
+    "RequestErrorCategory",
+    "RequestFailedError",
+    "RestClient",
+    "ResultExpiredError",
+    "RetryConfig",
+    "SampleRequest",
+    "SampleResponse",
+    "SampledProvenanceSpan",
+    "SampledSequence",
+    "SamplingClient",
+    "SamplingParams",
+    "ServiceClient",
+    "SetupError",
+    "StopReason",
+    "TensorData",
+    "TensorDtype",
+    "TinkerError",
+    "TinkexError",
+    "TrainingClient",
+    "TrainingRun",
+    "UnprocessableEntityError",
+    "__title__",
+    "__version__",
+    "errors",
+    "gather",
+    "types",
+]
+
+__title__ = "tinkex"
+
+_NAMES = {
+    "tinkex.clients.rest": "RestClient",
+    "tinkex.clients.sampling": "RetryConfig SamplingClient",
+    "tinkex.clients.service": "ServiceClient",
+    "tinkex.clients.training": "TrainingClient",
+    "tinkex.config": "Config",
+    "tinkex.futures": "APIFuture AwaitableConcurrentFuture gather",
+    "tinkex.errors": (
+        "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError "
+        "AuthenticationError BadRequestError BillingError ClosedError ConfigError ConflictError "
+        "ExperimentalWarning InternalServerError NotFoundError PermissionDeniedError RateLimitError "
+        "RequestErrorCategory RequestFailedError ResultExpiredError SetupError TinkerError TinkexError "
+        "UnprocessableEntityError"
+    ),
+    "tinkex.types": (
+        "AdamOptimizerConfig AdamParams Checkpoint CheckpointType Datum DmelChunk EncodedTextChunk "
+        "ForwardBackwardOutput ImageAssetPointerChunk ImageChunk LoraConfig ModelID ModelInput ModelInputChunk "
+        "OptimStepRequest OptimStepResponse ParsedCheckpointTinkerPath PromptProvenanceSpan "
+        "SampledProvenanceSpan SampledSequence SampleRequest SampleResponse SamplingParams StopReason "
+        "TensorData TensorDtype TrainingRun"
+    ),
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+_MODULES = frozenset({"config", "errors", "events", "futures", "testing", "tokenizers", "types"})
+
+
+def __getattr__(name: str) -> object:
+    """Loads a public name at its first use."""
+    from importlib import import_module
+
+    if name in _MODULES:
+        return import_module(f"tinkex.{name}")
+    if name in _HOMES:
+        value: object = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'tinkex' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Every public name, loaded or not."""
+    return sorted({*globals(), *_HOMES, *_MODULES})

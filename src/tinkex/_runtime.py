@@ -1,0 +1,183 @@
+"""The background event loop: the only module in which one thread hands work to another.
+
+All network work of a process runs on one loop in one daemon thread, started at first use. Callers reach it
+from plain code (:meth:`Background.run`), from any event loop of their own (:func:`arrival`), or by keeping
+the ``concurrent.futures.Future`` that :meth:`Background.submit` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from tinkex.errors import ClosedError
+
+__all__ = ["Background", "arrival", "background", "on_exit"]
+
+T = TypeVar("T")
+
+STOP_TIMEOUT_S = 5.0
+
+
+class Background:
+    """An event loop in a daemon thread.
+
+    >>> async def answer() -> int:
+    ...     return 42
+    >>> background().run(answer())
+    42
+    """
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._thread = threading.Thread(target=self._serve, name="tinkex", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    @property
+    def is_current_thread(self) -> bool:
+        """Whether the caller runs on the loop's own thread, where waiting for the loop would never end."""
+        return threading.current_thread() is self._thread
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Starts a coroutine on the loop; cancelling the returned future cancels it."""
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        except RuntimeError as error:
+            coroutine.close()
+            raise ClosedError(
+                "the background loop has stopped because the program is ending; "
+                "finish calls before the interpreter exits"
+            ) from error
+
+    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Starts a coroutine that nobody waits for and nobody can cancel; it must handle its own errors."""
+
+        def begin() -> None:
+            task = self.loop.create_task(coroutine)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        try:
+            self.loop.call_soon_threadsafe(begin)
+        except RuntimeError:
+            coroutine.close()  # the program is ending: whoever waits for the outcome is told by submit()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine on the loop and waits for its value; an interrupt cancels it."""
+        if self.is_current_thread:
+            coroutine.close()
+            raise RuntimeError(
+                "a blocking call was made on the client's own event loop, where it would wait for itself; "
+                "use the *_async form there"
+            )
+        future = self.submit(coroutine)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Cancels what still runs, ends the thread and closes the loop."""
+
+        async def wind_down() -> None:
+            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            await self.loop.shutdown_asyncgens()
+
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(wind_down(), self.loop).result(STOP_TIMEOUT_S)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(STOP_TIMEOUT_S)
+        if not self._thread.is_alive():
+            self.loop.close()
+
+
+async def arrival(future: Future[T], *, cancel_with_me: bool = False) -> T:
+    """Waits, on the caller's own loop, for a future of the background loop.
+
+    When the waiting task is cancelled, the work goes on, unless ``cancel_with_me``.
+    """
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Future[None] = loop.create_future()
+
+    def release() -> None:
+        if not arrived.done():
+            arrived.set_result(None)
+
+    def wake(_: Future[T]) -> None:
+        # The caller's loop may have been closed before the answer came: then nobody waits any more.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(release)
+
+    future.add_done_callback(wake)
+    try:
+        await arrived
+    except asyncio.CancelledError:
+        if cancel_with_me:
+            future.cancel()
+        raise
+    if future.cancelled():
+        raise asyncio.CancelledError
+    return future.result()
+
+
+_lock = threading.Lock()
+_current: Background | None = None
+_hooked = False
+_exit_callbacks: list[Callable[[], None]] = []
+# A loop inherited through fork shares its kernel objects with the parent: closing it here would break the
+# parent's, so it is kept and never touched again.
+_abandoned: list[Background] = []
+
+
+def background() -> Background:
+    """The background loop of this process, started at the first call; a forked child gets its own."""
+    global _current, _hooked  # noqa: PLW0603 - one loop per process is the point
+    current = _current
+    if current is not None:
+        return current
+    with _lock:
+        if _current is None:
+            _current = Background()
+            if not _hooked:
+                _hooked = True
+                if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+                    os.register_at_fork(after_in_child=_after_fork)
+                atexit.register(_at_exit)
+        return _current
+
+
+def on_exit(callback: Callable[[], None]) -> None:
+    """Runs ``callback`` when the interpreter exits, after the background loop has stopped."""
+    background()
+    _exit_callbacks.append(callback)
+
+
+def _after_fork() -> None:
+    global _current, _lock  # noqa: PLW0603 - the child has neither the thread nor a usable lock
+    _lock = threading.Lock()
+    if _current is not None:
+        _abandoned.append(_current)
+    _current = None
+    _exit_callbacks.clear()
+
+
+def _at_exit() -> None:
+    if _current is not None:
+        _current.stop()
+    while _exit_callbacks:
+        _exit_callbacks.pop()()

@@ -1,0 +1,49 @@
+"""The transport seam: what every way of reaching a server implements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tinkex._wire.endpoints import Purpose
+
+__all__ = ["Reply", "Request", "Transport"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What goes out; ``path`` starts with ``/api/v1`` and is appended to the transport's address."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    query: Mapping[str, str] = field(default_factory=dict)
+    purpose: Purpose = "rest"
+    timeout: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back, whatever its status; header names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+class Transport(Protocol):
+    """Carries requests to a server.
+
+    ``send`` returns the reply whatever its status, and raises ``APIConnectionError`` (or its child
+    ``APITimeoutError``) when there is none. It is called on the client's background loop.
+    """
+
+    async def send(self, request: Request) -> Reply:
+        """Sends one request and waits for its reply."""
+        ...
+
+    async def close(self) -> None:
+        """Lets go of connections; a later ``send`` is an error."""
+        ...

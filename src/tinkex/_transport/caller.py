@@ -1,0 +1,286 @@
+"""A typed call: a row of the endpoint table and a value go in, the row's response value comes out."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tinkex._transport.base import Reply, Request, Transport
+from tinkex._transport.retry import Answered, Outcome, Retry, RetryPolicy, Unanswered, decide
+from tinkex._version import __version__
+from tinkex._wire import json
+from tinkex.errors import (
+    APIConnectionError,
+    APIResponseValidationError,
+    APIStatusError,
+    ClosedError,
+    HttpRequest,
+    HttpResponse,
+    status_error,
+)
+from tinkex.events import RequestFinished, RequestStarted, RetryScheduled
+
+if TYPE_CHECKING:
+    from tinkex._wire.endpoints import Endpoint
+    from tinkex.config import Config
+    from tinkex.events import Sink
+
+__all__ = ["PROTOBUF", "PROTOCOL_VERSION", "Caller", "encode", "error_of", "is_proxy_refusal"]
+
+PROTOCOL_VERSION = "0.36.0"
+"""The version of the official client whose protocol we speak; servers read it to know what we understand."""
+
+PROTOBUF = "application/x-protobuf"
+JSON = "application/json"
+
+_EXPLICIT_NULL = frozenset({"finish_session"})
+"""Calls whose absent values travel as ``null`` instead of being left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    outcome: Outcome
+    error: APIConnectionError | APIStatusError
+
+
+class Caller:
+    """Makes calls over a transport: headers, retries, and typed values and errors.
+
+    >>> from tinkex.config import Config
+    >>> from tinkex.testing import MockTransport, reply
+    >>> caller = Caller(MockTransport(lambda request: reply({"status": "ok"})), Config())
+    >>> from tinkex._runtime import background
+    >>> from tinkex._wire.endpoints import endpoint
+    >>> background().run(caller.call(endpoint("healthz"))).status
+    'ok'
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        config: Config,
+        *,
+        sink: Sink | None = None,
+        policy: RetryPolicy | None = None,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        from tinkex.events import Silent
+
+        self.config = config
+        self.transport = transport
+        self.sink: Sink = sink or Silent()
+        self.policy = policy or RetryPolicy(max_retries=config.max_retries)
+        self._dice = dice
+        self._headers = _common_headers(config)
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self._closed = asyncio.Event()
+
+    async def call(
+        self,
+        row: Endpoint,
+        value: Any = None,
+        *,
+        path: Mapping[str, str] | None = None,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        policy: RetryPolicy | None = None,
+    ) -> Any:
+        """Makes the call and returns a value of ``row.response`` (None where the row has none).
+
+        ``value`` is a value of ``row.request``, or the bytes :func:`encode` made of one.
+        """
+        reply = await self.exchange(
+            row, value, path=path, query=query, headers=headers, timeout=timeout, policy=policy
+        )
+        if row.response is None:
+            return None
+        try:
+            return json.decode(reply.body, row.response)
+        except json.Malformed as error:
+            raise APIResponseValidationError(
+                _response(reply, self.about(row, path)),
+                reply.body,
+                f"the answer to {row.name} does not follow the protocol: {error}",
+            ) from error
+
+    async def exchange(
+        self,
+        row: Endpoint,
+        value: Any = None,
+        *,
+        path: Mapping[str, str] | None = None,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        policy: RetryPolicy | None = None,
+    ) -> Reply:
+        """Makes the call with retries and returns the raw reply; an error status is raised as its typed error."""
+        policy = policy or self.policy
+        request = self._request(row, value, path=path, query=query, headers=headers, timeout=timeout)
+        about = self.about(row, path)
+        began = time.monotonic()
+        attempt = 0
+        while True:
+            got = await self._try(row, request, about, attempt)
+            if isinstance(got, Reply):
+                return got
+            step = decide(got.outcome, attempt, time.monotonic() - began, policy, self._dice)
+            if not isinstance(step, Retry):
+                raise got.error
+            self.sink.emit(RetryScheduled(row.name, attempt, step.after, got.error.message))
+            await asyncio.sleep(step.after)
+            attempt += 1
+
+    async def attempt(
+        self,
+        row: Endpoint,
+        value: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Reply:
+        """Sends the call once and returns the reply whatever its status, for callers with their own loop."""
+        return await self._send(row, self._request(row, value, headers=headers, timeout=timeout), 0)
+
+    async def close(self) -> None:
+        """Ends every call under way with ``ClosedError`` and closes the transport."""
+        self._closed.set()
+        for task in list(self._under_way):
+            task.cancel()
+        await self.transport.close()
+
+    async def _try(
+        self, row: Endpoint, request: Request, about: HttpRequest, attempt: int
+    ) -> Reply | _Failure:
+        try:
+            reply = await self._send(row, request, attempt)
+        except APIConnectionError as error:
+            return _Failure(Unanswered(), error)
+        if 200 <= reply.status < 300:
+            return reply
+        if is_proxy_refusal(reply):
+            return _Failure(
+                Unanswered(),
+                APIConnectionError(
+                    about,
+                    f"something on the way to {self.config.base_url} refused {row.name} with an empty 400",
+                ),
+            )
+        return _Failure(Answered(reply.status, reply.headers), error_of(reply, about))
+
+    async def _send(self, row: Endpoint, request: Request, attempt: int) -> Reply:
+        if attempt:
+            counted = {**request.headers, "x-stainless-retry-count": str(attempt)}
+            request = replace(request, headers=counted)
+        if self._closed.is_set():
+            raise ClosedError(f"{row.name} was not sent: the client is closed")
+        task = asyncio.current_task()
+        assert task is not None
+        self.sink.emit(RequestStarted(row.name, attempt))
+        began = time.monotonic()
+        self._under_way.add(task)
+        try:
+            reply = await self.transport.send(request)
+        except APIConnectionError as error:
+            elapsed = time.monotonic() - began
+            self.sink.emit(RequestFinished(row.name, attempt, None, elapsed, error.message))
+            raise
+        except asyncio.CancelledError:
+            if not self._closed.is_set():
+                raise
+            task.uncancel()  # close() cancelled the request, not the task that waits for it
+            raise ClosedError(f"{row.name} was under way when the client was closed") from None
+        finally:
+            self._under_way.discard(task)
+        self.sink.emit(RequestFinished(row.name, attempt, reply.status, time.monotonic() - began))
+        return reply
+
+    def _request(
+        self,
+        row: Endpoint,
+        value: Any,
+        *,
+        path: Mapping[str, str] | None = None,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Request:
+        sent = dict(self._headers)
+        if row.method != "GET":
+            sent["content-type"] = PROTOBUF if row.request_wire == "proto" else JSON
+            sent["x-idempotency-key"] = str(uuid.uuid4())
+        sent.update(headers or {})
+        asked = {name: _query_text(item) for name, item in (query or {}).items() if item is not None}
+        return Request(
+            row.method,
+            row.url_path(path),
+            sent,
+            value if isinstance(value, bytes) else encode(row, value),
+            {**self.config.default_query, **asked},
+            row.purpose,
+            timeout or self.config.timeout,
+        )
+
+    def about(self, row: Endpoint, path: Mapping[str, str] | None = None) -> HttpRequest:
+        """The request as errors show it."""
+        return HttpRequest(row.method, self.config.base_url + row.url_path(path))
+
+
+def encode(row: Endpoint, value: Any) -> bytes:
+    """The body of a call: JSON or protobuf as the row says, nothing for None."""
+    if value is None:
+        return b""
+    if row.request_wire == "proto":
+        from tinkex._wire import proto
+
+        return proto.encode_forward_backward(value)
+    return json.encode(value, omit_none=row.name not in _EXPLICIT_NULL)
+
+
+def is_proxy_refusal(reply: Reply) -> bool:
+    """Whether a 400 came from something on the way: servers say what was wrong, proxies send nothing."""
+    return reply.status == 400 and not reply.body
+
+
+def error_of(reply: Reply, about: HttpRequest) -> APIStatusError:
+    """The typed error for a reply with an error status."""
+    response = _response(reply, about)
+    if 300 <= reply.status < 400:
+        elsewhere = reply.headers.get("location", "another address")
+        return APIStatusError(f"{about.url} redirects to {elsewhere}; use that server as base_url", response)
+    try:
+        body: object | None = json.decode_any(reply.body) if reply.body else None
+    except json.Malformed:
+        body = None
+    return status_error(response, body)
+
+
+def _response(reply: Reply, about: HttpRequest) -> HttpResponse:
+    return HttpResponse(reply.status, reply.headers, reply.body.decode("utf-8", "replace"), about)
+
+
+def _query_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _common_headers(config: Config) -> dict[str, str]:
+    headers = {
+        "accept": JSON,
+        "user-agent": f"Tinkex/Python {__version__}",
+        "x-stainless-package-version": PROTOCOL_VERSION,
+        "x-stainless-retry-count": "0",
+    }
+    if config.api_key:
+        headers["x-api-key"] = config.api_key
+    if config.cloudflare_client_id:
+        headers["cf-access-client-id"] = config.cloudflare_client_id
+    if config.cloudflare_client_secret:
+        headers["cf-access-client-secret"] = config.cloudflare_client_secret
+    headers.update({name.lower(): value for name, value in config.default_headers.items()})
+    return headers

@@ -1,0 +1,111 @@
+"""Requests over HTTP: one connection pool per purpose, system certificates, proxies that work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+from tinkex._transport.base import Reply, Request
+from tinkex.errors import APIConnectionError, APITimeoutError, HttpRequest, SetupError
+
+if TYPE_CHECKING:
+    import pyqwest
+
+    from tinkex._wire.endpoints import Purpose
+    from tinkex.config import Config
+
+__all__ = ["HttpTransport"]
+
+CONNECT_TIMEOUT_S = 10.0
+IDLE_CONNECTIONS = 256
+"""Kept open per pool: bursts of samples and polls would otherwise dial again and again."""
+
+
+class HttpTransport:
+    """Sends requests to a server's address.
+
+    Every purpose (submitting, polling, heartbeats…) has a pool of its own, so that hundreds of polls that
+    wait for results never delay a heartbeat or a submission. Redirects are not followed: they would carry
+    the API key to another host.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._base_url = config.base_url
+        self._proxy = config.proxy
+        self._pools: dict[Purpose, tuple[pyqwest.HTTPTransport, pyqwest.Client]] = {}
+        self._closed = False
+
+    async def send(self, request: Request) -> Reply:
+        """Sends one request; every failure to get a whole reply is an ``APIConnectionError``."""
+        import pyqwest
+
+        about = HttpRequest(request.method, self._base_url + request.path)
+        if self._closed:
+            raise APIConnectionError(about, f"the connections to {self._base_url} are closed")
+        _check_same_process()
+        query = f"?{urlencode(request.query)}" if request.query else ""
+        try:
+            async with asyncio.timeout(request.timeout):
+                reply = await self._client(request.purpose).execute(
+                    request.method, about.url + query, request.headers, request.body or None
+                )
+        except TimeoutError as error:
+            if isinstance(error, ConnectionError):  # pyqwest's ConnectTimeout is both
+                raise APITimeoutError(about, f"no connection to {self._base_url} in time") from error
+            raise APITimeoutError(
+                about, f"{self._base_url} did not answer {request.path} within {request.timeout:g} s"
+            ) from error
+        except (ConnectionError, pyqwest.RemoteProtocolError, pyqwest.ReadError, pyqwest.WriteError) as error:
+            raise APIConnectionError(about, f"no answer from {self._base_url}: {_cause(error)}") from error
+        return Reply(
+            reply.status, {name.lower(): value for name, value in reply.headers.items()}, reply.content
+        )
+
+    async def close(self) -> None:
+        """Closes every pool."""
+        self._closed = True
+        pools, self._pools = self._pools, {}
+        for transport, _ in pools.values():
+            await transport.aclose()
+
+    def _client(self, purpose: Purpose) -> pyqwest.Client:
+        pool = self._pools.get(purpose)
+        if pool is None:
+            import pyqwest
+
+            transport = pyqwest.HTTPTransport(
+                tls_include_system_certs=self._base_url.startswith("https:")
+                or (self._proxy or "").startswith("https:"),
+                proxy=pyqwest.Proxy(self._proxy) if self._proxy else None,
+                connect_timeout=CONNECT_TIMEOUT_S,
+                pool_max_idle_per_host=IDLE_CONNECTIONS,
+                use_system_dns=True,
+                follow_redirects=False,
+                enable_otel=False,
+            )
+            pool = self._pools[purpose] = (transport, pyqwest.Client(transport))
+        return pool[1]
+
+
+def _cause(error: Exception) -> str:
+    """The last, most concrete part of a chain of messages."""
+    text = str(error)
+    return text.split("): ", 1)[-1] if "): " in text else text
+
+
+_http_process: int | None = None
+
+
+def _check_same_process() -> None:
+    """The HTTP library's own threads do not survive a fork: say so instead of hanging."""
+    global _http_process  # noqa: PLW0603 - a fact about the process
+    process = os.getpid()
+    if _http_process is None:
+        _http_process = process
+    elif _http_process != process:
+        raise SetupError(
+            "this process was forked from one that had already used a client over HTTP; start worker "
+            "processes with multiprocessing.get_context('spawn'), or fork before the first call"
+        )

@@ -1,0 +1,62 @@
+"""Gates the submission of samples: how many, how many bytes, and not while the server pushes back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tinkex._transport.budget import ByteBudget
+
+__all__ = ["Limiter"]
+
+MAX_SUBMISSIONS = 400
+MAX_SUBMISSIONS_UNDER_PRESSURE = 10
+PRESSURE_LASTS_S = 10.0
+BYTES_FACTOR_UNDER_PRESSURE = 20
+LARGE_PROMPT_BYTES = 128 * 1024
+SHORT_PAUSE_S, LONG_PAUSE_S = 1.0, 5.0
+
+
+class Limiter:
+    """Lets samples be submitted at the pace the server can take.
+
+    After a push-back nobody submits until the pause is over, and for ten seconds more only a few at a time.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._bytes = ByteBudget(max_bytes)
+        self._slots = asyncio.Semaphore(MAX_SUBMISSIONS)
+        self._few_slots = asyncio.Semaphore(MAX_SUBMISSIONS_UNDER_PRESSURE)
+        self._paused_until = float("-inf")
+
+    @asynccontextmanager
+    async def admit(self, num_bytes: int) -> AsyncIterator[None]:
+        """Waits until a prompt of about this size may be submitted; the block is the submission."""
+        async with self._slots:
+            if not self._under_pressure:
+                async with self._bytes.reserve(num_bytes):
+                    yield
+            else:
+                async with self._few_slots, self._bytes.reserve(num_bytes * BYTES_FACTOR_UNDER_PRESSURE):
+                    await self.wait()
+                    yield
+
+    def push_back(self, num_bytes: int, asked_s: float | None = None) -> float:
+        """Notes that the server refused a prompt of this size for now; returns how long everybody pauses."""
+        own = SHORT_PAUSE_S if num_bytes <= LARGE_PROMPT_BYTES else LONG_PAUSE_S
+        pause = max(own, asked_s or 0.0)
+        self._paused_until = max(self._paused_until, time.monotonic() + pause)
+        return pause
+
+    async def wait(self) -> None:
+        """Waits while submissions are paused."""
+        left = self._paused_until - time.monotonic()
+        while left > 0:  # the pause may grow while we sleep through it
+            await asyncio.sleep(left)
+            left = self._paused_until - time.monotonic()
+
+    @property
+    def _under_pressure(self) -> bool:
+        return time.monotonic() < self._paused_until + PRESSURE_LASTS_S

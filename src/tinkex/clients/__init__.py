@@ -1,0 +1,1 @@
+"""What users hold: service, training, sampling and REST clients."""

@@ -1,0 +1,141 @@
+"""How operations of one run reach the server: numbered at the call, submitted in order, polled together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from tinkex._runtime import background
+from tinkex._transport.caller import encode
+from tinkex.clients._ordering import Turn, Turnstile
+from tinkex.futures import AwaitableConcurrentFuture
+
+if TYPE_CHECKING:
+    from tinkex._wire.endpoints import Endpoint
+    from tinkex.clients.session import OpenSession, Session
+    from tinkex.types import UntypedAPIFuture
+
+__all__ = ["Operations"]
+
+T = TypeVar("T")
+
+Accepted: TypeAlias = "tuple[UntypedAPIFuture, float]"
+"""The server's answer to a submission, and how long the submission took."""
+
+
+class Operations:
+    """Carries out the operations of one run.
+
+    Numbers are taken when an operation is called, in the caller's thread. A called operation is submitted in
+    its turn whatever happens to its future, so numbers have no gaps that a server would wait for.
+    """
+
+    def __init__(self, session: Session, opened: OpenSession) -> None:
+        self._session = session
+        self._opened = opened
+        self._turnstile = Turnstile()
+
+    def start(
+        self,
+        row: Endpoint,
+        request: Callable[[int], Any],
+        finish: Callable[[Any], T],
+        *,
+        request_type: str | None = None,
+    ) -> AwaitableConcurrentFuture[T]:
+        """Starts an operation of one request; ``request`` makes it from its number, ``finish`` its result."""
+        return self.start_all(
+            row,
+            lambda seq_ids: [request(seq_ids[0])],
+            lambda results: finish(results[0]),
+            sizes=[0],
+            request_type=request_type,
+        )
+
+    def start_all(
+        self,
+        row: Endpoint,
+        requests: Callable[[Sequence[int]], Sequence[Any]],
+        finish: Callable[[list[Any]], T],
+        *,
+        sizes: Sequence[int],
+        request_type: str | None = None,
+        numbered: bool = True,
+    ) -> AwaitableConcurrentFuture[T]:
+        """Starts an operation that is sent in ``len(sizes)`` pieces of about so many bytes.
+
+        One that the protocol does not number still goes out in its turn.
+        """
+        self._session.check_open()
+        loop = background()
+        turn = self._turnstile.reserve(len(sizes) if numbered else 0)
+        try:
+            # Encoded here and now: mistakes surface at the call, and later changes to the data do no harm.
+            bodies = [encode(row, request) for request in requests(turn.seq_ids)]
+        except BaseException:
+            loop.start(turn.forfeit())
+            raise
+        accepted: list[asyncio.Future[Accepted]] = [loop.loop.create_future() for _ in bodies]
+        for slot in accepted:
+            slot.add_done_callback(_note)
+        loop.start(self._submit(turn, row, bodies, sizes, accepted))
+        return AwaitableConcurrentFuture(loop.submit(self._finish(row, accepted, finish, request_type)))
+
+    async def _submit(
+        self,
+        turn: Turn,
+        row: Endpoint,
+        bodies: Sequence[bytes],
+        sizes: Sequence[int],
+        accepted: Sequence[asyncio.Future[Accepted]],
+    ) -> None:
+        async with turn:
+            pieces = list(zip(bodies, sizes, accepted, strict=True))
+            if len(pieces) > 1 and self._opened.client_config.parallel_fwdbwd_chunks:
+                # The lowest number goes last: a server starts only when it has the whole call.
+                await asyncio.gather(*(self._post(row, *piece) for piece in pieces[1:]))
+                await self._post(row, *pieces[0])
+            else:
+                for piece in pieces:
+                    await self._post(row, *piece)
+
+    async def _post(self, row: Endpoint, body: bytes, size: int, accepted: asyncio.Future[Accepted]) -> None:
+        """Submits one piece; a failure is the future's, so that the pieces and turns after it still go out."""
+        began = time.monotonic()
+        try:
+            async with self._opened.training_bytes.reserve(size):
+                answer: UntypedAPIFuture = await self._session.caller.call(row, body)
+        except asyncio.CancelledError:
+            accepted.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 - nothing is hidden: whoever waits for the piece gets it
+            accepted.set_exception(error)
+        else:
+            accepted.set_result((answer, time.monotonic() - began))
+
+    async def _finish(
+        self,
+        row: Endpoint,
+        accepted: Sequence[asyncio.Future[Accepted]],
+        finish: Callable[[list[Any]], T],
+        request_type: str | None,
+    ) -> T:
+        async def fetch(slot: asyncio.Future[Accepted]) -> Any:
+            answer, submit_s = await asyncio.shield(slot)
+            return await self._opened.results.fetch(row, answer, request_type=request_type, submit_s=submit_s)
+
+        fetching = [asyncio.ensure_future(fetch(slot)) for slot in accepted]
+        try:
+            results = list(await asyncio.gather(*fetching))
+        finally:
+            for task in fetching:
+                task.cancel()
+        return finish(results)
+
+
+def _note(slot: asyncio.Future[Accepted]) -> None:
+    """Reads the outcome of a submission nobody waits for, so that asyncio does not complain about it."""
+    if not slot.cancelled():
+        slot.exception()

@@ -1,0 +1,76 @@
+"""Putting the results of a split call together again: outputs in order, metrics by their reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tinkex.types import ForwardBackwardOutput, LossFnOutput
+
+__all__ = ["combine", "combine_metrics"]
+
+Reduce = Callable[[Sequence[float], Sequence[int]], float]
+"""Values of one metric and the number of datums behind each, to one value."""
+
+
+def combine(outputs: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
+    """One output for a call that was sent in pieces, as if it had been sent whole."""
+    joined: list[LossFnOutput] = []
+    for output in outputs:
+        joined.extend(output.loss_fn_outputs)
+    return ForwardBackwardOutput(
+        loss_fn_output_type=outputs[0].loss_fn_output_type,
+        loss_fn_outputs=joined,
+        metrics=combine_metrics(
+            [output.metrics for output in outputs], [len(output.loss_fn_outputs) for output in outputs]
+        ),
+    )
+
+
+def combine_metrics(metrics: Sequence[Mapping[str, float]], num_datums: Sequence[int]) -> dict[str, float]:
+    """The metrics of all pieces, each combined as the part of its name after the colon says.
+
+    A metric that some piece lacks, or whose reduction is unknown, cannot be combined and is left out;
+    with a single piece there is nothing to combine and it stays.
+
+    >>> combine_metrics([{"loss:sum": 1.0, "kl:mean": 0.2}, {"loss:sum": 2.0, "kl:mean": 0.5}], [1, 2])
+    {'loss:sum': 3.0, 'kl:mean': 0.4}
+    """
+    combined: dict[str, float] = {}
+    for name in metrics[0]:
+        if not all(name in piece for piece in metrics):
+            continue
+        values = [piece[name] for piece in metrics]
+        _, _, reduction = name.partition(":")
+        if reduction == "unique":
+            combined[name] = values[0]
+            combined.update({f"{name}_{place}": value for place, value in enumerate(values[1:], 1)})
+        elif reduction in REDUCTIONS:
+            combined[name] = REDUCTIONS[reduction](values, num_datums)
+        elif len(metrics) == 1:
+            combined[name] = values[0]
+    return combined
+
+
+def _mean(values: Sequence[float], num_datums: Sequence[int]) -> float:
+    total = sum(num_datums)
+    if total == 0:  # outputs without datums carry no weights: every piece counts the same
+        return sum(values) / len(values)
+    return sum(value * count for value, count in zip(values, num_datums, strict=True)) / total
+
+
+def _slack(values: Sequence[float], num_datums: Sequence[int]) -> float:
+    return max(values) - _mean(values, num_datums)
+
+
+def _hash2(values: Sequence[float], _: Sequence[int]) -> float:
+    return sum(int(value) for value in values) % 2**64
+
+
+REDUCTIONS: Mapping[str, Reduce] = {
+    "sum": lambda values, _: sum(values),
+    "min": lambda values, _: min(values),
+    "max": lambda values, _: max(values),
+    "mean": _mean,
+    "slack": _slack,
+    "hash2": _hash2,
+}

@@ -1,0 +1,378 @@
+"""The sampling client: continuations of prompts, and logprobs, from one fixed set of weights."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tinkex import types
+from tinkex._runtime import arrival, background
+from tinkex._transport.retry import Answered, Outcome, Retry, RetryPolicy, Unanswered, decide, server_wait
+from tinkex._wire import json
+from tinkex._wire.endpoints import endpoint
+from tinkex.clients._chunking import prompt_bytes
+from tinkex.errors import (
+    APIConnectionError,
+    APIResponseValidationError,
+    APIStatusError,
+    BillingError,
+    RateLimitError,
+    ResultExpiredError,
+    TinkexError,
+)
+from tinkex.events import RetryScheduled, SamplingPaused
+
+if TYPE_CHECKING:
+    from tinkex.clients.session import OpenSession, Session
+    from tinkex.tokenizers import Tokenizer
+
+__all__ = ["RetryConfig", "SamplingClient"]
+
+BACKPRESSURE = {"x-tinker-sampling-backpressure": "1"}
+
+
+@dataclass(frozen=True)
+class RetryConfig:
+    """How stubbornly a sampling client tries; the defaults suit runs that last days.
+
+    Failures that may pass are tried again as long as some sample of this client finishes within
+    ``progress_timeout`` seconds. ``max_connections`` bounds the samples under way at once; the server may
+    allow fewer.
+    """
+
+    max_connections: int = 1000
+    progress_timeout: float = 7200.0
+    retry_delay_base: float = 0.5
+    retry_delay_max: float = 10.0
+    jitter_factor: float = 0.25
+    enable_retry_logic: bool = True
+    enable_stuck_detection: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_connections < 1 or self.progress_timeout <= 0 or self.retry_delay_base <= 0:
+            raise ValueError("max_connections, progress_timeout and retry_delay_base must be positive")
+        if self.retry_delay_max < self.retry_delay_base or not 0 <= self.jitter_factor <= 1:
+            raise ValueError("retry_delay_max must be at least retry_delay_base, jitter_factor within 0…1")
+
+
+class SamplingClient:
+    """Samples from one fixed set of weights: a base model, a checkpoint, or a snapshot of a run.
+
+    ::
+
+        future = client.sample(prompt, num_samples=4, sampling_params=tinkex.SamplingParams(max_tokens=32))
+        for sequence in future.result().sequences:
+            print(tokenizer.decode(sequence.tokens))
+
+    Any number of calls may be under way; the client paces itself by what the server can take.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        opened: OpenSession,
+        *,
+        sampling_session_id: str,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> None:
+        self._sampling_session_id = sampling_session_id
+        self._session = session
+        self._opened = opened
+        self._retry_config = retry_config or RetryConfig()
+        self._record_stability_info = record_stability_info
+        self._seq_ids = itertools.count()
+        server_limit = opened.client_config.sample_max_concurrent_requests
+        own_limit = server_limit if retry_config is None else retry_config.max_connections
+        self._in_flight = asyncio.Semaphore(min(own_limit, server_limit))
+        # Push-back pauses every sample of the session, so the call itself does not wait it out.
+        self._submit_policy = replace(
+            session.caller.policy, handed_back=frozenset({402, 429}), payment_pause_s=0.0
+        )
+        self._last_progress = time.monotonic()
+        self._under_way = 0
+
+    def sample(
+        self,
+        prompt: types.ModelInput,
+        num_samples: int,
+        sampling_params: types.SamplingParams,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+        topk_sample_logprobs: int = 0,
+        target_prompt_logprobs: types.TensorData | None = None,
+        prompt_alt_tokens_k: int = 0,
+        prompt_logprobs_last_n: int | None = None,
+    ) -> Future[types.SampleResponse]:
+        """Continues a prompt ``num_samples`` times; the future can be cancelled.
+
+        ``include_prompt_logprobs`` adds the logprob of every prompt token, or of the last
+        ``prompt_logprobs_last_n``; the top-k arguments add the most likely tokens at each position.
+        """
+        self._session.check_open()
+        _check_sample(prompt, num_samples, sampling_params)
+        _check_prompt_options(
+            include_prompt_logprobs, target_prompt_logprobs, prompt_alt_tokens_k, prompt_logprobs_last_n
+        )
+        request = types.SampleRequest(
+            prompt=prompt,
+            sampling_params=sampling_params,
+            num_samples=num_samples,
+            sampling_session_id=self._sampling_session_id,
+            prompt_logprobs=include_prompt_logprobs,
+            topk_prompt_logprobs=topk_prompt_logprobs,
+            topk_sample_logprobs=topk_sample_logprobs,
+            target_prompt_logprobs=target_prompt_logprobs,
+            prompt_alt_tokens_k=prompt_alt_tokens_k,
+            prompt_logprobs_last_n=prompt_logprobs_last_n,
+            record_stability_info=self._record_stability_info,
+        )
+        return background().submit(self._sample(request))
+
+    async def sample_async(
+        self,
+        prompt: types.ModelInput,
+        num_samples: int,
+        sampling_params: types.SamplingParams,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+        topk_sample_logprobs: int = 0,
+        target_prompt_logprobs: types.TensorData | None = None,
+        prompt_alt_tokens_k: int = 0,
+        prompt_logprobs_last_n: int | None = None,
+    ) -> types.SampleResponse:
+        """As :meth:`sample`, for callers with an event loop; cancelling the awaiting task cancels the sample."""
+        future = self.sample(
+            prompt,
+            num_samples,
+            sampling_params,
+            include_prompt_logprobs,
+            topk_prompt_logprobs,
+            topk_sample_logprobs,
+            target_prompt_logprobs,
+            prompt_alt_tokens_k,
+            prompt_logprobs_last_n,
+        )
+        return await arrival(future, cancel_with_me=True)
+
+    def compute_logprobs(
+        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
+    ) -> Future[list[float | None]]:
+        """The logprob of every token of a prompt given those before it; None for the first."""
+        self._session.check_open()
+        params = types.SamplingParams(max_tokens=1)
+        _check_sample(prompt, 1, params)
+        _check_prompt_options(True, None, 0, prompt_logprobs_last_n)  # noqa: FBT003 - prompt logprobs are the point
+        request = types.SampleRequest(
+            prompt=prompt,
+            sampling_params=params,
+            num_samples=1,
+            sampling_session_id=self._sampling_session_id,
+            prompt_logprobs=True,
+            prompt_logprobs_last_n=prompt_logprobs_last_n,
+            record_stability_info=self._record_stability_info,
+        )
+        return background().submit(self._logprobs(request))
+
+    async def compute_logprobs_async(
+        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
+    ) -> list[float | None]:
+        """As :meth:`compute_logprobs`, for callers with an event loop."""
+        return await arrival(self.compute_logprobs(prompt, prompt_logprobs_last_n), cancel_with_me=True)
+
+    def get_base_model(self) -> str:
+        """The name of the base model behind these weights."""
+        return background().run(self._sampler()).base_model
+
+    async def get_base_model_async(self) -> str:
+        """As :meth:`get_base_model`."""
+        return (await arrival(background().submit(self._sampler()), cancel_with_me=True)).base_model
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the base model: a ``transformers`` one where that is installed, else our own."""
+        from tinkex.tokenizers import load_tokenizer
+
+        return load_tokenizer(self._session.caller, tokenizer_id=None, base_model=self.get_base_model())
+
+    def __repr__(self) -> str:
+        return f"SamplingClient(sampling_session_id={self._sampling_session_id!r})"
+
+    # ---- the way a sample goes ----
+
+    async def _sample(self, request: types.SampleRequest) -> types.SampleResponse:
+        """Submits and polls, again with a new number when the result got lost or the server failed."""
+        if self._under_way == 0:
+            self._last_progress = time.monotonic()
+        self._under_way += 1
+        size = prompt_bytes(request.prompt)
+        attempt = 0
+        try:
+            async with self._in_flight:
+                while True:
+                    try:
+                        response = await self._sample_once(request, next(self._seq_ids), size)
+                    except (APIConnectionError, APIStatusError, ResultExpiredError) as error:
+                        await self._pause_before_retry(error, attempt)
+                        attempt += 1
+                    else:
+                        self._last_progress = time.monotonic()
+                        return response
+        finally:
+            self._under_way -= 1
+
+    async def _pause_before_retry(self, error: TinkexError, attempt: int) -> None:
+        """Waits before another try, or raises the error when another try makes no sense."""
+        config = self._retry_config
+        if not config.enable_retry_logic or self._opened.client_config.sample_no_retries:
+            raise error
+        outcome: Outcome = Unanswered()
+        if isinstance(error, APIStatusError):
+            outcome = Answered(error.status_code, error.response.headers)
+        watched = config.enable_stuck_detection and self._opened.client_config.sample_enable_stuck_detection
+        policy = RetryPolicy(
+            total_s=config.progress_timeout if watched else float("inf"),
+            base_s=config.retry_delay_base,
+            cap_s=config.retry_delay_max,
+            jitter=config.jitter_factor,
+        )
+        step = decide(outcome, attempt, time.monotonic() - self._last_progress, policy, random.random)
+        if not isinstance(step, Retry):
+            raise error
+        self._session.caller.sink.emit(RetryScheduled("asample", attempt, step.after, str(error)))
+        await asyncio.sleep(step.after)
+
+    async def _sample_once(
+        self, request: types.SampleRequest, seq_id: int, size: int
+    ) -> types.SampleResponse:
+        body = json.encode(request.model_copy(update={"seq_id": seq_id}))
+        began = time.monotonic()
+        accepted = await self._submit(body, size)
+        submit_s = time.monotonic() - began
+        ids = accepted.sample_sequence_ids
+        if ids is None or len(ids) != request.num_samples:
+            raise APIResponseValidationError(
+                None,
+                None,
+                f"the server took a request for {request.num_samples} samples and named "
+                f"{len(ids or [])} sample_sequence_ids; it is older than protocol 0.36",
+            )
+        try:
+            response: types.SampleResponse = await self._opened.results.fetch(
+                _SAMPLE, accepted, submit_s=submit_s
+            )
+        except asyncio.CancelledError:
+            if self._session.dynamic_config.sample_cancel_enabled:
+                background().start(self._tell_cancelled(accepted.request_id))
+            raise
+        if request.prompt_alt_tokens_k > 0 and response.prompt_alt_tokens is None:
+            raise APIResponseValidationError(
+                None, None, "the server left out the prompt_alt_tokens asked for"
+            )
+        return response
+
+    async def _submit(self, body: bytes, size: int) -> types.UntypedAPIFuture:
+        """Submits one sample; while the server pushes back (429, 402), the same request waits and goes again."""
+        limiter = self._opened.sampling
+        began = time.monotonic()
+        pause_s = self._opened.client_config.billing_exception_max_pause_duration_sec
+        while True:
+            try:
+                async with limiter.admit(size):
+                    accepted: types.UntypedAPIFuture = await self._session.caller.call(
+                        _SAMPLE, body, headers=BACKPRESSURE, policy=self._submit_policy
+                    )
+                    return accepted
+            except (RateLimitError, BillingError) as error:
+                if isinstance(error, BillingError) and time.monotonic() - began >= pause_s:
+                    raise
+                pause = limiter.push_back(size, server_wait(error.response.headers, 60.0))
+                self._session.caller.sink.emit(SamplingPaused(self._opened.session_id, pause))
+                await limiter.wait()
+
+    async def _tell_cancelled(self, request_id: str) -> None:
+        try:
+            await self._session.caller.call(
+                endpoint("cancel_future"), types.CancelFutureRequest(request_id=request_id), timeout=30.0
+            )
+        except TinkexError as error:
+            # The server drops unfetched results by itself; nobody is left to be told.
+            self._session.caller.sink.emit(RetryScheduled("cancel_future", 0, 0.0, str(error)))
+
+    async def _logprobs(self, request: types.SampleRequest) -> list[float | None]:
+        logprobs = (await self._sample(request)).prompt_logprobs
+        if logprobs is None:
+            raise APIResponseValidationError(None, None, "the server left out the prompt logprobs asked for")
+        return logprobs
+
+    async def _sampler(self) -> types.GetSamplerResponse:
+        self._session.check_open()
+        sampler: types.GetSamplerResponse = await self._session.caller.call(
+            endpoint("get_sampler"), path={"sampler_id": self._sampling_session_id}
+        )
+        return sampler
+
+
+_SAMPLE = endpoint("asample")
+
+
+async def open_sampling_client(
+    session: Session,
+    *,
+    model_path: str | None = None,
+    base_model: str | None = None,
+    retry_config: RetryConfig | None = None,
+    record_stability_info: bool = False,
+) -> SamplingClient:
+    """Opens a sampler on a checkpoint or a base model."""
+    if model_path is None and base_model is None:
+        raise ValueError("a sampling client needs a model_path (tinker://…) or a base_model")
+    if model_path is not None and not model_path.startswith("tinker://"):
+        raise ValueError(
+            f"model_path starts with tinker://, got {model_path!r}; a base model goes into base_model"
+        )
+    opened = await session.opened()
+    created: types.CreateSamplingSessionResponse = await session.caller.call(
+        endpoint("create_sampling_session"),
+        types.CreateSamplingSessionRequest(
+            session_id=opened.session_id,
+            sampling_session_seq_id=session.next_sampling_session_seq_id(),
+            base_model=base_model,
+            model_path=model_path,
+        ),
+    )
+    return SamplingClient(
+        session,
+        opened,
+        sampling_session_id=created.sampling_session_id,
+        retry_config=retry_config,
+        record_stability_info=record_stability_info,
+    )
+
+
+def _check_sample(prompt: Any, num_samples: Any, sampling_params: Any) -> None:
+    if not isinstance(prompt, types.ModelInput):
+        raise TypeError(
+            f"the prompt is a ModelInput, got {type(prompt).__name__}; build one with ModelInput.from_ints(tokens)"
+        )
+    if not isinstance(sampling_params, types.SamplingParams):
+        raise TypeError(f"sampling_params is a SamplingParams, got {type(sampling_params).__name__}")
+    if not isinstance(num_samples, int) or num_samples < 1:
+        raise ValueError(f"num_samples is a whole number ≥ 1, got {num_samples!r}")
+
+
+def _check_prompt_options(
+    include_prompt_logprobs: bool, targets: types.TensorData | None, alt_tokens_k: int, last_n: int | None
+) -> None:
+    if targets is not None and (targets.dtype != "int64" or targets.shape is None or len(targets.shape) != 2):
+        raise ValueError("target_prompt_logprobs is an int64 tensor of two dimensions (prompt length − 1, K)")
+    if alt_tokens_k < 0:
+        raise ValueError(f"prompt_alt_tokens_k is at least 0, got {alt_tokens_k}")
+    if last_n is not None and last_n < 1:
+        raise ValueError(f"prompt_logprobs_last_n is at least 1, got {last_n}")
+    if last_n is not None and not include_prompt_logprobs:
+        raise ValueError("prompt_logprobs_last_n only makes sense with include_prompt_logprobs=True")

@@ -1,0 +1,356 @@
+"""The service client: where every program starts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from tinkex import types
+from tinkex._runtime import arrival, background
+from tinkex._transport.caller import Caller
+from tinkex._wire.endpoints import endpoint
+from tinkex.clients.rest import RestClient, weights_info
+from tinkex.clients.sampling import SamplingClient, open_sampling_client
+from tinkex.clients.session import FinishStatus, Session
+from tinkex.clients.training import TrainingClient
+from tinkex.config import Config
+from tinkex.events import LogSink
+from tinkex.futures import AwaitableConcurrentFuture
+
+if TYPE_CHECKING:
+    from tinkex._transport.base import Transport
+    from tinkex.clients.sampling import RetryConfig
+    from tinkex.events import Sink
+
+__all__ = ["ServiceClient"]
+
+
+class ServiceClient:
+    """Opens training and sampling clients on a server, or on the engine in this process.
+
+    ::
+
+        with tinkex.ServiceClient(base_url="local") as service:
+            training = service.create_lora_training_client("HuggingFaceTB/SmolLM2-135M-Instruct", rank=8)
+
+    Making one sends nothing: the session opens at first use. Leaving the ``with`` block, or :meth:`close`,
+    ends it. Settings not given here come from the environment; ``config`` replaces them all. ``transport``
+    and ``events`` are for tests and tools: where requests go, and who watches them.
+    """
+
+    def __init__(
+        self,
+        user_metadata: Mapping[str, Any] | None = None,
+        project_id: str | None = None,
+        *,
+        display_name: str | None = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        default_headers_overrides: Mapping[str, str] | None = None,
+        config: Config | None = None,
+        transport: Transport | None = None,
+        events: Sink | None = None,
+    ) -> None:
+        self._caller = connect(
+            config=config,
+            transport=transport,
+            events=events,
+            user_metadata=user_metadata,
+            project_id=project_id,
+            base_url=base_url,
+            api_key=api_key,
+            default_headers=default_headers_overrides,
+        )
+        self._session = Session(self._caller, display_name=display_name)
+        self._closing: AwaitableConcurrentFuture[None] | None = None
+        self._close_lock = threading.Lock()
+
+    # ---- training ----
+
+    def create_lora_training_client(
+        self,
+        base_model: str,
+        rank: int = 32,
+        seed: int | None = None,
+        train_mlp: bool = True,
+        train_attn: bool = True,
+        train_unembed: bool = True,
+        user_metadata: Mapping[str, str] | None = None,
+        optimizer: Mapping[str, Any] | types.AdamOptimizerConfig | None = None,
+    ) -> TrainingClient:
+        """A new run: a base model with a fresh low-rank adapter to train."""
+        lora = _lora(rank, seed, train_mlp, train_attn, train_unembed)
+        return background().run(self._create(base_model, lora, user_metadata, _optimizer(optimizer)))
+
+    async def create_lora_training_client_async(
+        self,
+        base_model: str,
+        rank: int = 32,
+        seed: int | None = None,
+        train_mlp: bool = True,
+        train_attn: bool = True,
+        train_unembed: bool = True,
+        user_metadata: Mapping[str, str] | None = None,
+        optimizer: Mapping[str, Any] | types.AdamOptimizerConfig | None = None,
+    ) -> TrainingClient:
+        """As :meth:`create_lora_training_client`."""
+        lora = _lora(rank, seed, train_mlp, train_attn, train_unembed)
+        creating = self._create(base_model, lora, user_metadata, _optimizer(optimizer))
+        return await arrival(background().submit(creating), cancel_with_me=True)
+
+    def create_training_client_from_state(
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: Mapping[str, str] | None = None,
+        weights_access_token: str | None = None,
+        optimizer: Mapping[str, Any] | types.AdamOptimizerConfig | None = None,
+    ) -> TrainingClient:
+        """A new run that starts from saved weights, with a fresh optimizer."""
+        return background().run(
+            self._restore(
+                path,
+                base_model,
+                user_metadata,
+                weights_access_token,
+                _optimizer(optimizer),
+                with_optimizer=False,
+            )
+        )
+
+    async def create_training_client_from_state_async(
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: Mapping[str, str] | None = None,
+        weights_access_token: str | None = None,
+        optimizer: Mapping[str, Any] | types.AdamOptimizerConfig | None = None,
+    ) -> TrainingClient:
+        """As :meth:`create_training_client_from_state`."""
+        restoring = self._restore(
+            path, base_model, user_metadata, weights_access_token, _optimizer(optimizer), with_optimizer=False
+        )
+        return await arrival(background().submit(restoring), cancel_with_me=True)
+
+    def create_training_client_from_state_with_optimizer(
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: Mapping[str, str] | None = None,
+        weights_access_token: str | None = None,
+    ) -> TrainingClient:
+        """A new run that goes on exactly where a saved one stood: weights and optimizer state."""
+        return background().run(
+            self._restore(
+                path, base_model, user_metadata, weights_access_token, _optimizer(None), with_optimizer=True
+            )
+        )
+
+    async def create_training_client_from_state_with_optimizer_async(
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: Mapping[str, str] | None = None,
+        weights_access_token: str | None = None,
+    ) -> TrainingClient:
+        """As :meth:`create_training_client_from_state_with_optimizer`."""
+        restoring = self._restore(
+            path, base_model, user_metadata, weights_access_token, _optimizer(None), with_optimizer=True
+        )
+        return await arrival(background().submit(restoring), cancel_with_me=True)
+
+    # ---- sampling and the rest ----
+
+    def create_sampling_client(
+        self,
+        model_path: str | None = None,
+        base_model: str | None = None,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """A sampling client on saved weights (``tinker://…``) or on a base model."""
+        return background().run(
+            open_sampling_client(
+                self._session,
+                model_path=model_path,
+                base_model=base_model,
+                retry_config=retry_config,
+                record_stability_info=record_stability_info,
+            )
+        )
+
+    async def create_sampling_client_async(
+        self,
+        model_path: str | None = None,
+        base_model: str | None = None,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """As :meth:`create_sampling_client`."""
+        opening = open_sampling_client(
+            self._session,
+            model_path=model_path,
+            base_model=base_model,
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
+        )
+        return await arrival(background().submit(opening), cancel_with_me=True)
+
+    def create_rest_client(self) -> RestClient:
+        """A REST client on the same server and connections."""
+        self._session.check_open()
+        return RestClient(caller=self._caller)
+
+    def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
+        """The base models the server offers; needs no session."""
+        return background().run(self._capabilities())
+
+    async def get_server_capabilities_async(self) -> types.GetServerCapabilitiesResponse:
+        """As :meth:`get_server_capabilities`."""
+        return await arrival(background().submit(self._capabilities()), cancel_with_me=True)
+
+    # ---- the end ----
+
+    def close(self, status: FinishStatus, detail: str | None = None) -> AwaitableConcurrentFuture[None]:
+        """Ends the session, saying how the program went; later calls raise ``ClosedError``.
+
+        Operations under way end with ``ClosedError`` too, so collect their results first. Closing again
+        returns the same future.
+        """
+        if status not in {"success", "errored", "interrupted"}:
+            raise ValueError(f"status is 'success', 'errored' or 'interrupted', got {status!r}")
+        with self._close_lock:
+            if self._closing is None:
+                self._closing = AwaitableConcurrentFuture(
+                    background().submit(self._session.close(status, detail))
+                )
+            return self._closing
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(*_ending(error)).result()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(*_ending(error))
+
+    def __repr__(self) -> str:
+        return f"ServiceClient(base_url={self._caller.config.base_url!r})"
+
+    # ---- the calls ----
+
+    async def _create(
+        self,
+        base_model: str,
+        lora: types.LoraConfig,
+        user_metadata: Mapping[str, str] | None,
+        optimizer: dict[str, Any],
+    ) -> TrainingClient:
+        opened = await self._session.opened()
+        row = endpoint("create_model")
+        model_seq_id = self._session.next_model_seq_id()
+        accepted: types.UntypedAPIFuture = await self._caller.call(
+            row,
+            types.CreateModelRequest(
+                session_id=opened.session_id,
+                model_seq_id=model_seq_id,
+                base_model=base_model,
+                user_metadata=None if user_metadata is None else dict(user_metadata),
+                lora_config=lora,
+                optimizer_config=optimizer,
+            ),
+        )
+        created: types.CreateModelResponse = await opened.results.fetch(row, accepted)
+        return TrainingClient(self._session, opened, model_seq_id, created.model_id)
+
+    async def _restore(
+        self,
+        path: str,
+        base_model: str | None,
+        user_metadata: Mapping[str, str] | None,
+        weights_access_token: str | None,
+        optimizer: dict[str, Any],
+        *,
+        with_optimizer: bool,
+    ) -> TrainingClient:
+        self._session.check_open()
+        info = await weights_info(self._caller, path)
+        if not info.is_lora or info.lora_rank is None:
+            raise ValueError(f"{path} holds no LoRA weights, so no training run can start from it")
+        lora = types.LoraConfig(
+            rank=info.lora_rank,
+            train_mlp=info.train_mlp is not False,
+            train_attn=info.train_attn is not False,
+            train_unembed=info.train_unembed is not False,
+        )
+        if with_optimizer and info.optimizer_config is not None:
+            optimizer = info.optimizer_config
+        client = await self._create(base_model or info.base_model, lora, user_metadata, optimizer)
+        load = client.load_state_with_optimizer if with_optimizer else client.load_state
+        await load(path, weights_access_token)
+        return client
+
+    async def _capabilities(self) -> types.GetServerCapabilitiesResponse:
+        self._session.check_open()
+        found: types.GetServerCapabilitiesResponse = await self._caller.call(
+            endpoint("get_server_capabilities")
+        )
+        return found
+
+
+def connect(
+    *, config: Config | None, transport: Transport | None, events: Sink | None, **settings: Any
+) -> Caller:
+    """A caller for these settings: over the given transport, in-process for ``local``, else over HTTP."""
+    given = sorted(name for name, value in settings.items() if value is not None)
+    if config is not None and given:
+        raise TypeError(f"config holds all settings; {given[0]!r} was given as well")
+    if config is None:
+        config = Config.resolve(needs_key=transport is None, **settings)
+    if transport is None:
+        transport = _transport(config)
+    return Caller(transport, config, sink=events or LogSink())
+
+
+def _transport(config: Config) -> Transport:
+    if config.is_local:
+        from tinkex._transport.local import LocalTransport
+
+        return LocalTransport()
+    from tinkex._transport.http import HttpTransport
+
+    return HttpTransport(config)
+
+
+def _lora(
+    rank: int, seed: int | None, train_mlp: bool, train_attn: bool, train_unembed: bool
+) -> types.LoraConfig:
+    return types.LoraConfig(
+        rank=rank, seed=seed, train_mlp=train_mlp, train_attn=train_attn, train_unembed=train_unembed
+    )
+
+
+def _optimizer(optimizer: Mapping[str, Any] | types.AdamOptimizerConfig | None) -> dict[str, Any]:
+    if optimizer is None:
+        return {"type": "adamw"}
+    config = optimizer.model_dump() if isinstance(optimizer, types.AdamOptimizerConfig) else dict(optimizer)
+    if not isinstance(config.get("type"), str):
+        raise ValueError("the optimizer names its 'type', such as {'type': 'adamw'}")
+    return config
+
+
+def _ending(error: BaseException | None) -> tuple[FinishStatus, str | None]:
+    """How a ``with`` block went; the error's text stays here, for it may quote the user's data."""
+    if error is None:
+        return "success", None
+    return "errored" if isinstance(error, Exception) else "interrupted", type(error).__name__

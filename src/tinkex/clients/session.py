@@ -1,0 +1,213 @@
+"""A session: one program's life on a server, opened at first use and kept alive by heartbeats."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from tinkex import types
+from tinkex._transport.budget import ByteBudget
+from tinkex._transport.caller import PROTOCOL_VERSION
+from tinkex._transport.limiter import Limiter
+from tinkex._transport.retry import NEVER, RetryPolicy, is_transient
+from tinkex._wire.endpoints import endpoint
+from tinkex.errors import APIConnectionError, APIError, APIStatusError, ClosedError, NotFoundError
+from tinkex.events import (
+    HeartbeatLost,
+    ServerMessage,
+    SessionClosed,
+    SessionLost,
+    SessionOpened,
+)
+from tinkex.futures import Results
+
+if TYPE_CHECKING:
+    from tinkex._transport.caller import Caller
+
+__all__ = ["FinishStatus", "OpenSession", "Session"]
+
+FinishStatus = Literal["success", "errored", "interrupted"]
+
+HEARTBEAT_S = 10.0
+HEARTBEAT_WARNING_S = 120.0
+SHORTEST_REFRESH_S = 10.0
+FINISH = RetryPolicy(max_retries=2, total_s=15.0)
+
+
+@dataclass(frozen=True)
+class OpenSession:
+    """What is known once a server has accepted the session."""
+
+    session_id: str
+    client_config: types.ClientConfigResponse
+    results: Results
+    training_bytes: ByteBudget
+    """Bytes of training data being submitted at once."""
+    sampling: Limiter
+    """Gates the submission of samples of this session."""
+
+
+class Session:
+    """Opens a session when it is first needed, keeps it alive, and finishes it.
+
+    All methods that are coroutines run on the background loop.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        *,
+        display_name: str | None = None,
+        heartbeat_s: float = HEARTBEAT_S,
+        heartbeat_warning_s: float = HEARTBEAT_WARNING_S,
+    ) -> None:
+        self.caller = caller
+        self.dynamic_config = types.ClientDynamicConfigResponse()
+        self._display_name = display_name
+        self._heartbeat_s = heartbeat_s
+        self._heartbeat_warning_s = heartbeat_warning_s
+        self._opening: asyncio.Task[OpenSession] | None = None
+        self._open: OpenSession | None = None
+        self._heart: asyncio.Task[None] | None = None
+        self._closed = False
+        self._model_seq_ids = itertools.count()
+        self._sampling_session_seq_ids = itertools.count()
+
+    def check_open(self) -> None:
+        """Raises ``ClosedError`` if the session was closed; callable from any thread."""
+        if self._closed:
+            raise ClosedError("this ServiceClient was closed; make a new one")
+
+    async def opened(self) -> OpenSession:
+        """The open session; the first caller opens it and the others wait for that."""
+        self.check_open()
+        if self._open is not None:
+            return self._open
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open_it())
+        opening = self._opening
+        try:
+            return await asyncio.shield(opening)
+        finally:
+            if opening.done() and self._opening is opening:
+                self._opening = None  # a failure is tried again by the next caller
+
+    def next_model_seq_id(self) -> int:
+        """The number of the next model of this session, from 0."""
+        return next(self._model_seq_ids)
+
+    def next_sampling_session_seq_id(self) -> int:
+        """The number of the next sampler of this session, from 0."""
+        return next(self._sampling_session_seq_ids)
+
+    async def close(self, status: FinishStatus, detail: str | None = None) -> None:
+        """Tells the server how the program ended, stops the heartbeats and closes the connections.
+
+        A server that cannot be told ends the session by itself when the heartbeats stay away, so that
+        failure is an event, not an error. Closing twice does nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        for task in (self._opening, self._heart):
+            if task is not None:
+                task.cancel()
+        if self._open is not None:
+            session_id = self._open.session_id
+            failure = None
+            try:
+                await self.caller.call(
+                    endpoint("finish_session"),
+                    types.FinishSessionRequest(reason=types.FinishReason(type=status), detail=detail),
+                    path={"session_id": session_id},
+                    timeout=HEARTBEAT_S,
+                    policy=FINISH,
+                )
+            except APIError as error:
+                failure = error.message
+            self.caller.sink.emit(SessionClosed(session_id, status, failure))
+        await self.caller.close()
+
+    async def _open_it(self) -> OpenSession:
+        request = types.ClientConfigRequest(sdk_version=PROTOCOL_VERSION)
+        client_config: types.ClientConfigResponse = await self.caller.call(endpoint("client_config"), request)
+        pause_s = client_config.billing_exception_max_pause_duration_sec
+        self.caller.policy = replace(self.caller.policy, payment_pause_s=pause_s)
+        try:
+            self.dynamic_config = await self.caller.call(endpoint("client_dynamic_config"), request)
+        except NotFoundError:
+            self.dynamic_config = types.ClientDynamicConfigResponse()  # older servers have none
+        config = self.caller.config
+        created: types.CreateSessionResponse = await self.caller.call(
+            endpoint("create_session"),
+            types.CreateSessionRequest(
+                tags=list(config.tags),
+                user_metadata=dict(config.user_metadata),
+                sdk_version=PROTOCOL_VERSION,
+                project_id=config.project_id,
+                display_name=self._display_name,
+            ),
+        )
+        inflight = ByteBudget(client_config.inflight_response_bytes_semaphore_size)
+        self._open = OpenSession(
+            session_id=created.session_id,
+            client_config=client_config,
+            results=Results(self.caller, inflight, payment_pause_s=pause_s),
+            training_bytes=ByteBudget(client_config.fwdbwd_dispatch_bytes_semaphore_size),
+            sampling=Limiter(client_config.sample_dispatch_bytes_semaphore_size),
+        )
+        self.caller.sink.emit(SessionOpened(created.session_id))
+        for level in ("info", "warning", "error"):
+            text = getattr(created, f"{level}_message")
+            if text:
+                self.caller.sink.emit(ServerMessage(created.session_id, level, text))
+        self._heart = asyncio.create_task(self._beat(created.session_id))
+        return self._open
+
+    async def _beat(self, session_id: str) -> None:
+        """Heartbeats until the server wants no more, and refreshes the dynamic configuration on the way."""
+        heard = warned = refreshed = time.monotonic()
+        while True:
+            await asyncio.sleep(self._heartbeat_s)
+            try:
+                await self.caller.call(
+                    endpoint("session_heartbeat"),
+                    types.SessionHeartbeatRequest(session_id=session_id),
+                    timeout=HEARTBEAT_S,
+                    policy=NEVER,
+                )
+                heard = warned = time.monotonic()
+            except APIStatusError as error:
+                if _ends_session(error.status_code):
+                    self.caller.sink.emit(SessionLost(session_id, error.message))
+                    return
+            except APIError:
+                pass  # the time since the last success says it all
+            now = time.monotonic()
+            if now - warned >= self._heartbeat_warning_s:
+                warned = now
+                self.caller.sink.emit(HeartbeatLost(session_id, now - heard))
+            if now - refreshed >= max(self.dynamic_config.refresh_interval_sec, SHORTEST_REFRESH_S):
+                refreshed = now
+                await self._refresh()
+
+    async def _refresh(self) -> None:
+        request = types.ClientConfigRequest(sdk_version=PROTOCOL_VERSION)
+        try:
+            self.dynamic_config = await self.caller.call(
+                endpoint("client_dynamic_config"), request, timeout=HEARTBEAT_S, policy=NEVER
+            )
+        except (APIConnectionError, APIStatusError):
+            return  # the old values stay in force
+
+
+def _ends_session(status: int) -> bool:
+    """A client error says that the server will never take this heartbeat; anything else passes.
+
+    >>> [status for status in (400, 402, 404, 408, 410, 429, 500) if _ends_session(status)]
+    [400, 404, 410]
+    """
+    return 400 <= status < 500 and status != 402 and not is_transient(status)

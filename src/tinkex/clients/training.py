@@ -1,0 +1,453 @@
+"""The training client: forward and backward passes, optimizer steps and checkpoints of one run."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tinkex import types
+from tinkex._runtime import arrival, background
+from tinkex._wire.endpoints import endpoint
+from tinkex.clients._chunking import datum_bytes, split
+from tinkex.clients._operations import Operations
+from tinkex.clients._reduction import combine
+from tinkex.clients.sampling import SamplingClient, open_sampling_client
+from tinkex.errors import APIResponseValidationError
+from tinkex.types import Datum, ImageAssetPointerChunk
+
+if TYPE_CHECKING:
+    from tinkex.clients.sampling import RetryConfig
+    from tinkex.clients.session import OpenSession, Session
+    from tinkex.futures import APIFuture
+    from tinkex.tokenizers import Tokenizer
+
+__all__ = ["TrainingClient"]
+
+LONGEST_PATH_NAME = 200
+
+
+class TrainingClient:
+    """Trains one model: a base model with its own adapter, optimizer state and run id.
+
+    Operations take effect in the order they are called, whether or not their results are awaited; so the
+    next batch can be on its way while the last one runs::
+
+        backward = client.forward_backward(batch, "cross_entropy")
+        step = client.optim_step(tinkex.AdamParams(learning_rate=1e-4))
+        print(backward.result().metrics["loss:sum"], step.result().metrics)
+
+    Get one from :meth:`ServiceClient.create_lora_training_client`. Every method has an ``_async`` twin.
+    """
+
+    def __init__(
+        self, session: Session, opened: OpenSession, model_seq_id: int, model_id: types.ModelID
+    ) -> None:
+        self.model_id = model_id
+        self.model_seq_id = model_seq_id
+        self._session = session
+        self._opened = opened
+        self._operations = Operations(session, opened)
+
+    # ---- passes ----
+
+    def forward(
+        self,
+        data: Sequence[Datum],
+        loss_fn: types.LossFnType,
+        loss_fn_config: Mapping[str, float | str] | None = None,
+    ) -> APIFuture[types.ForwardBackwardOutput]:
+        """Computes the loss and its outputs (such as logprobs) without any gradient."""
+        return self._pass(data, loss_fn, loss_fn_config, forward_only=True)
+
+    async def forward_async(
+        self,
+        data: Sequence[Datum],
+        loss_fn: types.LossFnType,
+        loss_fn_config: Mapping[str, float | str] | None = None,
+    ) -> APIFuture[types.ForwardBackwardOutput]:
+        """As :meth:`forward`; await the returned future for the output."""
+        return self.forward(data, loss_fn, loss_fn_config)
+
+    def forward_backward(
+        self,
+        data: Sequence[Datum],
+        loss_fn: types.LossFnType,
+        loss_fn_config: Mapping[str, float | str] | None = None,
+    ) -> APIFuture[types.ForwardBackwardOutput]:
+        """Computes the loss and adds its gradient to what the next :meth:`optim_step` applies.
+
+        Gradients of several calls add up. Large data is sent in pieces and comes back as one output. If one
+        piece fails, the gradients of the others may already have been added.
+        """
+        return self._pass(data, loss_fn, loss_fn_config, forward_only=False)
+
+    async def forward_backward_async(
+        self,
+        data: Sequence[Datum],
+        loss_fn: types.LossFnType,
+        loss_fn_config: Mapping[str, float | str] | None = None,
+    ) -> APIFuture[types.ForwardBackwardOutput]:
+        """As :meth:`forward_backward`; await the returned future for the output."""
+        return self.forward_backward(data, loss_fn, loss_fn_config)
+
+    def optim_step(
+        self,
+        optim_params: types.AdamParams | Mapping[str, Any] | None = None,
+        *,
+        adam_params: types.AdamParams | None = None,
+    ) -> APIFuture[types.OptimStepResponse]:
+        """Applies the accumulated gradient once, with these settings, and clears it.
+
+        ``optim_params`` is an ``AdamParams``, or for another optimizer a mapping with its ``type``.
+        ``adam_params`` is the older spelling of the same argument.
+        """
+        if (optim_params is None) == (adam_params is None):
+            raise ValueError("optim_step takes its settings once: optim_step(AdamParams(learning_rate=…))")
+        params = optim_params if optim_params is not None else adam_params
+        adam, other = None, None
+        if isinstance(params, types.AdamParams):
+            adam = params
+        elif isinstance(params, Mapping) and isinstance(params.get("type"), str):
+            other = dict(params)
+        else:
+            raise TypeError(
+                f"optim_step takes AdamParams, or a mapping with the optimizer's 'type', not {type(params).__name__}"
+            )
+        return self._operations.start(
+            endpoint("optim_step"),
+            lambda seq_id: types.OptimStepRequest(
+                model_id=self.model_id, seq_id=seq_id, adam_params=adam, optimizer_params=other
+            ),
+            _as_is,
+        )
+
+    async def optim_step_async(
+        self,
+        optim_params: types.AdamParams | Mapping[str, Any] | None = None,
+        *,
+        adam_params: types.AdamParams | None = None,
+    ) -> APIFuture[types.OptimStepResponse]:
+        """As :meth:`optim_step`; await the returned future for the metrics."""
+        return self.optim_step(optim_params, adam_params=adam_params)
+
+    # ---- checkpoints ----
+
+    def save_state(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        overwrite: bool = False,
+        user_metadata: Mapping[str, str] | None = None,
+    ) -> APIFuture[types.SaveWeightsResponse]:
+        """Saves weights and optimizer state under a name; the result's ``path`` is what loads them again."""
+        _check_name(name)
+        _check_ttl(ttl_seconds)
+        return self._operations.start(
+            endpoint("save_weights"),
+            lambda seq_id: types.SaveWeightsRequest(
+                model_id=self.model_id,
+                path=name,
+                seq_id=seq_id,
+                ttl_seconds=ttl_seconds,
+                overwrite=overwrite,
+                user_metadata=_copied(user_metadata),
+            ),
+            _as_is,
+        )
+
+    async def save_state_async(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        overwrite: bool = False,
+        user_metadata: Mapping[str, str] | None = None,
+    ) -> APIFuture[types.SaveWeightsResponse]:
+        """As :meth:`save_state`; await the returned future for the path."""
+        return self.save_state(name, ttl_seconds, overwrite, user_metadata)
+
+    def load_state(
+        self, path: str, weights_access_token: str | None = None
+    ) -> APIFuture[types.LoadWeightsResponse]:
+        """Replaces this run's weights by saved ones and starts the optimizer anew."""
+        return self._load(path, weights_access_token, optimizer=False)
+
+    async def load_state_async(
+        self, path: str, weights_access_token: str | None = None
+    ) -> APIFuture[types.LoadWeightsResponse]:
+        """As :meth:`load_state`."""
+        return self.load_state(path, weights_access_token)
+
+    def load_state_with_optimizer(
+        self, path: str, weights_access_token: str | None = None
+    ) -> APIFuture[types.LoadWeightsResponse]:
+        """Replaces this run's weights and optimizer state by saved ones, to go on exactly from there."""
+        return self._load(path, weights_access_token, optimizer=True)
+
+    async def load_state_with_optimizer_async(
+        self, path: str, weights_access_token: str | None = None
+    ) -> APIFuture[types.LoadWeightsResponse]:
+        """As :meth:`load_state_with_optimizer`."""
+        return self.load_state_with_optimizer(path, weights_access_token)
+
+    # ---- sampling ----
+
+    def save_weights_for_sampler(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        user_metadata: Mapping[str, str] | None = None,
+    ) -> APIFuture[types.SaveWeightsForSamplerResponse]:
+        """Saves weights for sampling under a name; sample from the result's ``path``."""
+        _check_name(name)
+        _check_ttl(ttl_seconds)
+        return self._operations.start(
+            endpoint("save_weights_for_sampler"),
+            lambda seq_id: types.SaveWeightsForSamplerRequest(
+                model_id=self.model_id,
+                path=name,
+                seq_id=seq_id,
+                ttl_seconds=ttl_seconds,
+                user_metadata=_copied(user_metadata),
+            ),
+            lambda saved: _require(saved, "path", "a named save"),
+        )
+
+    async def save_weights_for_sampler_async(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        user_metadata: Mapping[str, str] | None = None,
+    ) -> APIFuture[types.SaveWeightsForSamplerResponse]:
+        """As :meth:`save_weights_for_sampler`; await the returned future for the path."""
+        return self.save_weights_for_sampler(name, ttl_seconds, user_metadata)
+
+    def save_weights_and_get_sampling_client(
+        self,
+        name: str | None = None,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """A sampling client on the weights as they are now; training on does not change what it samples."""
+        return self._sampler(self._save_snapshot(name).result(), retry_config, record_stability_info)
+
+    async def save_weights_and_get_sampling_client_async(
+        self,
+        name: str | None = None,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """As :meth:`save_weights_and_get_sampling_client`."""
+        return self._sampler(await self._save_snapshot(name), retry_config, record_stability_info)
+
+    def create_sampling_client(
+        self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False
+    ) -> SamplingClient:
+        """A sampling client on saved weights."""
+        return background().run(
+            open_sampling_client(
+                self._session,
+                model_path=model_path,
+                retry_config=retry_config,
+                record_stability_info=record_stability_info,
+            )
+        )
+
+    async def create_sampling_client_async(
+        self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False
+    ) -> SamplingClient:
+        """As :meth:`create_sampling_client`."""
+        opening = open_sampling_client(
+            self._session,
+            model_path=model_path,
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
+        )
+        return await arrival(background().submit(opening), cancel_with_me=True)
+
+    def unload(self) -> APIFuture[types.UnloadModelResponse]:
+        """Frees the live weights on the server, after all operations called before; checkpoints stay."""
+        return self._operations.start_all(
+            endpoint("unload_model"),
+            lambda _: [types.UnloadModelRequest(model_id=self.model_id)],
+            lambda results: results[0],
+            sizes=[0],
+            numbered=False,
+        )
+
+    async def unload_async(self) -> APIFuture[types.UnloadModelResponse]:
+        """As :meth:`unload`; await the returned future for the confirmation."""
+        return self.unload()
+
+    # ---- facts ----
+
+    def get_info(self) -> types.GetInfoResponse:
+        """What this run is: base model, tokenizer, adapter rank."""
+        return background().run(self._info())
+
+    async def get_info_async(self) -> types.GetInfoResponse:
+        """As :meth:`get_info`."""
+        return await arrival(background().submit(self._info()), cancel_with_me=True)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the base model: a ``transformers`` one where that is installed, else our own."""
+        from tinkex.tokenizers import load_tokenizer
+
+        model = self.get_info().model_data
+        return load_tokenizer(
+            self._session.caller, tokenizer_id=model.tokenizer_id, base_model=model.model_name
+        )
+
+    def __repr__(self) -> str:
+        return f"TrainingClient(model_id={self.model_id!r})"
+
+    # ---- the ways they go ----
+
+    def _pass(
+        self,
+        data: Sequence[Datum],
+        loss_fn: types.LossFnType,
+        loss_fn_config: Mapping[str, float | str] | None,
+        *,
+        forward_only: bool,
+    ) -> APIFuture[types.ForwardBackwardOutput]:
+        _check_data(data)
+        config = _check_loss(loss_fn, loss_fn_config)
+        limits = self._opened.client_config
+        pieces = split(
+            data, max_datums=limits.fwdbwd_max_chunk_len, max_bytes=limits.fwdbwd_max_chunk_bytes_count
+        )
+        return self._operations.start_all(
+            endpoint("forward_backward"),
+            lambda seq_ids: [
+                types.ForwardBackwardRequest(
+                    model_id=self.model_id,
+                    seq_id=seq_id,
+                    data=piece,
+                    loss_fn=loss_fn,
+                    loss_fn_config=config,
+                    forward_only=forward_only,
+                )
+                for seq_id, piece in zip(seq_ids, pieces, strict=True)
+            ],
+            combine,
+            sizes=[sum(map(datum_bytes, piece)) for piece in pieces],
+            request_type="Forward" if forward_only else None,
+        )
+
+    def _load(
+        self, path: str, weights_access_token: str | None, *, optimizer: bool
+    ) -> APIFuture[types.LoadWeightsResponse]:
+        types.ParsedCheckpointTinkerPath.from_tinker_path(path)
+        return self._operations.start(
+            endpoint("load_weights"),
+            lambda seq_id: types.LoadWeightsRequest(
+                model_id=self.model_id,
+                seq_id=seq_id,
+                path=path,
+                optimizer=optimizer,
+                weights_access_token=weights_access_token,
+            ),
+            _as_is,
+        )
+
+    def _save_snapshot(self, name: str | None) -> APIFuture[types.SaveWeightsForSamplerResponse]:
+        if name is not None:
+            warnings.warn(
+                "save_weights_and_get_sampling_client makes an unnamed snapshot and does not use 'name'; "
+                "for a named one call save_weights_for_sampler and create_sampling_client",
+                FutureWarning,
+                stacklevel=3,
+            )
+        sampling_session_seq_id = self._session.next_sampling_session_seq_id()
+        return self._operations.start(
+            endpoint("save_weights_for_sampler"),
+            lambda seq_id: types.SaveWeightsForSamplerRequest(
+                model_id=self.model_id, seq_id=seq_id, sampling_session_seq_id=sampling_session_seq_id
+            ),
+            lambda saved: _require(saved, "sampling_session_id", "an unnamed save"),
+        )
+
+    def _sampler(
+        self,
+        saved: types.SaveWeightsForSamplerResponse,
+        retry_config: RetryConfig | None,
+        record_stability_info: bool,
+    ) -> SamplingClient:
+        assert saved.sampling_session_id is not None
+        return SamplingClient(
+            self._session,
+            self._opened,
+            sampling_session_id=saved.sampling_session_id,
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
+        )
+
+    async def _info(self) -> types.GetInfoResponse:
+        self._session.check_open()
+        info: types.GetInfoResponse = await self._session.caller.call(
+            endpoint("get_info"), types.GetInfoRequest(model_id=self.model_id)
+        )
+        return info
+
+
+def _as_is(result: Any) -> Any:
+    return result
+
+
+def _require(
+    saved: types.SaveWeightsForSamplerResponse, field: str, what: str
+) -> types.SaveWeightsForSamplerResponse:
+    if getattr(saved, field) is None:
+        raise APIResponseValidationError(None, None, f"the server answered {what} without a {field}")
+    return saved
+
+
+def _copied(metadata: Mapping[str, str] | None) -> dict[str, Any] | None:
+    return None if metadata is None else dict(metadata)
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str) or not name or len(name) > LONGEST_PATH_NAME or set(name) & set("/?#\\ "):
+        raise ValueError(
+            f"a checkpoint name is 1–{LONGEST_PATH_NAME} characters without slashes, spaces, '?' or '#'; got {name!r}"
+        )
+
+
+def _check_ttl(ttl_seconds: int | None) -> None:
+    if ttl_seconds is not None and ttl_seconds <= 0:
+        raise ValueError(
+            f"ttl_seconds is the life of the checkpoint in seconds, and positive; got {ttl_seconds}"
+        )
+
+
+def _check_data(data: Sequence[Datum]) -> None:
+    """Refuses what no server could accept, before anything is sent."""
+    if isinstance(data, Datum):
+        raise TypeError("the data is a list of Datum; put the single one into a list")
+    if not data:
+        raise ValueError("the data is empty; a pass needs at least one Datum")
+    for index, datum in enumerate(data):
+        if not isinstance(datum, Datum):
+            raise TypeError(f"data[{index}] is a {type(datum).__name__}; every item must be a Datum")
+        if any(isinstance(chunk, ImageAssetPointerChunk) for chunk in datum.model_input.chunks):
+            raise ValueError(
+                f"data[{index}] points to an image by its location, which cannot be trained on; "
+                "send the image itself as an ImageChunk"
+            )
+
+
+def _check_loss(
+    loss_fn: str, loss_fn_config: Mapping[str, float | str] | None
+) -> dict[str, float | str] | None:
+    if not isinstance(loss_fn, str) or not loss_fn:
+        raise TypeError(f"loss_fn is the name of a loss such as 'cross_entropy', got {loss_fn!r}")
+    if loss_fn_config is None:
+        return None
+    for key, value in loss_fn_config.items():
+        if not isinstance(key, str) or not isinstance(value, str | int | float):
+            raise TypeError(f"loss_fn_config[{key!r}] must be a number or a text, got {type(value).__name__}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"loss_fn_config[{key!r}] must be finite, got {value}")
+    return dict(loss_fn_config)

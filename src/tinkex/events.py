@@ -1,0 +1,217 @@
+"""What the client says about itself while it works: typed events, and the sink they go to.
+
+Events hold names, numbers and ids only, never headers, bodies, prompts or keys, so a sink may write them
+anywhere. Pass your own sink to a client::
+
+    class Counter:
+        def __init__(self) -> None:
+            self.requests = 0
+
+        def emit(self, event: Event) -> None:
+            self.requests += isinstance(event, RequestFinished)
+
+    service = tinkex.ServiceClient(base_url="local", events=Counter())
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+__all__ = [
+    "Event",
+    "HeartbeatLost",
+    "LogSink",
+    "QueueStateChanged",
+    "RequestFinished",
+    "RequestStarted",
+    "RetryScheduled",
+    "SamplingPaused",
+    "ServerMessage",
+    "SessionClosed",
+    "SessionLost",
+    "SessionOpened",
+    "Silent",
+    "Sink",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStarted:
+    """A request goes out; ``attempt`` is 0 for the first try."""
+
+    endpoint: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished:
+    """A request came back with a status, or failed before one (``status`` is None, ``error`` says why)."""
+
+    endpoint: str
+    attempt: int
+    status: int | None
+    elapsed_s: float
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryScheduled:
+    """A request failed in a way that is worth another try."""
+
+    endpoint: str
+    attempt: int
+    after_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStateChanged:
+    """The server says how it treats an operation that waits."""
+
+    request_id: str
+    request_type: str
+    state: str
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingPaused:
+    """The server pushed back; no sample of this session is submitted for a while."""
+
+    session_id: str
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """The server knows this program now."""
+
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMessage:
+    """Something the server wants its user to read; ``level`` is info, warning or error."""
+
+    session_id: str
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatLost:
+    """No heartbeat has got through for a while; the server may think that this program is gone."""
+
+    session_id: str
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLost:
+    """The server does not want this session's heartbeats any more."""
+
+    session_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    """The session was finished by the program; ``error`` says why the server could not be told."""
+
+    session_id: str
+    status: str
+    error: str | None = None
+
+
+Event: TypeAlias = (
+    RequestStarted
+    | RequestFinished
+    | RetryScheduled
+    | QueueStateChanged
+    | SamplingPaused
+    | SessionOpened
+    | ServerMessage
+    | HeartbeatLost
+    | SessionLost
+    | SessionClosed
+)
+
+
+class Sink(Protocol):
+    """Receives events, on the client's background thread; it must be quick and must not call the client."""
+
+    def emit(self, event: Event) -> None:
+        """Takes one event."""
+
+
+class Silent:
+    """Drops every event."""
+
+    def emit(self, event: Event) -> None:
+        """Does nothing."""
+
+
+class LogSink:
+    """Writes events to a standard logger: what a user should know as warnings, the rest for debugging.
+
+    Repeated news of the same kind (a paused queue, a server that cannot be reached) is a warning at most
+    once per ``every_s`` seconds.
+
+    >>> LogSink().emit(SessionOpened("session-1"))
+    """
+
+    QUIET_ATTEMPTS = 2
+    """Retries that are not worth a warning: most of them succeed."""
+
+    def __init__(self, logger: logging.Logger | None = None, *, every_s: float = 60.0) -> None:
+        self._logger = logger or logging.getLogger("tinkex")
+        self._every_s = every_s
+        self._last: dict[str, float] = {}
+
+    def emit(self, event: Event) -> None:
+        """Logs one event."""
+        text, kind = _warning(event, self.QUIET_ATTEMPTS)
+        if text is not None and self._due(kind):
+            self._logger.warning(text)
+        elif isinstance(event, ServerMessage):
+            level = {"error": logging.ERROR, "warning": logging.WARNING}.get(event.level, logging.INFO)
+            self._logger.log(level, "%s", event.text)
+        elif self._logger.isEnabledFor(logging.DEBUG):
+            self._logger.debug("%r", event)
+
+    def _due(self, kind: str) -> bool:
+        now = time.monotonic()
+        last = self._last.get(kind)
+        if last is not None and now - last < self._every_s:
+            return False
+        self._last[kind] = now
+        return True
+
+
+def _warning(event: Event, quiet_attempts: int) -> tuple[str | None, str]:
+    """The text of an event that deserves a warning, and the kind under which repetitions are counted."""
+    match event:
+        case RetryScheduled() if event.attempt >= quiet_attempts:
+            text = f"{event.endpoint}: {event.reason}; try {event.attempt + 2} in {event.after_s:.1f} s"
+            return text, f"retry {event.endpoint}"
+        case QueueStateChanged() if event.state != "active":
+            why = event.reason or event.state.replace("_", " ")
+            return f"{event.request_type} {event.request_id} is paused: {why}", f"queue {event.request_type}"
+        case HeartbeatLost():
+            text = (
+                f"no heartbeat of session {event.session_id} has reached the server for {event.silent_s:.0f} s; "
+                "it may end the session. Check the network"
+            )
+            return text, f"heartbeat {event.session_id}"
+        case SessionLost():
+            return f"session {event.session_id} ended on the server: {event.reason}", event.session_id
+        case SessionClosed() if event.error is not None:
+            return (
+                f"session {event.session_id} is closed, but not on the server: {event.error}",
+                event.session_id,
+            )
+        case _:
+            return None, ""
