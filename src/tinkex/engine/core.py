@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 import time
@@ -19,12 +20,12 @@ from tinkex.engine.operations import Operations
 from tinkex.engine.outcomes import failed
 from tinkex.engine.recovery import recover
 from tinkex.engine.scheduler import FairShare, Kind, Pass, Plan, Work
-from tinkex.engine.served import ServedModels
+from tinkex.engine.served import Base, ServedModels
 from tinkex.engine.snapshots import Snapshots
 from tinkex.engine.store import CheckpointRow, FutureRow, FutureStatus, Outcome, RunStatus, Store
 from tinkex.engine.waiting import Waiters
 from tinkex.engine.worker import Worker
-from tinkex.errors import EngineFailure, Expired, ModelUnavailable, TinkexError, UnknownObject
+from tinkex.errors import EngineFailure, Expired, ModelUnavailable, SetupError, TinkexError, UnknownObject
 from tinkex.types import UntypedAPIFuture
 
 if TYPE_CHECKING:
@@ -181,6 +182,19 @@ class Engine:
     def submit(self, owner: str, request: Operation, body: bytes | None = None) -> UntypedAPIFuture:
         """Accept an operation: it is recorded, and will have an outcome. Raises the reason if it is refused."""
         return self.admission.submit(owner, request, body)
+
+    async def ready(self, base: Base) -> None:
+        """Wait a while until a model is in memory, because only then can what is asked of it be checked."""
+
+        def load() -> None:
+            # If it cannot be loaded, the operation that needs it will say so; here it only cannot be checked.
+            with contextlib.suppress(SetupError):
+                base.load()
+
+        if not base.loaded:
+            await asyncio.wait(
+                [asyncio.wrap_future(self._worker.call(load))], timeout=self.config.long_poll_s
+            )
 
     async def wait(self, owner: str, request_id: str, timeout: float) -> Outcome | None:
         """The outcome of an operation as soon as it is there, or None when the time is over."""

@@ -17,7 +17,11 @@ async def create_sampling_session(call: Call) -> Reply:
 
 async def asample(call: Call) -> Reply:
     """Accept a prompt; the answer names the result and the sequences it will hold."""
-    return call.engine.submit(call.owner, call.request, call.body)
+    engine = call.engine
+    if not all(base.loaded for base in engine.models.bases):
+        sampler = engine.admission.sampler_of(call.owner, call.request)
+        await engine.ready(engine.models.find(sampler.base_model))
+    return engine.submit(call.owner, call.request, call.body)
 
 
 async def get_sampler(call: Call) -> Reply:

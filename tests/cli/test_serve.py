@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.servers import ServedEngine, serve
+
+TINKEX = [sys.executable, "-m", "tinkex"]
+
+
+def run(*arguments: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*TINKEX, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "TINKEX_HOME": str(home), **env},
+    )
+
+
+def get(url: str, key: str | None = None) -> tuple[int, dict[str, object]]:
+    request = urllib.request.Request(url, headers={} if key is None else {"X-API-Key": key})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory):
+    home = tmp_path_factory.mktemp("cli")
+    with serve(home, "--model", f"tiny={tiny_model}", "--model", f"Qwen/Qwen3-8B={tiny_model}") as engine:
+        yield engine, home
+
+
+def test_one_line_says_what_is_served_where_and_with_which_key(server: tuple[ServedEngine, Path]) -> None:
+    engine, home = server
+    assert re.fullmatch(
+        r"tinkex serving tiny, Qwen/Qwen3-8B at http://127\.0\.0\.1:\d+  key tml-\S+\n", engine.line
+    )
+    assert (home / "engine" / "api_key").read_text().strip() == engine.key
+    assert stat.S_IMODE((home / "engine" / "api_key").stat().st_mode) == 0o600
+    status, capabilities = get(f"{engine.url}/api/v1/get_server_capabilities", engine.key)
+    assert status == 200
+    assert [m["model_name"] for m in capabilities["supported_models"]] == ["tiny", "Qwen/Qwen3-8B"]  # type: ignore[index, attr-defined]
+
+
+def test_a_wrong_key_is_a_401_that_says_where_keys_are(server: tuple[ServedEngine, Path]) -> None:
+    engine, _ = server
+    for key in (None, "tml-wrong"):
+        status, body = get(f"{engine.url}/api/v1/get_server_capabilities", key)
+        assert status == 401
+        assert "api_key" in str(body["detail"])
+
+
+def test_a_second_engine_on_one_data_directory_names_the_first(
+    server: tuple[ServedEngine, Path], tiny_model: Path
+) -> None:
+    engine, home = server
+    done = run("serve", "--port", "0", "--model", str(tiny_model), home=home)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert f"process {engine.pid}" in done.stderr
+    assert "--data-dir" in done.stderr
+
+
+def test_a_port_in_use_is_named_with_a_way_out(
+    server: tuple[ServedEngine, Path], tiny_model: Path, tmp_path: Path
+) -> None:
+    engine, _ = server
+    port = engine.url.rsplit(":", 1)[1]
+    done = run("serve", "--port", port, "--model", str(tiny_model), home=tmp_path)
+    assert done.returncode == 1
+    assert f"port {port}" in done.stderr
+    assert "--port 0" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_key_stays_the_same_and_data_survives_a_restart(tiny_model: Path, tmp_path: Path) -> None:
+    arguments = ("--model", str(tiny_model), "--data-dir", str(tmp_path / "data"))
+    with serve(tmp_path, *arguments) as first:
+        request = urllib.request.Request(
+            f"{first.url}/api/v1/create_session",
+            data=b"{}",
+            headers={"X-API-Key": first.key, "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as response:
+            session = json.loads(response.read())["session_id"]
+    with serve(tmp_path, *arguments) as second:
+        assert second.key == first.key
+        assert get(f"{second.url}/api/v1/sessions", second.key)[1] == {"sessions": [session]}
+    assert not (tmp_path / "engine").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_server_cleanly_while_clients_wait(
+    number: signal.Signals, tiny_model: Path, tmp_path: Path
+) -> None:
+    log = (tmp_path / "log").open("wb")
+    process = subprocess.Popen(
+        [*TINKEX, "serve", "--port", "0", "--model", str(tiny_model), "--no-auth"],
+        stdout=subprocess.PIPE,
+        stderr=log,
+        env={**os.environ, "TINKEX_HOME": str(tmp_path)},
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline().decode()
+        assert "no key needed" in line, (tmp_path / "log").read_text()
+        host, port = re.search(r"http://([\d.]+):(\d+)", line).groups()  # type: ignore[union-attr]
+        with socket.create_connection((host, int(port)), timeout=30) as idle:
+            idle.sendall(b"GET /api/v1/healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"200 OK" in idle.recv(4096)
+            process.send_signal(number)
+            assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
+        log.close()
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_no_auth_is_refused_on_addresses_others_can_reach(tmp_path: Path) -> None:
+    done = run("serve", "--host", "0.0.0.0", "--no-auth", home=tmp_path)
+    assert done.returncode == 1
+    assert "--no-auth" in done.stderr
+
+
+def test_a_model_that_does_not_exist_is_named_with_the_ways_to_provide_it(tmp_path: Path) -> None:
+    done = run("serve", "--port", "0", "--model", str(tmp_path / "nothing" / "here"), home=tmp_path)
+    assert done.returncode == 1
+    assert "here" in done.stderr
+    assert "--model" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_two_sources_cannot_have_one_name(tiny_model: Path, tmp_path: Path) -> None:
+    done = run("serve", "--model", f"m={tiny_model}", "--model", f"m={tmp_path}", home=tmp_path)
+    assert done.returncode == 1
+    assert "two models are named m" in done.stderr
+
+
+def test_version_and_help(tmp_path: Path) -> None:
+    assert re.fullmatch(r"tinkex \d+\.\d+\.\d+\S*\n", run("version", home=tmp_path).stdout)
+    for arguments in (["-h"], ["serve", "-h"]):
+        help_text = run(*arguments, home=tmp_path)
+        assert help_text.returncode == 0
+        assert "Examples:\n    tinkex serve\n" in help_text.stdout
+    wrong = run("serve", "--prot", "1", home=tmp_path)
+    assert wrong.returncode == 2
+    assert "--port" in wrong.stderr
+
+
+def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.argv = ['tinkex', 'serve', '-h']\n"
+        "from tinkex.cli import main\n"
+        "main()\n"
+        "print('LOADED', *sorted(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in done.stdout.rpartition("LOADED")[2].split()}
+    assert not loaded & {"torch", "starlette", "uvicorn", "numpy", "msgspec", "asyncio"}

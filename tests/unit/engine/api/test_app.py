@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import gzip
+
+import pytest
+import zstandard
+
+from tests.unit.engine.api.asgi import Client
+from tinkex._wire.endpoints import ENDPOINTS
+from tinkex.engine.api.app import HANDLERS, build_app
+from tinkex.engine.api.errors import error_response
+from tinkex.engine.api.limits import page, unpack
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.core import Engine
+from tinkex.errors import Busy, InvalidInput, SetupError, TooLarge, Unsupported
+
+
+def test_every_row_of_the_endpoint_table_has_a_handler() -> None:
+    assert set(HANDLERS) == set(ENDPOINTS)
+
+
+def test_a_path_that_is_not_offered_is_refused_by_name(ada: Client) -> None:
+    answer = ada.post("join_sampling_session", {"sampling_session_id": "x"})
+    assert answer.status == 404
+    assert "POST /api/v1/join_sampling_session" in answer.detail
+    assert ada.get("optim_step").status == 405
+
+
+def test_a_call_without_a_key_is_told_where_keys_are(engine: Engine) -> None:
+    for key in (None, "", "tml-wrong"):
+        answer = Client(build_app(engine), key).post("client/config", {"sdk_version": "0.36.0"})
+        assert answer.status == 401
+        assert "api_key" in answer.detail
+
+
+def test_health_needs_no_key(engine: Engine) -> None:
+    assert Client(build_app(engine)).get("healthz").json == {"status": "ok"}
+
+
+def test_without_auth_every_key_is_the_local_user(engine: Engine, tmp_path, tiny_model) -> None:
+    open_engine = Engine(EngineConfig(home=tmp_path, models={"tiny": str(tiny_model)}, auth=False))
+    try:
+        client = Client(build_app(open_engine))
+        assert client.post("create_session", {}).status == 200
+        assert len(Client(build_app(open_engine), "tml-any").get("sessions").json["sessions"]) == 1
+    finally:
+        open_engine.close()
+
+
+@pytest.mark.parametrize("body", [b"not json", b"[1]", b'{"session_id": 5, "reason": 1}'])
+def test_an_unreadable_body_is_a_400_that_names_the_endpoint(ada: Client, body: bytes) -> None:
+    answer = ada.post("session_heartbeat", body)
+    assert answer.status == 400
+    assert "session_heartbeat" in answer.detail
+
+
+def test_a_body_above_the_limit_is_refused(ada: Client) -> None:
+    answer = ada.post("create_session", {"display_name": "x" * 300_000})
+    assert answer.status == 413
+    assert "200000 bytes" in answer.detail
+    announced = ada.post("create_session", b"{}", content_length="999999999")
+    assert announced.status == 413
+
+
+def test_compressed_bodies_are_read(ada: Client) -> None:
+    for encoding, pack in (("gzip", gzip.compress), ("zstd", zstandard.compress)):
+        answer = ada.post("create_session", pack(b'{"tags":["a"]}'), content_encoding=encoding)
+        assert answer.status == 200
+
+
+def test_a_small_body_that_unpacks_into_a_large_one_is_refused(ada: Client) -> None:
+    bomb = zstandard.compress(b" " * 10_000_000)
+    assert len(bomb) < 5000
+    assert ada.post("create_session", bomb, content_encoding="zstd").status == 413
+
+
+@pytest.mark.parametrize(
+    ("encoding", "error"), [("gzip", InvalidInput), ("zstd", InvalidInput), ("br", Unsupported)]
+)
+def test_bodies_that_are_not_what_they_say_are_refused(encoding: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match=encoding):
+        unpack(b"plain text", encoding, 1000)
+
+
+def test_unpacking_stops_at_the_limit() -> None:
+    assert unpack(gzip.compress(b"x" * 10), "gzip", 10) == b"x" * 10
+    with pytest.raises(TooLarge):
+        unpack(gzip.compress(b"x" * 11), "gzip", 10)
+
+
+@pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "5000"}, {"limit": "x"}, {"offset": "-1"}])
+def test_pages_without_sense_are_refused(query: dict[str, str]) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(query))):
+        page(query, 20)
+
+
+def test_refusals_that_will_not_change_are_never_a_5xx() -> None:
+    assert error_response(Unsupported("no")).status_code == 400
+
+
+def test_being_busy_says_so_in_the_clients_terms() -> None:
+    answer = error_response(Busy("too much"))
+    assert answer.status_code == 429
+    assert b'"queue_state":"paused_capacity"' in answer.body
+    assert answer.headers["retry-after"] == "1"
+
+
+def test_an_error_that_is_not_the_engines_is_a_500() -> None:
+    assert error_response(SetupError("no model")).status_code == 500

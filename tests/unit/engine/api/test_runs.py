@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.engine.api.asgi import Client
+from tinkex.engine.api.embedded import open_embedded
+from tinkex.engine.core import Engine
+from tinkex.errors import SetupError
+from tinkex.types import TrainingRun
+
+
+def save(client: Client, run: str, seq_id: int, name: str, kind: str = "save_weights", **more: object) -> str:
+    request = {"model_id": run, "path": name, "seq_id": seq_id, "type": kind, **more}
+    path: str = client.result(client.post(kind, request)).json["path"]
+    return path
+
+
+def test_a_run_is_listed_with_its_last_checkpoints(ada: Client, bob: Client) -> None:
+    run = ada.create()
+    save(ada, run, 1, "0001")
+    last = save(ada, run, 2, "0002", ttl_seconds=3600, user_metadata={"step": 2})
+    sampler = save(ada, run, 3, "0002", "save_weights_for_sampler")
+    got = ada.get(f"training_runs/{run}?access_scope=owned")
+    parsed = TrainingRun.model_validate(got.json)
+    assert (parsed.training_run_id, parsed.base_model, parsed.is_lora, parsed.lora_rank) == (
+        run,
+        "tiny",
+        True,
+        4,
+    )
+    assert parsed.user_metadata == {"who": "me"}
+    assert parsed.corrupted is False
+    assert parsed.last_checkpoint is not None
+    assert parsed.last_checkpoint.tinker_path == last
+    assert parsed.last_checkpoint.user_metadata == {"step": 2}
+    assert parsed.last_checkpoint.expires_at is not None
+    assert parsed.last_sampler_checkpoint is not None
+    assert parsed.last_sampler_checkpoint.tinker_path == sampler
+    assert got.json["last_request_time"].endswith("Z")
+    assert bob.get(f"training_runs/{run}").status == 404
+
+
+def test_listings_come_in_pages_with_a_total(ada: Client) -> None:
+    session = ada.session()
+    runs = [ada.create(session, n) for n in range(3)]
+    page = ada.get("training_runs?limit=2&offset=0&access_scope=owned").json
+    assert len(page["training_runs"]) == 2
+    assert page["cursor"]["total_count"] >= 3
+    for n, run in enumerate(runs):
+        save(ada, run, 1, f"c{n}")
+    listed = ada.get("checkpoints?limit=1&offset=1").json
+    assert [c["checkpoint_id"] for c in listed["checkpoints"]] == ["weights/c1"]
+    assert listed["cursor"]["limit"] == 1
+    assert ada.get("checkpoints?limit=100000").status == 400
+
+
+def test_checkpoints_of_a_run_are_listed_and_deleted(ada: Client, bob: Client, engine: Engine) -> None:
+    run = ada.create()
+    path = save(ada, run, 1, "a")
+    save(ada, run, 2, "b", "save_weights_for_sampler")
+    listed = ada.get(f"training_runs/{run}/checkpoints").json["checkpoints"]
+    assert [(c["checkpoint_id"], c["checkpoint_type"]) for c in listed] == [
+        ("weights/a", "training"),
+        ("sampler_weights/b", "sampler"),
+    ]
+    assert all(c["size_bytes"] > 1000 for c in listed)
+    (row, _) = engine.store.checkpoints.of_run(run, 0.0)
+    assert bob.call("DELETE", f"/api/v1/training_runs/{run}/checkpoints/weights/a").status == 404
+    engine.store.checkpoints.set_public(row, public=True)
+    assert bob.call("DELETE", f"/api/v1/training_runs/{run}/checkpoints/weights/a").status == 403
+    assert bob.post("weights_info", {"tinker_path": path}).status == 200
+    assert ada.call("DELETE", f"/api/v1/training_runs/{run}/checkpoints/weights/a").status == 200
+    assert ada.call("DELETE", f"/api/v1/training_runs/{run}/checkpoints/weights/a").status == 404
+    assert len(ada.get(f"training_runs/{run}/checkpoints").json["checkpoints"]) == 1
+    assert ada.post("weights_info", {"tinker_path": path}).status == 404
+
+
+def test_an_embedded_engine_is_shared_within_a_process(tiny_model: Path, tmp_path: Path) -> None:
+    first = open_embedded(tmp_path, {"tiny": str(tiny_model)})
+    second = open_embedded(tmp_path, {"also": str(tiny_model)})
+    try:
+        assert first is second
+        client = Client(first.app)
+        names = [m["model_name"] for m in client.get("get_server_capabilities").json["supported_models"]]
+        assert names == ["tiny", "also"]
+        assert client.create()
+        first.close()
+        assert client.create()
+        with pytest.raises(SetupError, match="another name"):
+            open_embedded(tmp_path, {"tiny": "elsewhere"})
+    finally:
+        second.close()
+    third = open_embedded(tmp_path, {"tiny": str(tiny_model)})
+    assert third is not first
+    third.close()
+
+
+def test_an_embedded_engine_takes_any_model_directory(tiny_model: Path, tmp_path: Path) -> None:
+    embedded = open_embedded(tmp_path)
+    try:
+        client = Client(embedded.app, embedded.api_key)
+        request = {
+            "session_id": client.session(),
+            "model_seq_id": 0,
+            "base_model": str(tiny_model),
+            "lora_config": {"rank": 2},
+        }
+        assert client.result(client.post("create_model", request)).json["model_id"]
+    finally:
+        embedded.close()
+
+
+def test_a_model_that_is_not_loaded_yet_still_refuses_bad_samples(tiny_model: Path, tmp_path: Path) -> None:
+    embedded = open_embedded(tmp_path, {"tiny": str(tiny_model)})
+    try:
+        client = Client(embedded.app)
+        request = {"base_model": "tiny", "prompt": {"chunks": []}, "sampling_params": {"max_tokens": 1}}
+        assert not embedded.engine.models.find("tiny").loaded
+        answer = client.post("asample", request)
+        assert answer.status == 400
+        assert "prompt is empty" in answer.detail
+    finally:
+        embedded.close()

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from tests.unit.engine.api.asgi import Client
+
+
+def test_clients_are_configured(ada: Client) -> None:
+    config = ada.post("client/config", {"sdk_version": "0.36.0"}).json
+    assert config["pjwt_auth_enabled"] is False
+    assert config["parallel_fwdbwd_chunks"] is True
+    assert ada.post("client/dynamic_config", {}).json["sample_cancel_enabled"] is True
+
+
+def test_telemetry_is_accepted(ada: Client) -> None:
+    batch = {
+        "events": [{"event": "SESSION_START"}],
+        "session_id": "x",
+        "platform": "Linux",
+        "sdk_version": "0.36.0",
+    }
+    assert ada.post("telemetry", batch).json == {"status": "accepted"}
+
+
+def test_capabilities_name_the_served_models(ada: Client) -> None:
+    ada.create()
+    (model,) = ada.get("get_server_capabilities").json["supported_models"]
+    assert model == {"model_name": "tiny", "max_context_length": 512, "trainable": True, "sampleable": True}
+
+
+def test_a_session_lives_from_creation_to_its_first_finish(ada: Client) -> None:
+    created = ada.post(
+        "create_session",
+        {
+            "tags": ["t"],
+            "user_metadata": {"a": 1},
+            "sdk_version": "0.36.0",
+            "display_name": "d",
+            "type": "create_session",
+        },
+    )
+    session = created.json["session_id"]
+    assert ada.post("session_heartbeat", {"session_id": session}).json == {"type": "session_heartbeat"}
+    run = ada.create(session)
+    got = ada.get(f"sessions/{session}?access_scope=owned").json
+    assert got == {
+        "training_run_ids": [run],
+        "sampler_ids": [],
+        "user_metadata": {"a": 1},
+        "display_name": "d",
+    }
+    assert session in ada.get("sessions?limit=20&offset=0&access_scope=owned").json["sessions"]
+    for _ in range(2):
+        finish = ada.post(f"sessions/{session}/finish", {"reason": {"type": "success"}, "detail": None})
+        assert finish.status == 200
+    assert ada.post("session_heartbeat", {"session_id": session}).status == 410
+
+
+def test_sessions_of_others_do_not_exist(ada: Client, bob: Client) -> None:
+    session = ada.session()
+    assert bob.get(f"sessions/{session}").status == 404
+    assert bob.post("session_heartbeat", {"session_id": session}).status == 404
+    assert session not in bob.get("sessions").json["sessions"]
+    assert bob.post(f"sessions/{session}/finish", {"reason": {"type": "errored"}}).status == 404

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import zstandard
+
+from tests.unit.engine.api.asgi import PROTO, Answer, Client
+from tinkex._wire import proto as wire_proto
+from tinkex._wire import tinkex_wire_pb2 as pb
+from tinkex.engine.core import Engine
+from tinkex.types import Datum, ForwardBackwardRequest, ModelInput
+
+TOKENS = [5, 6, 7, 8, 9]
+
+
+def pass_body(run: str, seq_id: int, tokens: list[int] = TOKENS, *, forward_only: bool = False) -> bytes:
+    data = [Datum(ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})]  # type: ignore[dict-item]
+    return wire_proto.encode_forward_backward(
+        ForwardBackwardRequest(run, seq_id, data, "cross_entropy", forward_only=forward_only)
+    )
+
+
+def send_pass(client: Client, body: bytes, **headers: str) -> Answer:
+    return client.post("forward_backward", body, content_type=PROTO, **headers)
+
+
+def loss(client: Client, submitted: Answer) -> float:
+    answer = client.result(submitted, accept=PROTO)
+    assert answer.headers["content-type"] == PROTO, answer.body
+    return wire_proto.decode_forward_backward_output(answer.body).metrics["loss:sum"]
+
+
+def optim_step(run: str, seq_id: int) -> dict[str, Any]:
+    adam = {
+        "learning_rate": 0.01,
+        "beta1": 0.9,
+        "beta2": 0.95,
+        "eps": 1e-12,
+        "weight_decay": 0.0,
+        "grad_clip_norm": 0.0,
+    }
+    return {"model_id": run, "seq_id": seq_id, "adam_params": adam, "type": "optim_step"}
+
+
+def test_a_training_step_over_protobuf(ada: Client) -> None:
+    run = ada.create()
+    first = loss(ada, send_pass(ada, pass_body(run, 1)))
+    metrics = ada.result(ada.post("optim_step", optim_step(run, 2))).json["metrics"]
+    assert metrics
+    packed = zstandard.compress(pass_body(run, 3))
+    assert loss(ada, send_pass(ada, packed, content_encoding="zstd")) < first
+
+
+def test_chunks_may_arrive_last_first(ada: Client) -> None:
+    run = ada.create()
+    waiting = [send_pass(ada, pass_body(run, seq_id)) for seq_id in (2, 3)]
+    poll = ada.post("retrieve_future", {"request_id": waiting[0].json["request_id"]})
+    assert poll.status == 408
+    assert poll.json["type"] == "try_again"
+    assert poll.json["queue_state"] == "active"
+    assert "operation 1" in poll.json["queue_state_reason"]
+    assert int(poll.headers["content-length"]) == len(poll.body)
+    first = send_pass(ada, pass_body(run, 1))
+    assert len({loss(ada, submitted) for submitted in (first, *waiting)}) == 1
+
+
+def test_bad_input_is_a_400_and_the_run_goes_on(ada: Client) -> None:
+    run = ada.create()
+    refused = send_pass(ada, pass_body(run, 1, [5, 6, 100_000, 7]))
+    assert refused.status == 400
+    assert "100000" in refused.detail
+    assert loss(ada, send_pass(ada, pass_body(run, 2))) > 0
+
+
+def test_a_body_that_cannot_be_read_uses_up_its_number(ada: Client) -> None:
+    run = ada.create()
+    message = pb.ForwardBackwardRequest(model_id=run, seq_id=1, loss_fn="cross_entropy")
+    message.data.add().loss_fn_inputs["target_tokens"].dense = b"123"
+    assert send_pass(ada, message.SerializeToString()).status == 400
+    wrong = optim_step(run, 2)
+    wrong["adam_params"]["learning_rate"] = "fast"
+    assert ada.post("optim_step", wrong).status == 400
+    wrong["adam_params"] = {"learning_rate": 0.1, "momentum": 0.9}
+    wrong["seq_id"] = 3
+    refused = ada.post("optim_step", wrong)
+    assert refused.status == 400
+    assert "momentum" in refused.detail
+    assert send_pass(ada, b"\xff\xff").status == 400
+    assert loss(ada, send_pass(ada, pass_body(run, 4))) > 0
+
+
+def test_older_clients_speak_json_on_the_same_paths(ada: Client) -> None:
+    run = ada.create()
+    expected = loss(ada, send_pass(ada, pass_body(run, 1, forward_only=True)))
+    given = {
+        "data": [
+            {
+                "model_input": {"chunks": [{"type": "encoded_text", "tokens": TOKENS[:-1]}]},
+                "loss_fn_inputs": {"target_tokens": {"data": TOKENS[1:], "dtype": "int64", "shape": [4]}},
+            }
+        ],
+        "loss_fn": "cross_entropy",
+    }
+    forward = ada.post("forward", {"forward_input": given, "model_id": run, "seq_id": 2})
+    backward = ada.post("forward_backward", {"forward_backward_input": given, "model_id": run, "seq_id": 3})
+    unnumbered = ada.post("forward_backward", {"forward_backward_input": given, "model_id": run})
+    for submitted in (forward, backward, unnumbered):
+        answer = ada.result(submitted, accept="application/json")
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json["metrics"]["loss:sum"] == pytest.approx(expected, rel=1e-5)
+        (record,) = answer.json["loss_fn_outputs"]
+        assert record["logprobs"]["dtype"] == "float32"
+        assert record["logprobs"]["shape"] == [4]
+        assert sum(record["logprobs"]["data"]) == pytest.approx(-expected, rel=1e-5)
+    missing = ada.post("forward", {"model_id": run, "seq_id": 5})
+    assert missing.status == 400
+    assert "forward_input" in missing.detail
+    assert loss(ada, send_pass(ada, pass_body(run, 6))) > 0
+
+
+def test_a_submission_is_answered_with_the_same_id_when_repeated(ada: Client) -> None:
+    run = ada.create()
+    assert send_pass(ada, pass_body(run, 1)).json == send_pass(ada, pass_body(run, 1)).json
+    changed = send_pass(ada, pass_body(run, 1, [5, 6, 7]))
+    assert changed.status == 400
+    assert "other content" in changed.detail
+
+
+def test_info_names_a_directory_to_callers_on_this_machine_only(
+    ada: Client, bob: Client, engine: Engine
+) -> None:
+    run = ada.create()
+    info = ada.post("get_info", {"model_id": run, "type": "get_info"}).json
+    directory = str(engine.models.find("tiny").model.directory)
+    assert info["model_data"] == {"arch": "llama", "model_name": "tiny", "tokenizer_id": directory}
+    assert (info["model_id"], info["is_lora"], info["lora_rank"]) == (run, True, 4)
+    other = bob.create()
+    assert bob.post("get_info", {"model_id": other}).json["model_data"]["tokenizer_id"] == "tiny"
+
+
+def test_saving_and_loading_over_the_wire(ada: Client) -> None:
+    session = ada.session()
+    run = ada.create(session, train_unembed=False)
+    save = {"model_id": run, "path": "0001", "seq_id": 1, "overwrite": False, "type": "save_weights"}
+    path = ada.result(ada.post("save_weights", save)).json["path"]
+    assert path == f"tinker://{run}/weights/0001"
+    info = ada.post("weights_info", {"tinker_path": path}).json
+    assert info == {
+        "base_model": "tiny",
+        "is_lora": True,
+        "lora_rank": 4,
+        "train_unembed": False,
+        "train_mlp": True,
+        "train_attn": True,
+        "optimizer_config": {"type": "adamw"},
+    }
+    again = ada.post("save_weights", {**save, "seq_id": 2})
+    assert again.status == 400
+    assert "overwrite=True" in again.detail
+    load = {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True, "type": "load_weights"}
+    assert ada.result(ada.post("load_weights", load)).json["model_id"] == f"{session}:train:1"
+    unloaded = ada.result(ada.post("unload_model", {"model_id": run}))
+    assert unloaded.json["model_id"] == run
+    gone = ada.post("optim_step", optim_step(run, 5))
+    assert gone.status == 410
+    assert path in gone.detail
+
+
+def test_an_unknown_model_is_answered_with_those_served(ada: Client) -> None:
+    request = {
+        "session_id": ada.session(),
+        "model_seq_id": 0,
+        "base_model": "nobody/has-this",
+        "lora_config": {"rank": 4},
+    }
+    answer = ada.post("create_model", request)
+    assert answer.status == 404
+    assert "it serves: tiny" in answer.detail
+
+
+def test_options_that_cannot_be_honoured_are_refused(ada: Client) -> None:
+    run = ada.create()
+    step = {"model_id": run, "seq_id": 1, "optimizer_params": {"type": "dimuon", "learning_rate": 0.1}}
+    answer = ada.post("optim_step", step)
+    assert answer.status == 400
+    assert "dimuon" in answer.detail
+    request = json.loads(json.dumps({"session_id": ada.session(), "model_seq_id": 0, "base_model": "tiny"}))
+    request["lora_config"] = {"rank": 4, "dropout": 0.1}
+    refused = ada.post("create_model", request)
+    assert refused.status == 400
+    assert "dropout" in refused.detail
