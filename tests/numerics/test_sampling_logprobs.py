@@ -22,7 +22,16 @@ from tinkex.engine.model.lora import Adapter
 from tinkex.engine.model.tokenizer import EngineTokenizer
 from tinkex.engine.model.transformer import Transformer
 from tinkex.engine.sampler import Sampler
-from tinkex.types import SampleResponse
+from tinkex.engine.trainer.trainer import Trainer, TrainJob, TrainState
+from tinkex.types import (
+    AdamParams,
+    Datum,
+    ForwardBackwardOutput,
+    LoraConfig,
+    ModelInput,
+    SampleResponse,
+    TensorData,
+)
 
 __all__ = ["one_thread"]
 
@@ -127,27 +136,62 @@ def test_many_adapters_in_one_batch_draw_what_each_draws_alone(
     assert len({tuple(got) for got in tokens}) == len(adapters)
 
 
+def train(trainer: Trainer, state: TrainState, tokens: list[int]) -> None:
+    """One step that changes the weights clearly."""
+    datum = Datum(ModelInput.from_ints(tokens[:-1]), {"target_tokens": TensorData(tokens[1:], "int64")})
+    [output] = trainer.run([TrainJob(state, [datum], "cross_entropy")])
+    assert isinstance(output, ForwardBackwardOutput), output
+    trainer.optim_step(state, AdamParams(learning_rate=0.05))
+
+
 def test_a_snapshot_is_sampled_unchanged_while_training_goes_on(
     model: Transformer, tokenizer: EngineTokenizer
 ) -> None:
-    """What a trainer does between two sampling steps: it moves on to a new buffer, the snapshot keeps its own."""
-    snapshot = trained_adapter(model, rank=4, seed=1)
+    trainer = Trainer(model)
+    state = trainer.create(LoraConfig(rank=4, seed=0))
+    train(trainer, state, random_tokens(30, 5))
+    snapshot = trainer.snapshot(state)
     prompt = random_tokens(20, 1)
     before = sample(Sampler(model, tokenizer), prompt, adapter=snapshot, seed=3, max_tokens=20, stop=[])
     sampler = Sampler(model, tokenizer)
     watched = job(prompt, adapter=snapshot, seed=3, max_tokens=20, stop=[])
     sampler.add(watched)
     results: dict[str, object] = {}
-    trained = snapshot
     while sampler.busy:
         results.update(sampler.step())
-        trained = trained.with_params(trained.params + 0.1)
+        train(trainer, state, random_tokens(30, 5))
     after = results[watched.request_id]
     assert isinstance(after, SampleResponse)
     assert after.sequences[0].tokens == before.sequences[0].tokens
-    moved_on = sample(sampler, prompt, adapter=trained, seed=3, max_tokens=20, stop=[])
+    assert_logprobs_hold(model, prompt, after, adapter=snapshot)
+    moved_on = sample(sampler, prompt, adapter=trainer.snapshot(state), seed=3, max_tokens=20, stop=[])
     assert moved_on.prompt_cache_hit_tokens == 0
     assert moved_on.sequences[0].logprobs != after.sequences[0].logprobs
+
+
+def test_sampler_and_trainer_agree_on_logprobs(model: Transformer, tokenizer: EngineTokenizer) -> None:
+    trainer = Trainer(model)
+    state = trainer.create(LoraConfig(rank=4, seed=0))
+    train(trainer, state, random_tokens(30, 5))
+    prompt = random_tokens(20, 1)
+    response = sample(
+        Sampler(model, tokenizer),
+        prompt,
+        adapter=trainer.snapshot(state),
+        num_samples=4,
+        max_tokens=40,
+        stop=[],
+        prompt_logprobs=True,
+    )
+    for sequence in response.sequences:
+        tokens = prompt + sequence.tokens
+        datum = Datum(ModelInput.from_ints(tokens[:-1]), {"target_tokens": TensorData(tokens[1:], "int64")})
+        [output] = trainer.run([TrainJob(state, [datum], "cross_entropy", backward=False)])
+        assert isinstance(output, ForwardBackwardOutput), output
+        trained = output.loss_fn_outputs[0]["logprobs"].to_numpy()
+        assert response.prompt_logprobs_np is not None
+        sampled = np.concatenate([response.prompt_logprobs_np[1:], sequence.logprobs or []])
+        np.testing.assert_allclose(sampled, trained, atol=TOLERANCE, rtol=0)
 
 
 def test_greedy_decoding_follows_the_full_forward(model: Transformer, tokenizer: EngineTokenizer) -> None:

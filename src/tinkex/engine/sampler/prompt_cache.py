@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -28,14 +29,28 @@ MIN_SHARED = 16
 """Shorter common beginnings are computed again: that costs less than looking for them."""
 
 
-@dataclass(eq=False)
 class CachedPrompt:
-    """One prompt in memory; it cannot go while ``users`` work with it."""
+    """One prompt in memory; it cannot go while ``users`` work with it.
 
-    adapter: Adapter | None
-    tokens_P: npt.NDArray[np.int32]
-    kv: PromptKV
-    users: int = 0
+    It does not keep its adapter alive: a snapshot takes far more memory than a prompt, and once nobody can ask for
+    it any more the prompt is of no use either.
+    """
+
+    def __init__(self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32], kv: PromptKV) -> None:
+        self.tokens_P = tokens_P
+        self.kv = kv
+        self.users = 1
+        self.head = _head(adapter, tokens_P)
+        self._adapter = None if adapter is None else ref(adapter)
+
+    def belongs_to(self, adapter: Adapter | None) -> bool:
+        """Whether the keys and values were computed under this adapter."""
+        return adapter is None if self._adapter is None else self._adapter() is adapter
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the adapter is gone."""
+        return self._adapter is not None and self._adapter() is None
 
 
 @dataclass(frozen=True)
@@ -81,7 +96,7 @@ class PromptCache:
     def match(self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32], limit: int) -> PromptMatch:
         """The longest common beginning with any prompt in memory, at most ``limit`` tokens of it."""
         best = PromptMatch()
-        for prompt in self._by_head.get(_head(adapter, tokens_P), []):
+        for prompt in self._beginning_like(adapter, tokens_P):
             shared = min(_common_length(tokens_P, prompt.tokens_P), limit)
             available = min(shared, prompt.kv.filled)
             coming = max(best.coming, shared)
@@ -93,7 +108,7 @@ class PromptCache:
 
     def exact(self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32]) -> CachedPrompt | None:
         """The same prompt, complete, with one more user; None if it is not there."""
-        for prompt in self._by_head.get(_head(adapter, tokens_P), []):
+        for prompt in self._beginning_like(adapter, tokens_P):
             if prompt.kv.complete and np.array_equal(prompt.tokens_P, tokens_P):
                 self.use(prompt)
                 return prompt
@@ -103,11 +118,13 @@ class PromptCache:
         self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32], match: PromptMatch
     ) -> CachedPrompt:
         """A new prompt with one user, filled with what ``match`` has available."""
-        prompt = CachedPrompt(adapter, tokens_P, PromptKV(self._arch, self._dtype, len(tokens_P)), users=1)
+        for orphan in [prompt for prompt in self._prompts.values() if prompt.orphaned and not prompt.users]:
+            self._drop(orphan)
+        prompt = CachedPrompt(adapter, tokens_P, PromptKV(self._arch, self._dtype, len(tokens_P)))
         if match.source is not None:
             prompt.kv.copy_head(match.source.kv, match.available)
         self._prompts[id(prompt)] = prompt
-        self._by_head.setdefault(_head(adapter, tokens_P), []).append(prompt)
+        self._by_head.setdefault(prompt.head, []).append(prompt)
         self.nbytes += prompt.kv.nbytes
         return prompt
 
@@ -142,12 +159,16 @@ class PromptCache:
                 return True
         return False
 
+    def _beginning_like(self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32]) -> list[CachedPrompt]:
+        """The prompts of this adapter with the same first tokens."""
+        candidates = self._by_head.get(_head(adapter, tokens_P), [])
+        return [prompt for prompt in candidates if prompt.belongs_to(adapter)]
+
     def _drop(self, prompt: CachedPrompt) -> None:
         del self._prompts[id(prompt)]
-        head = _head(prompt.adapter, prompt.tokens_P)
-        self._by_head[head].remove(prompt)
-        if not self._by_head[head]:
-            del self._by_head[head]
+        self._by_head[prompt.head].remove(prompt)
+        if not self._by_head[prompt.head]:
+            del self._by_head[prompt.head]
         self._idle_bytes -= prompt.kv.nbytes
         self.nbytes -= prompt.kv.nbytes
 

@@ -16,6 +16,7 @@ Shapes: B rows of a decode step, T packed rows of a prefill pass, D hidden, V vo
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -87,7 +88,7 @@ class Sampler:
         # The stages of the way, each in the order of arrival; decoding rows in the order of their adapters.
         self._waiting: list[Prefill] = []
         self._prefilling: list[Prefill] = []
-        self._ready: list[tuple[Continuation, CachedPrompt]] = []
+        self._ready: deque[tuple[Continuation, CachedPrompt]] = deque()
         self._decoding: list[Continuation] = []
         self._finished: list[tuple[str, SampleResponse | TinkexError]] = []
         self._decode_next = False
@@ -137,6 +138,7 @@ class Sampler:
     @torch.inference_mode()
     def step(self) -> list[tuple[str, SampleResponse | TinkexError]]:
         """One prefill pass or one decode step, in turns when there is work for both; returns what finished."""
+        self._finished = []
         self._fill_slots()
         self._admit()
         if self._prefilling and not (self._decode_next and self._decoding):
@@ -145,8 +147,7 @@ class Sampler:
         elif self._decoding:
             self._decode()
             self._decode_next = False
-        finished, self._finished = self._finished, []
-        return finished
+        return self._finished
 
     def _admit(self) -> None:
         """Lets requests in while the batch and the memory have room for them."""
@@ -210,7 +211,6 @@ class Sampler:
         if pieces:
             self._run_prefill(pieces)
         complete = [prefill for prefill in self._prefilling if not prefill.remaining]
-        self._prefilling = [prefill for prefill in self._prefilling if prefill.remaining]
         complete.sort(key=lambda prefill: id(prefill.adapter))
         for start in range(0, len(complete), _HEAD_ROWS):
             self._start_continuations(complete[start : start + _HEAD_ROWS])
@@ -249,6 +249,9 @@ class Sampler:
             part = rows[start : start + _HEAD_ROWS]
             self._extend([new for _, new in part], logits_NV[[row for row, _ in part]])
         for prefill in complete:
+            if prefill not in self._prefilling:
+                continue  # its request failed
+            self._prefilling.remove(prefill)
             going_on = [new for new in prefill.continuations if self._is_open(new)]
             self._prompts.share(prefill.cached, len(going_on))
             self._ready += [(new, prefill.cached) for new in going_on]
@@ -256,18 +259,16 @@ class Sampler:
 
     def _fill_slots(self) -> None:
         """Moves continuations that are ready into the decode batch while it and the memory have room."""
-        moved = 0
-        for continuation, prompt in self._ready:
-            if len(self._decoding) >= self._max_batch:
-                break
+        joined = len(self._decoding)
+        while self._ready and len(self._decoding) < self._max_batch:
+            continuation, prompt = self._ready[0]
             if not self._make_room(self._slots.cost(prompt.kv.length)) and self._decoding:
                 break
             continuation.slot = self._slots.join(prompt.kv)
             self._decoding.append(continuation)
+            self._ready.popleft()
             self._prompts.release(prompt)
-            moved += 1
-        if moved:
-            del self._ready[:moved]
+        if len(self._decoding) > joined:
             self._decoding.sort(key=lambda continuation: id(continuation.request.job.adapter))
 
     def _decode(self) -> None:
@@ -363,11 +364,7 @@ class Sampler:
         for continuation, prompt in self._ready:
             if continuation.request is request:
                 self._prompts.release(prompt)
-        self._ready = [
-            (continuation, prompt)
-            for continuation, prompt in self._ready
-            if continuation.request is not request
-        ]
+        self._ready = deque(item for item in self._ready if item[0].request is not request)
         for continuation in request.continuations:
             self._leave(continuation)
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -111,3 +114,15 @@ def test_a_prompt_that_was_abandoned_halfway_is_not_kept(model: Transformer, com
         fill(prompt)
     prompts.release(prompt)
     assert (prompts.nbytes > 0) == complete
+
+
+def test_a_prompt_does_not_keep_its_adapter_alive_and_goes_with_it(model: Transformer) -> None:
+    prompts = cache(model)
+    adapter = trained_adapter(model, rank=2, seed=0)
+    prompts.release(fill(prompts.open(adapter, tokens(HEAD), PromptMatch())))
+    alive = weakref.ref(adapter)
+    del adapter
+    gc.collect()
+    assert alive() is None
+    opened = prompts.open(None, tokens(ONE), PromptMatch())
+    assert prompts.nbytes == opened.kv.nbytes
