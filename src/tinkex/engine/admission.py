@@ -10,26 +10,25 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tinkex._wire import json as wire_json
 from tinkex._wire import proto as wire_proto
-from tinkex.engine.access import check_free, find_checkpoint, find_live_run, find_sampler, find_session
+from tinkex.engine.access import find_checkpoint, find_live_run, find_sampler, find_session
 from tinkex.engine.backlog import Backlog, Operation
+from tinkex.engine.checks import ADAM, Checks
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.fingerprint import fingerprint
 from tinkex.engine.operations import LiveRun
 from tinkex.engine.scheduler import Kind, Work
 from tinkex.engine.served import Base, ServedModels
 from tinkex.engine.store import (
-    CheckpointKind,
     FutureRow,
     RunRow,
     RunStatus,
     SamplerRow,
     Store,
-    check_name,
 )
 from tinkex.errors import Busy, Conflict, EngineError, InvalidInput, Unsupported
 from tinkex.types import (
@@ -45,7 +44,7 @@ from tinkex.types import (
     UntypedAPIFuture,
 )
 
-ADAM = "adamw"
+TOUCH_INTERVAL_S = 60.0
 UNNUMBERED = 0
 """The seq_id of a pass whose client does not number its operations (protobuf cannot tell 0 from absent)."""
 DEFAULT_MAX_TOKENS = 1024
@@ -61,15 +60,13 @@ class Admission:
         store: Store,
         models: ServedModels,
         backlog: Backlog,
-        live_run: Callable[[str], LiveRun | None],
-        num_live: Callable[[], int],
+        live: Mapping[str, LiveRun],
     ) -> None:
-        self._config = config
         self._store = store
         self._models = models
         self._backlog = backlog
-        self._live_run = live_run
-        self._num_live = num_live
+        self._checks = Checks(config, store, models, live)
+        self._touched: dict[str, float] = {}
         # One submission at a time: between looking up a number and recording it nothing may come in.
         self._lock = threading.Lock()
 
@@ -110,14 +107,8 @@ class Admission:
         repeated = self._repeated(run_id, 0, request)
         if repeated is not None:
             return repeated
-        if request.lora_config is None:
-            raise InvalidInput(
-                "create_model came without lora_config; this server trains LoRA adapters, not whole models. "
-                "Use create_lora_training_client."
-            )
-        _check_optimizer(request.optimizer_config)
         base = self._models.find(request.base_model)
-        self._check_live_limit()
+        self._checks.new_run(base, request)
         row = self._new_run(run_id, session.session_id, owner, request.base_model, request)
         return self._open(row, request, body, Kind.CREATE, base)
 
@@ -133,13 +124,9 @@ class Admission:
         repeated = self._repeated(run_id, 0, request)
         if repeated is not None:
             return repeated
-        self._check_load(owner, request)
-        checkpoint = find_checkpoint(self._store, owner, request.path)
-        _check_optimizer(request.optimizer_config)
+        checkpoint = self._checks.new_run_from_checkpoint(owner, request)
         base_model = request.base_model or checkpoint.base_model
         base = self._models.find(base_model)
-        self._check_same_base(base, checkpoint.base_model, request.path)
-        self._check_live_limit()
         row = self._new_run(run_id, session.session_id, owner, base_model, request)
         return self._open(row, request, body, Kind.LOAD, base)
 
@@ -175,13 +162,6 @@ class Admission:
         self._backlog.open(row.run_id, work)
         return UntypedAPIFuture(request_id=work.request_id, model_id=row.run_id)
 
-    def _check_live_limit(self) -> None:
-        if self._num_live() >= self._config.max_live_runs:
-            raise Busy(
-                f"{self._config.max_live_runs} runs are in memory, which is this server's limit; close sessions that are "
-                "done, or unload runs that are not needed."
-            )
-
     # ---- operations of a run
 
     def _operation(
@@ -205,7 +185,7 @@ class Admission:
         if repeated is not None:
             return repeated
         try:
-            num_tokens = self._check(owner, row, request)
+            num_tokens = self._checks.operation(owner, row, request)
             self._backlog.check_turn(row.run_id, seq_id)
         except EngineError as error:
             if _is_final(error):
@@ -218,81 +198,9 @@ class Admission:
         with self._store.database.transaction():
             self._record(work, row.run_id, seq_id, body)
             self._store.runs.used(row.run_id, time.time())
+            self._touch(row.session_id)
         self._backlog.put(work, time.monotonic())
         return UntypedAPIFuture(request_id=work.request_id, model_id=row.run_id)
-
-    def _check(self, owner: str, row: RunRow, request: Operation) -> int:
-        """Refuse what cannot work; returns how many tokens it will cost."""
-        match request:
-            case ForwardBackwardRequest():
-                return self._check_pass(row, request)
-            case OptimStepRequest():
-                if request.optimizer_params is not None:
-                    name = request.optimizer_params.get("type", "unnamed")
-                    raise Unsupported(
-                        f"the optimizer {name!r} is not offered by this server; use AdamParams."
-                    )
-                if request.adam_params is None:
-                    raise InvalidInput("optim_step needs adam_params.")
-            case SaveWeightsRequest():
-                if request.path is None:
-                    raise InvalidInput("save_weights needs a name (path).")
-                _check_ttl(request.ttl_seconds)
-                check_free(
-                    self._store,
-                    row.run_id,
-                    CheckpointKind.WEIGHTS,
-                    check_name(request.path),
-                    overwrite=request.overwrite,
-                )
-            case SaveWeightsForSamplerRequest():
-                self._check_save_for_sampler(row, request)
-            case LoadWeightsRequest():
-                self._check_load(owner, request)
-                checkpoint = find_checkpoint(self._store, owner, request.path)
-                self._check_same_base(self._models.find(row.base_model), checkpoint.base_model, request.path)
-        return 0
-
-    def _check_pass(self, row: RunRow, request: ForwardBackwardRequest) -> int:
-        from tinkex.engine.trainer.state import TrainJob
-
-        run = self._live_run(row.run_id)
-        if run is not None:
-            # A run that is still being created is checked when its turn comes: its model may not be loaded yet.
-            job = TrainJob(
-                run.state, request.data, request.loss_fn, request.loss_fn_config, not request.forward_only
-            )
-            run.base.trainer.check(job)
-        return sum(_num_tokens(datum.model_input) for datum in request.data)
-
-    def _check_save_for_sampler(self, row: RunRow, request: SaveWeightsForSamplerRequest) -> None:
-        if request.path is None and request.sampling_session_seq_id is None:
-            raise InvalidInput("save_weights_for_sampler needs a name (path), or a sampling_session_seq_id.")
-        if request.path is None and request.ttl_seconds is not None:
-            raise InvalidInput(
-                "ttl_seconds needs a named save; an unnamed snapshot lives as long as its session."
-            )
-        _check_ttl(request.ttl_seconds)
-        if request.path is not None:
-            kind = CheckpointKind.SAMPLER_WEIGHTS
-            check_free(self._store, row.run_id, kind, check_name(request.path), overwrite=False)
-
-    def _check_load(self, owner: str, request: LoadWeightsRequest) -> None:
-        if request.weights_access_token is not None:
-            raise Unsupported(
-                "weights_access_token is not offered by this server; load weights of your own, or public ones."
-            )
-        checkpoint = find_checkpoint(self._store, owner, request.path)
-        if request.optimizer and not checkpoint.has_optimizer:
-            raise InvalidInput(
-                f"{request.path} holds no optimizer state; load it without, or load a checkpoint made by save_state."
-            )
-
-    def _check_same_base(self, base: Base, trained_on: str, path: str) -> None:
-        if self._models.find(trained_on) is not base:
-            raise InvalidInput(
-                f"{path} was trained on {trained_on}, which is another model than {base.source}."
-            )
 
     # ---- sampling
 
@@ -317,7 +225,7 @@ class Admission:
         if model_path is not None:
             checkpoint = find_checkpoint(self._store, owner, model_path)
             if base_model is not None:
-                self._check_same_base(self._models.find(base_model), checkpoint.base_model, model_path)
+                self._checks.same_base(self._models.find(base_model), checkpoint, model_path)
             base_model, directory = base_model or checkpoint.base_model, checkpoint.directory
         elif base_model is not None:
             directory = None
@@ -343,27 +251,20 @@ class Admission:
             repeated = self._repeated(target, seq_id, request)
             if repeated is not None:
                 return repeated
-        if request.record_stability_info:
-            raise Unsupported("record_stability_info is not offered by this server; leave it out.")
-        if not 1 <= request.num_samples <= self._config.max_samples_per_request:
-            raise InvalidInput(
-                f"num_samples is {request.num_samples}; ask for 1 to {self._config.max_samples_per_request} per request."
-            )
         base = self._models.find(sampler.base_model)
         request_id = _new_request_id()
-        ids = sequence_ids(request_id, request.num_samples)
-        if base.loaded:
-            from tinkex.engine.sampler.job import SampleJob
-
-            base.sampler.check(SampleJob.of(request, request_id=request_id, adapter=None, sequence_ids=ids))
+        ids = sequence_ids(request_id, self._checks.num_samples(request))
+        prompt_tokens = self._checks.sample(base, request, request_id, ids)
         new_tokens = request.sampling_params.max_tokens or DEFAULT_MAX_TOKENS
-        num_tokens = _num_tokens(request.prompt) + request.num_samples * new_tokens
+        num_tokens = prompt_tokens + request.num_samples * new_tokens
         work = Work[Operation](
             request_id, owner, base.source, target, seq_id or 0, Kind.SAMPLE, num_tokens, request
         )
-        self._record(work, target, seq_id, body)
+        with self._store.database.transaction():
+            self._record(work, target, seq_id, body)
+            self._touch(sampler.session_id)
         self._backlog.put_sample(work)
-        return UntypedAPIFuture(request_id=request_id, sample_sequence_ids=list(ids))
+        return UntypedAPIFuture(request_id=request_id, sample_sequence_ids=ids)
 
     def sampler_of(self, owner: str, request: SampleRequest) -> SamplerRow:
         """The sampler a request names, or one made on the spot for a request that names weights itself."""
@@ -381,6 +282,13 @@ class Admission:
 
     # ---- recording
 
+    def _touch(self, session_id: str) -> None:
+        """Count an operation as a sign of life of its session; often enough is once a minute."""
+        now = time.monotonic()
+        if session_id and now - self._touched.get(session_id, float("-inf")) > TOUCH_INTERVAL_S:
+            self._touched[session_id] = now
+            self._store.sessions.seen(session_id, time.time())
+
     def _repeated(self, target: str, seq_id: int, request: Any) -> UntypedAPIFuture | None:
         """The answer given before, if this number was accepted with the same content."""
         known = self._store.futures.at_turn(target, seq_id)
@@ -393,7 +301,7 @@ class Admission:
             )
         if isinstance(request, SampleRequest):
             ids = sequence_ids(known.request_id, request.num_samples)
-            return UntypedAPIFuture(request_id=known.request_id, sample_sequence_ids=list(ids))
+            return UntypedAPIFuture(request_id=known.request_id, sample_sequence_ids=ids)
         return UntypedAPIFuture(request_id=known.request_id, model_id=target)
 
     def _record(self, work: Work[Operation], target: str, seq_id: int | None, body: bytes | None) -> None:
@@ -410,7 +318,7 @@ class Admission:
         self._store.futures.accept(row)
 
 
-def sequence_ids(request_id: str, num_samples: int) -> Sequence[str]:
+def sequence_ids(request_id: str, num_samples: int) -> list[str]:
     """The ids of the sequences a sample will return.
 
     >>> sequence_ids("req-1", 2)
@@ -455,23 +363,3 @@ def _kind(request: Operation) -> Kind:
             return Kind.CREATE
         case SampleRequest():
             return Kind.SAMPLE
-
-
-def _num_tokens(model_input: Any) -> int:
-    try:
-        return int(model_input.length)
-    except ValueError as error:
-        raise InvalidInput(f"the length of an input is not known: {error}") from error
-
-
-def _check_optimizer(config: dict[str, Any] | None) -> None:
-    name = (config or {}).get("type", ADAM)
-    if name != ADAM:
-        raise Unsupported(f"the optimizer {name!r} is not offered by this server; use {ADAM!r}.")
-
-
-def _check_ttl(ttl_seconds: int | None) -> None:
-    if ttl_seconds is not None and ttl_seconds < 1:
-        raise InvalidInput(
-            f"ttl_seconds is {ttl_seconds}; give at least 1, or leave it out to keep the checkpoint."
-        )

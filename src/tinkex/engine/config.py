@@ -77,7 +77,7 @@ class EngineConfig:
     max_samples_per_request: int = 1024
     max_live_runs: int = 64
     """Runs with weights in memory at once, over all users."""
-    max_tokens_per_pass: int = 4096
+    max_tokens_per_pass: int = 2048
     """Token budget of one training pass: more tenants and chunks join it until it is full."""
     max_decode_batch: int = 64
     snapshots_in_memory: int = 16

@@ -61,8 +61,7 @@ class Engine:
         )
         snapshots = Snapshots(self.store.root, config.snapshots_in_memory)
         self._operations = Operations(self.store, self.models, snapshots)
-        live = self._operations.live
-        self.admission = Admission(config, self.store, self.models, self._backlog, live.get, live.__len__)
+        self.admission = Admission(config, self.store, self.models, self._backlog, self._operations.live)
         self._decoding = Decoding(
             self.models, self._backlog, self.admission, snapshots, config.max_decode_batch
         )

@@ -48,7 +48,7 @@ from tinkex.types import (
 from tinkex.types.base import Value
 
 if TYPE_CHECKING:
-    from tinkex.engine.trainer.state import TrainState
+    from tinkex.engine.trainer.state import TrainJob, TrainState
 
 
 @dataclass
@@ -62,6 +62,13 @@ class LiveRun:
     snapshot: tuple[int, str] | None = None
     """The version that was last written as an unnamed snapshot, and where."""
 
+    def job(self, request: ForwardBackwardRequest) -> TrainJob:
+        """What the trainer is asked to do for a request."""
+        from tinkex.engine.trainer.state import TrainJob
+
+        backward = not request.forward_only
+        return TrainJob(self.state, request.data, request.loss_fn, request.loss_fn_config, backward)
+
 
 class Operations:
     """Runs the operations of training runs, and keeps the live ones."""
@@ -74,8 +81,6 @@ class Operations:
 
     def run_pass(self, works: Sequence[Work[Operation]]) -> Sequence[tuple[str, Outcome]]:
         """Run forward and backward operations of one base model together; each fails or succeeds alone."""
-        from tinkex.engine.trainer.state import TrainJob
-
         outcomes: list[tuple[str, Outcome]] = []
         jobs: list[tuple[Work[Operation], TrainJob]] = []
         for work in works:
@@ -84,10 +89,7 @@ class Operations:
             if run is None:
                 outcomes.append((work.request_id, failed(_not_live(work.run_id))))
             else:
-                job = TrainJob(
-                    run.state, request.data, request.loss_fn, request.loss_fn_config, not request.forward_only
-                )
-                jobs.append((work, job))
+                jobs.append((work, run.job(request)))
         if jobs:
             results = self.live[jobs[0][0].run_id].base.trainer.run([job for _, job in jobs])
             for (work, _), result in zip(jobs, results, strict=True):

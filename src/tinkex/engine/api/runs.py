@@ -16,13 +16,14 @@ from tinkex.types.checkpoints import KINDS
 
 
 async def list_training_runs(call: Call) -> Reply:
-    """The caller's runs, last used first."""
+    """The caller's runs, or those of one project, last used first."""
     limit, offset = page(call.query, default_limit=20)
     store = call.engine.store
-    rows = store.runs.list(call.owner, limit, offset)
+    project_id = call.query.get("project_id")
+    rows = store.runs.list(call.owner, limit, offset, project_id)
     return TrainingRunsResponse(
         training_runs=[_training_run(store, row) for row in rows],
-        cursor=Cursor(offset=offset, limit=limit, total_count=store.runs.count(call.owner)),
+        cursor=Cursor(offset=offset, limit=limit, total_count=store.runs.count(call.owner, project_id)),
     )
 
 

@@ -1,7 +1,8 @@
 """Accepted operations, from the request as it came in to the result as it goes out.
 
 A row exists, with the whole request, before its request_id is told to anyone; so after a crash the engine knows
-everything that was promised. Results stay for a retention time, then only the fact that they existed does.
+everything that was promised. A request is dropped when its operation has ended. Results stay for a retention time,
+then only the fact that they existed does.
 """
 
 from __future__ import annotations
@@ -129,8 +130,8 @@ class Futures:
         """Record how operations ended, all in one commit; an operation ends once."""
         with self._database.transaction() as execute:
             execute.many(
-                "UPDATE futures SET status = ?, format = ?, result = ?, error = ?, category = ?, finished_at = ? "
-                "WHERE request_id = ? AND status = 'pending'",
+                "UPDATE futures SET status = ?, format = ?, result = ?, error = ?, category = ?, finished_at = ?, "
+                "request = NULL WHERE request_id = ? AND status = 'pending'",
                 [
                     (o.status, o.format, o.result, o.error or None, o.category or None, now, request_id)
                     for request_id, o in outcomes
@@ -146,13 +147,11 @@ class Futures:
             )
 
     def prune(self, *, fetched_before: float, finished_before: float, expired_before: float) -> int:
-        """Drop requests and results past their retention, and rows long expired; says how many expired now."""
+        """Drop results past their retention, and rows long expired; says how many expired now."""
+        expire = "UPDATE futures SET status = 'expired', result = NULL, error = NULL WHERE status IN ('done', 'failed')"
         with self._database.transaction() as execute:
-            expired = execute(
-                "UPDATE futures SET status = 'expired', result = NULL, request = NULL, error = NULL "
-                "WHERE status IN ('done', 'failed') AND (fetched_at < ? OR finished_at < ?)",
-                (fetched_before, finished_before),
-            )
+            expired = execute(f"{expire} AND fetched_at < ?", (fetched_before,))
+            expired += execute(f"{expire} AND finished_at < ?", (finished_before,))
             execute("DELETE FROM futures WHERE status = 'expired' AND finished_at < ?", (expired_before,))
         return expired
 

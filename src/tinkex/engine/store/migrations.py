@@ -58,18 +58,20 @@ MIGRATIONS: tuple[str, ...] = (
         target       TEXT NOT NULL,
         seq_id       INTEGER,
         payload_hash BLOB NOT NULL,
-        request      BLOB,
         status       TEXT NOT NULL,
         format       TEXT,
-        result       BLOB,
-        error        TEXT,
         category     TEXT,
         created_at   REAL NOT NULL,
         finished_at  REAL,
-        fetched_at   REAL
+        fetched_at   REAL,
+        -- Large columns last: reading the small ones then never walks through them.
+        error        TEXT,
+        request      BLOB,
+        result       BLOB
     );
     CREATE UNIQUE INDEX futures_by_turn ON futures (target, seq_id) WHERE seq_id IS NOT NULL;
-    CREATE INDEX futures_by_status ON futures (status, finished_at);
+    CREATE INDEX futures_by_finish ON futures (status, finished_at);
+    CREATE INDEX futures_by_fetch ON futures (status, fetched_at);
     CREATE TABLE checkpoints (
         run_id           TEXT NOT NULL,
         kind             TEXT NOT NULL,

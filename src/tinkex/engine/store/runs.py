@@ -77,17 +77,17 @@ class Runs:
         found = self._database.one("SELECT * FROM runs WHERE run_id = ?", (run_id,))
         return _run(found) if found is not None else None
 
-    def list(self, owner: str, limit: int, offset: int) -> Sequence[RunRow]:
-        """The runs of one user, last used first."""
+    def list(self, owner: str, limit: int, offset: int, project_id: str | None = None) -> Sequence[RunRow]:
+        """The runs of one user, or of one project of theirs, last used first."""
         rows = self._database.all(
-            "SELECT * FROM runs WHERE owner = ? ORDER BY used_at DESC, run_id LIMIT ? OFFSET ?",
-            (owner, limit, offset),
+            f"SELECT * {_OF_OWNER} ORDER BY used_at DESC, run_id LIMIT ? OFFSET ?",
+            (owner, project_id, project_id, limit, offset),
         )
         return [_run(row) for row in rows]
 
-    def count(self, owner: str) -> int:
-        """How many runs one user has."""
-        row = self._database.one("SELECT count(*) AS total FROM runs WHERE owner = ?", (owner,))
+    def count(self, owner: str, project_id: str | None = None) -> int:
+        """How many runs one user has, or one project of theirs."""
+        row = self._database.one(f"SELECT count(*) AS total {_OF_OWNER}", (owner, project_id, project_id))
         return int(row["total"]) if row is not None else 0
 
     def of_session(self, session_id: str) -> Sequence[RunRow]:
@@ -120,6 +120,12 @@ class Runs:
         """Note an operation on a run."""
         with self._database.transaction() as execute:
             execute("UPDATE runs SET used_at = ? WHERE run_id = ?", (now, run_id))
+
+
+_OF_OWNER = (
+    "FROM runs WHERE owner = ? AND "
+    "(? IS NULL OR session_id IN (SELECT session_id FROM sessions WHERE project_id = ?))"
+)
 
 
 def encode_lora(lora: LoraConfig | None) -> str | None:

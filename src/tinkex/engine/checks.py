@@ -1,0 +1,177 @@
+"""What a request is checked for before it is accepted, so that bad input is refused with nothing executed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tinkex.engine.access import check_free, find_checkpoint
+from tinkex.engine.backlog import Operation
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.operations import LiveRun
+from tinkex.engine.served import Base, ServedModels
+from tinkex.engine.store import CheckpointKind, CheckpointRow, RunRow, Store, check_name
+from tinkex.errors import Busy, InvalidInput, Unsupported
+from tinkex.types import (
+    CreateModelRequest,
+    ForwardBackwardRequest,
+    LoadWeightsRequest,
+    ModelInput,
+    OptimStepRequest,
+    SampleRequest,
+    SaveWeightsForSamplerRequest,
+    SaveWeightsRequest,
+)
+
+ADAM = "adamw"
+
+
+class Checks:
+    """Refuses what cannot work, with an error that says why and what to do. Safe to use from any thread."""
+
+    def __init__(
+        self, config: EngineConfig, store: Store, models: ServedModels, live: Mapping[str, LiveRun]
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._models = models
+        self._live = live
+
+    def new_run(self, base: Base, request: CreateModelRequest) -> None:
+        """Whether a run can be created as asked."""
+        if request.lora_config is None:
+            raise InvalidInput(
+                "create_model came without lora_config; this server trains LoRA adapters, not whole models. "
+                "Use create_lora_training_client."
+            )
+        if base.loaded:
+            from tinkex.engine.trainer.trainer import MAX_RANK
+
+            if request.lora_config.rank > MAX_RANK:
+                raise InvalidInput(
+                    f"lora_config.rank is {request.lora_config.rank}; this server trains ranks 1 to {MAX_RANK}."
+                )
+        self._optimizer(request.optimizer_config)
+        self._live_limit()
+
+    def new_run_from_checkpoint(self, owner: str, request: LoadWeightsRequest) -> CheckpointRow:
+        """Whether a run can be created from a checkpoint; returns that checkpoint."""
+        checkpoint = self._load(owner, request)
+        self._optimizer(request.optimizer_config)
+        self._live_limit()
+        self.same_base(
+            self._models.find(request.base_model or checkpoint.base_model), checkpoint, request.path
+        )
+        return checkpoint
+
+    def operation(self, owner: str, row: RunRow, request: Operation) -> int:
+        """Whether an operation of a run can work; returns how many tokens it will cost."""
+        match request:
+            case ForwardBackwardRequest():
+                return self._pass(row, request)
+            case OptimStepRequest():
+                if request.optimizer_params is not None:
+                    name = request.optimizer_params.get("type", "unnamed")
+                    raise Unsupported(
+                        f"the optimizer {name!r} is not offered by this server; use AdamParams."
+                    )
+                if request.adam_params is None:
+                    raise InvalidInput("optim_step needs adam_params.")
+            case SaveWeightsRequest():
+                if request.path is None:
+                    raise InvalidInput("save_weights needs a name (path).")
+                _ttl(request.ttl_seconds)
+                kind, name = CheckpointKind.WEIGHTS, check_name(request.path)
+                check_free(self._store, row.run_id, kind, name, overwrite=request.overwrite)
+            case SaveWeightsForSamplerRequest():
+                self._save_for_sampler(row, request)
+            case LoadWeightsRequest():
+                checkpoint = self._load(owner, request)
+                self.same_base(self._models.find(row.base_model), checkpoint, request.path)
+        return 0
+
+    def sample(self, base: Base, request: SampleRequest, request_id: str, ids: list[str]) -> int:
+        """Whether a sample can be drawn; returns how long its prompt is."""
+        if request.record_stability_info:
+            raise Unsupported("record_stability_info is not offered by this server; leave it out.")
+        if base.loaded:
+            from tinkex.engine.sampler.job import SampleJob
+
+            base.sampler.check(SampleJob.of(request, request_id=request_id, adapter=None, sequence_ids=ids))
+        return num_tokens(request.prompt)
+
+    def num_samples(self, request: SampleRequest) -> int:
+        """How many sequences a request asks for, if that is not too many."""
+        most = self._config.max_samples_per_request
+        if not 1 <= request.num_samples <= most:
+            raise InvalidInput(f"num_samples is {request.num_samples}; ask for 1 to {most} per request.")
+        return request.num_samples
+
+    def same_base(self, base: Base, checkpoint: CheckpointRow, path: str) -> None:
+        """Whether a checkpoint was trained on this base model."""
+        if self._models.find(checkpoint.base_model) is not base:
+            raise InvalidInput(
+                f"{path} was trained on {checkpoint.base_model}, which is another model than {base.source}."
+            )
+
+    def _pass(self, row: RunRow, request: ForwardBackwardRequest) -> int:
+        run = self._live.get(row.run_id)
+        if run is not None:
+            # A run that is still being created is checked when its turn comes: its model may not be loaded yet.
+            run.base.trainer.check(run.job(request))
+        return sum(num_tokens(datum.model_input) for datum in request.data)
+
+    def _save_for_sampler(self, row: RunRow, request: SaveWeightsForSamplerRequest) -> None:
+        if request.path is None and request.sampling_session_seq_id is None:
+            raise InvalidInput("save_weights_for_sampler needs a name (path), or a sampling_session_seq_id.")
+        if request.path is None and request.ttl_seconds is not None:
+            raise InvalidInput(
+                "ttl_seconds needs a named save; an unnamed snapshot lives as long as its session."
+            )
+        _ttl(request.ttl_seconds)
+        if request.path is not None:
+            kind = CheckpointKind.SAMPLER_WEIGHTS
+            check_free(self._store, row.run_id, kind, check_name(request.path), overwrite=False)
+
+    def _load(self, owner: str, request: LoadWeightsRequest) -> CheckpointRow:
+        if request.weights_access_token is not None:
+            raise Unsupported(
+                "weights_access_token is not offered by this server; load weights of your own, or public ones."
+            )
+        checkpoint = find_checkpoint(self._store, owner, request.path)
+        if request.optimizer and not checkpoint.has_optimizer:
+            raise InvalidInput(
+                f"{request.path} holds no optimizer state; load it without, or load a checkpoint made by save_state."
+            )
+        return checkpoint
+
+    def _optimizer(self, config: Mapping[str, Any] | None) -> None:
+        name = (config or {}).get("type", ADAM)
+        if name != ADAM:
+            raise Unsupported(f"the optimizer {name!r} is not offered by this server; use {ADAM!r}.")
+
+    def _live_limit(self) -> None:
+        if len(self._live) >= self._config.max_live_runs:
+            raise Busy(
+                f"{self._config.max_live_runs} runs are in memory, which is this server's limit; close sessions that are "
+                "done, or unload runs that are not needed."
+            )
+
+
+def num_tokens(model_input: ModelInput) -> int:
+    """The length of an input, which must be known.
+
+    >>> num_tokens(ModelInput.from_ints([1, 2, 3]))
+    3
+    """
+    try:
+        return model_input.length
+    except ValueError as error:
+        raise InvalidInput(f"the length of an input is not known: {error}") from error
+
+
+def _ttl(ttl_seconds: int | None) -> None:
+    if ttl_seconds is not None and ttl_seconds < 1:
+        raise InvalidInput(
+            f"ttl_seconds is {ttl_seconds}; give at least 1, or leave it out to keep the checkpoint."
+        )
