@@ -8,9 +8,13 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,33 +110,106 @@ def test_the_key_stays_the_same_and_data_survives_a_restart(tiny_model: Path, tm
     assert not (tmp_path / "engine").exists()
 
 
+@contextmanager
+def started(home: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A server that the test itself ends, and its address."""
+    log = (home / "log").open("ab")
+    process = subprocess.Popen(
+        [*TINKEX, "serve", "--port", "0", "--no-auth", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=log,
+        env={**os.environ, "TINKEX_HOME": str(home)},
+    )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline().decode()
+        assert "no key needed" in line, (home / "log").read_text()
+        yield process, re.search(r"http://\S+", line)[0]  # type: ignore[index]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        log.close()
+
+
+def post(url: str, name: str, body: dict[str, object]) -> tuple[int, dict[str, Any]]:
+    request = urllib.request.Request(
+        f"{url}/api/v1/{name}", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def finished(url: str, name: str, body: dict[str, object]) -> dict[str, Any]:
+    _, submitted = post(url, name, body)
+    while True:
+        status, result = post(url, "retrieve_future", {"request_id": submitted["request_id"]})
+        if status != 408:
+            return result
+
+
+def new_run(url: str) -> str:
+    session = post(url, "create_session", {})[1]["session_id"]
+    request = {"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 2}}
+    run_id: str = finished(url, "create_model", request)["model_id"]
+    return run_id
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_server_cleanly_while_clients_wait(
     number: signal.Signals, tiny_model: Path, tmp_path: Path
 ) -> None:
-    log = (tmp_path / "log").open("wb")
-    process = subprocess.Popen(
-        [*TINKEX, "serve", "--port", "0", "--model", str(tiny_model), "--no-auth"],
-        stdout=subprocess.PIPE,
-        stderr=log,
-        env={**os.environ, "TINKEX_HOME": str(tmp_path)},
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline().decode()
-        assert "no key needed" in line, (tmp_path / "log").read_text()
-        host, port = re.search(r"http://([\d.]+):(\d+)", line).groups()  # type: ignore[union-attr]
+    with started(tmp_path, "--model", f"tiny={tiny_model}") as (process, url):
+        step = {"model_id": new_run(url), "seq_id": 2, "adam_params": {}}
+        _, never = post(url, "optim_step", step)
+        answers: list[int] = []
+        poll = threading.Thread(
+            target=lambda: answers.append(
+                post(url, "retrieve_future", {"request_id": never["request_id"]})[0]
+            )
+        )
+        poll.start()
+        host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=30) as idle:
             idle.sendall(b"GET /api/v1/healthz HTTP/1.1\r\nHost: x\r\n\r\n")
             assert b"200 OK" in idle.recv(4096)
             process.send_signal(number)
-            assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()  # type: ignore[union-attr]
-        log.close()
+            assert process.wait(20) == 0
+        poll.join()
+        assert answers == [408]
     assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_after_a_kill_the_server_starts_again_and_says_how_to_go_on(tiny_model: Path, tmp_path: Path) -> None:
+    arguments = ("--model", f"tiny={tiny_model}")
+    with started(tmp_path, *arguments) as (process, url):
+        run_id = new_run(url)
+        path = finished(url, "save_weights", {"model_id": run_id, "seq_id": 1, "path": "kept"})["path"]
+        snapshot = {"model_id": run_id, "seq_id": 2, "sampling_session_seq_id": 0}
+        sampler = finished(url, "save_weights_for_sampler", snapshot)["sampling_session_id"]
+        _, pending = post(url, "optim_step", {"model_id": run_id, "seq_id": 9, "adam_params": {}})
+        process.send_signal(signal.SIGKILL)
+        process.wait(20)
+    with started(tmp_path, *arguments) as (_, url):
+        lost = post(url, "retrieve_future", {"request_id": pending["request_id"]})[1]
+        assert lost["category"] == "server"
+        assert path in lost["error"]
+        status, refused = post(url, "optim_step", {"model_id": run_id, "seq_id": 3, "adam_params": {}})
+        assert status == 410
+        assert path in refused["detail"]
+        sample = {
+            "sampling_session_id": sampler,
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5, 6]}]},
+            "sampling_params": {"max_tokens": 2, "stop": []},
+        }
+        assert len(finished(url, "asample", sample)["sequences"]) == 1
+        session = post(url, "create_session", {})[1]["session_id"]
+        load = {"session_id": session, "model_seq_id": 0, "path": path, "optimizer": True}
+        assert finished(url, "load_weights", load)["model_id"] == f"{session}:train:0"
 
 
 def test_no_auth_is_refused_on_addresses_others_can_reach(tmp_path: Path) -> None:

@@ -56,6 +56,15 @@ def test_listings_come_in_pages_with_a_total(ada: Client) -> None:
     assert ada.get("checkpoints?limit=100000").status == 400
 
 
+def test_runs_are_listed_by_project(ada: Client) -> None:
+    session = ada.post("create_session", {"project_id": "p1"}).json["session_id"]
+    run = ada.create(session)
+    listed = ada.get("training_runs?project_id=p1").json
+    assert [r["training_run_id"] for r in listed["training_runs"]] == [run]
+    assert listed["cursor"] == {"offset": 0, "limit": 20, "total_count": 1}
+    assert ada.get("training_runs?project_id=none").json["training_runs"] == []
+
+
 def test_checkpoints_of_a_run_are_listed_and_deleted(ada: Client, bob: Client, engine: Engine) -> None:
     run = ada.create()
     path = save(ada, run, 1, "a")
