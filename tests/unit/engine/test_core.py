@@ -14,7 +14,7 @@ from tinkex._wire import proto as wire_proto
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.core import Engine
 from tinkex.engine.store import Outcome, SessionRow
-from tinkex.errors import EngineError, Expired, InvalidInput, UnknownObject, Unsupported
+from tinkex.errors import Busy, EngineError, Expired, InvalidInput, UnknownObject, Unsupported
 from tinkex.types import (
     AdamParams,
     CreateModelRequest,
@@ -578,6 +578,44 @@ def test_sessions_that_are_over_release_what_they_held(tiny_model: Path, tmp_pat
         assert list((tmp_path / "engine" / "snapshots").iterdir()) == []
     finally:
         engine.close()
+
+
+def test_too_much_at_once_is_refused_for_now_and_the_number_stays_free(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    engine = Engine(config(tmp_path, tiny_model, max_pending_operations=2, max_live_runs=1))
+    engine.start()
+    try:
+        ada = Caller(engine)
+        run = ada.create()
+        with pytest.raises(Busy, match="unload"):
+            ada.create(1)
+        waiting = [ada.submit(optim_step(run, seq_id)) for seq_id in (2, 3)]
+        with pytest.raises(Busy, match="waiting already"):
+            ada.submit(forward_backward(run, 1))
+        bob = Caller(engine, owner="bob", session="b")
+        bob.run(sample(bob.sampler(base_model="tiny")))
+        assert engine.queue_state(waiting[0]).reason.startswith("waits for operation 1")
+    finally:
+        engine.close()
+
+
+def test_a_rank_beyond_the_limit_is_refused(ada: Caller) -> None:
+    ada.create()
+    with pytest.raises(InvalidInput, match="rank is 4096"):
+        ada.create(1, rank=4096)
+
+
+def test_a_deleted_checkpoint_is_gone_from_disk_and_its_sampler_says_so(ada: Caller) -> None:
+    run = ada.create()
+    path = ada.run(SaveWeightsForSamplerRequest(model_id=run, seq_id=1, path="gone"))["path"]
+    sampler = ada.sampler(model_path=path)
+    (row,) = ada.engine.store.checkpoints.of_run(run, time.time())
+    ada.engine.delete_checkpoint(row)
+    outcome = ada.outcome(ada.submit(sample(sampler, 0)))
+    assert "deleted" in outcome.error
+    assert outcome.category == "user"
+    assert not ada.engine.store.directories.resolve(row.directory).exists()
 
 
 def test_names_of_one_source_share_one_model(tiny_model: Path, tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            # Prompts and results of users lie here: nobody else on the machine needs to read them.
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = DirectoryLock(root)
         except OSError as error:
             raise SetupError(

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from tinkex.engine.store import Outcome, ResultFormat
+from tinkex.engine.waiting import Waiters
+
+DONE = Outcome.done(b"x", ResultFormat.JSON)
+
+
+def test_everyone_who_waits_for_a_request_is_woken_from_another_thread() -> None:
+    waiters = Waiters()
+
+    async def wait() -> list[Outcome | None]:
+        futures = [waiters.enter("r1"), waiters.enter("r1")]
+        other = waiters.enter("r2")
+        thread = threading.Thread(target=lambda: waiters.wake([("r1", DONE), ("r3", DONE)]))
+        thread.start()
+        outcomes = [await asyncio.wait_for(future, 10) for future in futures]
+        thread.join()
+        assert not other.done()
+        waiters.leave("r2", other)
+        return outcomes
+
+    assert asyncio.run(wait()) == [DONE, DONE]
+
+
+def test_those_whose_loop_is_gone_are_forgotten() -> None:
+    waiters = Waiters()
+
+    async def enter() -> None:
+        waiters.enter("r1")
+
+    asyncio.run(enter())
+    waiters.wake([("r1", DONE)])
+
+
+def test_nobody_waits_any_more_after_the_end() -> None:
+    waiters = Waiters()
+
+    async def wait() -> list[Outcome | None]:
+        before = waiters.enter("r1")
+        waiters.end_all()
+        return [await before, await waiters.enter("r1")]
+
+    assert asyncio.run(wait()) == [None, None]
