@@ -40,6 +40,11 @@ class Prefill:
     prompt: CachedPrompt | None = None
 
     @property
+    def age(self) -> tuple[int, int]:
+        """Sorts by arrival, the oldest first."""
+        return self.continuations[0].age
+
+    @property
     def adapter(self) -> Adapter | None:
         """The adapter the tokens are seen through."""
         return self.request.job.adapter

@@ -40,6 +40,11 @@ class Continuation:
     stop_reason: StopReason | None = None
     slot: Slot | None = None
 
+    @property
+    def age(self) -> tuple[int, int]:
+        """Sorts by arrival, the oldest first."""
+        return self.request.order, self.index
+
     def uniform(self) -> float:
         """The random number of the next token; a greedy sequence uses none up."""
         return 0.0 if self.settings.greedy else self.generator.random()

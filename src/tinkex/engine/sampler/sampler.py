@@ -262,8 +262,10 @@ class Sampler:
         joined = len(self._decoding)
         while self._ready and len(self._decoding) < self._max_batch:
             continuation, prompt = self._ready[0]
-            if not self._make_room(self._slots.cost(prompt.kv.length)) and self._decoding:
-                break
+            if self._decoding and not self._make_room(self._slots.cost(prompt.kv.length)):
+                break  # until one of those that decode has ended
+            if not self._claim(continuation, prompt.kv.length):
+                continue
             continuation.slot = self._slots.join(prompt.kv)
             self._decoding.append(continuation)
             self._ready.popleft()
@@ -275,6 +277,8 @@ class Sampler:
         """One more token for every continuation in the batch."""
         self._grow_slots()
         batch = self._decoding
+        if not batch:
+            return  # all of them gave way to older prompts
         slots = [continuation.slot for continuation in batch if continuation.slot is not None]
         segments = [(continuation.request.job.adapter, 1) for continuation in batch]
         hidden_BD = self._model.hidden(
@@ -289,30 +293,43 @@ class Sampler:
         self._extend(batch, logits_BV)
 
     def _grow_slots(self) -> None:
-        """Makes room for one more token in every slot; the youngest give way if memory is short."""
-        for continuation in sorted(self._decoding, key=_age):
+        """Makes room for one more token in every slot, the oldest first."""
+        for continuation in sorted(self._decoding, key=lambda continuation: continuation.age):
             slot = continuation.slot
-            if slot is None or not self._slots.is_full(slot):
-                continue
-            while len(self._decoding) > 1 and not self._make_room(self._slots.cost(slot.length)):
-                youngest = max(self._decoding, key=_age)
-                self._send_back(youngest)
-                if youngest is continuation:
-                    break
-            if continuation.slot is not None:
+            if slot is not None and self._slots.is_full(slot) and self._claim(continuation, slot.length):
                 self._slots.grow(slot)
 
-    def _send_back(self, continuation: Continuation) -> None:
-        """Takes a continuation's slot away and puts it back in line, to be prefilled with what it has so far."""
-        self._leave(continuation)
-        tokens_P = np.concatenate(
-            [continuation.request.job.prompt_P, np.array(continuation.tokens, np.int32)]
-        )
-        insort(
-            self._waiting,
-            Prefill(continuation.request, tokens_P, [continuation]),
-            key=lambda p: p.request.order,
-        )
+    def _claim(self, continuation: Continuation, length: int) -> bool:
+        """Makes room for a slot of this length: the youngest give way, unless one is alone and may exceed the budget.
+
+        False if this continuation was the youngest and had to go back itself.
+        """
+        while not self._make_room(self._slots.cost(length)):
+            holders: list[Continuation | Prefill] = [
+                *self._decoding,
+                *(ready for ready, _ in self._ready),
+                *self._prefilling,
+            ]
+            if len(holders) == 1:
+                return True
+            youngest = max(holders, key=lambda holder: holder.age)
+            self._send_back(youngest)
+            if youngest is continuation:
+                return False
+        return True
+
+    def _send_back(self, holder: Continuation | Prefill) -> None:
+        """Takes away the memory of a prompt or continuation and puts it back in line, with what it has so far."""
+        if isinstance(holder, Prefill):
+            self._prefilling.remove(holder)
+            self._prompts.release(holder.cached)
+            holder.prompt = None
+            again = holder
+        else:
+            self._leave(holder)
+            output_P = np.array(holder.tokens, np.int32)
+            again = Prefill(holder.request, np.concatenate([holder.request.job.prompt_P, output_P]), [holder])
+        insort(self._waiting, again, key=lambda prefill: prefill.age)
 
     def _extend(self, continuations: Sequence[Continuation], logits_BV: Tensor) -> None:
         """Draws a token for each row's continuation, and completes what ends with it."""
@@ -347,11 +364,17 @@ class Sampler:
         return continuation.stop_reason is None and continuation.request.job.request_id in self._requests
 
     def _leave(self, continuation: Continuation) -> None:
-        """Takes a continuation out of the decode batch, if it is there."""
+        """Takes a continuation out of the decode batch, or out of the line before it."""
         if continuation.slot is not None:
             self._slots.leave(continuation.slot)
             continuation.slot = None
             self._decoding = [other for other in self._decoding if other is not continuation]
+            return
+        for item in self._ready:
+            if item[0] is continuation:
+                self._ready.remove(item)
+                self._prompts.release(item[1])
+                return
 
     def _drop(self, request: Request) -> None:
         """Forgets a request, wherever its parts are."""
@@ -361,10 +384,6 @@ class Sampler:
             if prefill.request is request:
                 self._prompts.release(prefill.cached)
         self._prefilling = [prefill for prefill in self._prefilling if prefill.request is not request]
-        for continuation, prompt in self._ready:
-            if continuation.request is request:
-                self._prompts.release(prompt)
-        self._ready = deque(item for item in self._ready if item[0].request is not request)
         for continuation in request.continuations:
             self._leave(continuation)
 
@@ -374,11 +393,6 @@ def _lora_rows(segments: Sequence[tuple[Adapter | None, int]]) -> LoraRows | Non
     groups = [list(same) for _, same in groupby(segments, key=lambda segment: id(segment[0]))]
     joined = [(group[0][0], sum(count for _, count in group)) for group in groups]
     return None if all(adapter is None for adapter, _ in joined) else LoraRows(joined)
-
-
-def _age(continuation: Continuation) -> tuple[int, int]:
-    """Orders continuations by arrival, the oldest first."""
-    return continuation.request.order, continuation.index
 
 
 def _not_finite(request: Request) -> NumericalError:

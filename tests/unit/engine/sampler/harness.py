@@ -100,11 +100,13 @@ class ScriptedModel(Transformer):
         super().__init__(arch, embedding_VD=torch.zeros(arch.vocab_size, 1), layers=[], norm_D=torch.zeros(1))
         self.script = list(script)
         self.rows_per_pass: list[int] = []
+        self.segments_per_pass: list[int] = []
 
     def hidden(
         self, tokens_T: torch.Tensor, positions_T: torch.Tensor, attend: Attend, lora: LoraRows | None = None
     ) -> torch.Tensor:
         self.rows_per_pass.append(len(tokens_T))
+        self.segments_per_pass.append(0 if lora is None else len(lora.segments))
         return positions_T[:, None].float()
 
     def logits(self, hidden_TD: torch.Tensor, lora: LoraRows | None = None) -> torch.Tensor:

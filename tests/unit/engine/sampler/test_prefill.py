@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinkex.engine.sampler.prefill import share_chunk
@@ -26,6 +26,7 @@ def test_a_pass_is_shared_by_age_and_by_what_is_left(
     assert share_chunk(remaining, budget) == expected
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 1000), max_size=20), st.integers(1, 600))
 def test_a_pass_is_filled_and_never_overfilled(remaining: list[int], budget: int) -> None:
     counts = share_chunk(remaining, budget)
@@ -33,6 +34,7 @@ def test_a_pass_is_filled_and_never_overfilled(remaining: list[int], budget: int
     assert all(0 <= count <= left for count, left in zip(counts, remaining, strict=True))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=20), st.integers(2, 600))
 def test_a_long_prompt_and_the_shortest_behind_it_both_get_on(behind: list[int], budget: int) -> None:
     counts = share_chunk([10_000, *behind], budget)

@@ -253,6 +253,16 @@ def test_a_request_id_in_use_is_refused(sampler: Sampler) -> None:
         sampler.add(job([5], request_id="twice"))
 
 
+def test_rows_of_one_adapter_are_neighbours_in_every_pass(
+    model: Transformer, tokenizer: EngineTokenizer
+) -> None:
+    script = ScriptedModel(model.arch, [9] * 600)
+    adapters = [None, trained_adapter(model, 1, 1), trained_adapter(model, 1, 2)]
+    jobs = [job(random_tokens(10 + n, n), adapter=adapters[n % 3], max_tokens=5, stop=[]) for n in range(9)]
+    finish(Sampler(script, tokenizer), jobs)
+    assert max(script.segments_per_pass) == len(adapters)
+
+
 # -- cancel and failure --------------------------------------------------------------------------------------
 
 
@@ -326,10 +336,9 @@ def test_a_small_budget_makes_work_wait_and_changes_no_result(
             np.testing.assert_allclose(got_sequence.logprobs, wanted_sequence.logprobs, atol=1e-4)
 
 
-def test_the_budget_is_kept_while_more_than_one_sequence_runs(
-    model: Transformer, tokenizer: EngineTokenizer
-) -> None:
-    budget = 1000 * bytes_per_token(model.arch, model.dtype)
+@pytest.mark.parametrize("budget_tokens", [600, 1000, 2000])
+def test_the_budget_is_kept(model: Transformer, tokenizer: EngineTokenizer, budget_tokens: int) -> None:
+    budget = budget_tokens * bytes_per_token(model.arch, model.dtype)
     sampler = Sampler(model, tokenizer, prefill_chunk=32, kv_budget_bytes=budget)
     for n in range(12):
         sampler.add(job(random_tokens(20 + 10 * n, n), num_samples=2, max_tokens=150, seed=n, stop=[]))

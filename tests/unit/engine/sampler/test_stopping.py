@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinkex.engine.model.tokenizer import EngineTokenizer
@@ -99,6 +99,7 @@ def test_stop_strings_are_found_in_the_tokens_of_a_real_tokenizer(tokenizer: Eng
         assert stop.encode() not in tokenizer.decode_bytes(tokens[:at])
 
 
+@settings(deadline=None)
 @given(
     text=st.text(alphabet="ab€😀\n", max_size=40),
     stops=st.lists(st.text(alphabet="ab€😀\n", min_size=1, max_size=5), min_size=1, max_size=3),
@@ -114,6 +115,7 @@ def test_the_watch_agrees_with_a_search_through_everything(
     assert first_stop(rule(stops), pieces) == naive_first_stop(strings, pieces)
 
 
+@settings(deadline=None)
 @given(
     pieces=st.lists(st.binary(max_size=4), max_size=12),
     strings=st.lists(st.binary(min_size=1, max_size=4), min_size=1, max_size=3),
