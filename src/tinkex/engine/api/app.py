@@ -17,6 +17,7 @@ from tinkex.engine.api.call import Call, Handler
 from tinkex.engine.api.decoding import decode_request, read_number
 from tinkex.engine.api.errors import error_response, failure_response, json_response
 from tinkex.engine.api.limits import read_body
+from tinkex.engine.api.unoffered import refusing_routes
 from tinkex.engine.config import LOOPBACK_HOSTS
 from tinkex.engine.core import Engine
 from tinkex.errors import InvalidInput, TinkexError
@@ -37,11 +38,14 @@ def build_app(engine: Engine) -> Starlette:
     Example:
         >>> uvicorn.run(build_app(engine), host="127.0.0.1", port=8787)
     """
-    # Handlers first in line are found first: sampling and polling are the hot ones.
     rows = [ENDPOINTS[name] for name in HANDLERS]
-    routes = [
+    served = [
         Route(row.path, _endpoint(engine, row, HANDLERS[row.name]), methods=[row.method]) for row in rows
     ]
+    # Exact paths first, the hot ones of sampling and polling at the head; then the specific refusals.
+    exact = [route for route in served if "{" not in route.path]
+    named = [route for route in served if "{" in route.path]
+    routes = [*exact, *refusing_routes(), *named]
     return Starlette(routes=routes, exception_handlers={404: _no_such_endpoint, 405: _no_such_endpoint})
 
 
@@ -83,8 +87,5 @@ def _decode(engine: Engine, owner: str, row: Endpoint, body: bytes, content_type
 
 async def _no_such_endpoint(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 404
-    detail = (
-        f"this server does not offer {request.method} {request.url.path}; the endpoints it offers are those that "
-        "GET /api/v1/get_server_capabilities and the documentation name."
-    )
+    detail = f"this server has no endpoint {request.method} {request.url.path}; it speaks the Tinker protocol below /api/v1."
     return json_response({"detail": detail}, status)

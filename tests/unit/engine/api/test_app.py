@@ -19,10 +19,28 @@ def test_every_row_of_the_endpoint_table_has_a_handler() -> None:
     assert set(HANDLERS) == set(ENDPOINTS)
 
 
-def test_a_path_that_is_not_offered_is_refused_by_name(ada: Client) -> None:
-    answer = ada.post("join_sampling_session", {"sampling_session_id": "x"})
+@pytest.mark.parametrize(
+    ("method", "path", "name"),
+    [
+        ("POST", "join_sampling_session", "join_sampling_session"),
+        ("PUT", "training_runs/a:train:0/checkpoints/weights/x/ttl", "set_checkpoint_ttl"),
+        ("DELETE", "training_runs/a:train:0/checkpoints/weights/x/publish", "unpublish_checkpoint"),
+        ("GET", "sessions/a/trace_export", "export_session_trace"),
+    ],
+)
+def test_an_endpoint_that_is_not_offered_is_refused_by_name(
+    ada: Client, method: str, path: str, name: str
+) -> None:
+    answer = ada.call(method, f"/api/v1/{path}", {})
+    assert answer.status == 400
+    assert name in answer.detail
+    assert f"{method} /api/v1/{path}" in answer.detail
+
+
+def test_a_path_outside_the_protocol_is_named(ada: Client) -> None:
+    answer = ada.post("make_coffee", {})
     assert answer.status == 404
-    assert "POST /api/v1/join_sampling_session" in answer.detail
+    assert "POST /api/v1/make_coffee" in answer.detail
     assert ada.get("optim_step").status == 405
 
 
