@@ -167,6 +167,11 @@ class Engine:
         """Let everybody who waits for a result go without one; they will ask again."""
         self._waiters.end_all()
 
+    @property
+    def closed(self) -> bool:
+        """Whether the engine has been closed, and answers nobody any more."""
+        return self._closed
+
     def close(self) -> None:
         """Finish the operation under way, let every caller go, and close the store."""
         if not self._closed:

@@ -20,7 +20,7 @@ from tinkex.engine.api.limits import read_body
 from tinkex.engine.api.unoffered import refusing_routes
 from tinkex.engine.config import LOOPBACK_HOSTS
 from tinkex.engine.core import Engine
-from tinkex.errors import InvalidInput, TinkexError
+from tinkex.errors import InvalidInput, ModelUnavailable, TinkexError
 
 HANDLERS: Mapping[str, Handler] = {
     **sampling.HANDLERS,
@@ -52,6 +52,8 @@ def build_app(engine: Engine) -> Starlette:
 def _endpoint(engine: Engine, row: Endpoint, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     async def serve(request: Request) -> Response:
         try:
+            if engine.closed:
+                raise ModelUnavailable("this engine has been closed; start it again.")
             owner = authenticate(engine, row.name, request.headers)
             body = await read_body(request, engine.config.max_body_bytes) if row.method != "GET" else b""
             call = Call(

@@ -11,7 +11,7 @@ from tinkex.engine.store.checkpoints import Checkpoints
 from tinkex.engine.store.database import Database
 from tinkex.engine.store.directories import Directories
 from tinkex.engine.store.futures import Futures
-from tinkex.engine.store.lock import DirectoryLock
+from tinkex.engine.store.lock import LOCK_FILE, DirectoryLock
 from tinkex.engine.store.runs import Runs
 from tinkex.engine.store.samplers import Samplers
 from tinkex.engine.store.sessions import Sessions
@@ -36,6 +36,7 @@ class Store:
         try:
             # Prompts and results of users lie here: nobody else on the machine needs to read them.
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_ours(root)
             self._lock = DirectoryLock(root)
         except OSError as error:
             raise SetupError(
@@ -83,3 +84,15 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _check_ours(root: Path) -> None:
+    """Refuse a directory with other people's files: what no row mentions is cleared away at every start."""
+    if (root / DATABASE_FILE).exists():
+        return
+    foreign = next((entry.name for entry in root.iterdir() if entry.name not in {LOCK_FILE, KEY_FILE}), None)
+    if foreign is not None:
+        raise SetupError(
+            f"{root} cannot become a data directory: it holds other files ({foreign}) and no engine data; "
+            "choose an empty or new directory with --data-dir."
+        )

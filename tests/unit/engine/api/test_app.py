@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+from pathlib import Path
 
 import pytest
 import zstandard
@@ -55,7 +56,7 @@ def test_health_needs_no_key(engine: Engine) -> None:
     assert Client(build_app(engine)).get("healthz").json == {"status": "ok"}
 
 
-def test_without_auth_every_key_is_the_local_user(engine: Engine, tmp_path, tiny_model) -> None:
+def test_without_auth_every_key_is_the_local_user(tmp_path: Path, tiny_model: Path) -> None:
     open_engine = Engine(EngineConfig(home=tmp_path, models={"tiny": str(tiny_model)}, auth=False))
     try:
         client = Client(build_app(open_engine))
@@ -114,6 +115,14 @@ def test_pages_without_sense_are_refused(query: dict[str, str]) -> None:
 
 def test_refusals_that_will_not_change_are_never_a_5xx() -> None:
     assert error_response(Unsupported("no")).status_code == 400
+
+
+def test_a_closed_engine_says_so(tmp_path: Path, tiny_model: Path) -> None:
+    engine = Engine(EngineConfig(home=tmp_path, models={"tiny": str(tiny_model)}))
+    engine.close()
+    answer = Client(build_app(engine), engine.api_key).get("sessions")
+    assert answer.status == 503
+    assert "closed" in answer.detail
 
 
 def test_being_busy_says_so_in_the_clients_terms() -> None:

@@ -147,6 +147,14 @@ def test_a_data_directory_that_cannot_be_written_is_a_setup_error(tmp_path: Path
         Store(tmp_path / "file" / "engine")
 
 
+def test_a_directory_with_other_files_is_not_taken_over(tmp_path: Path) -> None:
+    thesis = tmp_path / "checkpoints" / "my" / "own" / "thesis"
+    thesis.mkdir(parents=True)
+    with pytest.raises(SetupError, match="holds other files"):
+        Store(tmp_path)
+    assert thesis.is_dir()
+
+
 def test_data_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     Store(tmp_path).close()
     connection = sqlite3.connect(tmp_path / "engine.db")
