@@ -17,7 +17,7 @@ from tinkex import types
 from tinkex.cli.plot import text_plot
 from tinkex.cli.progress import training_line
 
-QUESTION = "What is the capital of Spain?"
+QUESTION = "What is the capital of France?"
 DATA = Path(__file__).parent / "data" / "captains_log.jsonl"
 
 
@@ -44,7 +44,7 @@ def ask(sampler, tokenizer) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="base model to train")
-    parser.add_argument("--epochs", type=int, default=8, help="passes over the 16 examples (default 8)")
+    parser.add_argument("--epochs", type=int, default=5, help="passes over the 16 examples (default 5)")
     options = parser.parse_args()
     base_url = os.environ.get("TINKER_BASE_URL") or "local"
 
@@ -55,12 +55,12 @@ def main() -> None:
         print(f"\nBefore   {QUESTION}\n         {before}\n")
 
         data = [as_datum(tokenizer, json.loads(line)["messages"]) for line in DATA.open()]
-        batches = [data[:8], data[8:]] * options.epochs
+        batches = [data[i : i + 4] for i in range(0, len(data), 4)] * options.epochs
         losses = []
         with training_line(len(batches)) as line:
             for batch in batches:
                 step = training.forward_backward(batch, "cross_entropy")
-                training.optim_step(types.AdamParams(learning_rate=2e-3))
+                training.optim_step(types.AdamParams(learning_rate=1e-3))
                 answers = sum(sum(d.loss_fn_inputs["weights"].data) for d in batch)
                 losses.append(step.result().metrics["loss:sum"] / answers)
                 line.update(loss=losses[-1], num_tokens=sum(d.model_input.length for d in batch))
@@ -70,3 +70,7 @@ def main() -> None:
         print(f"\nAfter    {QUESTION}\n         {after}\n")
         print(text_plot(losses, label="loss per answer token"))
         print(f"\nCheckpoint   {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -13,6 +13,10 @@ from tests.servers import ServedEngine
 
 MODEL = "tiny/llama"
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # the official client leaves sockets to the garbage collector
+
 
 @pytest.fixture(scope="module")
 def service(served_engine: ServedEngine):
@@ -146,7 +150,7 @@ def test_custom_losses_run_on_the_client(service: tinker.ServiceClient) -> None:
 
     def squared(datums, logprobs):
         loss = sum((lp**2).sum() for lp in logprobs)
-        return loss, {"mean_logprob:mean": float(sum(lp.mean() for lp in logprobs))}
+        return loss, {"mean_logprob:mean": float(sum(lp.detach().mean() for lp in logprobs))}
 
     output = training.forward_backward_custom(data, squared).result()
     assert output.metrics["loss:sum"] > 0

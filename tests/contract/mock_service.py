@@ -1,0 +1,166 @@
+"""A service without a model behind the mock transport: it keeps the protocol's books and invents the numbers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from tests.contract.names import BASE_MODEL
+from tinkex import types
+from tinkex._wire import json, proto
+from tinkex.testing import Reply, Request, reply
+
+KEY = "tml-mock"
+
+
+class MockService:
+    """Answers every call the clients make; results are ready one loop turn after the submission."""
+
+    def __init__(self) -> None:
+        self.results: dict[str, Any] = {}
+        self.ranks: dict[str, int] = {}
+        self.metadata: dict[str, dict[str, str] | None] = {}
+        self.saved: dict[str, dict[str, types.Checkpoint]] = {}
+        self.samplers: dict[str, str | None] = {}
+        self.count = 0
+
+    async def __call__(self, request: Request) -> Reply:
+        await asyncio.sleep(0)
+        path = request.path.removeprefix("/api/v1/")
+        for prefix, handler in self.routes():
+            if path == prefix or (prefix.endswith("/") and path.startswith(prefix)):
+                return handler(request, path)
+        raise AssertionError(f"no answer for {request.method} {request.path}")
+
+    def routes(self) -> list[tuple[str, Callable[[Request, str], Reply]]]:
+        return [
+            ("client/config", lambda r, p: reply({"fwdbwd_max_chunk_len": 16})),
+            ("client/dynamic_config", lambda r, p: reply({}, 404)),
+            ("create_session", lambda r, p: reply({"session_id": self.new("session")})),
+            ("session_heartbeat", lambda r, p: reply({})),
+            ("sessions/", lambda r, p: reply({})),
+            ("get_server_capabilities", lambda r, p: reply({"supported_models": [{"model_name": BASE_MODEL}]})),
+            ("create_model", self.create_model),
+            ("get_info", self.get_info),
+            ("forward_backward", self.forward_backward),
+            ("optim_step", lambda r, p: self.later({"metrics": {"grad_norm:mean": 1.0}})),
+            ("save_weights", self.save),
+            ("save_weights_for_sampler", self.save),
+            ("load_weights", lambda r, p: self.later({"path": json.decode_any(r.body)["path"]})),
+            ("weights_info", self.weights_info),
+            ("create_sampling_session", self.create_sampler),
+            ("samplers/", self.get_sampler),
+            ("asample", self.sample),
+            ("retrieve_future", self.retrieve),
+            ("training_runs", lambda r, p: reply({"training_runs": [self.run(i) for i in self.ranks], "cursor": {"offset": 0, "limit": 20, "total_count": len(self.ranks)}})),
+            ("training_runs/", self.training_run),
+        ]  # fmt: skip
+
+    def new(self, kind: str) -> str:
+        self.count += 1
+        return f"{kind}-{self.count}"
+
+    def later(self, result: Any, **more: Any) -> Reply:
+        request_id = self.new("request")
+        self.results[request_id] = result
+        return reply({"request_id": request_id, **more})
+
+    def retrieve(self, request: Request, path: str) -> Reply:
+        return reply(self.results[json.decode_any(request.body)["request_id"]])
+
+    def create_model(self, request: Request, path: str) -> Reply:
+        body = json.decode(request.body, types.CreateModelRequest)
+        if body.base_model != BASE_MODEL:
+            return reply({"detail": f"unknown model {body.base_model!r}; served: {BASE_MODEL}"}, 404)
+        model_id = f"{body.session_id}:train:{body.model_seq_id}"
+        assert body.lora_config is not None
+        self.ranks[model_id] = body.lora_config.rank
+        self.metadata[model_id] = body.user_metadata
+        self.saved[model_id] = {}
+        return self.later({"model_id": model_id})
+
+    def get_info(self, request: Request, path: str) -> Reply:
+        model_id = json.decode_any(request.body)["model_id"]
+        return reply({"model_id": model_id, "model_data": {"model_name": BASE_MODEL}, "is_lora": True, "lora_rank": self.ranks[model_id]})  # fmt: skip
+
+    def forward_backward(self, request: Request, path: str) -> Reply:
+        body = proto.decode_forward_backward(request.body)
+        outputs = []
+        for datum in body.data:
+            targets = datum.loss_fn_inputs["target_tokens"].to_numpy()
+            outputs.append(
+                {"logprobs": types.TensorData.from_numpy(np.full(targets.shape, -0.5, np.float32))}
+            )
+        loss = 0.5 * sum(o["logprobs"].array.size for o in outputs)
+        return self.later(proto.encode_forward_backward_output(types.ForwardBackwardOutput("Mock", outputs, {"loss:sum": loss})))  # fmt: skip
+
+    def save(self, request: Request, path: str) -> Reply:
+        body = json.decode_any(request.body)
+        run, name = body["model_id"], body.get("path")
+        if name is None:
+            sampler = self.new("sampler")
+            self.samplers[sampler] = None
+            return self.later({"sampling_session_id": sampler})
+        kind = "weights" if path == "save_weights" else "sampler_weights"
+        saved = f"tinker://{run}/{kind}/{name}"
+        if saved in self.saved[run] and not body.get("overwrite"):
+            return reply({"detail": f"{saved} exists; pass overwrite=True or another name"}, 400)
+        self.saved[run][saved] = types.Checkpoint(
+            checkpoint_id=f"{kind}/{name}",
+            checkpoint_type="training" if kind == "weights" else "sampler",
+            time=datetime.now(UTC),
+            tinker_path=saved,
+        )
+        return self.later({"path": saved})
+
+    def weights_info(self, request: Request, path: str) -> Reply:
+        tinker_path = json.decode_any(request.body)["tinker_path"]
+        for run, saved in self.saved.items():
+            if tinker_path in saved:
+                return reply({"base_model": BASE_MODEL, "is_lora": True, "lora_rank": self.ranks[run]})
+        return reply({"detail": f"no checkpoint {tinker_path}"}, 404)
+
+    def create_sampler(self, request: Request, path: str) -> Reply:
+        sampler = self.new("sampler")
+        self.samplers[sampler] = json.decode_any(request.body).get("model_path")
+        return reply({"sampling_session_id": sampler})
+
+    def get_sampler(self, request: Request, path: str) -> Reply:
+        return reply({"sampler_id": path.rpartition("/")[2], "base_model": BASE_MODEL})
+
+    def sample(self, request: Request, path: str) -> Reply:
+        body = json.decode(request.body, types.SampleRequest)
+        n = body.sampling_params.max_tokens or 1
+        ids = [self.new("sequence") for _ in range(body.num_samples)]
+        prompt = np.full(body.prompt.length, -1.0, np.float32)
+        prompt[:1] = np.nan
+        response = types.SampleResponse(
+            [types.SampledSequence("length", i, np.arange(n, dtype=np.int32), np.full(n, -0.5, np.float32)) for i in ids],
+            prompt_logprobs_np=prompt if body.prompt_logprobs else None,
+        )  # fmt: skip
+        return self.later(proto.encode_sample_response(response), sample_sequence_ids=ids)
+
+    def run(self, model_id: str) -> dict[str, Any]:
+        return {
+            "training_run_id": model_id,
+            "base_model": BASE_MODEL,
+            "model_owner": "me",
+            "is_lora": True,
+            "lora_rank": self.ranks[model_id],
+            "last_request_time": datetime.now(UTC),
+            "user_metadata": self.metadata[model_id],
+        }
+
+    def training_run(self, request: Request, path: str) -> Reply:
+        _, model_id, *rest = path.split("/", 3)
+        if not rest:
+            return reply(self.run(model_id))
+        if request.method == "DELETE":
+            kind, name = path.split("/")[-2:]
+            del self.saved[model_id][f"tinker://{model_id}/{kind}/{name}"]
+            return reply({})
+        return reply({"checkpoints": list(self.saved[model_id].values())})

@@ -1,0 +1,3 @@
+"""What the contract calls its model."""
+
+BASE_MODEL = "tiny/llama"
