@@ -19,7 +19,7 @@ class ByteBudget:
 
     def __init__(self, limit: int) -> None:
         self._balance = limit
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     @asynccontextmanager
     async def reserve(self, num_bytes: int) -> AsyncIterator[None]:
@@ -32,29 +32,26 @@ class ByteBudget:
 
     async def take(self, num_bytes: int) -> None:
         """Waits for room and takes ``num_bytes``; pair it with :meth:`give_back`."""
-        if self._balance < 0 or self._waiting:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
-                else:  # our turn had come at the moment we were cancelled: hand it on
-                    self._wake()
-                raise
-        self._balance -= num_bytes
-        self._wake()
+        if self._balance >= 0 and not self._waiting:
+            self._balance -= num_bytes
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        place = (turn, num_bytes)
+        self._waiting.append(place)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # the turn had come at the moment of the cancellation
+                self.give_back(num_bytes)
+            elif place in self._waiting:
+                self._waiting.remove(place)
+            raise
 
     def give_back(self, num_bytes: int) -> None:
-        """Returns bytes that were taken."""
+        """Returns bytes that were taken, and lets in those who fit now."""
         self._balance += num_bytes
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiting and self._balance >= 0:
-            turn = self._waiting.popleft()
-            if turn.done():
-                self._wake()
-            else:
+        while self._waiting and self._balance >= 0:
+            turn, wanted = self._waiting.popleft()
+            if not turn.done():
+                self._balance -= wanted
                 turn.set_result(None)

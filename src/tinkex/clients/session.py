@@ -91,6 +91,10 @@ class Session:
         opening = self._opening
         try:
             return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if opening.cancelled():
+                self.check_open()  # close() cancelled the opening, not the caller that waits for it
+            raise
         finally:
             if opening.done() and self._opening is opening:
                 self._opening = None  # a failure is tried again by the next caller

@@ -1,0 +1,111 @@
+"""The turnstile: numbers at the call, turns in order, and nothing that wedges it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinkex.clients._ordering import Turn, Turnstile
+
+
+def test_numbers_start_at_one_and_have_no_gaps() -> None:
+    turnstile = Turnstile()
+    taken = [number for count in (1, 3, 0, 2) for number in turnstile.reserve(count).seq_ids]
+    assert taken == [1, 2, 3, 4, 5, 6]
+
+
+def test_threads_never_get_the_same_number() -> None:
+    turnstile = Turnstile()
+    taken: list[int] = []
+
+    def take() -> None:
+        for _ in range(200):
+            taken.extend(turnstile.reserve(2).seq_ids)
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == list(range(1, 1601))
+
+
+async def test_a_turn_waits_for_all_earlier_ones() -> None:
+    turnstile = Turnstile()
+    first, second, third = (turnstile.reserve() for _ in range(3))
+    order: list[int] = []
+
+    async def go(turn: Turn, number: int) -> None:
+        async with turn:
+            order.append(number)
+
+    waiting = [asyncio.ensure_future(go(third, 3)), asyncio.ensure_future(go(second, 2))]
+    await asyncio.sleep(0.01)
+    assert order == []
+    await go(first, 1)
+    await asyncio.gather(*waiting)
+    assert order == [1, 2, 3]
+
+
+async def test_a_failure_lets_the_next_one_go() -> None:
+    turnstile = Turnstile()
+    first, second = turnstile.reserve(), turnstile.reserve()
+    with pytest.raises(LookupError):
+        async with first:
+            raise LookupError
+    async with asyncio.timeout(1), second:
+        pass
+
+
+async def test_a_turn_forfeited_before_its_time_still_keeps_the_order() -> None:
+    turnstile = Turnstile()
+    first, second, third = (turnstile.reserve() for _ in range(3))
+    forfeit = asyncio.ensure_future(second.forfeit())
+    last = asyncio.ensure_future(third.forfeit())
+    await asyncio.sleep(0.01)
+    assert not last.done()
+    async with first:
+        pass
+    await asyncio.gather(forfeit, last)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.sampled_from(["pass", "fail", "cancel waiting", "cancel inside"]), max_size=12), st.randoms()
+)
+def test_no_mixture_of_failures_and_cancellations_wedges_or_reorders(fates: list[str], rng: object) -> None:
+    async def main() -> None:
+        turnstile = Turnstile()
+        turns = [(number, fate, turnstile.reserve()) for number, fate in enumerate(fates)]
+        rng.shuffle(turns)  # type: ignore[attr-defined]
+        entered: list[int] = []
+        gate = asyncio.Event()
+
+        async def go(number: int, fate: str, turn: Turn) -> None:
+            async with turn:
+                await gate.wait()
+                entered.append(number)
+                if fate == "fail":
+                    raise LookupError
+                if fate == "cancel inside":
+                    raise asyncio.CancelledError
+                await asyncio.sleep(0)
+
+        tasks = [(fate, asyncio.ensure_future(go(number, fate, turn))) for number, fate, turn in turns]
+        await asyncio.sleep(0)
+        for fate, task in tasks:
+            if fate == "cancel waiting":
+                task.cancel()
+        gate.set()
+        async with asyncio.timeout(5):
+            await asyncio.gather(*(task for _, task in tasks), return_exceptions=True)
+            async with turnstile.reserve():
+                pass
+        assert entered == sorted(entered)
+        assert set(entered) >= {number for number, fate, _ in turns if fate != "cancel waiting"}
+
+    asyncio.run(main())

@@ -1,0 +1,322 @@
+"""The sampling client: many at once, back-pressure, lost results, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.scripted import ScriptedServer, sampled
+from tinkex import types
+from tinkex.clients.sampling import RetryConfig, SamplingClient
+from tinkex.clients.service import ServiceClient
+from tinkex.errors import (
+    APIConnectionError,
+    APIResponseValidationError,
+    BadRequestError,
+    ClosedError,
+    NotFoundError,
+    RequestFailedError,
+    ResultExpiredError,
+)
+from tinkex.testing import Reply, Request, reply
+
+PROMPT = types.ModelInput.from_ints([1, 2, 3])
+PARAMS = types.SamplingParams(max_tokens=4)
+QUICK = RetryConfig(retry_delay_base=0.01, retry_delay_max=0.02)
+
+
+@pytest.fixture
+def server() -> ScriptedServer:
+    return ScriptedServer()
+
+
+@pytest.fixture
+def service(server: ScriptedServer) -> Iterator[ServiceClient]:
+    with ServiceClient(transport=server.transport) as client:
+        yield client
+
+
+@pytest.fixture
+def sampler(service: ServiceClient) -> SamplingClient:
+    return service.create_sampling_client(base_model="toy", retry_config=QUICK)
+
+
+def test_a_sample_is_a_plain_future_of_a_typed_response(sampler: SamplingClient) -> None:
+    future = sampler.sample(PROMPT, 2, PARAMS)
+    assert type(future) is concurrent.futures.Future
+    response = future.result(timeout=10)
+    assert [s.tokens for s in response.sequences] == [[1, 2, 3], [1, 2, 3]]
+    assert [s.sequence_id for s in response.sequences] == ["seq-0-0", "seq-0-1"]
+
+
+def test_the_request_holds_every_option(server: ScriptedServer, sampler: SamplingClient) -> None:
+    targets = types.TensorData.from_numpy(np.array([[1, -1], [2, 3]]))
+    sampler.sample(PROMPT, 1, PARAMS, True, 2, 3, targets, 0, 2).result(timeout=10)  # noqa: FBT003
+    request: types.SampleRequest = server.values("asample")[0]
+    assert request.sampling_session_id == sampler._sampling_session_id == "sess-1:sample:0"
+    assert (request.seq_id, request.num_samples, request.prompt) == (0, 1, PROMPT)
+    assert (request.prompt_logprobs, request.topk_prompt_logprobs, request.topk_sample_logprobs) == (
+        True,
+        2,
+        3,
+    )
+    assert request.target_prompt_logprobs is not None
+    assert request.target_prompt_logprobs.tolist() == [[1, -1], [2, 3]]
+    assert request.prompt_logprobs_last_n == 2
+    headers = next(r.headers for r in server.transport.requests if r.path.endswith("asample"))
+    assert headers["x-tinker-sampling-backpressure"] == "1"
+
+
+def test_many_samples_from_many_threads_have_numbers_of_their_own(
+    server: ScriptedServer, sampler: SamplingClient
+) -> None:
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        futures = [f.result() for f in [pool.submit(sampler.sample, PROMPT, 1, PARAMS) for _ in range(100)]]
+    for future in futures:
+        future.result(timeout=10)
+    assert sorted(r.seq_id for r in server.values("asample")) == list(range(100))
+
+
+def test_async_sampling_works_on_one_new_loop_after_another(sampler: SamplingClient) -> None:
+    async def main() -> list[types.SampleResponse]:
+        return list(await asyncio.gather(*(sampler.sample_async(PROMPT, 1, PARAMS) for _ in range(5))))
+
+    for _ in range(3):
+        assert len(asyncio.run(main())) == 5
+    assert inspect.iscoroutinefunction(SamplingClient.sample_async)
+
+
+def test_async_sampling_goes_through_sample(service: ServiceClient, sampler: SamplingClient) -> None:
+    seen: list[int] = []
+
+    class Captured(SamplingClient):
+        def sample(self, *arguments: Any, **keywords: Any) -> Any:
+            seen.append(1)
+            return super().sample(*arguments, **keywords)
+
+    captured = Captured(sampler._session, sampler._opened, sampling_session_id="x")
+    asyncio.run(captured.sample_async(PROMPT, num_samples=1, sampling_params=PARAMS))
+    assert seen == [1]
+
+
+def test_logprobs_of_a_prompt_begin_with_none(server: ScriptedServer, sampler: SamplingClient) -> None:
+    assert sampler.compute_logprobs(PROMPT).result(timeout=10) == [None, -0.5, -0.5]
+    assert asyncio.run(sampler.compute_logprobs_async(PROMPT, 1)) == [None, -0.5, -0.5]
+    first, second = server.values("asample")
+    assert (first.num_samples, first.sampling_params.max_tokens, first.prompt_logprobs) == (1, 1, True)
+    assert second.prompt_logprobs_last_n == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "error", "words"),
+    [
+        (([1, 2], 1, PARAMS), {}, TypeError, "ModelInput.from_ints"),
+        ((PROMPT, 0, PARAMS), {}, ValueError, "num_samples"),
+        ((PROMPT, 1, {"max_tokens": 1}), {}, TypeError, "SamplingParams"),
+        ((PROMPT, 1, PARAMS), {"prompt_alt_tokens_k": -1}, ValueError, "prompt_alt_tokens_k"),
+        ((PROMPT, 1, PARAMS), {"prompt_logprobs_last_n": 1}, ValueError, "include_prompt_logprobs"),
+        (
+            (PROMPT, 1, PARAMS),
+            {"prompt_logprobs_last_n": 0, "include_prompt_logprobs": True},
+            ValueError,
+            "last_n",
+        ),
+        (
+            (PROMPT, 1, PARAMS),
+            {"target_prompt_logprobs": types.TensorData([1.0], "float32", [1, 1])},
+            ValueError,
+            "int64",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_call_is_said_at_the_call(
+    server: ScriptedServer,
+    sampler: SamplingClient,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    error: type[Exception],
+    words: str,
+) -> None:
+    with pytest.raises(error, match=words):
+        sampler.sample(*arguments, **keywords)
+    assert not server.values("asample")
+
+
+def test_push_back_pauses_and_sends_the_same_number_again(
+    server: ScriptedServer, sampler: SamplingClient
+) -> None:
+    refusals = [reply({"detail": "full"}, status=429), reply({"detail": "full"}, status=429)]
+
+    def full(value: types.SampleRequest, request: Request) -> Reply:
+        return refusals.pop() if refusals else server.on_asample(value, request)
+
+    server.answers["asample"] = full
+    began = time.monotonic()
+    assert len(sampler.sample(PROMPT, 1, PARAMS).result(timeout=30).sequences) == 1
+    assert time.monotonic() - began >= 1.9
+    assert [r.seq_id for r in server.values("asample")] == [0, 0, 0]
+
+
+def test_a_lost_submission_is_sent_again_under_its_number(
+    server: ScriptedServer, sampler: SamplingClient
+) -> None:
+    answers: list[Any] = [APIConnectionError(None, "cut"), reply(status=503)]
+
+    def flaky(value: types.SampleRequest, request: Request) -> Reply:
+        if not answers:
+            return server.on_asample(value, request)
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    server.answers["asample"] = flaky
+    sampler.sample(PROMPT, 1, PARAMS).result(timeout=30)
+    assert [r.seq_id for r in server.values("asample")] == [0, 0, 0]
+
+
+def test_a_lost_result_is_sampled_anew_under_a_new_number(
+    server: ScriptedServer, sampler: SamplingClient
+) -> None:
+    gone = [reply({"detail": "gone"}, status=410)] * 2
+
+    def poll(value: types.FutureRetrieveRequest, request: Request) -> Reply:
+        return gone.pop() if gone else server.on_retrieve_future(value, request)
+
+    server.answers["retrieve_future"] = poll
+    assert len(sampler.sample(PROMPT, 1, PARAMS).result(timeout=30).sequences) == 1
+    assert [r.seq_id for r in server.values("asample")] == [0, 1, 2]
+
+
+def test_retries_can_be_switched_off(server: ScriptedServer, service: ServiceClient) -> None:
+    server.answers["retrieve_future"] = lambda *_: reply({"detail": "gone"}, status=410)
+    stubborn = RetryConfig(enable_retry_logic=False)
+    sampler = service.create_sampling_client(base_model="toy", retry_config=stubborn)
+    with pytest.raises(ResultExpiredError, match="req-0"):
+        sampler.sample(PROMPT, 1, PARAMS).result(timeout=10)
+
+
+def test_retries_end_when_nothing_finishes_any_more(server: ScriptedServer, service: ServiceClient) -> None:
+    server.answers["retrieve_future"] = lambda *_: reply({"detail": "gone"}, status=410)
+    config = RetryConfig(retry_delay_base=0.01, retry_delay_max=0.02, progress_timeout=0.1)
+    sampler = service.create_sampling_client(base_model="toy", retry_config=config)
+    with pytest.raises(ResultExpiredError):
+        sampler.sample(PROMPT, 1, PARAMS).result(timeout=10)
+    assert len(server.values("asample")) > 2
+
+
+@pytest.mark.parametrize(("status", "kind"), [(400, BadRequestError), (404, NotFoundError)])
+def test_a_refusal_is_raised_at_once_as_its_typed_error(
+    server: ScriptedServer, sampler: SamplingClient, status: int, kind: type[Exception]
+) -> None:
+    server.answers["asample"] = lambda *_: reply({"detail": "no"}, status=status)
+    with pytest.raises(kind):
+        sampler.sample(PROMPT, 1, PARAMS).result(timeout=10)
+    assert len(server.values("asample")) == 1
+
+
+def test_a_failed_sample_is_not_tried_again(server: ScriptedServer, sampler: SamplingClient) -> None:
+    failed = {"error": "prompt too long", "category": "user"}
+    server.answers["asample"] = lambda *_: server.accept(reply(failed), sample_sequence_ids=["a"])
+    with pytest.raises(RequestFailedError, match="too long"):
+        sampler.sample(PROMPT, 1, PARAMS).result(timeout=10)
+    assert len(server.values("asample")) == 1
+
+
+@pytest.mark.parametrize("ids", [None, [], ["a", "b"]])
+def test_a_server_that_names_the_wrong_sequences_is_told_apart(
+    server: ScriptedServer, sampler: SamplingClient, ids: list[str] | None
+) -> None:
+    more = {} if ids is None else {"sample_sequence_ids": ids}
+    server.answers["asample"] = lambda value, _: server.accept(reply(sampled(value)), **more)
+    with pytest.raises(APIResponseValidationError, match="sample_sequence_ids"):
+        sampler.sample(PROMPT, 1, PARAMS).result(timeout=10)
+
+
+async def never(*_: Any) -> Reply:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.002)
+
+
+def test_cancelling_tells_a_server_that_wants_to_know(server: ScriptedServer) -> None:
+    server.answers["client_dynamic_config"] = lambda *_: reply({"sample_cancel_enabled": True})
+    server.answers["retrieve_future"] = never
+    with ServiceClient(transport=server.transport) as service:
+        sampler = service.create_sampling_client(base_model="toy")
+        future = sampler.sample(PROMPT, 1, PARAMS)
+        wait_for(lambda: server.values("retrieve_future"))
+        assert future.cancel()
+        wait_for(lambda: server.values("cancel_future"))
+    assert server.values("cancel_future")[0].request_id == "req-0"
+
+
+def test_cancelling_an_awaited_sample_cancels_the_sample(
+    server: ScriptedServer, sampler: SamplingClient
+) -> None:
+    server.answers["retrieve_future"] = never
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(sampler.sample_async(PROMPT, 1, PARAMS))
+        while not server.values("retrieve_future"):  # noqa: ASYNC110 - set by another thread
+            await asyncio.sleep(0.002)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(main())
+    wait_for(lambda: sampler._under_way == 0)
+    assert not server.values("cancel_future")
+
+
+def test_samples_under_way_are_bounded(server: ScriptedServer, service: ServiceClient) -> None:
+    server.answers["retrieve_future"] = never
+    sampler = service.create_sampling_client(base_model="toy", retry_config=RetryConfig(max_connections=3))
+    futures = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(10)]
+    wait_for(lambda: len(server.values("retrieve_future")) == 3)
+    threading.Event().wait(0.05)
+    assert len(server.values("asample")) == 3
+    for future in futures:
+        future.cancel()
+
+
+def test_the_base_model_is_known_by_asking(sampler: SamplingClient) -> None:
+    assert sampler.get_base_model() == "toy"
+    assert asyncio.run(sampler.get_base_model_async()) == "toy"
+
+
+def test_a_sampler_needs_a_model_and_a_proper_path(service: ServiceClient) -> None:
+    with pytest.raises(ValueError, match="model_path"):
+        service.create_sampling_client()
+    with pytest.raises(ValueError, match="tinker://"):
+        service.create_sampling_client(model_path="weights/1")
+
+
+def test_a_closed_client_refuses(service: ServiceClient, sampler: SamplingClient) -> None:
+    service.close("success").result(timeout=10)
+    with pytest.raises(ClosedError):
+        sampler.sample(PROMPT, 1, PARAMS)
+    with pytest.raises(ClosedError):
+        sampler.get_base_model()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_connections": 0}, {"progress_timeout": 0}, {"retry_delay_max": 0.1}, {"jitter_factor": 2}]
+)
+def test_a_retry_config_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        RetryConfig(**wrong)

@@ -1,0 +1,188 @@
+"""Sessions: opened late, kept alive, ended once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.scripted import ScriptedServer
+from tinkex import types
+from tinkex._transport.caller import Caller
+from tinkex._transport.retry import RetryPolicy
+from tinkex.clients.session import Session
+from tinkex.config import Config
+from tinkex.errors import APIConnectionError, ClosedError, InternalServerError
+from tinkex.events import Event, HeartbeatLost, ServerMessage, SessionClosed, SessionLost, SessionOpened
+from tinkex.testing import Reply, Request, reply
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+    def of(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def session_on(
+    server: ScriptedServer, sink: Recorder | None = None, heartbeat_s: float = 3600.0, **more: Any
+) -> Session:
+    config = Config(
+        api_key="tml-x", base_url="http://mock", tags=("a",), user_metadata={"who": "me"}, project_id="p1"
+    )
+    policy = RetryPolicy(base_s=0.001, cap_s=0.002, total_s=0.05)
+    caller = Caller(server.transport, config, sink=sink, policy=policy)
+    return Session(caller, display_name="shown", heartbeat_s=heartbeat_s, **more)
+
+
+async def test_a_session_is_opened_once_for_all_who_need_it() -> None:
+    server = ScriptedServer()
+    session = session_on(server)
+    assert server.calls == []
+    opened = await asyncio.gather(*(session.opened() for _ in range(5)))
+    assert {o.session_id for o in opened} == {"sess-1"}
+    assert server.names() == ["client_config", "client_dynamic_config", "create_session"]
+    created = server.values("create_session")[0]
+    assert (created.tags, created.user_metadata) == (["a"], {"who": "me"})
+    assert (created.project_id, created.display_name, created.sdk_version) == ("p1", "shown", "0.36.0")
+    await session.close("success")
+
+
+async def test_the_server_s_settings_are_taken_over() -> None:
+    server = ScriptedServer(
+        client_config=lambda *_: reply({"fwdbwd_max_chunk_len": 7, "novelty": 1}),
+        client_dynamic_config=lambda *_: reply({"sample_cancel_enabled": True}),
+    )
+    session = session_on(server)
+    assert (await session.opened()).client_config.fwdbwd_max_chunk_len == 7
+    assert session.dynamic_config.sample_cancel_enabled
+    await session.close("success")
+
+
+async def test_a_server_without_client_config_is_refused_and_can_be_tried_again() -> None:
+    answers = [reply({"detail": "x"}, status=500)] * 100
+
+    def config(*_: Any) -> Reply:
+        return answers.pop() if answers else reply({})
+
+    session = session_on(ScriptedServer(client_config=config))
+    with pytest.raises(InternalServerError):
+        await session.opened()
+    answers.clear()
+    assert (await session.opened()).session_id == "sess-1"
+    await session.close("success")
+
+
+async def test_messages_of_the_server_are_told() -> None:
+    recorder = Recorder()
+    created = {"session_id": "s9", "info_message": "hello", "warning_message": "old client"}
+    session = session_on(ScriptedServer(create_session=lambda *_: reply(created)), recorder)
+    await session.opened()
+    assert recorder.of(SessionOpened) == [SessionOpened("s9")]
+    assert recorder.of(ServerMessage) == [
+        ServerMessage("s9", "info", "hello"),
+        ServerMessage("s9", "warning", "old client"),
+    ]
+    await session.close("success")
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - set by another thread
+            await asyncio.sleep(0.005)
+
+
+async def test_the_session_is_kept_alive() -> None:
+    server = ScriptedServer()
+    session = session_on(server, heartbeat_s=0.01)
+    await session.opened()
+    await until(lambda: len(server.values("session_heartbeat")) >= 3)
+    assert server.values("session_heartbeat")[0].session_id == "sess-1"
+    await session.close("success")
+    beats = len(server.values("session_heartbeat"))
+    await asyncio.sleep(0.05)
+    assert len(server.values("session_heartbeat")) == beats
+
+
+@pytest.mark.parametrize("status", [410, 404, 401])
+async def test_a_server_that_wants_no_more_heartbeats_gets_none(status: int) -> None:
+    recorder = Recorder()
+    server = ScriptedServer(session_heartbeat=lambda *_: reply({"detail": "gone"}, status=status))
+    session = session_on(server, recorder, heartbeat_s=0.01)
+    await session.opened()
+    await until(lambda: recorder.of(SessionLost))
+    await asyncio.sleep(0.05)
+    assert len(server.values("session_heartbeat")) == 1
+    await session.close("success")
+
+
+@pytest.mark.parametrize("trouble", [reply(status=503), reply(status=429), APIConnectionError(None, "cut")])
+async def test_trouble_that_passes_never_ends_a_session_but_is_told(
+    trouble: Reply | APIConnectionError,
+) -> None:
+    def answer(*_: Any) -> Reply:
+        if isinstance(trouble, APIConnectionError):
+            raise trouble
+        return trouble
+
+    recorder = Recorder()
+    server = ScriptedServer(session_heartbeat=answer)
+    session = session_on(server, recorder, heartbeat_s=0.01, heartbeat_warning_s=0.03)
+    await session.opened()
+    await until(lambda: len(recorder.of(HeartbeatLost)) >= 2)
+    assert not recorder.of(SessionLost)
+    server.answers.clear()
+    beats = len(server.values("session_heartbeat"))
+    await until(lambda: len(server.values("session_heartbeat")) > beats + 1)
+    await session.close("success")
+
+
+async def test_closing_tells_the_server_how_it_went_once() -> None:
+    recorder = Recorder()
+    server = ScriptedServer()
+    session = session_on(server, recorder)
+    await session.opened()
+    await session.close("errored", "ran out of data")
+    await session.close("success")
+    finish: types.FinishSessionRequest = server.values("finish_session")[0]
+    assert (finish.reason.type, finish.detail) == ("errored", "ran out of data")
+    assert len(server.values("finish_session")) == 1
+    assert server.transport.closed
+    assert recorder.of(SessionClosed) == [SessionClosed("sess-1", "errored")]
+    with pytest.raises(ClosedError, match="closed"):
+        await session.opened()
+
+
+async def test_a_session_that_was_never_opened_closes_without_a_request() -> None:
+    server = ScriptedServer()
+    await session_on(server).close("success")
+    assert server.calls == []
+
+
+async def test_a_server_that_is_gone_does_not_keep_a_program_from_ending() -> None:
+    def gone(_: Any, request: Request) -> Reply:
+        raise APIConnectionError(None, "cut")
+
+    recorder = Recorder()
+    session = session_on(ScriptedServer(finish_session=gone), recorder)
+    await session.opened()
+    await session.close("success")
+    assert recorder.of(SessionClosed) == [SessionClosed("sess-1", "success", "cut")]
+
+
+async def test_closing_while_opening_ends_the_opening() -> None:
+    async def never(*_: Any) -> Reply:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    session = session_on(ScriptedServer(client_config=never))
+    opening = asyncio.ensure_future(session.opened())
+    await asyncio.sleep(0.01)
+    await session.close("interrupted")
+    with pytest.raises(ClosedError):
+        await opening

@@ -1,0 +1,176 @@
+"""Settings: where they come from, what they accept, and that secrets stay secret."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinkex.config import DEFAULT_BASE_URL, SETTINGS, Config, mask
+from tinkex.errors import ConfigError, TinkexError
+
+KEY = "tml-0123456789abcdef"
+
+
+def resolve(environ: dict[str, str] | None = None, **arguments: Any) -> Config:
+    return Config.resolve(environ={"HOME": "/nowhere", **(environ or {})}, **arguments)
+
+
+def test_an_argument_wins_over_the_environment_and_that_over_the_default() -> None:
+    environ = {"TINKER_API_KEY": KEY, "TINKER_BASE_URL": "http://env:1"}
+    assert resolve(environ, base_url="http://argument:2").base_url == "http://argument:2"
+    assert resolve(environ).base_url == "http://env:1"
+    assert resolve({"TINKER_API_KEY": KEY}).base_url == DEFAULT_BASE_URL
+
+
+@pytest.mark.parametrize("empty", ["", "   "])
+def test_an_empty_environment_variable_is_unset(empty: str) -> None:
+    config = resolve({"TINKER_API_KEY": KEY, "TINKER_BASE_URL": empty, "TINKER_PROJECT_ID": empty})
+    assert config.base_url == DEFAULT_BASE_URL
+    assert config.project_id is None
+
+
+def test_every_setting_is_read_from_its_environment_variable() -> None:
+    config = resolve(
+        {
+            "TINKER_API_KEY": "eyJhbGciOi",
+            "TINKER_BASE_URL": "https://host/prefix/",
+            "TINKER_PROJECT_ID": "p1",
+            "TINKER_TAGS": "a, b,,a",
+            "TINKEX_TIMEOUT": "2.5",
+            "TINKEX_MAX_RETRIES": "3",
+            "TINKEX_DEFAULT_HEADERS": '{"x-team": "alpha", "x-n": 3}',
+            "TINKEX_DEFAULT_QUERY": '{"trace": "1"}',
+            "CLOUDFLARE_ACCESS_CLIENT_ID": "cf-id",
+            "CLOUDFLARE_ACCESS_CLIENT_SECRET": "cf-secret",
+            "TINKEX_PROXY": "http://user:hidden@proxy:3128",
+        }
+    )
+    assert config == Config(
+        api_key="eyJhbGciOi",
+        base_url="https://host/prefix",
+        project_id="p1",
+        tags=("a", "b"),
+        timeout=2.5,
+        max_retries=3,
+        default_headers={"x-team": "alpha", "x-n": "3"},
+        default_query={"trace": "1"},
+        cloudflare_client_id="cf-id",
+        cloudflare_client_secret="cf-secret",
+        proxy="http://user:hidden@proxy:3128",
+    )
+    assert {s.env for s in SETTINGS.values()} >= {"TINKER_API_KEY", "TINKEX_PROXY"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "arguments", "source"),
+    [
+        ({"TINKER_API_KEY": "secret"}, {}, "environment variable TINKER_API_KEY"),
+        ({}, {"api_key": "secret"}, "argument api_key"),
+        ({"TINKER_BASE_URL": "host:8787"}, {"api_key": KEY}, "environment variable TINKER_BASE_URL"),
+        ({}, {"api_key": KEY, "base_url": "ftp://host"}, "argument base_url"),
+        ({}, {"api_key": KEY, "base_url": "http://host:99999"}, "argument base_url"),
+        ({}, {"api_key": KEY, "base_url": "http://user:pw@host"}, "argument base_url"),
+        ({"TINKEX_TIMEOUT": "soon"}, {"api_key": KEY}, "environment variable TINKEX_TIMEOUT"),
+        ({}, {"api_key": KEY, "timeout": 0}, "argument timeout"),
+        ({}, {"api_key": KEY, "timeout": float("inf")}, "argument timeout"),
+        ({"TINKEX_MAX_RETRIES": "-1"}, {"api_key": KEY}, "environment variable TINKEX_MAX_RETRIES"),
+        ({"TINKEX_DEFAULT_HEADERS": "x-a: b"}, {"api_key": KEY}, "TINKEX_DEFAULT_HEADERS"),
+        ({}, {"api_key": KEY, "default_headers": {"bad name": "x"}}, "argument default_headers"),
+        ({}, {"api_key": KEY, "default_headers": {"x-a": "two\nlines"}}, "argument default_headers"),
+        ({"TINKEX_PROXY": "proxy"}, {"api_key": KEY}, "environment variable TINKEX_PROXY"),
+        ({}, {"api_key": KEY, "user_metadata": ["a"]}, "argument user_metadata"),
+        ({}, {"api_key": KEY, "tags": [1]}, "argument tags"),
+    ],
+)
+def test_a_bad_value_is_refused_with_the_place_it_came_from(
+    environ: dict[str, str], arguments: dict[str, Any], source: str
+) -> None:
+    with pytest.raises(ConfigError, match=source) as caught:
+        resolve(environ, **arguments)
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, TinkexError)
+
+
+def test_a_config_built_by_hand_is_checked_too() -> None:
+    with pytest.raises(ConfigError, match="timeout"):
+        Config(timeout=-1)
+
+
+def test_an_unknown_setting_is_named() -> None:
+    with pytest.raises(TypeError, match="retries"):
+        resolve(api_key=KEY, retries=3)
+
+
+def test_a_missing_key_says_how_to_give_one() -> None:
+    with pytest.raises(ConfigError, match=r"TINKER_API_KEY.*'local'"):
+        resolve()
+
+
+def test_the_local_engine_needs_no_key() -> None:
+    config = resolve({"TINKER_BASE_URL": "local"})
+    assert config.is_local
+    assert config.api_key is None
+    assert not config.is_hosted
+
+
+def test_a_credential_command_is_refused_not_ignored() -> None:
+    with pytest.raises(ConfigError, match="TINKER_CREDENTIAL_CMD"):
+        resolve({"TINKER_CREDENTIAL_CMD": "echo tml-x"})
+    assert resolve({"TINKER_CREDENTIAL_CMD": "echo tml-x"}, api_key=KEY).api_key == KEY
+
+
+@pytest.fixture
+def credentials(tmp_path: Path) -> Path:
+    path = tmp_path / "credentials.json"
+    path.write_text(json.dumps({"version": 1, "default": "k1", "keys": {"k1": {"key": KEY}}}))
+    return path
+
+
+def test_the_stored_default_key_is_the_last_resort(credentials: Path) -> None:
+    assert resolve(credentials=credentials).api_key == KEY
+    assert resolve({"TINKER_API_KEY": "tml-other"}, credentials=credentials).api_key == "tml-other"
+
+
+def test_a_login_without_default_leaves_the_key_missing(credentials: Path) -> None:
+    credentials.write_text(json.dumps({"version": 1, "default": None, "keys": {}}))
+    with pytest.raises(ConfigError, match="no API key"):
+        resolve(credentials=credentials)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"default": "k9", "keys": {}}'])
+def test_a_broken_credentials_file_is_named(credentials: Path, content: str) -> None:
+    credentials.write_text(content)
+    with pytest.raises(ConfigError, match=r"credentials\.json"):
+        resolve(credentials=credentials)
+
+
+def test_no_secret_is_in_the_text_form_or_in_errors() -> None:
+    config = resolve(
+        api_key=KEY,
+        proxy="http://user:hidden@proxy:3128",
+        cloudflare_client_secret="hush",
+        default_headers={"Authorization": "Bearer quiet", "x-team": "alpha"},
+    )
+    text = repr(config)
+    for secret in ("0123456789", "hidden", "hush", "quiet"):
+        assert secret not in text
+    assert "proxy:3128" in text
+    assert "alpha" in text
+    with pytest.raises(ConfigError) as caught:
+        resolve(api_key=KEY, proxy="gopher://user:hidden@proxy")
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("secret", "shown"), [("tml-0123456789abcdef", "tml-…cdef"), ("tml-ab", "tml-…"), ("x", "…")]
+)
+def test_a_masked_secret_keeps_its_kind(secret: str, shown: str) -> None:
+    assert mask(secret) == shown
+
+
+def test_only_the_default_host_is_the_hosted_service() -> None:
+    assert resolve(api_key=KEY).is_hosted
+    assert not resolve(api_key=KEY, base_url="http://127.0.0.1:8787").is_hosted

@@ -1,0 +1,114 @@
+"""Where tokenizers come from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scripted import ScriptedServer
+from tinkex.clients.service import ServiceClient
+from tinkex.errors import SetupError
+from tinkex.testing import Reply, Request, reply
+from tinkex.tokenizers import hub_name, tokenizer_from_directory
+
+
+def serving_files(directory: Path) -> ScriptedServer:
+    """A server that hands out the tokenizer files of a model it calls 'toy'."""
+
+    def file(_: Any, request: Request) -> Reply:
+        assert request.query == {"model": "toy"}
+        path = directory / request.path.rpartition("/")[2]
+        return Reply(200, {}, path.read_bytes()) if path.is_file() else reply({"detail": "no"}, status=404)
+
+    return ScriptedServer(tokenizer_file=file)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TINKEX_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path
+
+
+def service_on(server: ScriptedServer, host: str) -> ServiceClient:
+    return ServiceClient(transport=server.transport, base_url=f"http://{host}", api_key="tml-x")
+
+
+def test_a_model_directory_on_this_machine_is_used_as_it_is(tiny_model: Path) -> None:
+    server = ScriptedServer()
+    server.answers["get_info"] = lambda value, _: reply(
+        {"model_data": {"model_name": "toy", "tokenizer_id": str(tiny_model)}, "model_id": value.model_id}
+    )
+    with service_on(server, "one") as service:
+        tokenizer = service.create_lora_training_client("toy").get_tokenizer()
+    assert tokenizer is tokenizer_from_directory(tiny_model)
+    assert tokenizer.decode(tokenizer.encode("hello", add_special_tokens=False)) == "hello"
+    assert "tokenizer_file" not in server.names()
+
+
+def test_a_server_of_one_s_own_gives_its_files_once(home: Path, tiny_model: Path) -> None:
+    server = serving_files(tiny_model)
+    with service_on(server, "two") as service:
+        sampler = service.create_sampling_client(base_model="toy")
+        tokenizer = sampler.get_tokenizer()
+        fetched = server.names().count("tokenizer_file")
+        assert fetched > 1
+        assert sampler.get_tokenizer() is tokenizer
+        training = service.create_lora_training_client("toy")
+        assert training.get_tokenizer() is tokenizer
+        assert server.names().count("tokenizer_file") == fetched
+    expected = tokenizer_from_directory(tiny_model)
+    assert tokenizer.encode("hello world") == expected.encode("hello world")
+    stored = list((home / "tokenizers").iterdir())
+    assert len(stored) == 1
+    assert (stored[0] / "tokenizer.json").read_bytes() == (tiny_model / "tokenizer.json").read_bytes()
+
+
+def test_a_name_nobody_has_a_tokenizer_for_says_what_to_do(home: Path) -> None:
+    server = ScriptedServer(tokenizer_file=lambda *_: reply({"detail": "no"}, status=404))
+    with service_on(server, "three") as service, pytest.raises(SetupError, match=r"'toy'.*directory"):
+        service.create_sampling_client(base_model="toy").get_tokenizer()
+
+
+def test_a_server_that_names_no_model_is_said_so(home: Path) -> None:
+    server = ScriptedServer()
+    server.answers["get_info"] = lambda value, _: reply({"model_data": {}, "model_id": value.model_id})
+    with service_on(server, "four") as service, pytest.raises(SetupError, match="which tokenizer"):
+        service.create_lora_training_client("toy").get_tokenizer()
+
+
+@pytest.mark.parametrize(
+    ("model", "repository"),
+    [
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("Qwen/Qwen3-8B:peft:262144", "Qwen/Qwen3-8B"),
+        ("org/model/variant", "org/model"),
+        ("meta-llama/Llama-3.1-8B", "thinkingmachineslabinc/meta-llama-3-tokenizer"),
+    ],
+)
+def test_model_names_lead_to_hub_repositories(model: str, repository: str) -> None:
+    assert hub_name(model) == repository
+
+
+def test_without_transformers_the_light_tokenizer_is_returned(tiny_model: Path) -> None:
+    program = f"""
+    import sys
+    sys.modules["transformers"] = None  # as if it were not installed
+    from pathlib import Path
+    from tinkex.tokenizers import tokenizer_from_directory
+    tokenizer = tokenizer_from_directory(Path({str(tiny_model)!r}))
+    print(type(tokenizer).__name__, tokenizer.decode(tokenizer.encode("hi", add_special_tokens=False)))
+    """
+    out = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert out.stdout == "LightTokenizer hi\n", out.stderr

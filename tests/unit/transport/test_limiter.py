@@ -1,0 +1,54 @@
+"""The gate in front of sampling."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from tinkex._transport.limiter import (
+    LARGE_PROMPT_BYTES,
+    LONG_PAUSE_S,
+    MAX_SUBMISSIONS,
+    MAX_SUBMISSIONS_UNDER_PRESSURE,
+    SHORT_PAUSE_S,
+    Limiter,
+)
+
+
+async def most_at_once(limiter: Limiter, count: int, num_bytes: int = 0) -> int:
+    """How many of ``count`` submissions the limiter lets run side by side."""
+    inside = most = 0
+
+    async def submit() -> None:
+        nonlocal inside, most
+        async with limiter.admit(num_bytes):
+            inside += 1
+            most = max(most, inside)
+            await asyncio.sleep(0.001)
+            inside -= 1
+
+    await asyncio.gather(*(submit() for _ in range(count)))
+    return most
+
+
+async def test_submissions_side_by_side_are_bounded() -> None:
+    assert await most_at_once(Limiter(10**9), MAX_SUBMISSIONS + 50) == MAX_SUBMISSIONS
+
+
+async def test_bytes_side_by_side_are_bounded() -> None:
+    assert await most_at_once(Limiter(100), 20, num_bytes=30) == 4  # 90 fit, and one more may overshoot
+
+
+async def test_a_push_back_pauses_everybody_and_then_lets_a_few_through() -> None:
+    limiter = Limiter(10**9)
+    pause = limiter.push_back(100)
+    assert pause == SHORT_PAUSE_S
+    began = time.monotonic()
+    assert await most_at_once(limiter, 40) <= MAX_SUBMISSIONS_UNDER_PRESSURE
+    assert time.monotonic() - began >= pause * 0.9
+
+
+def test_large_prompts_and_the_server_s_wish_make_the_pause_longer() -> None:
+    assert Limiter(1).push_back(LARGE_PROMPT_BYTES + 1) == LONG_PAUSE_S
+    assert Limiter(1).push_back(1, asked_s=7.0) == 7.0
+    assert Limiter(1).push_back(1, asked_s=0.1) == SHORT_PAUSE_S
