@@ -32,8 +32,8 @@ def combine_metrics(metrics: Sequence[Mapping[str, float]], num_datums: Sequence
     A metric that some piece lacks, or whose reduction is unknown, cannot be combined and is left out;
     with a single piece there is nothing to combine and it stays.
 
-    >>> combine_metrics([{"loss:sum": 1.0, "kl:mean": 0.2}, {"loss:sum": 2.0, "kl:mean": 0.5}], [1, 2])
-    {'loss:sum': 3.0, 'kl:mean': 0.4}
+    >>> combine_metrics([{"loss:sum": 1.0, "kl:mean": 0.5}, {"loss:sum": 2.0, "kl:mean": 2.0}], [1, 2])
+    {'loss:sum': 3.0, 'kl:mean': 1.5}
     """
     combined: dict[str, float] = {}
     for name in metrics[0]:

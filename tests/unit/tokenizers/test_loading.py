@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -31,7 +32,6 @@ def serving_files(directory: Path) -> ScriptedServer:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TINKEX_HOME", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path
 
 
@@ -69,10 +69,27 @@ def test_a_server_of_one_s_own_gives_its_files_once(home: Path, tiny_model: Path
     assert (stored[0] / "tokenizer.json").read_bytes() == (tiny_model / "tokenizer.json").read_bytes()
 
 
-def test_a_name_nobody_has_a_tokenizer_for_says_what_to_do(home: Path) -> None:
-    server = ScriptedServer(tokenizer_file=lambda *_: reply({"detail": "no"}, status=404))
-    with service_on(server, "three") as service, pytest.raises(SetupError, match=r"'toy'.*directory"):
-        service.create_sampling_client(base_model="toy").get_tokenizer()
+@pytest.mark.parametrize("has_transformers", [True, False])
+def test_a_name_nobody_has_a_tokenizer_for_says_what_to_do(tmp_path: Path, has_transformers: bool) -> None:
+    program = f"""
+    import sys
+    if not {has_transformers}:
+        sys.modules["transformers"] = None  # as if it were not installed
+    from tests.scripted import ScriptedServer
+    from tinkex.errors import SetupError
+    from tinkex.testing import reply
+    import tinkex
+    server = ScriptedServer(tokenizer_file=lambda *_: reply({{"detail": "no"}}, status=404))
+    with tinkex.ServiceClient(transport=server.transport, base_url="http://x", api_key="tml-x") as service:
+        try:
+            service.create_sampling_client(base_model="toy").get_tokenizer()
+        except SetupError as error:
+            print(error)
+    """
+    # The hub's library reads at import whether it may use the network.
+    said = run(program, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path), TINKEX_HOME=str(tmp_path))
+    assert "no tokenizer for 'toy'" in said
+    assert "model directory" in said
 
 
 def test_a_server_that_names_no_model_is_said_so(home: Path) -> None:
@@ -104,11 +121,18 @@ def test_without_transformers_the_light_tokenizer_is_returned(tiny_model: Path) 
     tokenizer = tokenizer_from_directory(Path({str(tiny_model)!r}))
     print(type(tokenizer).__name__, tokenizer.decode(tokenizer.encode("hi", add_special_tokens=False)))
     """
+    assert run(program) == "LightTokenizer hi\n"
+
+
+def run(program: str, **environment: str) -> str:
     out = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, **environment},
     )
-    assert out.stdout == "LightTokenizer hi\n", out.stderr
+    assert out.returncode == 0, out.stderr
+    return out.stdout
