@@ -14,8 +14,7 @@ from pathlib import Path
 
 import tinkex
 from tinkex import types
-from tinkex.cli.plot import text_plot
-from tinkex.cli.progress import training_line
+from tinkex.terminal import text_plot, training_line
 
 QUESTION = "What is the capital of France?"
 DATA = Path(__file__).parent / "data" / "captains_log.jsonl"

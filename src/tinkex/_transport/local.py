@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,4 +126,6 @@ def _open(home: Path | None, models: Mapping[str, str] | None) -> EmbeddedEngine
             f"base_url='local' runs the engine in this process, which needs {error.name}; "
             "install it with: pip install 'tinkex[engine]'"
         ) from error
-    return open_embedded(home, models)
+    from tinkex.terminal import LoadingLine
+
+    return open_embedded(home, models, LoadingLine(sys.stderr).show)

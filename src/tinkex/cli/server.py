@@ -17,11 +17,11 @@ from typing import NoReturn
 import click
 import uvicorn
 
-from tinkex.cli.loading import LoadingLine
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.core import Engine
 from tinkex.errors import SetupError
+from tinkex.terminal.loading import LoadingLine
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
@@ -31,8 +31,6 @@ GRACE_S = 10
 
 def run_server(*, host: str, port: int, models: Sequence[str], data_dir: Path | None, auth: bool) -> None:
     """Serve until SIGINT or SIGTERM; returns when everything is closed."""
-    # Idle math threads sleep instead of spinning, so that the API's own thread gets its turn on a small machine.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
     )
@@ -46,11 +44,13 @@ def run_server(*, host: str, port: int, models: Sequence[str], data_dir: Path | 
                 f"two models are named {name}: {served[name]} and {source}; name one with --model NAME={source}"
             )
     config = EngineConfig(host=host, port=port, models=served, data_dir=data_dir, auth=auth)
+    line = LoadingLine(sys.stderr)
     with contextlib.closing(listen(host, port)) as listener:
-        engine = Engine(config)
+        engine = Engine(config, line.show)
         try:
             engine.start()
             _load(engine)
+            line.clear()
             _serve(engine, listener, _ready_line(engine, listener))
         finally:
             engine.close()
@@ -72,8 +72,7 @@ def _load(engine: Engine) -> None:
     """Load every model, with progress on stderr; a signal meanwhile ends the process."""
     previous = {number: signal.signal(number, _leave_at_once) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with LoadingLine(sys.stderr) as line:
-            engine.load_models(line.show).result()
+        engine.load_models().result()
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

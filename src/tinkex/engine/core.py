@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from tinkex.engine.admission import Admission
-from tinkex.engine.backlog import Backlog, Operation, QueueState, works_of
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.decoding import Decoding, cancelled
-from tinkex.engine.maintenance import Maintenance
-from tinkex.engine.operations import Operations
-from tinkex.engine.outcomes import failed
-from tinkex.engine.recovery import recover
+from tinkex.engine.operations.admission import Admission
+from tinkex.engine.operations.backlog import Backlog, Operation, QueueState, works_of
+from tinkex.engine.operations.decoding import Decoding, cancelled
+from tinkex.engine.operations.execution import Operations
+from tinkex.engine.operations.maintenance import Maintenance
+from tinkex.engine.operations.outcomes import failed
+from tinkex.engine.operations.recovery import recover
+from tinkex.engine.operations.served import Base, ServedModels
+from tinkex.engine.operations.snapshots import Snapshots
+from tinkex.engine.operations.waiting import Waiters
 from tinkex.engine.scheduler import FairShare, Kind, Pass, Plan, Work
-from tinkex.engine.served import Base, ServedModels
-from tinkex.engine.snapshots import Snapshots
 from tinkex.engine.store import CheckpointRow, FutureRow, FutureStatus, Outcome, RunStatus, Store
-from tinkex.engine.waiting import Waiters
 from tinkex.engine.worker import Worker
 from tinkex.errors import EngineFailure, Expired, ModelUnavailable, SetupError, TinkexError, UnknownObject
 from tinkex.types import UntypedAPIFuture
@@ -48,9 +48,9 @@ class Engine:
         >>> engine.close()
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
         self.config = config
-        self.models = ServedModels(config)
+        self.models = ServedModels(config, progress)
         self.store = Store(config.engine_dir)
         self.api_key = self.store.local_key(time.time())
         self._worker = Worker(self.step, self._patience)
@@ -154,12 +154,12 @@ class Engine:
         recover(self.store, self.admission)
         self._worker.start()
 
-    def load_models(self, progress: Progress | None = None) -> Future[None]:
+    def load_models(self) -> Future[None]:
         """Bring every served model into memory now instead of at its first use."""
 
         def load() -> None:
             for base in self.models.bases:
-                base.load(progress)
+                base.load()
 
         return self._worker.call(load)
 

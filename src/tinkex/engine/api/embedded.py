@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import EngineConfig, tinkex_home
 from tinkex.engine.core import Engine
+from tinkex.engine.model.progress import Progress
 
 _lock = threading.Lock()
 _engines: dict[Path, EmbeddedEngine] = {}
@@ -42,11 +43,14 @@ class EmbeddedEngine:
         self.engine.close()
 
 
-def open_embedded(home: Path | None = None, models: Mapping[str, str] | None = None) -> EmbeddedEngine:
+def open_embedded(
+    home: Path | None = None, models: Mapping[str, str] | None = None, progress: Progress | None = None
+) -> EmbeddedEngine:
     """The engine of this process for a home directory, started at the first call.
 
     ``models`` maps served names to sources, as for ``tinkex serve``; the default model is served when there is
-    none. Any local model directory can also be named directly. Models are loaded when they are first used.
+    none. Any local model directory can also be named directly. Models are loaded when they are first used, and
+    ``progress`` is told what that takes.
 
     Example:
         >>> embedded = open_embedded(Path("~/.tinkex").expanduser())
@@ -57,7 +61,7 @@ def open_embedded(home: Path | None = None, models: Mapping[str, str] | None = N
         known = _engines.get(key)
         if known is None:
             config = EngineConfig(home=key, models=dict(models or {}), auth=False, any_directory=True)
-            engine = Engine(config)
+            engine = Engine(config, progress)
             engine.start()
             known = _engines[key] = EmbeddedEngine(build_app(engine), engine, key)
             # A second registration of the same function is harmless: closing twice does nothing.

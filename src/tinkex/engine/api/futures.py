@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from tinkex._wire import proto as wire_proto
 from tinkex._wire import tinkex_wire_pb2 as pb
-from tinkex.engine.admission import sequence_ids
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.decoding import is_proto
 from tinkex.engine.api.errors import JSON, json_response
+from tinkex.engine.operations.admission import sequence_ids
 from tinkex.engine.scheduler import Kind
 from tinkex.engine.store import FutureStatus, Outcome, ResultFormat
 from tinkex.errors import Expired

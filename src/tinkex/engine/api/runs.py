@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from tinkex.engine.access import find_checkpoint, find_run
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.limits import page
+from tinkex.engine.operations.access import find_checkpoint, find_run
 from tinkex.engine.store import CheckpointKind, CheckpointRow, RunRow, RunStatus, Store
 from tinkex.errors import NotAllowed
 from tinkex.types import Checkpoint, CheckpointsListResponse, Cursor, TrainingRun, TrainingRunsResponse

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tinkex.engine.access import find_sampler
 from tinkex.engine.api.call import Call, Handler, Reply
+from tinkex.engine.operations.access import find_sampler
 from tinkex.types import CreateSamplingSessionResponse, GetSamplerResponse
 
 

@@ -6,9 +6,9 @@ import time
 import uuid
 from collections.abc import Mapping
 
-from tinkex.engine.access import find_session
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.limits import page
+from tinkex.engine.operations.access import find_session
 from tinkex.engine.store import SessionRow
 from tinkex.errors import Expired
 from tinkex.types import (

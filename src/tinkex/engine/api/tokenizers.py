@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from starlette.responses import Response
 
 from tinkex.engine.api.call import Call, Handler, Reply
-from tinkex.engine.served import Base
+from tinkex.engine.operations.served import Base
 from tinkex.errors import UnknownObject
 
 FILES: Mapping[str, str] = {

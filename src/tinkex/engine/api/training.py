@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from tinkex.engine.access import find_checkpoint, find_run
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.decoding import is_proto
+from tinkex.engine.operations.access import find_checkpoint, find_run
 from tinkex.types import ForwardBackwardRequest, GetInfoResponse, ModelData, WeightsInfoResponse
 
 

@@ -15,14 +15,14 @@ from typing import Any
 
 from tinkex._wire import json as wire_json
 from tinkex._wire import proto as wire_proto
-from tinkex.engine.access import find_checkpoint, find_live_run, find_sampler, find_session
-from tinkex.engine.backlog import Backlog, Operation
-from tinkex.engine.checks import ADAM, Checks
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.fingerprint import fingerprint
-from tinkex.engine.operations import LiveRun
+from tinkex.engine.operations.access import find_checkpoint, find_live_run, find_sampler, find_session
+from tinkex.engine.operations.backlog import Backlog, Operation
+from tinkex.engine.operations.checks import ADAM, Checks
+from tinkex.engine.operations.execution import LiveRun
+from tinkex.engine.operations.fingerprint import fingerprint
+from tinkex.engine.operations.served import Base, ServedModels
 from tinkex.engine.scheduler import Kind, Work
-from tinkex.engine.served import Base, ServedModels
 from tinkex.engine.store import (
     FutureRow,
     RunRow,

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tinkex.engine.access import check_free, find_checkpoint
-from tinkex.engine.backlog import Operation
-from tinkex.engine.outcomes import failed, succeeded
+from tinkex.engine.operations.access import check_free, find_checkpoint
+from tinkex.engine.operations.backlog import Operation
+from tinkex.engine.operations.outcomes import failed, succeeded
+from tinkex.engine.operations.served import Base, ServedModels
+from tinkex.engine.operations.snapshots import Snapshots
 from tinkex.engine.scheduler import Work
-from tinkex.engine.served import Base, ServedModels
-from tinkex.engine.snapshots import Snapshots
 from tinkex.engine.store import (
     CheckpointKind,
     CheckpointRow,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tinkex._wire import proto as wire_proto
-from tinkex.engine.fingerprint import fingerprint
+from tinkex.engine.operations.fingerprint import fingerprint
 from tinkex.types import Datum, ForwardBackwardRequest, ModelInput, SaveWeightsForSamplerRequest, TensorData
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tinkex.engine.access import check_free, find_checkpoint
-from tinkex.engine.backlog import Operation
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.operations import LiveRun
-from tinkex.engine.served import Base, ServedModels
+from tinkex.engine.operations.access import check_free, find_checkpoint
+from tinkex.engine.operations.backlog import Operation
+from tinkex.engine.operations.execution import LiveRun
+from tinkex.engine.operations.served import Base, ServedModels
 from tinkex.engine.store import CheckpointKind, CheckpointRow, RunRow, Store, check_name
 from tinkex.errors import Busy, InvalidInput, Unsupported
 from tinkex.types import (

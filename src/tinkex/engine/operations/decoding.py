@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from tinkex.engine.admission import Admission, sequence_ids
-from tinkex.engine.backlog import Backlog, Operation
-from tinkex.engine.outcomes import failed, succeeded
+from tinkex.engine.operations.admission import Admission, sequence_ids
+from tinkex.engine.operations.backlog import Backlog, Operation
+from tinkex.engine.operations.outcomes import failed, succeeded
+from tinkex.engine.operations.served import Base, ServedModels
+from tinkex.engine.operations.snapshots import Snapshots
 from tinkex.engine.scheduler import FairShare, Work
-from tinkex.engine.served import Base, ServedModels
-from tinkex.engine.snapshots import Snapshots
 from tinkex.engine.store import Outcome
 from tinkex.errors import EngineFailure, InvalidInput, ModelUnavailable, SetupError, TinkexError
 from tinkex.types import SampleRequest

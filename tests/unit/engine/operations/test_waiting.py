@@ -3,8 +3,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
+from tinkex.engine.operations.waiting import Waiters
 from tinkex.engine.store import Outcome, ResultFormat
-from tinkex.engine.waiting import Waiters
 
 DONE = Outcome.done(b"x", ResultFormat.JSON)
 

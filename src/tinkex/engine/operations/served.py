@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 class Base:
     """One base model: its source, and once it is loaded the weights with a trainer and a sampler on them."""
 
-    def __init__(self, source: str, config: EngineConfig) -> None:
+    def __init__(self, source: str, config: EngineConfig, progress: Progress | None = None) -> None:
         self.source = source
         self._config = config
+        self._progress = progress
         self._loaded: tuple[LoadedModel, Trainer, Sampler] | None = None
 
     @property
@@ -44,15 +46,19 @@ class Base:
         """Samples from these weights."""
         return self._get()[2]
 
-    def load(self, progress: Progress | None = None) -> None:
+    def load(self) -> None:
         """Bring the weights into memory; belongs to the engine thread, and does nothing the second time."""
         if self._loaded is not None:
             return
+        # Idle math threads sleep instead of spinning: whoever shares a core with them gets it, this process's own
+        # event loop first. It counts only before torch is loaded, and what the user has set stands.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from tinkex.engine.model.catalog import load_model
+        from tinkex.engine.model.progress import report
         from tinkex.engine.sampler.sampler import Sampler
         from tinkex.engine.trainer.trainer import Trainer
 
-        loaded = load_model(self.source, self._config.models_home, progress)
+        loaded = load_model(self.source, self._config.models_home, self._progress)
         trainer = Trainer(
             loaded.transformer,
             max_tokens_per_pass=self._config.max_tokens_per_pass,
@@ -60,6 +66,7 @@ class Base:
         )
         sampler = Sampler(loaded.transformer, loaded.tokenizer, max_batch=self._config.max_decode_batch)
         self._loaded = (loaded, trainer, sampler)
+        report(self._progress, "")
 
     def find_directory(self) -> Path:
         """The model's directory, found (and fetched if need be) without loading the weights."""
@@ -67,7 +74,7 @@ class Base:
             return self._loaded[0].directory
         from tinkex.engine.model.catalog import resolve
 
-        return resolve(self.source, self._config.models_home)
+        return resolve(self.source, self._config.models_home, self._progress)
 
     def _get(self) -> tuple[LoadedModel, Trainer, Sampler]:
         if self._loaded is None:
@@ -78,8 +85,9 @@ class Base:
 class ServedModels:
     """Finds the base model behind a name a client uses."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
         self._config = config
+        self._progress = progress
         self._lock = threading.Lock()
         self._by_name: dict[str, Base] = {}
         self._by_source: dict[str, Base] = {}
@@ -101,7 +109,7 @@ class ServedModels:
                         f"the name {name} already stands for {known.source}; serve {source} under another name."
                     )
                 if key not in self._by_source:
-                    self._by_source[key] = Base(key, self._config)
+                    self._by_source[key] = Base(key, self._config, self._progress)
                 self._by_name[name] = self._by_source[key]
 
     @property

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.snapshots import Snapshots
+from tinkex.engine.operations.snapshots import Snapshots
 from tinkex.engine.store import RunStatus, Store
 
 

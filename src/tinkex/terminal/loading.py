@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from types import TracebackType
-from typing import Self, TextIO
+from typing import TextIO
 
 MEBIBYTE = 1024 * 1024
 
@@ -13,10 +12,11 @@ class LoadingLine:
     """Shows the progress of slow set-up work; may be told from any thread.
 
     >>> import sys
-    >>> with LoadingLine(sys.stdout) as line:
-    ...     line.show("downloading", 1 * MEBIBYTE, 98 * MEBIBYTE)
-    ...     line.show("downloading", 2 * MEBIBYTE, 98 * MEBIBYTE)
+    >>> line = LoadingLine(sys.stdout)
+    >>> line.show("downloading", 1 * MEBIBYTE, 98 * MEBIBYTE)
     downloading
+    >>> line.show("downloading", 2 * MEBIBYTE, 98 * MEBIBYTE)
+    >>> line.clear()
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -26,7 +26,10 @@ class LoadingLine:
         self._live = stream.isatty()
 
     def show(self, phase: str, done_bytes: int, total_bytes: int | None) -> None:
-        """Say what is going on, and how far it is."""
+        """Say what is going on, and how far it is; an empty phase means that it is over."""
+        if not phase:
+            self.clear()
+            return
         with self._lock:
             if self._live:
                 self._stream.write(f"\r\x1b[2K{phase}{_amount(done_bytes, total_bytes)}")
@@ -35,15 +38,13 @@ class LoadingLine:
             self._phase = phase
             self._stream.flush()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live and self._phase:
-            self._stream.write("\r\x1b[2K")
-            self._stream.flush()
+    def clear(self) -> None:
+        """Take the line away, as everything is done."""
+        with self._lock:
+            if self._live and self._phase:
+                self._stream.write("\r\x1b[2K")
+                self._stream.flush()
+            self._phase = ""
 
 
 def _amount(done: int, total: int | None) -> str:

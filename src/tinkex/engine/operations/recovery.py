@@ -11,9 +11,9 @@ import logging
 import time
 
 from tinkex._wire import json as wire_json
-from tinkex.engine.access import how_to_resume
-from tinkex.engine.admission import Admission
-from tinkex.engine.outcomes import failed
+from tinkex.engine.operations.access import how_to_resume
+from tinkex.engine.operations.admission import Admission
+from tinkex.engine.operations.outcomes import failed
 from tinkex.engine.scheduler import Kind
 from tinkex.engine.store import FutureRow, Outcome, RunStatus, Store
 from tinkex.errors import EngineError, ModelUnavailable

@@ -1,0 +1,7 @@
+"""The life of an operation, from its acceptance to its result.
+
+``checks`` and ``admission`` accept it (``access``: whose is it, ``fingerprint``: was it sent before), ``backlog`` holds
+it until its turn, ``execution`` and ``decoding`` carry it out on the models that are ``served`` and their
+``snapshots``, ``outcomes`` words the result, ``waiting`` wakes whoever polls for it; ``recovery`` and
+``maintenance`` look after what is left.
+"""
