@@ -19,12 +19,14 @@ from tinkex.errors import SetupError
     metavar="[NAME=]NAME_OR_DIR",
     help="Model to serve: a directory, a .gguf file or a hub name, under its own name or under NAME. "
     "Repeat it for more models or names; one source under several names is loaded once. "
-    "Default: a small instruct model that is fetched at the first start (about 100 MB).",
+    "Default: $TINKEX_MODELS (comma-separated), or a small instruct model that is fetched at the first start "
+    "(about 100 MB).",
 )
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where checkpoints, results and the key are kept. Default: $TINKEX_HOME/engine, or ~/.tinkex/engine.",
+    help="Where checkpoints, results and the key are kept. Default: $TINKEX_DATA_DIR, or $TINKEX_HOME/engine, or "
+    "~/.tinkex/engine.",
 )
 @click.option("--no-auth", is_flag=True, help="Accept every key; only on this machine (127.0.0.1).")
 def serve(host: str, port: int, models: tuple[str, ...], data_dir: Path | None, no_auth: bool) -> None:

@@ -18,7 +18,7 @@ import click
 import uvicorn
 
 from tinkex.engine.api.app import build_app
-from tinkex.engine.config import EngineConfig
+from tinkex.engine.config import EngineConfig, chosen_data_dir, chosen_models
 from tinkex.engine.core import Engine
 from tinkex.errors import SetupError
 from tinkex.terminal.loading import LoadingLine
@@ -37,13 +37,15 @@ def run_server(*, host: str, port: int, models: Sequence[str], data_dir: Path | 
     from tinkex.engine.model.catalog import parse_model_flag
 
     served: dict[str, str] = {}
-    for flag in models:
+    for flag in models or chosen_models():
         name, source = parse_model_flag(flag)
         if served.setdefault(name, source) != source:
             raise SetupError(
                 f"two models are named {name}: {served[name]} and {source}; name one with --model NAME={source}"
             )
-    config = EngineConfig(host=host, port=port, models=served, data_dir=data_dir, auth=auth)
+    config = EngineConfig(
+        host=host, port=port, models=served, data_dir=data_dir or chosen_data_dir(), auth=auth
+    )
     line = LoadingLine(sys.stderr)
     with contextlib.closing(listen(host, port)) as listener:
         engine = Engine(config, line.show)

@@ -32,6 +32,26 @@ def tinkex_home(environ: Mapping[str, str] | None = None) -> Path:
     return Path(chosen).expanduser() if chosen else Path.home() / ".tinkex"
 
 
+def chosen_data_dir(environ: Mapping[str, str] | None = None) -> Path | None:
+    """The data directory the user set by ``$TINKEX_DATA_DIR``; None means the one in the home.
+
+    >>> chosen_data_dir({}) is None
+    True
+    """
+    chosen = (os.environ if environ is None else environ).get("TINKEX_DATA_DIR")
+    return Path(chosen).expanduser() if chosen else None
+
+
+def chosen_models(environ: Mapping[str, str] | None = None) -> list[str]:
+    """The models the user set by ``$TINKEX_MODELS``, a comma-separated list of ``[NAME=]NAME_OR_DIR``.
+
+    >>> chosen_models({"TINKEX_MODELS": "Qwen/Qwen3-8B=/models/tiny, /models/other"})
+    ['Qwen/Qwen3-8B=/models/tiny', '/models/other']
+    """
+    text = (os.environ if environ is None else environ).get("TINKEX_MODELS", "")
+    return [flag.strip() for flag in text.split(",") if flag.strip()]
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """Settings of one engine; frozen, checked at construction.
@@ -45,7 +65,7 @@ class EngineConfig:
     """
 
     home: Path = field(default_factory=tinkex_home)
-    data_dir: Path | None = None
+    data_dir: Path | None = field(default_factory=chosen_data_dir)
     models: Mapping[str, str] = field(default_factory=dict)
     any_directory: bool = False
     """Whether a client may also name any model directory; for the embedded engine, whose client is its owner."""

@@ -11,8 +11,9 @@ from pathlib import Path
 from starlette.types import ASGIApp
 
 from tinkex.engine.api.app import build_app
-from tinkex.engine.config import EngineConfig, tinkex_home
+from tinkex.engine.config import EngineConfig, chosen_data_dir, chosen_models, tinkex_home
 from tinkex.engine.core import Engine
+from tinkex.engine.model.catalog import parse_model_flag
 from tinkex.engine.model.progress import Progress
 
 _lock = threading.Lock()
@@ -21,11 +22,11 @@ _engines: dict[Path, EmbeddedEngine] = {}
 
 @dataclass
 class EmbeddedEngine:
-    """A running engine and its ASGI application; shared by every caller in this process that names the same home."""
+    """A running engine and its ASGI application; one per data directory and process, shared by all callers."""
 
     app: ASGIApp
     engine: Engine
-    home: Path
+    data_dir: Path
     users: int = field(default=0)
 
     @property
@@ -37,9 +38,9 @@ class EmbeddedEngine:
         """Give the engine back; it stops when the last caller has done so."""
         with _lock:
             self.users -= 1
-            if self.users > 0 or _engines.get(self.home) is not self:
+            if self.users > 0 or _engines.get(self.data_dir) is not self:
                 return
-            del _engines[self.home]
+            del _engines[self.data_dir]
         self.engine.close()
 
 
@@ -48,26 +49,33 @@ def open_embedded(
 ) -> EmbeddedEngine:
     """The engine of this process for a home directory, started at the first call.
 
-    ``models`` maps served names to sources, as for ``tinkex serve``; the default model is served when there is
-    none. Any local model directory can also be named directly. Models are loaded when they are first used, and
+    ``models`` maps served names to sources; without it ``$TINKEX_MODELS`` says which, and without that the default
+    model is served. Any local model directory can also be named directly. Models are loaded when they are first used, and
     ``progress`` is told what that takes.
 
     Example:
         >>> embedded = open_embedded(Path("~/.tinkex").expanduser())
         >>> transport = LocalTransport(embedded.app, embedded.api_key)
     """
-    key = (home if home is not None else tinkex_home()).expanduser().resolve()
+    chosen = dict(parse_model_flag(flag) for flag in chosen_models()) if models is None else models
+    config = EngineConfig(
+        home=home or tinkex_home(),
+        data_dir=chosen_data_dir() if home is None else None,
+        models=chosen,
+        auth=False,
+        any_directory=True,
+    )
+    key = config.engine_dir.resolve()
     with _lock:
         known = _engines.get(key)
         if known is None:
-            config = EngineConfig(home=key, models=dict(models or {}), auth=False, any_directory=True)
             engine = Engine(config, progress)
             engine.start()
             known = _engines[key] = EmbeddedEngine(build_app(engine), engine, key)
             # A second registration of the same function is harmless: closing twice does nothing.
             atexit.register(_close_all)
-        elif models:
-            known.engine.models.add(models)
+        elif chosen:
+            known.engine.models.add(chosen)
         known.users += 1
         return known
 

@@ -16,7 +16,7 @@ TOKENS = [5, 6, 7, 8, 9]
 
 
 def pass_body(run: str, seq_id: int, tokens: list[int] = TOKENS, *, forward_only: bool = False) -> bytes:
-    data = [Datum(ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})]  # type: ignore[dict-item]
+    data = [Datum(ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})]
     return wire_proto.encode_forward_backward(
         ForwardBackwardRequest(run, seq_id, data, "cross_entropy", forward_only=forward_only)
     )
