@@ -206,6 +206,13 @@ def next_step(
     any other status                      its typed error
     ====================================  ==================================================================
     """
+    if (
+        not isinstance(got, APIConnectionError)
+        and got.status == 200
+        and _is_proto(got)
+        and polled.wants_proto
+    ):
+        return Ready(got)  # the usual case comes first: it is what fast loops wait for
     state = replace(state, iteration=state.iteration + 1)
     if isinstance(got, APIConnectionError):
         return _setback(state, got.message)
@@ -235,8 +242,8 @@ def next_step(
 
 
 def _answered(state: PollState, reply: Reply, held_s: float, polled: Polled) -> Ready | Again | Failed:
-    if PROTOBUF in reply.headers.get("content-type", ""):
-        return Ready(reply) if polled.wants_proto else _unreadable(reply, polled, "protobuf instead of JSON")
+    if _is_proto(reply):
+        return _unreadable(reply, polled, "protobuf instead of JSON")
     try:
         plain = json.decode_any(reply.body)
     except json.Malformed as error:
@@ -257,6 +264,10 @@ def _answered(state: PollState, reply: Reply, held_s: float, polled: Polled) -> 
     if polled.wants_proto:
         return _unreadable(reply, polled, "JSON instead of protobuf")
     return Ready(reply, plain)
+
+
+def _is_proto(reply: Reply) -> bool:
+    return PROTOBUF in reply.headers.get("content-type", "")
 
 
 def _not_yet(
@@ -359,7 +370,10 @@ class Results:
             headers["accept"] = PROTOBUF
         if state.iteration == 0 and submit_s is not None:
             headers["x-tinker-create-promise-roundtrip-time"] = f"{submit_s:.6f}"
-        body = FutureRetrieveRequest(request_id=polled.request_id, allow_metadata_only=state.allow_metadata)
+        body = json.encode(
+            FutureRetrieveRequest(request_id=polled.request_id, allow_metadata_only=state.allow_metadata),
+            omit_none=False,  # there is none
+        )
         began = time.monotonic()
         got: Reply | APIConnectionError
         try:

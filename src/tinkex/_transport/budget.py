@@ -1,4 +1,4 @@
-"""Byte budgets: how much may be on its way at once."""
+"""Budgets: how many bytes, or how many calls, may be on their way at once."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import TracebackType
 
-__all__ = ["ByteBudget"]
+__all__ = ["ByteBudget", "Slots"]
 
 
 class ByteBudget:
@@ -55,3 +56,21 @@ class ByteBudget:
             if not turn.done():
                 self._balance -= wanted
                 turn.set_result(None)
+
+
+class Slots(ByteBudget):
+    """Lets at most ``limit`` calls through at once, first come first served.
+
+    Unlike ``asyncio.Semaphore`` its cost does not grow with the number of those who wait.
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit - 1)  # a budget of bytes may overshoot by one piece, a number of calls may not
+
+    async def __aenter__(self) -> None:
+        await self.take(1)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.give_back(1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -214,7 +214,7 @@ class Caller:
         sent = dict(self._headers)
         if row.method != "GET":
             sent["content-type"] = PROTOBUF if row.request_wire == "proto" else JSON
-            sent["x-idempotency-key"] = str(uuid.uuid4())
+            sent["x-idempotency-key"] = secrets.token_hex(16)
         sent.update(headers or {})
         asked = {name: _query_text(item) for name, item in (query or {}).items() if item is not None}
         return Request(

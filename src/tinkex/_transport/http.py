@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
@@ -34,7 +33,7 @@ class HttpTransport:
     def __init__(self, config: Config) -> None:
         self._base_url = config.base_url
         self._proxy = config.proxy
-        self._pools: dict[Purpose, tuple[pyqwest.HTTPTransport, pyqwest.Client]] = {}
+        self._pools: dict[tuple[Purpose, float], tuple[pyqwest.HTTPTransport, pyqwest.Client]] = {}
         self._closed = False
 
     async def send(self, request: Request) -> Reply:
@@ -47,10 +46,9 @@ class HttpTransport:
         _check_same_process()
         query = f"?{urlencode(request.query)}" if request.query else ""
         try:
-            async with asyncio.timeout(request.timeout):
-                reply = await self._client(request.purpose).execute(
-                    request.method, about.url + query, request.headers, request.body or None
-                )
+            reply = await self._client(request.purpose, request.timeout).execute(
+                request.method, about.url + query, request.headers, request.body or None
+            )
         except TimeoutError as error:
             if isinstance(error, ConnectionError):  # pyqwest's ConnectTimeout is both
                 raise APITimeoutError(about, f"no connection to {self._base_url} in time") from error
@@ -70,8 +68,10 @@ class HttpTransport:
         for transport, _ in pools.values():
             await transport.aclose()
 
-    def _client(self, purpose: Purpose) -> pyqwest.Client:
-        pool = self._pools.get(purpose)
+    def _client(self, purpose: Purpose, timeout: float) -> pyqwest.Client:
+        # The library's own timeout belongs to a pool and costs nothing per request. The calls of one purpose
+        # have one or two different timeouts, so there are few pools.
+        pool = self._pools.get((purpose, timeout))
         if pool is None:
             import pyqwest
 
@@ -79,20 +79,20 @@ class HttpTransport:
                 tls_include_system_certs=self._base_url.startswith("https:")
                 or (self._proxy or "").startswith("https:"),
                 proxy=pyqwest.Proxy(self._proxy) if self._proxy else None,
+                timeout=timeout,
                 connect_timeout=CONNECT_TIMEOUT_S,
                 pool_max_idle_per_host=IDLE_CONNECTIONS,
                 use_system_dns=True,
                 follow_redirects=False,
                 enable_otel=False,
             )
-            pool = self._pools[purpose] = (transport, pyqwest.Client(transport))
+            pool = self._pools[purpose, timeout] = (transport, pyqwest.Client(transport))
         return pool[1]
 
 
 def _cause(error: Exception) -> str:
-    """The last, most concrete part of a chain of messages."""
-    text = str(error)
-    return text.split("): ", 1)[-1] if "): " in text else text
+    """The last, most concrete part of the library's chain of messages."""
+    return str(error).rpartition(": ")[2]
 
 
 _http_process: int | None = None

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tinkex._transport.budget import ByteBudget
+from tinkex._transport.budget import ByteBudget, Slots
 
 __all__ = ["Limiter"]
 
@@ -27,8 +27,8 @@ class Limiter:
 
     def __init__(self, max_bytes: int) -> None:
         self._bytes = ByteBudget(max_bytes)
-        self._slots = asyncio.Semaphore(MAX_SUBMISSIONS)
-        self._few_slots = asyncio.Semaphore(MAX_SUBMISSIONS_UNDER_PRESSURE)
+        self._slots = Slots(MAX_SUBMISSIONS)
+        self._few_slots = Slots(MAX_SUBMISSIONS_UNDER_PRESSURE)
         self._paused_until = float("-inf")
 
     @asynccontextmanager

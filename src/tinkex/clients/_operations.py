@@ -70,13 +70,9 @@ class Operations:
         """
         self._session.check_open()
         loop = background()
-        turn = self._turnstile.reserve(len(sizes) if numbered else 0)
-        try:
+        with self._turnstile.reserve(len(sizes) if numbered else 0) as turn:
             # Encoded here and now: mistakes surface at the call, and later changes to the data do no harm.
             bodies = [encode(row, request) for request in requests(turn.seq_ids)]
-        except BaseException:
-            loop.start(turn.forfeit())
-            raise
         accepted: list[asyncio.Future[Accepted]] = [loop.loop.create_future() for _ in bodies]
         for slot in accepted:
             slot.add_done_callback(_note)

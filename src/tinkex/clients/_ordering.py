@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -39,11 +41,6 @@ class Turn:
     ) -> None:
         self.passed.set()
 
-    async def forfeit(self) -> None:
-        """Lets the turn go by unused, in its place."""
-        async with self:
-            return
-
     def _pass_when_due(self, after: Turn) -> None:
         """A turn given up while waiting still comes after the earlier ones, and only then lets others by."""
 
@@ -55,11 +52,12 @@ class Turn:
 
 
 class Turnstile:
-    """Hands out turns; calling :meth:`reserve` from several threads is fine.
+    """Hands out turns; several threads may ask at once.
 
     >>> turnstile = Turnstile()
-    >>> turnstile.reserve().seq_ids, turnstile.reserve(3).seq_ids
-    (range(1, 2), range(2, 5))
+    >>> with turnstile.reserve() as turn:
+    ...     turn.seq_ids
+    range(1, 2)
     """
 
     def __init__(self) -> None:
@@ -67,10 +65,16 @@ class Turnstile:
         self._next_seq_id = 1
         self._last: Turn | None = None
 
-    def reserve(self, count: int = 1) -> Turn:
-        """The next ``count`` numbers and the turn to submit them; the first number of a run is 1."""
+    @contextmanager
+    def reserve(self, count: int = 1) -> Iterator[Turn]:
+        """The next ``count`` numbers and the turn to submit them; the first number of a run is 1.
+
+        The block makes the requests ready. If it fails, the numbers are not used up: servers wait for a
+        number that never comes.
+        """
         with self._lock:
             first = self._next_seq_id
+            turn = Turn(range(first, first + count), self._last)
+            yield turn
             self._next_seq_id += count
-            self._last = turn = Turn(range(first, first + count), self._last)
-            return turn
+            self._last = turn

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinkex import types
 from tinkex._runtime import arrival, background
+from tinkex._transport.budget import Slots
 from tinkex._transport.retry import Answered, Outcome, Retry, RetryPolicy, Unanswered, decide, server_wait
 from tinkex._wire import json
 from tinkex._wire.endpoints import endpoint
@@ -89,7 +90,7 @@ class SamplingClient:
         self._seq_ids = itertools.count()
         server_limit = opened.client_config.sample_max_concurrent_requests
         own_limit = server_limit if retry_config is None else retry_config.max_connections
-        self._in_flight = asyncio.Semaphore(min(own_limit, server_limit))
+        self._in_flight = Slots(min(own_limit, server_limit))
         # Push-back pauses every sample of the session, so the call itself does not wait it out.
         self._submit_policy = replace(
             session.caller.policy, handed_back=frozenset({402, 429}), payment_pause_s=0.0

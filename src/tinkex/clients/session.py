@@ -164,6 +164,9 @@ class Session:
             sampling=Limiter(client_config.sample_dispatch_bytes_semaphore_size),
         )
         self.caller.sink.emit(SessionOpened(created.session_id))
+        if client_config.pjwt_auth_enabled and not (config.api_key or "").startswith("eyJ"):
+            text = "the server asks for short-lived tokens, which this client does not fetch; it sends the API key"
+            self.caller.sink.emit(ServerMessage(created.session_id, "warning", text))
         for level in ("info", "warning", "error"):
             text = getattr(created, f"{level}_message")
             if text:

@@ -12,21 +12,39 @@ from hypothesis import strategies as st
 from tinkex.clients._ordering import Turn, Turnstile
 
 
+def take(turnstile: Turnstile, count: int = 1) -> Turn:
+    with turnstile.reserve(count) as turn:
+        return turn
+
+
 def test_numbers_start_at_one_and_have_no_gaps() -> None:
     turnstile = Turnstile()
-    taken = [number for count in (1, 3, 0, 2) for number in turnstile.reserve(count).seq_ids]
+    taken = [number for count in (1, 3, 0, 2) for number in take(turnstile, count).seq_ids]
     assert taken == [1, 2, 3, 4, 5, 6]
+
+
+async def test_numbers_of_a_call_that_failed_are_given_again() -> None:
+    turnstile = Turnstile()
+    first = take(turnstile)
+    with pytest.raises(LookupError), turnstile.reserve(3):
+        raise LookupError
+    second = take(turnstile)
+    assert second.seq_ids == range(2, 3)
+    async with asyncio.timeout(1), first:
+        pass
+    async with asyncio.timeout(1), second:
+        pass
 
 
 def test_threads_never_get_the_same_number() -> None:
     turnstile = Turnstile()
     taken: list[int] = []
 
-    def take() -> None:
+    def work() -> None:
         for _ in range(200):
-            taken.extend(turnstile.reserve(2).seq_ids)
+            taken.extend(take(turnstile, 2).seq_ids)
 
-    threads = [threading.Thread(target=take) for _ in range(4)]
+    threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -36,7 +54,7 @@ def test_threads_never_get_the_same_number() -> None:
 
 async def test_a_turn_waits_for_all_earlier_ones() -> None:
     turnstile = Turnstile()
-    first, second, third = (turnstile.reserve() for _ in range(3))
+    first, second, third = (take(turnstile) for _ in range(3))
     order: list[int] = []
 
     async def go(turn: Turn, number: int) -> None:
@@ -53,24 +71,12 @@ async def test_a_turn_waits_for_all_earlier_ones() -> None:
 
 async def test_a_failure_lets_the_next_one_go() -> None:
     turnstile = Turnstile()
-    first, second = turnstile.reserve(), turnstile.reserve()
+    first, second = take(turnstile), take(turnstile)
     with pytest.raises(LookupError):
         async with first:
             raise LookupError
     async with asyncio.timeout(1), second:
         pass
-
-
-async def test_a_turn_forfeited_before_its_time_still_keeps_the_order() -> None:
-    turnstile = Turnstile()
-    first, second, third = (turnstile.reserve() for _ in range(3))
-    forfeit = asyncio.ensure_future(second.forfeit())
-    last = asyncio.ensure_future(third.forfeit())
-    await asyncio.sleep(0.01)
-    assert not last.done()
-    async with first:
-        pass
-    await asyncio.gather(forfeit, last)
 
 
 @settings(deadline=None, max_examples=60)
@@ -80,7 +86,7 @@ async def test_a_turn_forfeited_before_its_time_still_keeps_the_order() -> None:
 def test_no_mixture_of_failures_and_cancellations_wedges_or_reorders(fates: list[str], rng: object) -> None:
     async def main() -> None:
         turnstile = Turnstile()
-        turns = [(number, fate, turnstile.reserve()) for number, fate in enumerate(fates)]
+        turns = [(number, fate, take(turnstile)) for number, fate in enumerate(fates)]
         rng.shuffle(turns)  # type: ignore[attr-defined]
         entered: list[int] = []
         gate = asyncio.Event()
@@ -103,7 +109,7 @@ def test_no_mixture_of_failures_and_cancellations_wedges_or_reorders(fates: list
         gate.set()
         async with asyncio.timeout(5):
             await asyncio.gather(*(task for _, task in tasks), return_exceptions=True)
-            async with turnstile.reserve():
+            async with take(turnstile):
                 pass
         assert entered == sorted(entered)
         assert set(entered) >= {number for number, fate, _ in turns if fate != "cancel waiting"}

@@ -195,8 +195,17 @@ def test_what_is_wrong_with_the_data_is_said_at_the_call_and_nothing_is_sent(
     with pytest.raises(ValueError, match=r"loss_fn_config\['beta'\]"):
         training.forward([datum(1)], "dro", {"beta": float("nan")})
     with pytest.raises(TypeError, match="beta"):
-        training.forward([datum(1)], "dro", {"beta": [1]})  # type: ignore[dict-item]
+        training.forward([datum(1)], "dro", {"beta": [1]})
     assert len(server.calls) == before
+    training.optim_step(ADAM).result(timeout=10)
+    assert seq_ids(server) == [("optim_step", 1)]
+
+
+def test_a_request_that_cannot_be_written_uses_up_no_number(
+    server: ScriptedServer, training: TrainingClient
+) -> None:
+    with pytest.raises(TypeError, match="object"):
+        training.save_state("a", user_metadata={"k": object()})  # type: ignore[dict-item]
     training.optim_step(ADAM).result(timeout=10)
     assert seq_ids(server) == [("optim_step", 1)]
 

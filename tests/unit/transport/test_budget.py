@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex._transport.budget import ByteBudget
+from tinkex._transport.budget import ByteBudget, Slots
 
 
 async def settle() -> None:
@@ -61,6 +61,22 @@ async def test_a_waiter_cancelled_at_its_turn_hands_it_on() -> None:
     budget.give_back(1)
     first.cancel()
     await second
+
+
+async def test_slots_let_exactly_so_many_through() -> None:
+    slots = Slots(3)
+    inside = most = 0
+
+    async def work() -> None:
+        nonlocal inside, most
+        async with slots:
+            inside += 1
+            most = max(most, inside)
+            await asyncio.sleep(0)
+            inside -= 1
+
+    await asyncio.gather(*(work() for _ in range(20)))
+    assert (inside, most) == (0, 3)
 
 
 @settings(deadline=None, max_examples=50)

@@ -89,7 +89,7 @@ async def test_values_go_out_without_nones_except_where_null_is_meant() -> None:
 
 async def test_a_training_pass_goes_out_as_protobuf() -> None:
     transport = MockTransport(lambda _: reply({"request_id": "r"}))
-    datum = types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})  # type: ignore[dict-item]
+    datum = types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
     request = types.ForwardBackwardRequest("m", 1, [datum], "cross_entropy")
     await caller(transport).call(endpoint("forward_backward"), request)
     assert transport.requests[0].headers["content-type"] == "application/x-protobuf"
