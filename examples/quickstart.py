@@ -17,6 +17,11 @@ from tinkex import types
 from tinkex.terminal import text_plot, training_line
 
 QUESTION = "What is the capital of France?"
+NEXT = (
+    ".venv/bin/tinkex serve                 # the same engine for any Tinker client, the official one included",
+    "scripts/quickstart --epochs 10         # train longer",
+    "scripts/test                           # see everything proved",
+)
 DATA = Path(__file__).parent / "data" / "captains_log.jsonl"
 
 
@@ -32,6 +37,7 @@ def as_datum(tokenizer, messages) -> types.Datum:
 
 
 def ask(sampler, tokenizer) -> str:
+    """Greedy answer to the question."""
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_dict=False
     )
@@ -69,6 +75,10 @@ def main() -> None:
         print(f"\nAfter    {QUESTION}\n         {after}\n")
         print(text_plot(losses, label="loss per answer token"))
         print(f"\nCheckpoint   {path}")
+        if base_url == "local":
+            home = Path(os.environ.get("TINKEX_HOME") or "~/.tinkex").expanduser()
+            print(f"             a PEFT directory below {home}/engine/checkpoints")
+    print("\nNext:", *NEXT, sep="\n  ")
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def test_trainer_and_sampler_agree(service: tinkex.ServiceClient, backend: Backe
         return  # The mock holds no model to agree with.
     training = service.create_lora_training_client(BASE_MODEL, rank=4, seed=3)
     tokens = [10, 11, 12, 13, 14, 15]
-    data = [types.Datum(types.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})]  # type: ignore[dict-item]
+    data = [types.Datum(types.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})]
     for _ in range(3):
         training.forward_backward(data, "cross_entropy")
         training.optim_step(types.AdamParams(learning_rate=1e-2))
@@ -77,7 +77,7 @@ def test_a_sampler_keeps_the_weights_it_was_made_with(
     training = service.create_lora_training_client(BASE_MODEL, rank=4, seed=3)
     sampler = training.save_weights_and_get_sampling_client()
     before = sampler.compute_logprobs(PROMPT).result(timeout=60)
-    data = [types.Datum(types.ModelInput.from_ints([10, 11, 12]), {"target_tokens": [11, 12, 13]})]  # type: ignore[dict-item]
+    data = [types.Datum(types.ModelInput.from_ints([10, 11, 12]), {"target_tokens": [11, 12, 13]})]
     for _ in range(3):
         training.forward_backward(data, "cross_entropy")
         training.optim_step(types.AdamParams(learning_rate=1e-1)).result(timeout=60)

@@ -57,7 +57,7 @@ def test_a_name_is_not_overwritten_unasked(service: tinkex.ServiceClient) -> Non
     training.save_state("same", overwrite=True).result(timeout=60)
     training.forward(
         [types.Datum(types.ModelInput.from_ints([5]), {"target_tokens": [6]})], "cross_entropy"
-    ).result(timeout=60)  # type: ignore[dict-item]
+    ).result(timeout=60)
 
 
 def test_a_wrong_key_is_an_authentication_error(backend: Backend) -> None:

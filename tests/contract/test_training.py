@@ -16,7 +16,7 @@ def datum(length: int = 6, shift: int = 0) -> types.Datum:
     tokens = [(i + shift) % 50 + 5 for i in range(length + 1)]
     return types.Datum(
         model_input=types.ModelInput.from_ints(tokens[:-1]),
-        loss_fn_inputs={"target_tokens": tokens[1:], "weights": [1.0] * length},  # type: ignore[dict-item]
+        loss_fn_inputs={"target_tokens": tokens[1:], "weights": [1.0] * length},
     )
 
 
@@ -115,24 +115,24 @@ def test_empty_data_is_refused_before_anything_is_sent(training: tinkex.Training
             types.Datum(types.ModelInput.from_ints([5, 6]), {"target_tokens": [6]}),
             "cross_entropy",
             "length|tokens",
-        ),  # type: ignore[dict-item]
+        ),
         (
             types.Datum(types.ModelInput.from_ints([5, 10**6]), {"target_tokens": [6, 7]}),
             "cross_entropy",
             "1000000",
-        ),  # type: ignore[dict-item]
+        ),
         (
             types.Datum(types.ModelInput.from_ints([5, 6]), {"target_tokens": [6, 10**6]}),
             "cross_entropy",
             "1000000",
-        ),  # type: ignore[dict-item]
+        ),
         (
             types.Datum(types.ModelInput.from_ints([5] * 5000), {"target_tokens": [5] * 5000}),
             "cross_entropy",
             "context",
-        ),  # type: ignore[dict-item]
+        ),
         (types.Datum(types.ModelInput.from_ints([5, 6]), {}), "cross_entropy", "target_tokens"),
-        (types.Datum(types.ModelInput.from_ints([5, 6]), {"target_tokens": [6, 7]}), "sorrow", "sorrow"),  # type: ignore[dict-item]
+        (types.Datum(types.ModelInput.from_ints([5, 6]), {"target_tokens": [6, 7]}), "sorrow", "sorrow"),
     ],
 )
 def test_bad_input_is_a_typed_error_and_the_run_goes_on(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -13,6 +13,9 @@ import numpy.typing as npt
 
 from tinkex.types.base import Value
 from tinkex.types.tensors import TensorData, TensorDtype
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "Datum",
@@ -153,9 +156,7 @@ class ModelInput:
         tokens: list[int] = []
         for chunk in self.chunks:
             if not isinstance(chunk, EncodedTextChunk):
-                raise ValueError(
-                    f"to_ints needs text only, but the input has a chunk of type {chunk.type!r}"
-                )
+                raise ValueError(f"to_ints needs text only, but the input has a chunk of type {chunk.type!r}")
             tokens.extend(chunk.tokens)
         return tokens
 
@@ -210,6 +211,7 @@ class SampledProvenanceSpan(Value, frozen=True, kw_only=True):
 
 ProvenanceSpans: TypeAlias = list[PromptProvenanceSpan | SampledProvenanceSpan]
 LossFnInputs: TypeAlias = dict[str, TensorData]
+TensorLike: TypeAlias = "TensorData | npt.NDArray[Any] | Sequence[Any] | torch.Tensor"
 
 LIST_DTYPES: Mapping[str, TensorDtype] = {
     "target_tokens": "int64",
@@ -223,7 +225,7 @@ LIST_DTYPES: Mapping[str, TensorDtype] = {
 _SPARSIFIED = frozenset({"target_tokens", "weights"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Datum:
     """One training example: the input, and per token what the loss needs.
 
@@ -236,20 +238,29 @@ class Datum:
     """
 
     model_input: ModelInput
-    loss_fn_inputs: LossFnInputs = field(default_factory=dict)
-    model_input_spans: ProvenanceSpans | None = None
-    loss_fn_input_spans: ProvenanceSpans | None = None
+    loss_fn_inputs: LossFnInputs
+    model_input_spans: ProvenanceSpans | None
+    loss_fn_input_spans: ProvenanceSpans | None
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.model_input, ModelInput):
+    def __init__(
+        self,
+        model_input: ModelInput,
+        loss_fn_inputs: Mapping[str, TensorLike] | None = None,
+        model_input_spans: ProvenanceSpans | None = None,
+        loss_fn_input_spans: ProvenanceSpans | None = None,
+    ) -> None:
+        if not isinstance(model_input, ModelInput):
             raise TypeError(
-                f"Datum.model_input must be a ModelInput, got {type(self.model_input).__name__}; "
+                f"Datum.model_input must be a ModelInput, got {type(model_input).__name__}; "
                 "build one with ModelInput.from_ints(tokens)"
             )
-        if (self.model_input_spans is None) != (self.loss_fn_input_spans is None):
+        if (model_input_spans is None) != (loss_fn_input_spans is None):
             raise ValueError("model_input_spans and loss_fn_input_spans come in pairs; only one was given")
-        inputs = {key: _tensor(key, value) for key, value in self.loss_fn_inputs.items()}
-        object.__setattr__(self, "loss_fn_inputs", inputs)
+        put = object.__setattr__
+        put(self, "model_input", model_input)
+        put(self, "loss_fn_inputs", {k: _tensor(k, v) for k, v in (loss_fn_inputs or {}).items()})
+        put(self, "model_input_spans", model_input_spans)
+        put(self, "loss_fn_input_spans", loss_fn_input_spans)
 
     def with_provenance(self, *, model_input: ProvenanceSpans, loss_fn_inputs: ProvenanceSpans) -> Datum:
         """The same datum, saying where its tokens came from; the spans must tile both sides."""

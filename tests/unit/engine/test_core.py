@@ -97,7 +97,7 @@ class Caller:
 def forward_backward(
     run: str, seq_id: int, *, forward_only: bool = False, **changes: Any
 ) -> ForwardBackwardRequest:
-    data = [Datum(ModelInput.from_ints(TOKENS[:-1]), {"target_tokens": TOKENS[1:]})]  # type: ignore[dict-item]
+    data = [Datum(ModelInput.from_ints(TOKENS[:-1]), {"target_tokens": TOKENS[1:]})]
     values = {"data": data, "loss_fn": "cross_entropy", "forward_only": forward_only, **changes}
     return ForwardBackwardRequest(model_id=run, seq_id=seq_id, **values)
 
@@ -177,7 +177,7 @@ def test_creating_a_run_again_gives_the_same_one(ada: Caller) -> None:
 def test_a_refused_operation_uses_up_its_number_and_changes_nothing(ada: Caller) -> None:
     run = ada.create()
     before = ada.run(forward_backward(run, 1, forward_only=True)).metrics["loss:sum"]
-    wrong = [Datum(ModelInput.from_ints([5, 10**6]), {"target_tokens": [6, 7]})]  # type: ignore[dict-item]
+    wrong = [Datum(ModelInput.from_ints([5, 10**6]), {"target_tokens": [6, 7]})]
     for _ in range(2):
         with pytest.raises(InvalidInput, match="1000000"):
             ada.submit(forward_backward(run, 2, data=wrong))

@@ -77,17 +77,17 @@ def test_nested_lists_keep_their_shape_and_ragged_ones_are_refused() -> None:
     inputs = ModelInput.from_ints([1, 2])
     assert Datum(inputs, {"target_tokens": [[1, 2], [3, 4]]}).loss_fn_inputs["target_tokens"].shape == [2, 2]
     with pytest.raises(ValueError, match="rectangular"):
-        Datum(inputs, {"target_tokens": [[1, 2], [3]]})  # type: ignore[dict-item]
+        Datum(inputs, {"target_tokens": [[1, 2], [3]]})
     with pytest.raises(KeyError, match="mood"):
-        Datum(inputs, {"mood": [1.0]})  # type: ignore[dict-item]
+        Datum(inputs, {"mood": [1.0]})
     with pytest.raises(TypeError, match="str"):
-        Datum(inputs, {"weights": "heavy"})  # type: ignore[dict-item]
+        Datum(inputs, {"weights": "heavy"})
     with pytest.raises(TypeError, match="from_ints"):
         Datum([1, 2])  # type: ignore[arg-type]
 
 
 def test_provenance_must_cover_both_sides() -> None:
-    datum = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})  # type: ignore[dict-item]
+    datum = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
     span = SampledProvenanceSpan(sequence_id="s", length=2)
     assert datum.with_provenance(model_input=[span], loss_fn_inputs=[span]).model_input_spans == [span]
     short = SampledProvenanceSpan(sequence_id="s", length=1)
@@ -98,7 +98,7 @@ def test_provenance_must_cover_both_sides() -> None:
 
 
 def test_values_survive_pickle_and_deepcopy() -> None:
-    datum = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})  # type: ignore[dict-item]
+    datum = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
     for twin in (pickle.loads(pickle.dumps(datum)), copy.deepcopy(datum)):
         assert twin.model_input == datum.model_input
         assert twin.loss_fn_inputs["target_tokens"].data == [2, 3]
