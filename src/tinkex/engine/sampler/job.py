@@ -34,6 +34,7 @@ class SampleJob:
     ``adapter`` is an immutable snapshot; jobs that pass the same object share prompts in memory.
 
     Example:
+        >>> from tinkex.types import SamplingParams
         >>> job = SampleJob("req-1", None, np.array([1, 5, 9], np.int32), 2, SamplingParams(max_tokens=8), ["a", "b"])
     """
 

@@ -137,7 +137,9 @@ def _draw_whole(logprobs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     """
     probabilities_BV = logprobs_BV.exp()
     padding = -logprobs_BV.shape[1] % _DRAW_BLOCK
-    blocks_BNM = pad(probabilities_BV, (0, padding)).view(len(logprobs_BV), -1, _DRAW_BLOCK)
+    if padding:
+        probabilities_BV = pad(probabilities_BV, (0, padding))
+    blocks_BNM = probabilities_BV.view(len(logprobs_BV), -1, _DRAW_BLOCK)
     block_B, within_B = _invert(blocks_BNM.sum(dim=-1).double(), uniforms_B)
     token_B, _ = _invert(blocks_BNM[torch.arange(len(block_B)), block_B].double(), within_B)
     return (block_B * _DRAW_BLOCK + token_B).clamp(max=logprobs_BV.shape[1] - 1)

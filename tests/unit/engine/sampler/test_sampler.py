@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from tests.unit.engine.sampler.harness import (
 )
 from tinkex.engine.model.tokenizer import EngineTokenizer
 from tinkex.engine.model.transformer import Transformer
-from tinkex.engine.sampler import Sampler
+from tinkex.engine.sampler import SampleJob, Sampler
 from tinkex.engine.sampler.kv_cache import bytes_per_token
 from tinkex.errors import Conflict, NumericalError
 from tinkex.types import SampleResponse
@@ -410,3 +412,70 @@ def test_a_prompt_is_known_only_under_its_own_adapter(model: Transformer, sample
     adapter = trained_adapter(model, rank=2, seed=0)
     for weights, expected in [(None, 0), (adapter, 0), (adapter, 100), (None, 100)]:
         assert sample(sampler, prompt, adapter=weights, max_tokens=1).prompt_cache_hit_tokens == expected
+
+
+# -- all of it together --------------------------------------------------------------------------------------
+
+
+def random_jobs(model: Transformer, random: Random) -> list[SampleJob]:
+    """Requests that share prompts or beginnings or nothing, with all kinds of settings."""
+    adapters = [None, trained_adapter(model, 2, 1), trained_adapter(model, 4, 2)]
+    heads = [random_tokens(length, length) for length in (20, 40, 90)]
+    jobs: list[SampleJob] = []
+    for number in range(random.randint(4, 10)):
+        prompt = random_tokens(random.randint(1, 60), number)
+        if random.random() < 0.6:
+            prompt = random.choice(heads) + prompt
+        if jobs and random.random() < 0.3:
+            prompt = jobs[-1].prompt_P.tolist()
+        jobs.append(
+            job(
+                prompt,
+                adapter=random.choice(adapters),
+                num_samples=random.choice([1, 1, 2, 5]),
+                seed=number,
+                max_tokens=random.choice([1, 3, 30, 90]),
+                stop=random.choice([None, [], ["th"], [7, 9]]),
+                temperature=random.choice([0, 1, 0.7]),
+                top_p=random.choice([1, 0.9]),
+                top_k=random.choice([-1, 10]),
+                prompt_logprobs=random.random() < 0.3,
+            )
+        )
+    return jobs
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_mix_of_requests_gives_each_what_it_gets_alone(
+    model: Transformer, tokenizer: EngineTokenizer, seed: int
+) -> None:
+    """Arrivals, cancels, batch, chunk and memory at random: the results are those of each request by itself."""
+    random = Random(seed)
+    jobs = random_jobs(model, random)
+    sampler = Sampler(
+        model,
+        tokenizer,
+        max_batch=random.choice([1, 3, 8, 64]),
+        prefill_chunk=random.choice([5, 32, 512]),
+        kv_budget_bytes=random.choice([0, 150, 400, 1000, 100_000])
+        * bytes_per_token(model.arch, model.dtype),
+    )
+    pending, cancelled, results = list(jobs), set(), {}
+    while pending or sampler.busy:
+        while pending and random.random() < 0.5:
+            sampler.add(pending.pop(0))
+        results.update(sampler.step())
+        chosen = random.choice(jobs).request_id
+        if random.random() < 0.02 and sampler.cancel(chosen):
+            cancelled.add(chosen)
+    assert set(results) == {each.request_id for each in jobs} - cancelled
+    for each in jobs:
+        if each.request_id not in cancelled:
+            got, alone = (
+                of(results[each.request_id]),
+                of(finish(Sampler(model, tokenizer), [each])[each.request_id]),
+            )
+            assert [s.tokens for s in got.sequences] == [s.tokens for s in alone.sequences]
+            assert [s.stop_reason for s in got.sequences] == [s.stop_reason for s in alone.sequences]
+            if each.prompt_logprobs:
+                np.testing.assert_allclose(got.prompt_logprobs_np, alone.prompt_logprobs_np, atol=1e-4)
