@@ -32,7 +32,9 @@ def find_run(store: Store, owner: str, run_id: str) -> RunRow:
     """A run of this user, in whatever state."""
     row = store.runs.get(run_id)
     if row is None or row.owner != owner:
-        raise UnknownObject(f"there is no training run {run_id!r} of yours; list yours with: tinkex run list")
+        raise UnknownObject(
+            f"there is no training run {run_id!r} of yours; list yours with RestClient().list_training_runs()"
+        )
     return row
 
 
@@ -86,12 +88,12 @@ def find_checkpoint(store: Store, owner: str, path: str) -> CheckpointRow:
     row = store.checkpoints.get(parsed.training_run_id, kind, name)
     if row is None or (row.owner != owner and not row.public):
         raise UnknownObject(
-            f"there is no checkpoint {path} that this key can see; list yours with: tinkex checkpoint list"
+            f"there is no checkpoint {path} that this key can see; list yours with RestClient().list_user_checkpoints()"
         )
     if is_expired(row):
         when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(row.expires_at))
         raise Expired(
-            f"checkpoint {path} expired on {when}; list live ones with: tinkex checkpoint list --run-id {row.run_id}"
+            f"checkpoint {path} expired on {when}; list live ones with RestClient().list_checkpoints({row.run_id!r})"
         )
     return row
 
