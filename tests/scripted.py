@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
@@ -115,6 +118,43 @@ class ScriptedServer:
 
     def on_cancel_future(self, value: Any, request: Request) -> Reply:
         return reply({})
+
+
+@contextmanager
+def over_http(scripted: ScriptedServer) -> Iterator[str]:
+    """Puts a scripted server behind a real socket; gives its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", "0")))
+            given = scripted.handle(
+                Request(self.command, self.path.partition("?")[0], dict(self.headers), body)
+            )
+            assert isinstance(given, Reply), "an async answer needs a loop"
+            self.send_response(given.status)
+            for name, value in given.headers.items():
+                self.send_header(name, value)
+            self.send_header("content-length", str(len(given.body)))
+            self.end_headers()
+            self.wfile.write(given.body)
+
+        do_GET = do_POST = do_DELETE = answer  # noqa: N815 - named by the standard library
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_port}"
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()
 
 
 def passed(request: types.ForwardBackwardRequest) -> bytes:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from concurrent.futures import Future
 
 import pytest
@@ -170,9 +169,7 @@ def test_leaving_with_work_under_way_is_quick_and_silent() -> None:
     on_exit(lambda: print("after the loop"))
     print("done")
     """
-    began = time.monotonic()
     assert run(program) == "done\nafter the loop\n"
-    assert time.monotonic() - began < 30
 
 
 def run(program: str) -> str:

@@ -10,6 +10,7 @@ from tinkex import types
 from tinkex._runtime import arrival, background
 from tinkex._transport.caller import PROTOCOL_VERSION
 from tinkex._wire.endpoints import endpoint
+from tinkex.clients._connection import connect
 from tinkex.futures import APIFuture, AwaitableConcurrentFuture
 
 if TYPE_CHECKING:
@@ -46,8 +47,6 @@ class RestClient:
         events: Sink | None = None,
         caller: Caller | None = None,
     ) -> None:
-        from tinkex.clients.service import connect
-
         self._caller = caller or connect(
             config=config, transport=transport, events=events, base_url=base_url, api_key=api_key
         )

@@ -17,6 +17,8 @@ from tinkex._transport.retry import Answered, Outcome, Retry, RetryPolicy, Unans
 from tinkex._wire import json
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._chunking import prompt_bytes
+from tinkex.clients._connection import connect
+from tinkex.clients.session import Session
 from tinkex.errors import (
     APIConnectionError,
     APIResponseValidationError,
@@ -29,11 +31,13 @@ from tinkex.errors import (
 from tinkex.events import RetryScheduled, SamplingPaused
 
 if TYPE_CHECKING:
-    from tinkex.clients.session import OpenSession, Session
+    from tinkex.clients.session import OpenSession
+    from tinkex.config import Config
     from tinkex.tokenizers import Tokenizer
 
 __all__ = ["RetryConfig", "SamplingClient"]
 
+COPIES = SEQ_IDS_PER_COPY = 1_000_000_000
 BACKPRESSURE = {"x-tinker-sampling-backpressure": "1"}
 
 
@@ -70,7 +74,8 @@ class SamplingClient:
         for sequence in future.result().sequences:
             print(tokenizer.decode(sequence.tokens))
 
-    Any number of calls may be under way; the client paces itself by what the server can take.
+    Any number of calls may be under way; the client paces itself by what the server can take. It can be
+    pickled into another process, API key included, and samples from the same weights there.
     """
 
     def __init__(
@@ -81,13 +86,15 @@ class SamplingClient:
         sampling_session_id: str,
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
+        first_seq_id: int = 0,
     ) -> None:
         self._sampling_session_id = sampling_session_id
         self._session = session
         self._opened = opened
+        self._given_retry_config = retry_config
         self._retry_config = retry_config or RetryConfig()
         self._record_stability_info = record_stability_info
-        self._seq_ids = itertools.count()
+        self._seq_ids = itertools.count(first_seq_id)
         server_limit = opened.client_config.sample_max_concurrent_requests
         own_limit = server_limit if retry_config is None else retry_config.max_connections
         self._in_flight = Slots(min(own_limit, server_limit))
@@ -202,6 +209,24 @@ class SamplingClient:
 
     def __repr__(self) -> str:
         return f"SamplingClient(sampling_session_id={self._sampling_session_id!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from tinkex._transport.http import HttpTransport
+
+        caller = self._session.caller
+        if not isinstance(caller.transport, HttpTransport):
+            raise TypeError(
+                "this sampling client cannot leave its process, because the engine it uses is in it; "
+                "start one with 'tinkex serve' and give its address as base_url"
+            )
+        return _restored, (
+            caller.config,
+            self._opened.session_id,
+            self._opened.client_config,
+            self._sampling_session_id,
+            self._given_retry_config,
+            self._record_stability_info,
+        )
 
     # ---- the way a sample goes ----
 
@@ -352,6 +377,27 @@ async def open_sampling_client(
         sampling_session_id=created.sampling_session_id,
         retry_config=retry_config,
         record_stability_info=record_stability_info,
+    )
+
+
+def _restored(
+    config: Config,
+    session_id: str,
+    client_config: types.ClientConfigResponse,
+    sampling_session_id: str,
+    retry_config: RetryConfig | None,
+    record_stability_info: bool,
+) -> SamplingClient:
+    """A copy of a sampling client, in the process that unpickles it."""
+    session = Session(connect(config=config, transport=None, events=None))
+    return SamplingClient(
+        session,
+        session.join(session_id, client_config),
+        sampling_session_id=sampling_session_id,
+        retry_config=retry_config,
+        record_stability_info=record_stability_info,
+        # Copies number their samples apart, or a server would take one's for a repetition of the other's.
+        first_seq_id=random.randrange(1, COPIES) * SEQ_IDS_PER_COPY,  # noqa: S311 - no secret
     )
 
 

@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tinkex import types
 from tinkex._runtime import arrival, background
-from tinkex._transport.caller import Caller
 from tinkex._wire.endpoints import endpoint
+from tinkex.clients._connection import connect
 from tinkex.clients.rest import RestClient, weights_info
 from tinkex.clients.sampling import SamplingClient, open_sampling_client
 from tinkex.clients.session import FinishStatus, Session
 from tinkex.clients.training import TrainingClient
-from tinkex.config import Config
-from tinkex.events import LogSink
 from tinkex.futures import AwaitableConcurrentFuture
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Transport
     from tinkex.clients.sampling import RetryConfig
+    from tinkex.config import Config
     from tinkex.events import Sink
 
 __all__ = ["ServiceClient"]
@@ -306,30 +305,6 @@ class ServiceClient:
             endpoint("get_server_capabilities")
         )
         return found
-
-
-def connect(
-    *, config: Config | None, transport: Transport | None, events: Sink | None, **settings: Any
-) -> Caller:
-    """A caller for these settings: over the given transport, in-process for ``local``, else over HTTP."""
-    given = sorted(name for name, value in settings.items() if value is not None)
-    if config is not None and given:
-        raise TypeError(f"config holds all settings; {given[0]!r} was given as well")
-    if config is None:
-        config = Config.resolve(needs_key=transport is None, **settings)
-    if transport is None:
-        transport = _transport(config)
-    return Caller(transport, config, sink=events or LogSink())
-
-
-def _transport(config: Config) -> Transport:
-    if config.is_local:
-        from tinkex._transport.local import LocalTransport
-
-        return LocalTransport()
-    from tinkex._transport.http import HttpTransport
-
-    return HttpTransport(config)
 
 
 def _lora(

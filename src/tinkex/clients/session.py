@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from tinkex import types
+from tinkex._runtime import background
 from tinkex._transport.budget import ByteBudget
 from tinkex._transport.caller import PROTOCOL_VERSION
 from tinkex._transport.limiter import Limiter
@@ -99,6 +100,11 @@ class Session:
             if opening.done() and self._opening is opening:
                 self._opening = None  # a failure is tried again by the next caller
 
+    def join(self, session_id: str, client_config: types.ClientConfigResponse) -> OpenSession:
+        """Takes part in a session that another process opened: nothing is sent, and heartbeats begin."""
+        background().start(self._beat(session_id))
+        return self._enter(session_id, client_config)
+
     def next_model_seq_id(self) -> int:
         """The number of the next model of this session, from 0."""
         return next(self._model_seq_ids)
@@ -138,8 +144,6 @@ class Session:
     async def _open_it(self) -> OpenSession:
         request = types.ClientConfigRequest(sdk_version=PROTOCOL_VERSION)
         client_config: types.ClientConfigResponse = await self.caller.call(endpoint("client_config"), request)
-        pause_s = client_config.billing_exception_max_pause_duration_sec
-        self.caller.policy = replace(self.caller.policy, payment_pause_s=pause_s)
         try:
             self.dynamic_config = await self.caller.call(endpoint("client_dynamic_config"), request)
         except NotFoundError:
@@ -155,14 +159,7 @@ class Session:
                 display_name=self._display_name,
             ),
         )
-        inflight = ByteBudget(client_config.inflight_response_bytes_semaphore_size)
-        self._open = OpenSession(
-            session_id=created.session_id,
-            client_config=client_config,
-            results=Results(self.caller, inflight, payment_pause_s=pause_s),
-            training_bytes=ByteBudget(client_config.fwdbwd_dispatch_bytes_semaphore_size),
-            sampling=Limiter(client_config.sample_dispatch_bytes_semaphore_size),
-        )
+        opened = self._enter(created.session_id, client_config)
         self.caller.sink.emit(SessionOpened(created.session_id))
         if client_config.pjwt_auth_enabled and not (config.api_key or "").startswith("eyJ"):
             text = "the server asks for short-lived tokens, which this client does not fetch; it sends the API key"
@@ -172,7 +169,20 @@ class Session:
             if text:
                 self.caller.sink.emit(ServerMessage(created.session_id, level, text))
         self._heart = asyncio.create_task(self._beat(created.session_id))
-        return self._open
+        return opened
+
+    def _enter(self, session_id: str, client_config: types.ClientConfigResponse) -> OpenSession:
+        pause_s = client_config.billing_exception_max_pause_duration_sec
+        self.caller.policy = replace(self.caller.policy, payment_pause_s=pause_s)
+        inflight = ByteBudget(client_config.inflight_response_bytes_semaphore_size)
+        self._open = opened = OpenSession(
+            session_id=session_id,
+            client_config=client_config,
+            results=Results(self.caller, inflight, payment_pause_s=pause_s),
+            training_bytes=ByteBudget(client_config.fwdbwd_dispatch_bytes_semaphore_size),
+            sampling=Limiter(client_config.sample_dispatch_bytes_semaphore_size),
+        )
+        return opened
 
     async def _beat(self, session_id: str) -> None:
         """Heartbeats until the server wants no more, and refreshes the dynamic configuration on the way."""

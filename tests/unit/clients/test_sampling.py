@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
+import pickle
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.scripted import ScriptedServer, sampled
+from tests.scripted import ScriptedServer, over_http, sampled
 from tinkex import types
 from tinkex.clients.sampling import RetryConfig, SamplingClient
 from tinkex.clients.service import ServiceClient
@@ -26,6 +30,7 @@ from tinkex.errors import (
     RequestFailedError,
     ResultExpiredError,
 )
+from tinkex.events import Event, SamplingPaused
 from tinkex.testing import Reply, Request, reply
 
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -150,19 +155,25 @@ def test_what_is_wrong_with_a_call_is_said_at_the_call(
     assert not server.values("asample")
 
 
-def test_push_back_pauses_and_sends_the_same_number_again(
-    server: ScriptedServer, sampler: SamplingClient
-) -> None:
+def test_push_back_pauses_and_sends_the_same_number_again(server: ScriptedServer) -> None:
     refusals = [reply({"detail": "full"}, status=429), reply({"detail": "full"}, status=429)]
+    events: list[Event] = []
+
+    class Sink:
+        def emit(self, event: Event) -> None:
+            events.append(event)
 
     def full(value: types.SampleRequest, request: Request) -> Reply:
         return refusals.pop() if refusals else server.on_asample(value, request)
 
     server.answers["asample"] = full
-    began = time.monotonic()
-    assert len(sampler.sample(PROMPT, 1, PARAMS).result(timeout=30).sequences) == 1
-    assert time.monotonic() - began >= 1.9
+    with ServiceClient(transport=server.transport, events=Sink()) as service:
+        sampler = service.create_sampling_client(base_model="toy")
+        assert len(sampler.sample(PROMPT, 1, PARAMS).result(timeout=30).sequences) == 1
     assert [r.seq_id for r in server.values("asample")] == [0, 0, 0]
+    assert [event for event in events if isinstance(event, SamplingPaused)] == [
+        SamplingPaused("sess-1", 1.0)
+    ] * 2
 
 
 def test_a_lost_submission_is_sent_again_under_its_number(
@@ -312,6 +323,42 @@ def test_a_closed_client_refuses(service: ServiceClient, sampler: SamplingClient
         sampler.sample(PROMPT, 1, PARAMS)
     with pytest.raises(ClosedError):
         sampler.get_base_model()
+
+
+def test_a_pickled_client_samples_in_a_process_that_never_made_a_service(server: ScriptedServer) -> None:
+    program = """
+    import pickle, sys
+    sampler = pickle.load(sys.stdin.buffer)
+    import tinkex
+    prompt = tinkex.ModelInput.from_ints([1, 2, 3])
+    print(sampler.sample(prompt, 1, tinkex.SamplingParams(max_tokens=4)).result(30).sequences[0].tokens)
+    """
+    with over_http(server) as url, ServiceClient(base_url=url, api_key="tml-x") as service:
+        sampler = service.create_sampling_client(base_model="toy", retry_config=QUICK)
+        sampler.sample(PROMPT, 1, PARAMS).result(timeout=10)
+        sessions = server.names().count("create_session")
+        out = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program)],
+            input=pickle.dumps(sampler),
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        copy = pickle.loads(pickle.dumps(sampler))
+    assert out.stdout == b"[1, 2, 3]\n", out.stderr
+    assert not out.stderr
+    assert server.names().count("create_session") == sessions == 1
+    own, other = server.values("asample")
+    assert own.sampling_session_id == other.sampling_session_id == copy._sampling_session_id
+    assert own.seq_id == 0
+    assert other.seq_id >= 1_000_000_000
+    assert other.seq_id % 1_000_000_000 == 0
+    assert copy._retry_config == QUICK
+
+
+def test_a_client_bound_to_this_process_says_why_it_cannot_be_pickled(sampler: SamplingClient) -> None:
+    with pytest.raises(TypeError, match="tinkex serve"):
+        pickle.dumps(sampler)
 
 
 @pytest.mark.parametrize(

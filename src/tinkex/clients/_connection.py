@@ -1,0 +1,39 @@
+"""From settings to a caller: which transport carries the calls of a client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tinkex._transport.caller import Caller
+from tinkex.config import Config
+from tinkex.events import LogSink
+
+if TYPE_CHECKING:
+    from tinkex._transport.base import Transport
+    from tinkex.events import Sink
+
+__all__ = ["connect"]
+
+
+def connect(
+    *, config: Config | None, transport: Transport | None, events: Sink | None, **settings: Any
+) -> Caller:
+    """A caller for these settings: over the given transport, in-process for ``local``, else over HTTP."""
+    given = sorted(name for name, value in settings.items() if value is not None)
+    if config is not None and given:
+        raise TypeError(f"config holds all settings; {given[0]!r} was given as well")
+    if config is None:
+        config = Config.resolve(needs_key=transport is None, **settings)
+    if transport is None:
+        transport = _transport(config)
+    return Caller(transport, config, sink=events or LogSink())
+
+
+def _transport(config: Config) -> Transport:
+    if config.is_local:
+        from tinkex._transport.local import LocalTransport
+
+        return LocalTransport()
+    from tinkex._transport.http import HttpTransport
+
+    return HttpTransport(config)
