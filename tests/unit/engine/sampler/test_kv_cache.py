@@ -101,10 +101,8 @@ def test_attention_sees_a_sequences_own_tokens_only() -> None:
 
 def test_a_sequence_that_went_wrong_leaves_nothing_behind_for_the_next() -> None:
     slots = table()
-    first_ill, well = slots.join(prompt(60, float("nan"))), slots.join(prompt(10, 1.0))
-    last_ill = slots.join(prompt(60, float("nan")))
-    slots.leave(first_ill)
-    slots.leave(last_ill)
+    well, ill = slots.join(prompt(10, 1.0)), slots.join(prompt(60, float("nan")))
+    slots.leave(ill)
     fresh = slots.join(prompt(3, 2.0))
     k = torch.tensor([1.0, 2.0])[:, None, None].expand(2, 1, 4)
     out = slots.attend([well, fresh])(0, torch.zeros(2, 2, 4), k, k)

@@ -261,7 +261,11 @@ def test_rows_of_one_adapter_are_neighbours_in_every_pass(
     script = ScriptedModel(model.arch, [9] * 600)
     adapters = [None, trained_adapter(model, 1, 1), trained_adapter(model, 1, 2)]
     jobs = [job(random_tokens(10 + n, n), adapter=adapters[n % 3], max_tokens=5, stop=[]) for n in range(9)]
-    finish(Sampler(script, tokenizer), jobs)
+    sampler = Sampler(script, tokenizer)
+    for each in jobs[:6]:
+        sampler.add(each)
+        sampler.step()
+    finish(sampler, jobs[6:])
     assert max(script.segments_per_pass) == len(adapters)
 
 
