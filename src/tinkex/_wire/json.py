@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tinkex.types.plain import decode_hook, encode_hook, to_plain
+from tinkex.types.plain import decode_hook, encode_hook, without_none
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ def encode(value: Any, *, omit_none: bool = True) -> bytes:
     >>> encode(LoraConfig(rank=8))
     b'{"rank":8,"train_unembed":true,"train_mlp":true,"train_attn":true}'
     """
-    return _encoder.encode(to_plain(value, omit_none=True) if omit_none else value)
+    return _encoder.encode(without_none(value) if omit_none else value)
 
 
 def decode(data: bytes, kind: type[T]) -> T:

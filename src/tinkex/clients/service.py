@@ -292,8 +292,8 @@ class ServiceClient:
             train_attn=info.train_attn is not False,
             train_unembed=info.train_unembed is not False,
         )
-        if with_optimizer and info.optimizer_config is not None:
-            optimizer = info.optimizer_config
+        if with_optimizer:
+            optimizer = dict(info.optimizer_config)
         client = await self._create(base_model or info.base_model, lora, user_metadata, optimizer)
         load = client.load_state_with_optimizer if with_optimizer else client.load_state
         await load(path, weights_access_token)

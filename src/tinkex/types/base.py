@@ -1,11 +1,13 @@
-"""What every JSON value type shares: frozen, keyword-only, and the few pydantic methods programs call."""
+"""What every JSON value type shares: frozen, keyword-only, and the pydantic methods programs call."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Self
 
 import msgspec
+
+__all__ = ["Options", "Value"]
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,24 +26,44 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.structs.replace(copy.deepcopy(self), **dict(update or {}))
         return msgspec.structs.replace(self, **dict(update or {}))
 
-    def model_dump(self, *, exclude_none: bool = False, mode: str = "python") -> dict[str, Any]:
-        """The value as a plain dictionary.
+    def model_dump(
+        self,
+        *,
+        mode: str = "python",
+        include: Collection[str] | None = None,
+        exclude: Collection[str] | None = None,
+        exclude_none: bool = False,
+    ) -> dict[str, Any]:
+        """The value as a plain dictionary; ``mode="json"`` turns bytes and dates into text as well.
 
         >>> from tinkex.types import LoraConfig
-        >>> LoraConfig(rank=8).model_dump(exclude_none=True)["rank"]
-        8
+        >>> LoraConfig(rank=8).model_dump(exclude={"train_mlp", "train_attn"}, exclude_none=True)
+        {'rank': 8, 'train_unembed': True}
         """
         from tinkex.types import plain
 
-        dumped = plain.to_plain(self, keep_bytes=mode == "python")
-        assert isinstance(dumped, dict)
-        return {k: v for k, v in dumped.items() if v is not None} if exclude_none else dumped
+        dumped: dict[str, Any] = plain.to_plain(self, omit_none=exclude_none, python=mode == "python")
+        if include is not None:
+            dumped = {name: item for name, item in dumped.items() if name in include}
+        return {name: item for name, item in dumped.items() if name not in exclude} if exclude else dumped
 
-    def model_dump_json(self, *, exclude_none: bool = False) -> str:
-        """The value as JSON text."""
-        from tinkex.types import plain
+    def model_dump_json(
+        self,
+        *,
+        indent: int | None = None,
+        include: Collection[str] | None = None,
+        exclude: Collection[str] | None = None,
+        exclude_none: bool = False,
+    ) -> str:
+        """The value as JSON text.
 
-        return msgspec.json.encode(plain.to_plain(self, omit_none=exclude_none)).decode()
+        >>> from tinkex.types import HealthResponse
+        >>> HealthResponse(status="ok").model_dump_json()
+        '{"status":"ok"}'
+        """
+        dumped = self.model_dump(mode="json", include=include, exclude=exclude, exclude_none=exclude_none)
+        text = msgspec.json.encode(dumped)
+        return (text if indent is None else msgspec.json.format(text, indent=indent)).decode()
 
     @classmethod
     def model_validate(cls, obj: Any) -> Self:
@@ -54,6 +76,19 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
         from tinkex.types import plain
 
         return obj if isinstance(obj, cls) else plain.from_plain(obj, cls)
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes | bytearray) -> Self:
+        """Builds the value from JSON text.
+
+        >>> from tinkex.types import HealthResponse
+        >>> HealthResponse.model_validate_json('{"status": "ok"}').status
+        'ok'
+        """
+        try:
+            return cls.model_validate(msgspec.json.decode(json_data))
+        except msgspec.DecodeError as error:
+            raise ValueError(str(error)) from error
 
 
 class Options(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal
+from urllib.parse import quote
 
-from tinkex.types.base import Value
+import msgspec
+
+from tinkex.types.base import Options, Value
+from tinkex.types.optimizers import AdamOptimizerConfig, OptimizerConfigBase
 
 __all__ = [
     "Checkpoint",
     "CheckpointType",
     "CheckpointsListResponse",
+    "CopyWeightsRequest",
+    "CopyWeightsResponse",
+    "Cursor",
+    "ExternalWeightsUrlsResponse",
     "LoadWeightsRequest",
     "LoadWeightsResponse",
     "ParsedCheckpointTinkerPath",
+    "SaveWeightsExternalRequest",
+    "SaveWeightsExternalResponse",
     "SaveWeightsForSamplerRequest",
     "SaveWeightsForSamplerResponse",
     "SaveWeightsRequest",
@@ -23,6 +34,9 @@ __all__ = [
 ]
 
 CheckpointType = Literal["training", "sampler", "external"]
+
+CONSOLE = "https://tinker.thinkingmachines.ai"
+"""The web pages of the hosted service."""
 
 KINDS: dict[str, CheckpointType] = {
     "weights": "training",
@@ -86,7 +100,11 @@ class SaveWeightsResponse(Value, frozen=True, kw_only=True):
     """Where the checkpoint is."""
 
     path: str
-    type: Literal["save_weights"] = "save_weights"
+    type: Literal["save_weights"] | None = None
+
+    def get_console_url(self) -> str:
+        """The page of this checkpoint on the hosted service."""
+        return console_url(self.path)
 
 
 class SaveWeightsForSamplerRequest(Value, frozen=True, kw_only=True):
@@ -106,7 +124,39 @@ class SaveWeightsForSamplerResponse(Value, frozen=True, kw_only=True):
 
     path: str | None = None
     sampling_session_id: str | None = None
-    type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
+    type: Literal["save_weights_for_sampler"] | None = None
+
+    def get_console_url(self) -> str:
+        """The page of this checkpoint on the hosted service; an unnamed save has none."""
+        return console_url(self._named())
+
+    def get_playground_url(self) -> str:
+        """The page of the hosted service where this checkpoint can be tried out; an unnamed save has none."""
+        return f"{CONSOLE}/playground?mode=checkpoint&checkpoint={quote(self._named(), safe='')}"
+
+    def _named(self) -> str:
+        if self.path is None:
+            raise ValueError("these weights were saved without a name, so there is no page for them")
+        return self.path
+
+
+class SaveWeightsExternalRequest(Options, frozen=True, kw_only=True):
+    """Saves weights for use elsewhere, encrypted for the given recipients if there are any."""
+
+    model_id: str
+    path: str
+    seq_id: int | None = None
+    ttl_seconds: int | None = None
+    age_encryption_recipients: list[str] | None = None
+    type: Literal["save_weights_external"] = "save_weights_external"
+
+
+class SaveWeightsExternalResponse(Value, frozen=True, kw_only=True):
+    """Where the exported checkpoint is."""
+
+    path: str | None = None
+    size_bytes: int | None = None
+    type: Literal["save_weights_external"] | None = None
 
 
 class LoadWeightsRequest(Value, frozen=True, kw_only=True):
@@ -120,7 +170,7 @@ class LoadWeightsRequest(Value, frozen=True, kw_only=True):
     optimizer: bool = False
     base_model: str | None = None
     user_metadata: dict[str, Any] | None = None
-    optimizer_config: dict[str, Any] | None = None
+    optimizer_config: Mapping[str, Any] | None = None
     weights_access_token: str | None = None
     type: Literal["load_weights"] = "load_weights"
 
@@ -130,7 +180,7 @@ class LoadWeightsResponse(Value, frozen=True, kw_only=True):
 
     path: str | None = None
     model_id: str | None = None
-    type: Literal["load_weights"] = "load_weights"
+    type: Literal["load_weights"] | None = None
 
 
 class WeightsInfoRequest(Value, frozen=True, kw_only=True):
@@ -148,7 +198,48 @@ class WeightsInfoResponse(Value, frozen=True, kw_only=True):
     train_unembed: bool | None = None
     train_mlp: bool | None = None
     train_attn: bool | None = None
-    optimizer_config: dict[str, Any] | None = None
+    optimizer_config: OptimizerConfigBase = msgspec.field(default_factory=AdamOptimizerConfig)
+
+
+class CopyWeightsRequest(Options, frozen=True, kw_only=True):
+    """Copies a checkpoint into a session or a project."""
+
+    session_id: str | None = None
+    model_seq_id: int | None = None
+    destination_project_id: str | None = None
+    source_path: str
+    ttl_seconds: int | None = None
+    weights_access_token: str | None = None
+
+    def __repr__(self) -> str:
+        shown = self.model_copy(update={"weights_access_token": "…"}) if self.weights_access_token else self
+        return f"CopyWeightsRequest({', '.join(f'{k}={v!r}' for k, v in shown.model_dump().items())})"
+
+
+class CopyWeightsResponse(Value, frozen=True, kw_only=True):
+    """Where the copy is."""
+
+    tinker_path: str
+
+
+class SetCheckpointTTLRequest(Value, frozen=True, kw_only=True):
+    """How long a checkpoint is kept from now on; ``None``: until it is deleted."""
+
+    ttl_seconds: int | None = None
+
+
+class ExternalWeightsUrlsResponse(Value, frozen=True, kw_only=True):
+    """An address per file of an exported checkpoint, and until when they work."""
+
+    urls: dict[str, str]
+    expires: datetime
+
+
+class CheckpointArchiveUrlResponse(Value, frozen=True, kw_only=True):
+    """Where a checkpoint can be fetched as one file, and until when."""
+
+    url: str
+    expires: datetime | None = None
 
 
 class Checkpoint(Value, frozen=True, kw_only=True):
@@ -169,3 +260,10 @@ class CheckpointsListResponse(Value, frozen=True, kw_only=True):
 
     checkpoints: list[Checkpoint]
     cursor: Cursor | None = None
+
+
+def console_url(tinker_path: str) -> str:
+    """The page of a checkpoint on the hosted service."""
+    parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+    run, checkpoint = (quote(part, safe="") for part in (parsed.training_run_id, parsed.checkpoint_id))
+    return f"{CONSOLE}/checkpoints/{run}/{checkpoint}"

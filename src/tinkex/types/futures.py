@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import msgspec
 
 from tinkex.errors import RequestErrorCategory
-from tinkex.types.base import Value
+from tinkex.types.base import Options, Value
 
 __all__ = [
     "CancelFutureRequest",
+    "FutureCompletion",
+    "FutureFailed",
+    "FutureFinished",
     "FutureRetrieveRequest",
+    "FutureRetrieveResponse",
+    "FuturesRetrieveRequest",
+    "FuturesRetrieveResponse",
     "QueueState",
     "RequestErrorCategory",
     "RequestFailedResponse",
     "RequestID",
+    "SamplingSessionFuturesTarget",
     "TryAgainResponse",
     "UntypedAPIFuture",
 ]
@@ -56,4 +65,50 @@ class RequestFailedResponse(Value, frozen=True, kw_only=True):
     """The operation failed."""
 
     error: str
-    category: str = "unknown"
+    category: RequestErrorCategory = RequestErrorCategory.Unknown
+
+
+FutureRetrieveResponse: TypeAlias = Any
+"""Whatever the operation returns, or one of ``TryAgainResponse`` and ``RequestFailedResponse``."""
+
+
+class FutureFinished(Value, frozen=True, kw_only=True, tag_field="state", tag="finished"):
+    """A result is there to be fetched."""
+
+    state: ClassVar[Literal["finished"]] = "finished"
+    request_id: str
+    response_payload_uncompressed_size: int | None = None
+
+
+class FutureFailed(Value, frozen=True, kw_only=True, tag_field="state", tag="failed"):
+    """An operation failed; fetching its result says why."""
+
+    state: ClassVar[Literal["failed"]] = "failed"
+    request_id: str
+
+
+FutureCompletion: TypeAlias = FutureFinished | FutureFailed
+
+
+class SamplingSessionFuturesTarget(Options, frozen=True, kw_only=True):
+    """All samples of one process from one sampler."""
+
+    type: Literal["sampling_session"] = "sampling_session"
+    sampling_session_id: str
+    cloned_sampler_id: int = 0
+
+
+class FuturesRetrieveRequest(Options, frozen=True, kw_only=True):
+    """Asks what finished since the last time."""
+
+    target: SamplingSessionFuturesTarget
+    prev_cursor: int = 0
+    timeout: float | None = None
+    retrieved_request_ids: list[str] = msgspec.field(default_factory=list)
+
+
+class FuturesRetrieveResponse(Value, frozen=True, kw_only=True):
+    """What finished, and where to go on asking."""
+
+    completions: list[FutureCompletion]
+    cursor: int

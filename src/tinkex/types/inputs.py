@@ -186,8 +186,32 @@ class ModelInput:
         """The input as plain dictionaries."""
         return {"chunks": [c.model_dump(exclude_none=exclude_none, mode=mode) for c in self.chunks]}
 
+    def model_dump_json(self, *, exclude_none: bool = False) -> str:
+        """The input as JSON text."""
+        return msgspec.json.encode(self.model_dump(exclude_none=exclude_none, mode="json")).decode()
 
-class PromptProvenanceSpan(Value, frozen=True, kw_only=True):
+    @classmethod
+    def model_validate(cls, obj: Any) -> ModelInput:
+        """Builds the input from a mapping with ``chunks`` (or returns one that already is it)."""
+        from tinkex.types import plain
+
+        return obj if isinstance(obj, cls) else plain.from_plain(obj, cls)
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes | bytearray) -> ModelInput:
+        """Builds the input from JSON text.
+
+        >>> ModelInput.model_validate_json('{"chunks": [{"type": "encoded_text", "tokens": [7]}]}').to_ints()
+        [7]
+        """
+        try:
+            return cls.model_validate(msgspec.json.decode(json_data))
+        except msgspec.DecodeError as error:
+            raise ValueError(str(error)) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptProvenanceSpan:
     """Says that some tokens came from the prompt of a sampled sequence."""
 
     sequence_id: str
@@ -198,7 +222,8 @@ class PromptProvenanceSpan(Value, frozen=True, kw_only=True):
         _check_span(self.sequence_id, self.offset, self.length)
 
 
-class SampledProvenanceSpan(Value, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class SampledProvenanceSpan:
     """Says that some tokens were sampled in a given sequence."""
 
     sequence_id: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -12,6 +13,7 @@ __all__ = [
     "ForwardBackwardInput",
     "ForwardBackwardOutput",
     "ForwardBackwardRequest",
+    "ForwardRequest",
     "LossFnConfig",
     "LossFnOutput",
     "LossFnType",
@@ -30,7 +32,7 @@ class ForwardBackwardInput:
 
     data: list[Datum]
     loss_fn: LossFnType
-    loss_fn_config: LossFnConfig | None = None
+    loss_fn_config: Mapping[str, float | str] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,15 @@ class ForwardBackwardRequest:
     loss_fn: str
     loss_fn_config: LossFnConfig | None = None
     forward_only: bool = False
+
+
+@dataclass(frozen=True)
+class ForwardRequest:
+    """A forward pass as clients before protobuf wrote it; the server still reads it."""
+
+    forward_input: ForwardBackwardInput
+    model_id: str
+    seq_id: int | None = None
 
 
 @dataclass(frozen=True)

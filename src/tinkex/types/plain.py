@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import math
+from datetime import date, datetime
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec.structs import asdict
 
-from tinkex.types.inputs import ModelInput
+from tinkex.types.inputs import EncodedTextChunk, ModelInput
+from tinkex.types.optimizers import OptimizerConfigBase, OptimizerFamily
 from tinkex.types.tensors import TensorData
 
 T = TypeVar("T")
@@ -27,6 +30,8 @@ def encode_hook(value: Any) -> Any:
             plain["sparse_crow_indices"] = value.sparse_crow_indices
             plain["sparse_col_indices"] = value.sparse_col_indices
         return plain
+    if isinstance(value, OptimizerFamily):
+        return value.model_dump()
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"cannot write a {type(value).__name__} as JSON")
@@ -50,19 +55,22 @@ def decode_hook(kind: type, value: Any) -> Any:
             sparse_crow_indices=value.get("sparse_crow_indices"),
             sparse_col_indices=value.get("sparse_col_indices"),
         )
-    raise NotImplementedError(f"no reader for {kind.__name__}")
+    if kind is OptimizerConfigBase:
+        return OptimizerConfigBase.model_validate(value)
+    raise TypeError(f"no reader for {kind.__name__}")
 
 
-def to_plain(value: Any, *, omit_none: bool = False, keep_bytes: bool = False) -> Any:
-    """The value as dict, list, str and numbers; bytes become base64 unless ``keep_bytes``.
+def to_plain(value: Any, *, omit_none: bool = False, python: bool = False) -> Any:
+    """The value as dict, list, str and numbers; bytes and dates become text unless ``python``.
 
     >>> from tinkex.types import ModelInput
     >>> to_plain(ModelInput.from_ints([7]))
     {'chunks': [{'tokens': [7], 'type': 'encoded_text'}]}
     """
-    builtin_types = (bytes,) if keep_bytes else None
-    plain = msgspec.to_builtins(value, enc_hook=encode_hook, builtin_types=builtin_types)
-    return _without_none(plain) if omit_none else plain
+    kept = (bytes, datetime, date) if python else None
+    return msgspec.to_builtins(
+        without_none(value) if omit_none else value, enc_hook=encode_hook, builtin_types=kept
+    )
 
 
 def from_plain(value: Any, kind: type[T]) -> T:
@@ -78,14 +86,36 @@ def from_plain(value: Any, kind: type[T]) -> T:
         raise ValueError(str(error)) from error
 
 
-def _without_none(plain: Any) -> Any:
-    if isinstance(plain, dict):
-        return {k: _without_none(v) for k, v in plain.items() if v is not None}
-    if isinstance(plain, list):
-        if plain and isinstance(plain[0], int | float | str):
-            return plain  # token and number lists hold no None and are long
-        return [_without_none(v) for v in plain]
-    return plain
+_FLAT = frozenset({bool, int, float, str})
+
+
+def without_none(value: Any) -> Any:
+    """The value with structs opened into dictionaries that lack their ``None`` fields.
+
+    Everything else stays the object it is: a prompt of 100k tokens is not copied, and a ``None`` inside
+    a caller's own dictionary is the caller's.
+
+    >>> from tinkex.types import LoraConfig
+    >>> without_none(LoraConfig(rank=4, train_mlp=False, train_attn=False))
+    {'rank': 4, 'train_unembed': True, 'train_mlp': False, 'train_attn': False}
+    """
+    if type(value) is EncodedTextChunk:
+        return value  # holds no None; nearly every prompt is one of these
+    if isinstance(value, msgspec.Struct):
+        opened: dict[str, Any] = {
+            name: item if type(item) in _FLAT else without_none(item)
+            for name, item in asdict(value).items()
+            if item is not None
+        }
+        config = value.__struct_config__
+        return opened if config.tag_field is None else {config.tag_field: config.tag, **opened}
+    if isinstance(value, ModelInput):
+        return {"chunks": [without_none(chunk) for chunk in value.chunks]}
+    if isinstance(value, list):
+        return [without_none(item) for item in value] if value and type(value[0]) not in _FLAT else value
+    if isinstance(value, dict):
+        return {name: without_none(item) for name, item in value.items()}
+    return value
 
 
 def finite_or_text(value: float) -> float | str:

@@ -19,6 +19,8 @@ __all__ = [
     "CreateSamplingSessionRequest",
     "CreateSamplingSessionResponse",
     "GetSamplerResponse",
+    "JoinSamplingSessionRequest",
+    "JoinSamplingSessionResponse",
     "PromptAltTokens",
     "SampleRequest",
     "SampleResponse",
@@ -174,6 +176,20 @@ class CreateSamplingSessionResponse(Value, frozen=True, kw_only=True):
 
     sampling_session_id: str
     type: Literal["create_sampling_session"] = "create_sampling_session"
+
+
+class JoinSamplingSessionRequest(Options, frozen=True, kw_only=True):
+    """One more process samples from a sampler."""
+
+    sampling_session_id: str
+    type: Literal["join_sampling_session"] = "join_sampling_session"
+
+
+class JoinSamplingSessionResponse(Value, frozen=True, kw_only=True):
+    """The number of the process, so that its requests have numbers of their own."""
+
+    type: Literal["join_sampling_session"] = "join_sampling_session"
+    client_counter: int
 
 
 class GetSamplerResponse(Value, frozen=True, kw_only=True):

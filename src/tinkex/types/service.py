@@ -9,6 +9,7 @@ import msgspec
 from tinkex.types.base import Value
 
 __all__ = [
+    "AuthTokenResponse",
     "ClientConfigRequest",
     "ClientConfigResponse",
     "ClientDynamicConfigResponse",
@@ -22,6 +23,7 @@ __all__ = [
     "SessionHeartbeatRequest",
     "SessionHeartbeatResponse",
     "SupportedModel",
+    "WhoamiResponse",
 ]
 
 
@@ -145,17 +147,32 @@ class ListSessionsResponse(Value, frozen=True, kw_only=True):
     sessions: list[str]
 
 
-class TelemetryResponse(Value, frozen=True, kw_only=True):
-    """Telemetry was taken in."""
+class WhoamiResponse(Value, frozen=True, kw_only=True):
+    """Who the caller is."""
 
-    status: Literal["accepted"] = "accepted"
+    user_urn: str
+    org_urn: str
+    email: str | None = None
 
 
-class TelemetrySendRequest(Value, frozen=True, kw_only=True):
-    """A batch of client events."""
+class AuthTokenResponse(Value, frozen=True, kw_only=True):
+    """A token that stands for an API key for a while."""
 
-    events: list[dict[str, Any]]
-    session_id: str = ""
-    platform: str = ""
-    sdk_version: str = ""
-    process_uuid: str | None = None
+    jwt: str
+
+    def __repr__(self) -> str:
+        return "AuthTokenResponse(jwt='…')"
+
+
+class AssignProjectRequest(Value, frozen=True, kw_only=True):
+    """Moves a session into a project."""
+
+    project_id: str
+
+
+class TraceExportResponse(Value, frozen=True, kw_only=True):
+    """How far the export of a session's timeline is, and where it lies."""
+
+    status: Literal["pending", "ready", "failed"]
+    url: str | None = None
+    error: str | None = None

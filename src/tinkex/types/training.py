@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
+import msgspec
+
 from tinkex.types.base import Options, Value
+from tinkex.types.optimizers import (
+    AdamOptimizerConfig,
+    AdamParams,
+    OptimizerConfigBase,
+    OptimParams,
+    OptimParamsBase,
+)
 
 __all__ = [
-    "AdamOptimizerConfig",
     "AdamParams",
     "CreateModelRequest",
     "CreateModelResponse",
@@ -19,7 +27,6 @@ __all__ = [
     "ModelID",
     "OptimStepRequest",
     "OptimStepResponse",
-    "OptimizerConfig",
     "UnloadModelRequest",
     "UnloadModelResponse",
 ]
@@ -43,43 +50,6 @@ class LoraConfig(Options, frozen=True, kw_only=True):
             raise ValueError("LoRA needs at least one of train_mlp, train_attn and train_unembed")
 
 
-class AdamOptimizerConfig(Value, frozen=True, kw_only=True):
-    """AdamW, the default optimizer."""
-
-    type: Literal["adamw"] = "adamw"
-
-
-OptimizerConfig: TypeAlias = dict[str, Any]
-"""What travels: ``{"type": "adamw"}`` or another family with its own fields."""
-
-
-class AdamParams(Options, frozen=True, kw_only=True):
-    """The settings of one AdamW step; ``grad_clip_norm`` 0 means no clipping.
-
-    >>> AdamParams(learning_rate=1e-3).beta2
-    0.95
-    """
-
-    learning_rate: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-12
-    weight_decay: float = 0.0
-    grad_clip_norm: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("learning_rate", "weight_decay", "grad_clip_norm"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"AdamParams.{name} must be a finite number ≥ 0, got {value}")
-        for name in ("beta1", "beta2"):
-            value = getattr(self, name)
-            if not 0 <= value < 1:
-                raise ValueError(f"AdamParams.{name} must lie in [0, 1), got {value}")
-        if not (math.isfinite(self.eps) and self.eps > 0):
-            raise ValueError(f"AdamParams.eps must be a finite number > 0, got {self.eps}")
-
-
 class CreateModelRequest(Value, frozen=True, kw_only=True):
     """A new run: a base model with a fresh adapter."""
 
@@ -88,7 +58,7 @@ class CreateModelRequest(Value, frozen=True, kw_only=True):
     base_model: str
     user_metadata: dict[str, Any] | None = None
     lora_config: LoraConfig | None = None
-    optimizer_config: OptimizerConfig | None = None
+    optimizer_config: Mapping[str, Any] | None = None
     type: Literal["create_model"] = "create_model"
 
 
@@ -105,8 +75,15 @@ class OptimStepRequest(Value, frozen=True, kw_only=True):
     model_id: ModelID
     seq_id: int | None = None
     adam_params: AdamParams | None = None
-    optimizer_params: dict[str, Any] | None = None
+    optimizer_params: Mapping[str, Any] | None = None
     type: Literal["optim_step"] = "optim_step"
+
+    @property
+    def optim_params(self) -> OptimParams:
+        """The parameters, of whichever kind."""
+        if self.adam_params is not None:
+            return self.adam_params
+        return OptimParamsBase.model_validate(self.optimizer_params)
 
 
 class OptimStepResponse(Value, frozen=True, kw_only=True):
@@ -133,13 +110,13 @@ class ModelData(Value, frozen=True, kw_only=True):
 class GetInfoResponse(Value, frozen=True, kw_only=True):
     """What a run is: base model, adapter, optimizer."""
 
+    type: Literal["get_info"] | None = None
     model_data: ModelData
     model_id: ModelID
-    optimizer_config: OptimizerConfig | None = None
+    optimizer_config: OptimizerConfigBase = msgspec.field(default_factory=AdamOptimizerConfig)
     is_lora: bool | None = None
     lora_rank: int | None = None
     model_name: str | None = None
-    type: Literal["get_info"] = "get_info"
 
 
 class UnloadModelRequest(Value, frozen=True, kw_only=True):
@@ -153,4 +130,4 @@ class UnloadModelResponse(Value, frozen=True, kw_only=True):
     """Confirms that the run is no longer in memory."""
 
     model_id: ModelID
-    type: Literal["unload_model"] = "unload_model"
+    type: Literal["unload_model"] | None = None

@@ -16,7 +16,7 @@ from tinkex.engine.api.errors import JSON, json_response
 from tinkex.engine.operations.admission import sequence_ids
 from tinkex.engine.scheduler import Kind
 from tinkex.engine.store import FutureStatus, Outcome, ResultFormat
-from tinkex.errors import Expired
+from tinkex.errors import Expired, RequestErrorCategory
 from tinkex.types import ForwardBackwardOutput, RequestFailedResponse, TensorData, TryAgainResponse
 from tinkex.types.plain import finite_or_text
 from tinkex.types.sampling import sample_response_as_json
@@ -38,7 +38,9 @@ async def retrieve_future(call: Call) -> Reply:
         case FutureStatus.DONE:
             return _result(call, outcome)
         case FutureStatus.FAILED:
-            return RequestFailedResponse(error=outcome.error, category=outcome.category)
+            return RequestFailedResponse(
+                error=outcome.error, category=RequestErrorCategory.parse(outcome.category)
+            )
         case _:
             raise Expired(f"the result of request {request_id} is gone; submit it again.")
 

@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.decoding import is_proto
 from tinkex.engine.operations.access import find_checkpoint, find_run
-from tinkex.types import ForwardBackwardRequest, GetInfoResponse, ModelData, WeightsInfoResponse
+from tinkex.types import (
+    AdamOptimizerConfig,
+    ForwardBackwardRequest,
+    GetInfoResponse,
+    ModelData,
+    OptimizerConfigBase,
+    WeightsInfoResponse,
+)
 
 
 async def submit(call: Call) -> Reply:
@@ -31,7 +38,7 @@ async def get_info(call: Call) -> Reply:
             tokenizer_id=str(directory) if directory is not None else run.base_model,
         ),
         model_id=run.run_id,
-        optimizer_config=dict(run.optimizer_config) if run.optimizer_config is not None else None,
+        optimizer_config=OptimizerConfigBase.model_validate(run.optimizer_config or AdamOptimizerConfig()),
         is_lora=True,
         lora_rank=run.lora.rank if run.lora is not None else None,
         model_name=run.base_model,
@@ -48,9 +55,9 @@ async def weights_info(call: Call) -> Reply:
         train_unembed=checkpoint.lora.train_unembed,
         train_mlp=checkpoint.lora.train_mlp,
         train_attn=checkpoint.lora.train_attn,
-        optimizer_config=dict(checkpoint.optimizer_config)
-        if checkpoint.optimizer_config is not None
-        else None,
+        optimizer_config=OptimizerConfigBase.model_validate(
+            checkpoint.optimizer_config or AdamOptimizerConfig()
+        ),
     )
 
 

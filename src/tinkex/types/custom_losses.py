@@ -1,0 +1,62 @@
+"""Losses that a program writes itself and a server runs: a traced graph and its inputs."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from tinkex.types.base import Options, Value
+
+__all__ = [
+    "CreateCustomLossRequest",
+    "CreateCustomLossResponse",
+    "CustomLossGraph",
+    "CustomLossInput",
+    "CustomLossInputRank",
+    "CustomLossNode",
+]
+
+CustomLossInputRank = Literal[0, 1, 2]
+
+
+class CustomLossInput(Options, frozen=True, kw_only=True):
+    """One input of the loss, and how many dimensions it has."""
+
+    name: str
+    rank: CustomLossInputRank
+
+
+class CustomLossNode(Options, frozen=True, kw_only=True):
+    """One step of the graph."""
+
+    op: Literal["placeholder", "get_attr", "call_function", "call_method", "call_module", "output"]
+    name: str
+    target: str
+    args: list[Any] = msgspec.field(default_factory=list)
+    kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class CustomLossGraph(Options, frozen=True, kw_only=True):
+    """The steps, in order."""
+
+    format: Literal[1] = 1
+    nodes: list[CustomLossNode]
+
+
+class CreateCustomLossRequest(Options, frozen=True, kw_only=True):
+    """Makes a loss known to a session."""
+
+    session_id: str
+    custom_loss_seq_id: int
+    name: str
+    inputs: list[CustomLossInput]
+    graph: CustomLossGraph
+    type: Literal["create_custom_loss"] = "create_custom_loss"
+
+
+class CreateCustomLossResponse(Value, frozen=True, kw_only=True):
+    """The id under which a pass names the loss."""
+
+    loss_id: str
+    type: Literal["create_custom_loss"] = "create_custom_loss"

@@ -1,0 +1,249 @@
+"""Searching sessions: the question, and sessions with how they ended."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+import msgspec
+
+from tinkex.types.base import Options, Value
+
+__all__ = [
+    "AccessibleSearchOwner",
+    "ActiveSessionStatusQuery",
+    "CancelledSessionStatusQuery",
+    "ClientFinishedSessionStatusQuery",
+    "ClientSessionFinishErrored",
+    "ClientSessionFinishInterrupted",
+    "ClientSessionFinishReason",
+    "ClientSessionFinishReasonType",
+    "ClientSessionFinishSuccess",
+    "ClientSessionFinished",
+    "FailedSessionStatusQuery",
+    "OwnSearchOwner",
+    "SearchOwner",
+    "SessionActive",
+    "SessionCancelled",
+    "SessionFailed",
+    "SessionFailedReason",
+    "SessionFailedRequestReason",
+    "SessionFailedSamplingSessionReason",
+    "SessionFailedTrainingRunReason",
+    "SessionSearchCursor",
+    "SessionSearchRequest",
+    "SessionSearchResponse",
+    "SessionStatus",
+    "SessionStatusQuery",
+    "SessionSummary",
+    "UserSearchOwner",
+]
+
+ClientSessionFinishReasonType = Literal["success", "errored", "interrupted"]
+
+
+class OwnSearchOwner(Options, frozen=True, kw_only=True, tag_field="type", tag="own"):
+    """Sessions of the caller."""
+
+    type: ClassVar[Literal["own"]] = "own"
+
+
+class AccessibleSearchOwner(Options, frozen=True, kw_only=True, tag_field="type", tag="accessible"):
+    """Sessions the caller may read."""
+
+    type: ClassVar[Literal["accessible"]] = "accessible"
+
+
+class UserSearchOwner(Options, frozen=True, kw_only=True, tag_field="type", tag="user"):
+    """Sessions of up to ten named users."""
+
+    type: ClassVar[Literal["user"]] = "user"
+    owner_urns: list[str]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.owner_urns) <= 10:
+            raise ValueError(f"UserSearchOwner takes 1 to 10 owner_urns, got {len(self.owner_urns)}")
+
+
+SearchOwner: TypeAlias = OwnSearchOwner | AccessibleSearchOwner | UserSearchOwner
+
+
+class ActiveSessionStatusQuery(Options, frozen=True, kw_only=True, tag_field="type", tag="active"):
+    """Sessions that still run."""
+
+    type: ClassVar[Literal["active"]] = "active"
+
+
+class CancelledSessionStatusQuery(Options, frozen=True, kw_only=True, tag_field="type", tag="cancelled"):
+    """Sessions that were cancelled."""
+
+    type: ClassVar[Literal["cancelled"]] = "cancelled"
+
+
+class FailedSessionStatusQuery(Options, frozen=True, kw_only=True, tag_field="type", tag="failed"):
+    """Sessions that failed on the server."""
+
+    type: ClassVar[Literal["failed"]] = "failed"
+
+
+class ClientFinishedSessionStatusQuery(
+    Options, frozen=True, kw_only=True, tag_field="type", tag="client_finished"
+):
+    """Sessions their program closed, for any reason or for the given ones."""
+
+    type: ClassVar[Literal["client_finished"]] = "client_finished"
+    reasons: list[ClientSessionFinishReasonType] | None = None
+
+    def __post_init__(self) -> None:
+        if self.reasons is not None and not self.reasons:
+            raise ValueError("reasons is a list of at least one, or None for any")
+
+
+SessionStatusQuery: TypeAlias = (
+    ActiveSessionStatusQuery
+    | CancelledSessionStatusQuery
+    | FailedSessionStatusQuery
+    | ClientFinishedSessionStatusQuery
+)
+
+
+class SessionSearchCursor(Value, frozen=True, kw_only=True):
+    """Where the next page begins."""
+
+    last_created_at: Annotated[datetime, msgspec.Meta(tz=True)]
+    last_session_id: str
+
+    def __post_init__(self) -> None:
+        if self.last_created_at.tzinfo is None:
+            raise ValueError("SessionSearchCursor.last_created_at needs a time zone")
+
+
+class SessionSearchRequest(Options, frozen=True, kw_only=True):
+    """What to look for, and how many at once (1 to 200).
+
+    >>> SessionSearchRequest(display_name="nightly").limit
+    50
+    """
+
+    session_id: str | None = None
+    project_ids: list[str] | None = None
+    user_metadata: dict[str, str] = msgspec.field(default_factory=dict)
+    display_name: str | None = None
+    owner: SearchOwner = OwnSearchOwner()
+    statuses: list[SessionStatusQuery] | None = None
+    limit: int = 50
+    cursor: SessionSearchCursor | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.limit <= 200:
+            raise ValueError(f"SessionSearchRequest.limit lies in 1…200, got {self.limit}")
+        if self.display_name == "":
+            raise ValueError("SessionSearchRequest.display_name is a text of at least one character, or None")
+        if self.statuses is not None and not self.statuses:
+            raise ValueError("SessionSearchRequest.statuses is a list of at least one, or None for any")
+
+
+class ClientSessionFinishSuccess(Value, frozen=True, kw_only=True, tag_field="type", tag="success"):
+    """The program ended well."""
+
+    type: ClassVar[Literal["success"]] = "success"
+
+
+class ClientSessionFinishErrored(Value, frozen=True, kw_only=True, tag_field="type", tag="errored"):
+    """The program ended with an exception."""
+
+    type: ClassVar[Literal["errored"]] = "errored"
+
+
+class ClientSessionFinishInterrupted(Value, frozen=True, kw_only=True, tag_field="type", tag="interrupted"):
+    """Somebody stopped the program."""
+
+    type: ClassVar[Literal["interrupted"]] = "interrupted"
+
+
+ClientSessionFinishReason: TypeAlias = (
+    ClientSessionFinishSuccess | ClientSessionFinishErrored | ClientSessionFinishInterrupted
+)
+
+
+class SessionFailedRequestReason(Value, frozen=True, kw_only=True, tag_field="type", tag="request"):
+    """A request failed."""
+
+    type: ClassVar[Literal["request"]] = "request"
+    request_id: str
+    request_type: str
+
+
+class SessionFailedTrainingRunReason(Value, frozen=True, kw_only=True, tag_field="type", tag="training_run"):
+    """A training run failed."""
+
+    type: ClassVar[Literal["training_run"]] = "training_run"
+    training_run_id: str
+
+
+class SessionFailedSamplingSessionReason(
+    Value, frozen=True, kw_only=True, tag_field="type", tag="sampling_session"
+):
+    """A sampler failed."""
+
+    type: ClassVar[Literal["sampling_session"]] = "sampling_session"
+    sampling_session_id: str
+
+
+SessionFailedReason: TypeAlias = (
+    SessionFailedRequestReason | SessionFailedTrainingRunReason | SessionFailedSamplingSessionReason
+)
+
+
+class SessionFailed(Value, frozen=True, kw_only=True, tag_field="type", tag="failed"):
+    """The server gave the session up."""
+
+    type: ClassVar[Literal["failed"]] = "failed"
+    category: Literal["user", "internal"]
+    reason: SessionFailedReason
+    message: str
+
+
+class SessionCancelled(Value, frozen=True, kw_only=True, tag_field="type", tag="cancelled"):
+    """The session was cancelled."""
+
+    type: ClassVar[Literal["cancelled"]] = "cancelled"
+    detail: str | None = None
+
+
+class ClientSessionFinished(Value, frozen=True, kw_only=True, tag_field="type", tag="client_finished"):
+    """The program closed the session."""
+
+    type: ClassVar[Literal["client_finished"]] = "client_finished"
+    reason: ClientSessionFinishReason
+    detail: str | None = None
+
+
+class SessionActive(Value, frozen=True, kw_only=True, tag_field="type", tag="active"):
+    """The session still runs."""
+
+    type: ClassVar[Literal["active"]] = "active"
+
+
+SessionStatus: TypeAlias = SessionFailed | SessionCancelled | ClientSessionFinished | SessionActive
+
+
+class SessionSummary(Value, frozen=True, kw_only=True):
+    """One session that was found."""
+
+    session_id: str
+    created_at: datetime
+    owner: str
+    project_id: str
+    status: SessionStatus | None = None
+    checkpoints_count: int
+    display_name: str | None = None
+    user_metadata: dict[str, str] | None = None
+    checkpoint_storage_bytes: int | None = None
+
+
+class SessionSearchResponse(Value, frozen=True, kw_only=True):
+    """A page of sessions, newest first."""
+
+    sessions: list[SessionSummary]
+    next_cursor: SessionSearchCursor | None = None
