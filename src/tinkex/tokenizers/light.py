@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinkex.errors import SetupError
-from tinkex.tokenizers.chat_template import render
+from tinkex.chat_template import render_chat
 
 if TYPE_CHECKING:
     import tokenizers
@@ -125,7 +125,7 @@ class LightTokenizer:
             raise ValueError(
                 f"the tokenizer {self.name_or_path!r} has no chat template; pass chat_template=…"
             )
-        text = render(
+        text = render_chat(
             template,
             messages=list(conversation),
             tools=tools,

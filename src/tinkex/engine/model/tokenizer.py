@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tinkex.engine.model.chat_template import render_chat
+from tinkex.chat_template import render_chat
 from tinkex.errors import InvalidInput, SetupError
 
 if TYPE_CHECKING:

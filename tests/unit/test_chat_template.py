@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tinkex.engine.model.chat_template import render_chat
+from tinkex.chat_template import render_chat
 from tinkex.errors import InvalidInput
 
 
