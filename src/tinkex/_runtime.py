@@ -12,17 +12,50 @@ import atexit
 import contextlib
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from tinkex.errors import ClosedError
 
-__all__ = ["Background", "arrival", "background", "on_exit"]
+__all__ = ["Background", "arrival", "background", "before_stop", "on_exit"]
 
 T = TypeVar("T")
 
 STOP_TIMEOUT_S = 5.0
+
+
+class Handed(Future[T]):
+    """The outcome of a coroutine on the background loop; cancelling it cancels the coroutine."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self.task: asyncio.Task[T] | None = None
+        self._loop = loop
+
+    def cancel(self) -> bool:
+        """Cancels the coroutine, unless it has ended."""
+        if not super().cancel():
+            return False
+        task = self.task
+        if task is not None:
+            with contextlib.suppress(RuntimeError):  # a loop that has stopped has cancelled it already
+                self._loop.call_soon_threadsafe(task.cancel)
+        return True
+
+    def arrived(self, task: asyncio.Task[T]) -> None:
+        """Takes over the outcome of the coroutine."""
+        self.task = None
+        if task.cancelled():
+            super().cancel()
+            self.set_running_or_notify_cancel()
+        elif not self.set_running_or_notify_cancel():
+            task.exception()  # nobody waits any more; read, so that asyncio does not complain
+        elif (error := task.exception()) is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(task.result())
 
 
 class Background:
@@ -37,6 +70,8 @@ class Background:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._inbox: deque[tuple[Coroutine[Any, Any, Any], Handed[Any]]] = deque()
+        self._told = False
         self._thread = threading.Thread(target=self._serve, name="tinkex", daemon=True)
         self._thread.start()
 
@@ -51,14 +86,34 @@ class Background:
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Starts a coroutine on the loop; cancelling the returned future cancels it."""
-        try:
-            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        except RuntimeError as error:
-            coroutine.close()
-            raise ClosedError(
-                "the background loop has stopped because the program is ending; "
-                "finish calls before the interpreter exits"
-            ) from error
+        future: Handed[T] = Handed(self.loop)
+        self._inbox.append((coroutine, future))
+        if not self._told:
+            # Waking the loop costs more than the rest: one call does it for all that arrive meanwhile.
+            self._told = True
+            try:
+                self.loop.call_soon_threadsafe(self._begin_all)
+            except RuntimeError as error:
+                self._inbox.clear()
+                self._told = False
+                coroutine.close()
+                raise ClosedError(
+                    "the background loop has stopped because the program is ending; "
+                    "finish calls before the interpreter exits"
+                ) from error
+        return future
+
+    def _begin_all(self) -> None:
+        self._told = False  # before the inbox is emptied: whoever adds to it from now on tells us again
+        while self._inbox:
+            coroutine, future = self._inbox.popleft()
+            if future.cancelled():
+                coroutine.close()
+            else:
+                future.task = task = self.loop.create_task(coroutine)
+                task.add_done_callback(future.arrived)
+                if future.cancelled():
+                    task.cancel()
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Starts a coroutine that nobody waits for and nobody can cancel; it must handle its own errors."""
@@ -96,6 +151,8 @@ class Background:
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
+            for callback in _stop_callbacks:
+                callback()
             await self.loop.shutdown_asyncgens()
 
         with contextlib.suppress(TimeoutError):
@@ -139,6 +196,7 @@ _lock = threading.Lock()
 _current: Background | None = None
 _hooked = False
 _exit_callbacks: list[Callable[[], None]] = []
+_stop_callbacks: list[Callable[[], None]] = []
 # A loop inherited through fork shares its kernel objects with the parent: closing it here would break the
 # parent's, so it is kept and never touched again.
 _abandoned: list[Background] = []
@@ -165,6 +223,11 @@ def on_exit(callback: Callable[[], None]) -> None:
     """Runs ``callback`` when the interpreter exits, after the background loop has stopped."""
     background()
     _exit_callbacks.append(callback)
+
+
+def before_stop(callback: Callable[[], None]) -> None:
+    """Runs ``callback`` on every background loop that is about to stop, after its tasks have ended."""
+    _stop_callbacks.append(callback)
 
 
 def _after_fork() -> None:

@@ -173,6 +173,10 @@ class LogSink:
 
     def emit(self, event: Event) -> None:
         """Logs one event."""
+        if isinstance(event, RequestStarted | RequestFinished):  # by far the most frequent news
+            if self._logger.isEnabledFor(logging.DEBUG):
+                self._logger.debug("%r", event)
+            return
         text, kind = _warning(event, self.QUIET_ATTEMPTS)
         if text is not None and self._due(kind):
             self._logger.warning(text)

@@ -317,6 +317,7 @@ class Results:
         self._caller = caller
         self._inflight = inflight
         self._payment_pause_s = payment_pause_s
+        self._about = caller.about(_RETRIEVE)
 
     async def fetch(
         self,
@@ -331,7 +332,7 @@ class Results:
         polled = Polled(
             accepted.request_id,
             row.result_wire == "proto",
-            self._caller.about(_RETRIEVE),
+            self._about,
             self._payment_pause_s,
         )
         state = PollState()

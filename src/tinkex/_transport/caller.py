@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tinkex._transport.base import Reply, Request, Transport
@@ -42,12 +43,6 @@ _EXPLICIT_NULL = frozenset({"finish_session"})
 """Calls whose absent values travel as ``null`` instead of being left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    outcome: Outcome
-    error: APIConnectionError | APIStatusError
-
-
 class Caller:
     """Makes calls over a transport: headers, retries, and typed values and errors.
 
@@ -76,7 +71,13 @@ class Caller:
         self.sink: Sink = sink or Silent()
         self.policy = policy or RetryPolicy(max_retries=config.max_retries)
         self._dice = dice
-        self._headers = _common_headers(config)
+        common = _common_headers(config)
+        self._headers = {
+            wire: {**common, "content-type": kind} for wire, kind in (("json", JSON), ("proto", PROTOBUF))
+        }
+        self._headers_without_body = common
+        # Keys need to be different, not secret: a random beginning per caller and a number per call.
+        self._key, self._calls = secrets.token_hex(8), itertools.count()
         self._under_way: set[asyncio.Task[Any]] = set()
         self._closed = asyncio.Event()
 
@@ -123,17 +124,23 @@ class Caller:
         """Makes the call with retries and returns the raw reply; an error status is raised as its typed error."""
         policy = policy or self.policy
         request = self._request(row, value, path=path, query=query, headers=headers, timeout=timeout)
-        about = self.about(row, path)
         began = time.monotonic()
         attempt = 0
         while True:
-            got = await self._try(row, request, about, attempt)
-            if isinstance(got, Reply):
-                return got
-            step = decide(got.outcome, attempt, time.monotonic() - began, policy, self._dice)
+            outcome: Outcome
+            error: APIConnectionError | APIStatusError
+            try:
+                reply = await self._send(row, request, attempt)
+            except APIConnectionError as unanswered:
+                outcome, error = Unanswered(), unanswered
+            else:
+                if 200 <= reply.status < 300:
+                    return reply
+                outcome, error = self._refused(row, reply, self.about(row, path))
+            step = decide(outcome, attempt, time.monotonic() - began, policy, self._dice)
             if not isinstance(step, Retry):
-                raise got.error
-            self.sink.emit(RetryScheduled(row.name, attempt, step.after, got.error.message))
+                raise error
+            self.sink.emit(RetryScheduled(row.name, attempt, step.after, error.message))
             await asyncio.sleep(step.after)
             attempt += 1
 
@@ -155,24 +162,13 @@ class Caller:
             task.cancel()
         await self.transport.close()
 
-    async def _try(
-        self, row: Endpoint, request: Request, about: HttpRequest, attempt: int
-    ) -> Reply | _Failure:
-        try:
-            reply = await self._send(row, request, attempt)
-        except APIConnectionError as error:
-            return _Failure(Unanswered(), error)
-        if 200 <= reply.status < 300:
-            return reply
+    def _refused(
+        self, row: Endpoint, reply: Reply, about: HttpRequest
+    ) -> tuple[Outcome, APIConnectionError | APIStatusError]:
         if is_proxy_refusal(reply):
-            return _Failure(
-                Unanswered(),
-                APIConnectionError(
-                    about,
-                    f"something on the way to {self.config.base_url} refused {row.name} with an empty 400",
-                ),
-            )
-        return _Failure(Answered(reply.status, reply.headers), error_of(reply, about))
+            message = f"something on the way to {self.config.base_url} refused {row.name} with an empty 400"
+            return Unanswered(), APIConnectionError(about, message)
+        return Answered(reply.status, reply.headers), error_of(reply, about)
 
     async def _send(self, row: Endpoint, request: Request, attempt: int) -> Reply:
         if attempt:
@@ -211,18 +207,23 @@ class Caller:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> Request:
-        sent = dict(self._headers)
-        if row.method != "GET":
-            sent["content-type"] = PROTOBUF if row.request_wire == "proto" else JSON
-            sent["x-idempotency-key"] = secrets.token_hex(16)
-        sent.update(headers or {})
-        asked = {name: _query_text(item) for name, item in (query or {}).items() if item is not None}
+        if row.method == "GET":
+            sent = self._headers_without_body.copy()
+        else:
+            sent = self._headers[row.request_wire].copy()
+            sent["x-idempotency-key"] = f"{self._key}-{next(self._calls)}"
+        if headers:
+            sent.update(headers)
+        asked = self.config.default_query
+        if query:
+            given = {name: _query_text(item) for name, item in query.items() if item is not None}
+            asked = {**asked, **given}
         return Request(
             row.method,
-            row.url_path(path),
+            row.url_path(path) if path else row.path,
             sent,
             value if isinstance(value, bytes) else encode(row, value),
-            {**self.config.default_query, **asked},
+            asked,
             row.purpose,
             timeout or self.config.timeout,
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from tinkex._transport.base import Reply, Request
+from tinkex._transport.plain import PlainHttp
 from tinkex.errors import APIConnectionError, APITimeoutError, HttpRequest, SetupError
 
 if TYPE_CHECKING:
@@ -34,15 +35,32 @@ class HttpTransport:
         self._base_url = config.base_url
         self._proxy = config.proxy
         self._pools: dict[tuple[Purpose, float], tuple[pyqwest.HTTPTransport, pyqwest.Client]] = {}
+        self._plain = PlainHttp(config.base_url) if _goes_straight(config) else None
         self._closed = False
 
     async def send(self, request: Request) -> Reply:
         """Sends one request; every failure to get a whole reply is an ``APIConnectionError``."""
+        if self._closed:
+            about = HttpRequest(request.method, self._base_url + request.path)
+            raise APIConnectionError(about, f"the connections to {self._base_url} are closed")
+        if self._plain is not None:
+            return await self._plain.send(request)
+        return await self._send_by_library(request)
+
+    async def close(self) -> None:
+        """Closes every pool."""
+        self._closed = True
+        if self._plain is not None:
+            await self._plain.close()
+        pools, self._pools = self._pools, {}
+        for transport, _ in pools.values():
+            await transport.aclose()
+
+    async def _send_by_library(self, request: Request) -> Reply:
+        """TLS, HTTP/2 and proxies are the library's."""
         import pyqwest
 
         about = HttpRequest(request.method, self._base_url + request.path)
-        if self._closed:
-            raise APIConnectionError(about, f"the connections to {self._base_url} are closed")
         _check_same_process()
         query = f"?{urlencode(request.query)}" if request.query else ""
         try:
@@ -60,13 +78,6 @@ class HttpTransport:
         return Reply(
             reply.status, {name.lower(): value for name, value in reply.headers.items()}, reply.content
         )
-
-    async def close(self) -> None:
-        """Closes every pool."""
-        self._closed = True
-        pools, self._pools = self._pools, {}
-        for transport, _ in pools.values():
-            await transport.aclose()
 
     def _client(self, purpose: Purpose, timeout: float) -> pyqwest.Client:
         # The library's own timeout belongs to a pool and costs nothing per request. The calls of one purpose
@@ -88,6 +99,12 @@ class HttpTransport:
             )
             pool = self._pools[purpose, timeout] = (transport, pyqwest.Client(transport))
         return pool[1]
+
+
+def _goes_straight(config: Config) -> bool:
+    """Whether requests need neither TLS nor a proxy, not even one that the environment names."""
+    named = any(os.environ.get(name) for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"))
+    return config.base_url.startswith("http://") and config.proxy is None and not named
 
 
 def _cause(error: Exception) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from tinkex._transport.budget import ByteBudget, Slots
 
 __all__ = ["Limiter"]
+
+T = TypeVar("T")
 
 MAX_SUBMISSIONS = 400
 MAX_SUBMISSIONS_UNDER_PRESSURE = 10
@@ -31,17 +33,21 @@ class Limiter:
         self._few_slots = Slots(MAX_SUBMISSIONS_UNDER_PRESSURE)
         self._paused_until = float("-inf")
 
-    @asynccontextmanager
-    async def admit(self, num_bytes: int) -> AsyncIterator[None]:
-        """Waits until a prompt of about this size may be submitted; the block is the submission."""
-        async with self._slots:
-            if not self._under_pressure:
-                async with self._bytes.reserve(num_bytes):
-                    yield
-            else:
+    async def admit(self, num_bytes: int, submission: Callable[[], Awaitable[T]]) -> T:
+        """Runs a submission of a prompt of about this size, once that may be submitted."""
+        await self._slots.take(1)
+        try:
+            if self._under_pressure:
                 async with self._few_slots, self._bytes.reserve(num_bytes * BYTES_FACTOR_UNDER_PRESSURE):
                     await self.wait()
-                    yield
+                    return await submission()
+            await self._bytes.take(num_bytes)
+            try:
+                return await submission()
+            finally:
+                self._bytes.give_back(num_bytes)
+        finally:
+            self._slots.give_back(1)
 
     def push_back(self, num_bytes: int, asked_s: float | None = None) -> float:
         """Notes that the server refused a prompt of this size for now; returns how long everybody pauses."""

@@ -11,6 +11,7 @@ from tinkex.types.plain import decode_hook, encode_hook, without_none
 T = TypeVar("T")
 
 _encoder = msgspec.json.Encoder(enc_hook=encode_hook)
+_decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
 
 class Malformed(ValueError):
@@ -34,10 +35,14 @@ def decode(data: bytes, kind: type[T]) -> T:
     >>> decode(b'{"request_id": "r1", "news": 1}', UntypedAPIFuture).request_id
     'r1'
     """
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind, dec_hook=decode_hook, strict=False)
     try:
-        return msgspec.json.decode(data or b"{}", type=kind, dec_hook=decode_hook, strict=False)
+        value: T = decoder.decode(data or b"{}")
     except (msgspec.DecodeError, ValueError) as error:
         raise Malformed(str(error)) from error
+    return value
 
 
 def decode_any(data: bytes) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import random
 import time
@@ -14,10 +15,10 @@ from tinkex import types
 from tinkex._runtime import arrival, background
 from tinkex._transport.budget import Slots
 from tinkex._transport.retry import Answered, Outcome, Retry, RetryPolicy, Unanswered, decide, server_wait
-from tinkex._wire import json
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._chunking import prompt_bytes
 from tinkex.clients._connection import connect
+from tinkex.clients._sample_body import sample_body
 from tinkex.clients.session import Session
 from tinkex.errors import (
     APIConnectionError,
@@ -238,7 +239,8 @@ class SamplingClient:
         size = prompt_bytes(request.prompt)
         attempt = 0
         try:
-            async with self._in_flight:
+            await self._in_flight.take(1)
+            try:
                 while True:
                     try:
                         response = await self._sample_once(request, next(self._seq_ids), size)
@@ -248,6 +250,8 @@ class SamplingClient:
                     else:
                         self._last_progress = time.monotonic()
                         return response
+            finally:
+                self._in_flight.give_back(1)
         finally:
             self._under_way -= 1
 
@@ -275,7 +279,7 @@ class SamplingClient:
     async def _sample_once(
         self, request: types.SampleRequest, seq_id: int, size: int
     ) -> types.SampleResponse:
-        body = json.encode(request.model_copy(update={"seq_id": seq_id}))
+        body = sample_body(request, seq_id)
         began = time.monotonic()
         accepted = await self._submit(body, size)
         submit_s = time.monotonic() - began
@@ -304,21 +308,22 @@ class SamplingClient:
     async def _submit(self, body: bytes, size: int) -> types.UntypedAPIFuture:
         """Submits one sample; while the server pushes back (429, 402), the same request waits and goes again."""
         limiter = self._opened.sampling
+        submission = functools.partial(
+            self._session.caller.call, _SAMPLE, body, headers=BACKPRESSURE, policy=self._submit_policy
+        )
         began = time.monotonic()
         pause_s = self._opened.client_config.billing_exception_max_pause_duration_sec
         while True:
             try:
-                async with limiter.admit(size):
-                    accepted: types.UntypedAPIFuture = await self._session.caller.call(
-                        _SAMPLE, body, headers=BACKPRESSURE, policy=self._submit_policy
-                    )
-                    return accepted
+                accepted: types.UntypedAPIFuture = await limiter.admit(size, submission)
             except (RateLimitError, BillingError) as error:
                 if isinstance(error, BillingError) and time.monotonic() - began >= pause_s:
                     raise
                 pause = limiter.push_back(size, server_wait(error.response.headers, 60.0))
                 self._session.caller.sink.emit(SamplingPaused(self._opened.session_id, pause))
                 await limiter.wait()
+            else:
+                return accepted
 
     async def _tell_cancelled(self, request_id: str) -> None:
         try:

@@ -56,7 +56,8 @@ def sampler(service: ServiceClient) -> SamplingClient:
 
 def test_a_sample_is_a_plain_future_of_a_typed_response(sampler: SamplingClient) -> None:
     future = sampler.sample(PROMPT, 2, PARAMS)
-    assert type(future) is concurrent.futures.Future
+    assert isinstance(future, concurrent.futures.Future)
+    assert not hasattr(future, "__await__")
     response = future.result(timeout=10)
     assert [s.tokens for s in response.sequences] == [[1, 2, 3], [1, 2, 3]]
     assert [s.sequence_id for s in response.sequences] == ["seq-0-0", "seq-0-1"]

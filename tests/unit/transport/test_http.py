@@ -215,7 +215,7 @@ async def test_a_closed_transport_sends_nothing() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
-def test_a_child_forked_after_the_first_request_is_told_instead_of_hanging() -> None:
+def test_a_child_forked_after_the_first_request_through_the_library_is_told_instead_of_hanging() -> None:
     program = """
     import asyncio, os
     from tests.unit.transport.loopback import loopback, says
@@ -224,7 +224,7 @@ def test_a_child_forked_after_the_first_request_is_told_instead_of_hanging() -> 
     from tinkex.errors import SetupError
 
     async def main(url):
-        await transport_to(url).send(Request("GET", "/x", timeout=5))
+        await transport_to(url, proxy=url).send(Request("GET", "/x", timeout=5))
 
     async def parent():
         async with loopback(says()) as server:

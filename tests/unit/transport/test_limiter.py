@@ -20,13 +20,12 @@ async def most_at_once(limiter: Limiter, count: int, num_bytes: int = 0) -> int:
 
     async def submit() -> None:
         nonlocal inside, most
-        async with limiter.admit(num_bytes):
-            inside += 1
-            most = max(most, inside)
-            await asyncio.sleep(0.001)
-            inside -= 1
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0.001)
+        inside -= 1
 
-    await asyncio.gather(*(submit() for _ in range(count)))
+    await asyncio.gather(*(limiter.admit(num_bytes, submit) for _ in range(count)))
     return most
 
 

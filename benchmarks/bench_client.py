@@ -1,0 +1,264 @@
+"""What the client itself costs beside the official one: CPU, speed and memory, in one run.
+
+    python benchmarks/bench_client.py [--rounds N] [--json FILE] [--only CASE ...]
+
+Both clients talk over loopback HTTP to one server process that answers at once with canned results, so what
+is measured is the client. Every measurement runs in a process of its own; the clients take turns, and the
+table shows medians and their ratios. CPU is that of the client's process, all its threads included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+CLIENTS = ("tinkex", "tinker")
+BURST, SEQUENTIAL, IN_FLIGHT = 2000, 200, 10_000
+PROMPT_TOKENS, TOKENS_BACK = 256, 64
+DATUMS, DATUM_TOKENS, STEPS = 64, 2048, 6
+
+
+# ---- what is measured, in a process of its own ----
+
+
+def prompts(sdk: Any, count: int) -> list[Any]:
+    tokens = [(7 * i) % 32_000 for i in range(PROMPT_TOKENS)]
+    return [sdk.ModelInput.from_ints([i % 32_000, *tokens[1:]]) for i in range(count)]
+
+
+def sampler(sdk: Any, url: str) -> tuple[Any, Any]:
+    service = sdk.ServiceClient(base_url=url, api_key="tml-benchmark")
+    client = service.create_sampling_client(base_model="bench/model")
+    params = sdk.SamplingParams(max_tokens=TOKENS_BACK)
+    for future in [client.sample(prompt, 1, params) for prompt in prompts(sdk, 50)]:
+        read(future.result())
+    return service, client
+
+
+def read(response: Any) -> None:
+    """What every program reads of a sample, in the form it reads it."""
+    sequence = response.sequences[0]
+    assert len(sequence.tokens) == TOKENS_BACK
+    assert len(sequence.logprobs) == TOKENS_BACK
+
+
+@dataclass
+class Stopwatch:
+    wall: float = 0.0
+    cpu: float = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        wall, cpu = time.perf_counter(), time.process_time()
+        yield
+        self.wall, self.cpu = time.perf_counter() - wall, time.process_time() - cpu
+
+
+def burst(sdk: Any, url: str) -> dict[str, float]:
+    _, client = sampler(sdk, url)
+    params, watch = sdk.SamplingParams(max_tokens=TOKENS_BACK), Stopwatch()
+    given = prompts(sdk, BURST)
+    with watch.running():
+        for future in [client.sample(prompt, 1, params) for prompt in given]:
+            read(future.result())
+    return {"cpu per sample, ms": watch.cpu / BURST * 1e3, "samples/s": BURST / watch.wall}
+
+
+def burst_async(sdk: Any, url: str) -> dict[str, float]:
+    _, client = sampler(sdk, url)
+    params, watch = sdk.SamplingParams(max_tokens=TOKENS_BACK), Stopwatch()
+    given = prompts(sdk, BURST)
+
+    async def all_of_them() -> None:
+        for response in await asyncio.gather(*(client.sample_async(prompt, 1, params) for prompt in given)):
+            read(response)
+
+    with watch.running():
+        asyncio.run(all_of_them())
+    return {"cpu per sample, ms": watch.cpu / BURST * 1e3, "samples/s": BURST / watch.wall}
+
+
+def sequential(sdk: Any, url: str) -> dict[str, float]:
+    _, client = sampler(sdk, url)
+    params = sdk.SamplingParams(max_tokens=TOKENS_BACK)
+    times = []
+    for prompt in prompts(sdk, SEQUENTIAL):
+        began = time.perf_counter()
+        read(client.sample(prompt, 1, params).result())
+        times.append(time.perf_counter() - began)
+    return {"latency, ms": statistics.median(times) * 1e3}
+
+
+def training(sdk: Any, url: str) -> dict[str, float]:
+    service = sdk.ServiceClient(base_url=url, api_key="tml-benchmark")
+    client = service.create_lora_training_client("bench/model", rank=8)
+    tokens = [(11 * i) % 32_000 for i in range(DATUM_TOKENS + 1)]
+    times, cpu = [], 0.0
+    for _ in range(STEPS):
+        cpu_before, began = time.process_time(), time.perf_counter()
+        data = [
+            sdk.Datum(
+                model_input=sdk.ModelInput.from_ints(tokens[:-1]),
+                loss_fn_inputs={"target_tokens": tokens[1:], "weights": [1.0] * DATUM_TOKENS},
+            )
+            for _ in range(DATUMS)
+        ]
+        passed = client.forward_backward(data, "cross_entropy")
+        stepped = client.optim_step(sdk.AdamParams(learning_rate=1e-4))
+        output = passed.result()
+        assert len(output.loss_fn_outputs) == DATUMS
+        stepped.result()
+        times.append(time.perf_counter() - began)
+        cpu = time.process_time() - cpu_before
+    return {"step, ms": statistics.median(times[1:]) * 1e3, "cpu of a step, ms": cpu * 1e3}
+
+
+def in_flight(sdk: Any, url: str) -> dict[str, float]:
+    _, client = sampler(sdk, url)
+    params = sdk.SamplingParams(max_tokens=TOKENS_BACK)
+    given = prompts(sdk, IN_FLIGHT)
+    before = peak_memory()
+    futures = [client.sample(prompt, 1, params) for prompt in given]
+    for future in futures:
+        read(future.result())
+    peak = peak_memory()
+    return {"peak memory, MB": peak / 1e6, "KB per sample in flight": (peak - before) / IN_FLIGHT / 1e3}
+
+
+def peak_memory() -> float:
+    scale = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+CASES: dict[str, Callable[[Any, str], dict[str, float]]] = {
+    "burst": burst,
+    "burst_async": burst_async,
+    "sequential": sequential,
+    "training": training,
+    "in_flight": in_flight,
+}
+
+
+def measure(case: str, name: str, url: str) -> None:
+    os.environ["TINKER_TELEMETRY"] = "0"
+    measured = CASES[case](importlib.import_module(name), url)
+    print(json.dumps(measured), flush=True)
+    os._exit(0)  # what the clients do at exit is not measured
+
+
+# ---- the run ----
+
+
+@dataclass(frozen=True)
+class Row:
+    title: str
+    case: str
+    figure: str
+    higher_is_better: bool
+    aim: float | None
+    """How many times better than the official client we want to be."""
+
+
+ROWS = (
+    Row(f"CPU per sample, burst of {BURST:,}", "burst", "cpu per sample, ms", higher_is_better=False, aim=8),
+    Row(f"samples per second, burst of {BURST:,}", "burst", "samples/s", higher_is_better=True, aim=8),
+    Row("CPU per sample, the same with asyncio", "burst_async", "cpu per sample, ms", higher_is_better=False, aim=8),
+    Row("samples per second, the same with asyncio", "burst_async", "samples/s", higher_is_better=True, aim=8),
+    Row("latency of one sample after another", "sequential", "latency, ms", higher_is_better=False, aim=5),
+    Row(f"forward_backward + optim_step, {DATUMS} × {DATUM_TOKENS:,} tokens", "training", "step, ms", higher_is_better=False, aim=1.5),
+    Row("CPU of that step", "training", "cpu of a step, ms", higher_is_better=False, aim=None),
+    Row(f"peak memory, {IN_FLIGHT:,} samples in flight", "in_flight", "peak memory, MB", higher_is_better=False, aim=1 / 0.6),
+    Row("memory per sample in flight, KB", "in_flight", "KB per sample in flight", higher_is_better=False, aim=None),
+)  # fmt: skip
+
+
+@contextmanager
+def server(*options: str) -> Iterator[str]:
+    command = [sys.executable, str(HERE / "canned_server.py"), *options]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        process.stdin.close()
+        process.wait(10)
+        process.stdout.close()
+
+
+def once(case: str, client: str, url: str) -> dict[str, float]:
+    command = [sys.executable, __file__, "--measure", case, client, url]
+    out = subprocess.run(command, capture_output=True, text=True, check=False)
+    if out.returncode != 0:
+        raise SystemExit(f"{client} failed in {case}:\n{out.stderr[-2000:]}")
+    found: dict[str, float] = json.loads(out.stdout.splitlines()[-1])
+    return found
+
+
+def run(cases: list[str], rounds: int, options: list[str]) -> dict[str, dict[str, dict[str, float]]]:
+    medians: dict[str, dict[str, dict[str, float]]] = {}
+    with server(*options) as url:
+        for case in cases:
+            taken: dict[str, list[dict[str, float]]] = {client: [] for client in CLIENTS}
+            for turn in range(rounds):
+                for client in CLIENTS if turn % 2 else reversed(CLIENTS):
+                    taken[client].append(once(case, client, url))
+            medians[case] = {
+                client: {figure: statistics.median(one[figure] for one in found) for figure in found[0]}
+                for client, found in taken.items()
+            }
+    return medians
+
+
+def table(medians: dict[str, dict[str, dict[str, float]]]) -> Iterator[tuple[Row, float, float, float]]:
+    for row in ROWS:
+        if row.case in medians:
+            ours, theirs = (medians[row.case][client][row.figure] for client in CLIENTS)
+            yield row, ours, theirs, ours / theirs if row.higher_is_better else theirs / ours
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    parser.add_argument("--only", nargs="*", choices=CASES, help="measure only these")
+    parser.add_argument(
+        "--retrieve-futures", action="store_true", help="the server offers one poller per session"
+    )
+    parser.add_argument("--measure", nargs=3, metavar=("CASE", "CLIENT", "URL"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        measure(*options.measure)
+    offered = ["--retrieve-futures"] if options.retrieve_futures else []
+    medians = run(options.only or list(CASES), options.rounds, offered)
+    print(
+        f"| what (median of {options.rounds}) | tinkex | tinker | better by | aim |\n| --- | --- | --- | --- | --- |"
+    )
+    missed = []
+    for row, ours, theirs, ratio in table(medians):
+        aim = f"{row.aim:.1f}×" if row.aim else ""
+        print(f"| {row.title} | {ours:,.2f} | {theirs:,.2f} | {ratio:.1f}× | {aim} |")
+        if row.aim is not None and ratio < row.aim:
+            missed.append(row.title)
+    for title in missed:
+        print(f"not reached: {title}")
+    if options.json:
+        options.json.write_text(json.dumps({"server": offered, "medians": medians}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""A server that answers at once with canned results, so that a benchmark measures the client and nothing else.
+
+    python benchmarks/canned_server.py [--retrieve-futures]
+
+Prints its port. It speaks just enough of the protocol for both clients: every submission is accepted and its
+result is ready. The options offer clients what servers may offer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from tinkex import types
+from tinkex._wire import proto
+
+TOKENS_BACK = 64
+_LENGTH = re.compile(rb"(?i)content-length: *(\d+)")
+_CHUNKED = re.compile(rb"(?i)transfer-encoding: *chunked")
+
+
+def sample_body() -> bytes:
+    """One sequence of 64 tokens with logprobs."""
+    tokens = np.arange(1000, 1000 + TOKENS_BACK, dtype=np.int32)
+    logprobs = -np.linspace(0.01, 3.0, TOKENS_BACK, dtype=np.float32)
+    return proto.encode_sample_response(
+        types.SampleResponse([types.SampledSequence("length", "", tokens, logprobs)])
+    )
+
+
+def pass_body(num_datums: int, num_tokens: int) -> bytes:
+    """Logprobs of every token of a batch."""
+    logprobs = types.TensorData.from_numpy(-np.ones(num_tokens, np.float32))
+    return proto.encode_forward_backward_output(
+        types.ForwardBackwardOutput(
+            loss_fn_output_type="ArrayRecord",
+            loss_fn_outputs=[{"logprobs": logprobs}] * num_datums,
+            metrics={"loss:sum": 1.0},
+        )
+    )
+
+
+class Answers:
+    """What the server says; one object for all connections."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.config = json.dumps({"sample_use_retrieve_futures": True} if options.retrieve_futures else {})
+        self.accepted = 0
+        self.sample = sample_body()
+        self.passed: dict[int, bytes] = {}
+        self.sizes: dict[bytes, int] = {}
+        self.finished: list[str] = []
+        self.waiting: list[Callable[[], None]] = []
+
+    def answer(self, path: bytes, body: bytes) -> tuple[bytes, bytes] | None:
+        """Content type and body for a request; None if the answer comes later."""
+        if path == b"/api/v1/retrieve_future":
+            return self._result(body)
+        if path == b"/api/v1/asample":
+            self.accepted += 1
+            name = f"s{self.accepted}"
+            if self.config != "{}":
+                self.finished.append(name)
+                waiting, self.waiting = self.waiting, []
+                for wake in waiting:
+                    wake()
+            return _JSON, b'{"request_id":"%b","sample_sequence_ids":["%b:0"]}' % ((name.encode(),) * 2)
+        if path == b"/api/v1/forward_backward":
+            self.accepted += 1
+            message = proto.pb.ForwardBackwardRequest.FromString(body)
+            size = len(message.data)
+            name_bytes = b"f%d" % self.accepted
+            self.sizes[name_bytes] = size
+            if size not in self.passed:
+                chunk = message.data[0].model_input[0].encoded_text.tokens
+                self.passed[size] = pass_body(size, len(chunk) // 4)
+            return _JSON, b'{"request_id":"%b"}' % name_bytes
+        plain = _PLAIN.get(path)
+        if plain is not None:
+            return _JSON, plain
+        if path == b"/api/v1/client/config":
+            return _JSON, self.config.encode()
+        return _JSON, b"{}"
+
+    def _result(self, body: bytes) -> tuple[bytes, bytes]:
+        start = body.index(b'"request_id"') + 12
+        start = body.index(b'"', start) + 1
+        name = body[start : body.index(b'"', start)]
+        if name[:1] == b"s":
+            return _PROTO, self.sample
+        if name[:1] == b"f":
+            return _PROTO, self.passed[self.sizes[name]]
+        return _JSON, _RESULTS[name]
+
+    def completions(self, body: bytes) -> tuple[bytes, bytes] | None:
+        """The answer to retrieve_futures, when anything has finished since the cursor."""
+        cursor = int(json.loads(body)["prev_cursor"])
+        if cursor >= len(self.finished):
+            return None
+        done = [
+            {"state": "finished", "request_id": n, "response_payload_uncompressed_size": len(self.sample)}
+            for n in self.finished[cursor:]
+        ]
+        return _JSON, json.dumps({"completions": done, "cursor": len(self.finished)}).encode()
+
+
+_JSON, _PROTO = b"application/json", b"application/x-protobuf"
+_PLAIN = {
+    b"/api/v1/create_session": b'{"session_id":"bench"}',
+    b"/api/v1/create_sampling_session": b'{"sampling_session_id":"bench:sample:0"}',
+    b"/api/v1/create_model": b'{"request_id":"m"}',
+    b"/api/v1/optim_step": b'{"request_id":"o"}',
+    b"/api/v1/telemetry": b'{"status":"accepted"}',
+    b"/api/v1/get_server_capabilities": b'{"supported_models":[]}',
+}
+_RESULTS = {b"m": b'{"model_id":"bench:train:0"}', b"o": b'{"metrics":{"norm":1.0}}'}
+
+
+class Connection(asyncio.Protocol):
+    """One keep-alive connection."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._buffer = bytearray()
+        self._transport: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        while (end := buffer.find(b"\r\n\r\n")) >= 0:
+            head = bytes(buffer[:end])
+            found = _LENGTH.search(head)
+            if found is None and _CHUNKED.search(head):
+                stop = buffer.find(b"\r\n0\r\n\r\n", end)
+                if stop < 0:
+                    return
+                body, taken = _unchunked(bytes(buffer[end + 4 : stop + 2])), stop + 7
+            else:
+                taken = end + 4 + (int(found[1]) if found else 0)
+                if len(buffer) < taken:
+                    return
+                body = bytes(buffer[end + 4 : taken])
+            del buffer[:taken]
+            self._respond(head.split(b" ", 2)[1], body)
+
+    def _respond(self, path: bytes, body: bytes) -> None:
+        if path == b"/api/v1/retrieve_futures":
+            said = self._answers.completions(body)
+            if said is None:
+                self._answers.waiting.append(lambda: self._respond(path, body))
+                return
+        else:
+            said = self._answers.answer(path, body)
+        assert said is not None
+        kind, text = said
+        self._transport.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (kind, len(text), text)
+        )
+
+
+def _unchunked(data: bytes) -> bytes:
+    out = bytearray()
+    while data:
+        size, _, rest = data.partition(b"\r\n")
+        length = int(size, 16)
+        out += rest[:length]
+        data = rest[length + 2 :]
+    return bytes(out)
+
+
+async def serve(options: argparse.Namespace) -> None:
+    answers = Answers(options)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(answers), "127.0.0.1", 0, backlog=4096)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await loop.connect_read_pipe(lambda: _UntilEof(loop), sys.stdin)
+    await server.serve_forever()
+
+
+class _UntilEof(asyncio.Protocol):
+    """Ends the server when the benchmark that started it is gone."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def connection_lost(self, _: Exception | None) -> None:
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--retrieve-futures", action="store_true", help="offer one poller per session")
+    with contextlib.suppress(asyncio.CancelledError):
+        uvloop.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""HTTP/1.1 without the library: how replies are put together, and how many connections there are."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+
+import pytest
+
+from tests.unit.transport.loopback import Seen, Speak, loopback, says, sleeps
+from tinkex._transport.base import Request
+from tinkex._transport.plain import FIRST_CONNECTIONS, PlainHttp
+from tinkex.errors import APIConnectionError, APITimeoutError
+
+
+def writes(*pieces: bytes, then_close: bool = False) -> Speak:
+    """An answer that arrives piece by piece."""
+
+    async def speak(_: Seen, writer: asyncio.StreamWriter) -> None:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.001)
+        if then_close:
+            writer.close()
+
+    return speak
+
+
+async def ask(url: str, times: int = 1) -> list[tuple[int, bytes]]:
+    plain = PlainHttp(url)
+    try:
+        replies = [await plain.send(Request("POST", "/x", timeout=5)) for _ in range(times)]
+        return [(reply.status, reply.body) for reply in replies]
+    finally:
+        await plain.close()
+
+
+@pytest.mark.parametrize(
+    "speak",
+    [
+        writes(b"HTTP/1.1 200 OK\r\nContent-Le", b"ngth: 5\r\n\r", b"\nhe", b"llo"),
+        writes(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"),
+        writes(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x=y\r\nlo\r\n0\r\n\r\n"),
+        writes(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhe", b"llo\r\n0\r\nA: b\r\n\r\n"),
+        writes(b"HTTP/1.1 200 OK\r\n\r\nhel", b"lo", then_close=True),
+        writes(b"HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\nhello", then_close=True),
+        writes(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello"),
+    ],
+    ids=["in pieces", "interim", "chunked", "trailers", "until the end", "old", "closing"],
+)
+async def test_replies_of_every_form_are_read(speak: Speak) -> None:
+    async with loopback(speak) as server:
+        assert await ask(server.url, times=2) == [(200, b"hello")] * 2
+
+
+async def test_a_reply_without_a_body_needs_no_length() -> None:
+    async with loopback(writes(b"HTTP/1.1 204 No Content\r\n\r\n")) as server:
+        assert await ask(server.url, times=2) == [(204, b"")] * 2
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("speak", "words"),
+    [
+        (writes(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999\r\n\r\n"), "impossible size"),
+        (writes(b"HTTP/1.1 200 OK\r\nContent-Length: -3\r\n\r\n"), "impossible size"),
+        (writes(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffff\r\n"), "impossible"),
+        (writes(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nsoup\r\n"), "not HTTP"),
+        (writes(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhello"), "more bytes than it announced"),
+        (writes(b"HTTP/1.1 200 OK\r\nno colon here\r\n\r\n"), "without a colon"),
+        (writes(b"HTTP/1.1 2x0 OK\r\n\r\n"), "no status line"),
+        (writes(b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 20_000), "never end"),
+        (writes(b"SSH-2.0-OpenSSH"), "not HTTP"),
+        (says(200, b"zzzz", Content_Encoding="gzip"), "decompressed"),
+        (says(200, b"zzzz", Content_Encoding="zstd"), "decompressed"),
+        (says(200, b"zzzz", Content_Encoding="br"), "was not asked for"),
+    ],
+)
+async def test_what_is_no_reply_is_refused_in_words(speak: Speak, words: str) -> None:
+    async with loopback(speak) as server:
+        with pytest.raises(APIConnectionError, match=words):
+            await ask(server.url)
+
+
+async def test_a_quick_server_is_asked_over_few_connections() -> None:
+    async with loopback(says()) as server:
+        plain = PlainHttp(server.url)
+        await asyncio.gather(*(plain.send(Request("POST", "/x")) for _ in range(500)))
+        assert len(server.seen) == 500
+        assert server.connections <= 8 * FIRST_CONNECTIONS
+        await plain.close()
+
+
+async def test_requests_that_wait_for_their_answers_do_not_wait_for_connections() -> None:
+    everybody = asyncio.Event()
+
+    async def speak(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if len(server.seen) == 300:
+            everybody.set()
+        await everybody.wait()
+        await says()(seen, writer)
+
+    async with loopback(speak) as server:
+        plain = PlainHttp(server.url)
+        replies = await asyncio.gather(*(plain.send(Request("POST", "/x")) for _ in range(300)))
+        assert [reply.status for reply in replies] == [200] * 300
+        await plain.close()
+
+
+async def test_a_request_given_up_takes_its_connection_with_it_and_no_other() -> None:
+    async def speak(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await (sleeps if seen.target == "/slow" else says())(seen, writer)
+
+    async with loopback(speak) as server:
+        plain = PlainHttp(server.url)
+        slow = asyncio.ensure_future(plain.send(Request("POST", "/slow")))
+        while not server.seen:  # noqa: ASYNC110 - set by the server
+            await asyncio.sleep(0.001)
+        slow.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await slow
+        with pytest.raises(APITimeoutError, match=r"/slow within 0\.05 s"):
+            await plain.send(Request("POST", "/slow", timeout=0.05))
+        assert (await plain.send(Request("POST", "/quick"))).status == 200
+        await plain.close()
+
+
+async def test_a_connection_the_server_closed_meanwhile_is_not_used_again() -> None:
+    async def ends(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await says()(seen, writer)
+        await writer.drain()
+        writer.close()
+
+    async with loopback(ends) as server:
+        plain = PlainHttp(server.url)
+        for _ in range(3):
+            assert (await plain.send(Request("POST", "/x"))).status == 200
+            await asyncio.sleep(0.02)
+        await plain.close()
+    assert server.connections == 3
+
+
+async def test_a_client_nobody_holds_leaves_no_connection_behind() -> None:
+    gone = asyncio.Event()
+
+    async def speak(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await says()(seen, writer)
+
+    async with loopback(speak) as server:
+        plain = PlainHttp(server.url)
+        await plain.send(Request("POST", "/x"))
+        del plain
+        gc.collect()
+        asyncio.get_running_loop().call_later(0.05, gone.set)
+        await gone.wait()
+        assert not server.tasks
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+async def test_a_forked_child_makes_connections_of_its_own() -> None:
+    async with loopback(says(200, b"hello")) as server:
+        plain = PlainHttp(server.url)
+        await plain.send(Request("POST", "/x"))
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:  # a loop of its own, in a process of its own
+            asyncio._set_running_loop(None)
+            try:
+                loop = asyncio.new_event_loop()
+                reply = loop.run_until_complete(plain.send(Request("POST", "/x", timeout=5)))
+                os.write(writer, reply.body)
+            finally:
+                os._exit(0)
+        os.close(writer)
+        said = await asyncio.to_thread(os.read, reader, 100)
+        os.close(reader)
+        await asyncio.to_thread(os.waitpid, child, 0)
+        assert said == b"hello"
+        assert server.connections == 2
+        assert (await plain.send(Request("POST", "/x"))).body == b"hello"
+        await plain.close()
