@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from tinkex._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from tinkex import auth as auth
     from tinkex import errors as errors
     from tinkex import types as types
+    from tinkex.clients.admin import AdminClient as AdminClient
     from tinkex.clients.rest import RestClient as RestClient
     from tinkex.clients.sampling import RetryConfig as RetryConfig
     from tinkex.clients.sampling import SamplingClient as SamplingClient
@@ -44,11 +46,15 @@ if TYPE_CHECKING:
     from tinkex.futures import APIFuture as APIFuture
     from tinkex.futures import AwaitableConcurrentFuture as AwaitableConcurrentFuture
     from tinkex.futures import gather as gather
+    from tinkex.request_options import RequestOptions as RequestOptions
+    from tinkex.request_options import Timeout as Timeout
     from tinkex.types import AdamOptimizerConfig as AdamOptimizerConfig
     from tinkex.types import AdamParams as AdamParams
     from tinkex.types import Checkpoint as Checkpoint
     from tinkex.types import CheckpointType as CheckpointType
     from tinkex.types import Datum as Datum
+    from tinkex.types import DimuonOptimizerConfig as DimuonOptimizerConfig
+    from tinkex.types import DimuonParams as DimuonParams
     from tinkex.types import DmelChunk as DmelChunk
     from tinkex.types import EncodedTextChunk as EncodedTextChunk
     from tinkex.types import ForwardBackwardOutput as ForwardBackwardOutput
@@ -58,6 +64,7 @@ if TYPE_CHECKING:
     from tinkex.types import ModelID as ModelID
     from tinkex.types import ModelInput as ModelInput
     from tinkex.types import ModelInputChunk as ModelInputChunk
+    from tinkex.types import OptimParams as OptimParams
     from tinkex.types import OptimStepRequest as OptimStepRequest
     from tinkex.types import OptimStepResponse as OptimStepResponse
     from tinkex.types import ParsedCheckpointTinkerPath as ParsedCheckpointTinkerPath
@@ -81,6 +88,7 @@ __all__ = [
     "APITimeoutError",
     "AdamOptimizerConfig",
     "AdamParams",
+    "AdminClient",
     "AuthenticationError",
     "AwaitableConcurrentFuture",
     "BadRequestError",
@@ -92,6 +100,8 @@ __all__ = [
     "ConfigError",
     "ConflictError",
     "Datum",
+    "DimuonOptimizerConfig",
+    "DimuonParams",
     "DmelChunk",
     "EncodedTextChunk",
     "ExperimentalWarning",
@@ -104,6 +114,7 @@ __all__ = [
     "ModelInput",
     "ModelInputChunk",
     "NotFoundError",
+    "OptimParams",
     "OptimStepRequest",
     "OptimStepResponse",
     "ParsedCheckpointTinkerPath",
@@ -112,6 +123,7 @@ __all__ = [
     "RateLimitError",
     "RequestErrorCategory",
     "RequestFailedError",
+    "RequestOptions",
     "RestClient",
     "ResultExpiredError",
     "RetryConfig",
@@ -126,6 +138,7 @@ __all__ = [
     "StopReason",
     "TensorData",
     "TensorDtype",
+    "Timeout",
     "TinkerError",
     "TinkexError",
     "TrainingClient",
@@ -133,6 +146,7 @@ __all__ = [
     "UnprocessableEntityError",
     "__title__",
     "__version__",
+    "auth",
     "errors",
     "gather",
     "types",
@@ -141,11 +155,13 @@ __all__ = [
 __title__ = "tinkex"
 
 _NAMES = {
+    "tinkex.clients.admin": "AdminClient",
     "tinkex.clients.rest": "RestClient",
     "tinkex.clients.sampling": "RetryConfig SamplingClient",
     "tinkex.clients.service": "ServiceClient",
     "tinkex.clients.training": "TrainingClient",
     "tinkex.config": "Config",
+    "tinkex.request_options": "RequestOptions Timeout",
     "tinkex.futures": "APIFuture AwaitableConcurrentFuture gather",
     "tinkex.errors": (
         "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError "
@@ -155,15 +171,17 @@ _NAMES = {
         "UnprocessableEntityError"
     ),
     "tinkex.types": (
-        "AdamOptimizerConfig AdamParams Checkpoint CheckpointType Datum DmelChunk EncodedTextChunk "
+        "AdamOptimizerConfig AdamParams Checkpoint CheckpointType Datum DimuonOptimizerConfig DimuonParams DmelChunk EncodedTextChunk "
         "ForwardBackwardOutput ImageAssetPointerChunk ImageChunk LoraConfig ModelID ModelInput ModelInputChunk "
-        "OptimStepRequest OptimStepResponse ParsedCheckpointTinkerPath PromptProvenanceSpan "
+        "OptimParams OptimStepRequest OptimStepResponse ParsedCheckpointTinkerPath PromptProvenanceSpan "
         "SampledProvenanceSpan SampledSequence SampleRequest SampleResponse SamplingParams StopReason "
         "TensorData TensorDtype TrainingRun"
     ),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
-_MODULES = frozenset({"config", "errors", "events", "futures", "testing", "tokenizers", "types"})
+_MODULES = frozenset(
+    {"auth", "config", "errors", "events", "futures", "lib", "testing", "tokenizers", "types"}
+)
 
 
 def __getattr__(name: str) -> object:

@@ -152,7 +152,14 @@ class APIError(TinkexError):
 
 
 class APIStatusError(APIError):
-    """The server answered with an error status."""
+    """The server answered with an error status.
+
+    ``response`` is what the answer was: ours, or in your tests anything with a ``status_code``, such as the
+    response object of an HTTP library.
+
+    >>> RateLimitError("slow down", response=HttpResponse(429), body=None).status_code
+    429
+    """
 
     response: HttpResponse
     status_code: int
@@ -166,33 +173,49 @@ class APIStatusError(APIError):
 class BadRequestError(APIStatusError):
     """400: the request itself is wrong; the message says how."""
 
+    status_code = 400
+
 
 class AuthenticationError(APIStatusError):
     """401: the API key is missing, unknown or revoked."""
+
+    status_code = 401
 
 
 class BillingError(APIStatusError):
     """402: the account cannot pay for this call."""
 
+    status_code = 402
+
 
 class PermissionDeniedError(APIStatusError):
     """403: the key is valid but may not do this."""
+
+    status_code = 403
 
 
 class NotFoundError(APIStatusError):
     """404: no such object, or not one this key can see."""
 
+    status_code = 404
+
 
 class ConflictError(APIStatusError):
     """409: the object is in a state that does not allow this."""
+
+    status_code = 409
 
 
 class UnprocessableEntityError(APIStatusError):
     """422: well-formed, but the values make no sense together."""
 
+    status_code = 422
+
 
 class RateLimitError(APIStatusError):
     """429: too many requests; the client backs off by itself before raising this."""
+
+    status_code = 429
 
 
 class InternalServerError(APIStatusError):

@@ -39,6 +39,8 @@ class Endpoint:
     """The value of X-Tinker-Request-Type when the result is polled."""
     called_by_us: bool = True
     """False for calls only other (older or official) clients make."""
+    served: bool = True
+    """False for calls that our own server refuses by name; other servers may offer them."""
 
     @property
     def is_future(self) -> bool:
@@ -80,6 +82,7 @@ def _later(
 
 
 _RUN = "/api/v1/training_runs/{training_run_id}"
+_CHECKPOINT = f"{_RUN}/checkpoints/{{checkpoint_id:path}}"
 
 _ROWS = (
     # configuration and health
@@ -88,12 +91,19 @@ _ROWS = (
     Endpoint("healthz", "GET", "/api/v1/healthz", "rest", None, types.HealthResponse),
     Endpoint("get_server_capabilities", "GET", "/api/v1/get_server_capabilities", "rest", None, types.GetServerCapabilitiesResponse),
     Endpoint("telemetry", "POST", "/api/v1/telemetry", "telemetry", types.TelemetrySendRequest, types.TelemetryResponse, called_by_us=False),
+    # identity
+    Endpoint("auth_token", "POST", "/api/v1/auth/token", "rest", None, types.AuthTokenResponse, served=False),
+    Endpoint("get_own_key", "GET", "/api/v1/auth/apikey/me", "rest", called_by_us=False, served=False),
+    Endpoint("delete_own_key", "DELETE", "/api/v1/auth/apikey/me", "rest", called_by_us=False, served=False),
     # sessions
     Endpoint("create_session", "POST", "/api/v1/create_session", "session", types.CreateSessionRequest, types.CreateSessionResponse),
     Endpoint("session_heartbeat", "POST", "/api/v1/session_heartbeat", "session", types.SessionHeartbeatRequest, types.SessionHeartbeatResponse),
     Endpoint("finish_session", "POST", "/api/v1/sessions/{session_id}/finish", "session", types.FinishSessionRequest, None),
     Endpoint("list_sessions", "GET", "/api/v1/sessions", "rest", None, types.ListSessionsResponse),
     Endpoint("get_session", "GET", "/api/v1/sessions/{session_id}", "rest", None, types.GetSessionResponse),
+    Endpoint("search_sessions", "POST", "/api/v1/sessions/search", "rest", types.SessionSearchRequest, types.SessionSearchResponse),
+    Endpoint("assign_session_project", "PUT", "/api/v1/sessions/{session_id}/project", "rest", types.AssignProjectRequest, None, served=False),
+    Endpoint("export_session_trace", "GET", "/api/v1/sessions/{session_id}/trace_export", "rest", None, types.TraceExportResponse, served=False),
     # training
     _later("create_model", types.CreateModelRequest, types.CreateModelResponse, "CreateModel"),
     _later("forward_backward", types.ForwardBackwardRequest, types.ForwardBackwardOutput, "ForwardBackward", request_wire="proto", result_wire="proto"),
@@ -101,6 +111,8 @@ _ROWS = (
     _later("optim_step", types.OptimStepRequest, types.OptimStepResponse, "OptimStep"),
     _later("save_weights", types.SaveWeightsRequest, types.SaveWeightsResponse, "SaveWeights"),
     _later("save_weights_for_sampler", types.SaveWeightsForSamplerRequest, types.SaveWeightsForSamplerResponse, "SaveWeightsForSampler"),
+    _later("save_weights_external", types.SaveWeightsExternalRequest, types.SaveWeightsExternalResponse, "SaveWeightsExternal", called_by_us=False, served=False),
+    _later("create_custom_loss", types.CreateCustomLossRequest, types.CreateCustomLossResponse, "CreateCustomLoss", called_by_us=False, served=False),
     _later("load_weights", types.LoadWeightsRequest, types.LoadWeightsResponse, "LoadWeights"),
     _later("unload_model", types.UnloadModelRequest, types.UnloadModelResponse, "UnloadModel"),
     Endpoint("get_info", "POST", "/api/v1/get_info", "train", types.GetInfoRequest, types.GetInfoResponse),
@@ -109,15 +121,27 @@ _ROWS = (
     Endpoint("create_sampling_session", "POST", "/api/v1/create_sampling_session", "session", types.CreateSamplingSessionRequest, types.CreateSamplingSessionResponse),
     _later("asample", types.SampleRequest, types.SampleResponse, "Sample", "sample", result_wire="proto"),
     Endpoint("get_sampler", "GET", "/api/v1/samplers/{sampler_id}", "rest", None, types.GetSamplerResponse),
+    Endpoint("join_sampling_session", "POST", "/api/v1/join_sampling_session", "session", types.JoinSamplingSessionRequest, types.JoinSamplingSessionResponse, called_by_us=False, served=False),
     # results
     Endpoint("retrieve_future", "POST", "/api/v1/retrieve_future", "retrieve", types.FutureRetrieveRequest, None),
     Endpoint("cancel_future", "POST", "/api/v1/cancel_future", "retrieve", types.CancelFutureRequest, None),
+    Endpoint("retrieve_futures", "POST", "/api/v1/retrieve_futures", "retrieve", types.FuturesRetrieveRequest, types.FuturesRetrieveResponse, called_by_us=False, served=False),
     # runs and checkpoints
     Endpoint("list_training_runs", "GET", "/api/v1/training_runs", "rest", None, types.TrainingRunsResponse),
     Endpoint("get_training_run", "GET", _RUN, "rest", None, types.TrainingRun),
     Endpoint("list_checkpoints", "GET", f"{_RUN}/checkpoints", "rest", None, types.CheckpointsListResponse),
     Endpoint("list_user_checkpoints", "GET", "/api/v1/checkpoints", "rest", None, types.CheckpointsListResponse),
-    Endpoint("delete_checkpoint", "DELETE", f"{_RUN}/checkpoints/{{checkpoint_id:path}}", "rest", None, None),
+    Endpoint("delete_checkpoint", "DELETE", _CHECKPOINT, "rest", None, None),
+    Endpoint("publish_checkpoint", "POST", f"{_CHECKPOINT}/publish", "rest", None, None),
+    Endpoint("unpublish_checkpoint", "DELETE", f"{_CHECKPOINT}/publish", "rest", None, None),
+    Endpoint("set_checkpoint_ttl", "PUT", f"{_CHECKPOINT}/ttl", "rest", types.SetCheckpointTTLRequest, None),
+    Endpoint("external_weights_urls", "GET", f"{_CHECKPOINT}/external_weights_urls", "rest", None, types.ExternalWeightsUrlsResponse, served=False),
+    Endpoint("checkpoint_archive", "GET", f"{_CHECKPOINT}/archive", "rest", None, types.CheckpointArchiveUrlResponse, served=False),
+    Endpoint("copy_weights", "POST", "/api/v1/copy_weights", "rest", types.CopyWeightsRequest, types.CopyWeightsResponse, served=False),
+    # administration
+    Endpoint("audit_log", "GET", "/api/v1/audit", "rest", None, types.AuditLogResponse, served=False),
+    Endpoint("billing_usage", "GET", "/api/v1/billing/usage/events", "rest", None, types.BillingUsageResponse, served=False),
+    Endpoint("checkpoint_storage_usage", "GET", "/api/v1/billing/usage/checkpoints/current", "rest", None, types.CurrentCheckpointStorageUsageResponse, served=False),
     # files for clients that reach no hub
     Endpoint("tokenizer_file", "GET", "/api/v1/tokenizers/{file}", "rest", None, None),
 )  # fmt: skip

@@ -82,7 +82,7 @@ class SampleRequest(Options, frozen=True, kw_only=True):
     target_prompt_logprobs: TensorData | None = None
     prompt_alt_tokens_k: int = 0
     prompt_logprobs_last_n: int | None = None
-    record_stability_info: bool = False
+    record_stability_info: bool | None = None
     type: Literal["sample"] = "sample"
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import concurrent.futures
+import json
+from datetime import UTC, date, datetime
 from typing import Any
 
 import pytest
 
 from tinkex import types
+from tinkex.clients.admin import AdminClient
 from tinkex.clients.rest import RestClient
 from tinkex.clients.service import ServiceClient
-from tinkex.errors import NotFoundError
+from tinkex.config import Config
+from tinkex.errors import ExperimentalWarning, NotFoundError
 from tinkex.futures import APIFuture
 from tinkex.testing import MockTransport, reply
 
@@ -90,17 +95,90 @@ METHODS: list[tuple[str, tuple[Any, ...], Any, str, dict[str, str]]] = [
         {},
     ),
     ("get_health", (), {"status": "ok"}, "GET healthz", {}),
+    (
+        "publish_checkpoint_from_tinker_path",
+        (PATH,),
+        None,
+        "POST training_runs/s:train:0/checkpoints/weights/0001/publish",
+        {},
+    ),
+    (
+        "unpublish_checkpoint_from_tinker_path",
+        (PATH,),
+        None,
+        "DELETE training_runs/s:train:0/checkpoints/weights/0001/publish",
+        {},
+    ),
+    (
+        "set_checkpoint_ttl_from_tinker_path",
+        (PATH, None),
+        None,
+        "PUT training_runs/s:train:0/checkpoints/weights/0001/ttl",
+        {},
+    ),
+    (
+        "get_external_weights_urls",
+        ("tinker://s:train:0/external_weights/x",),
+        {"urls": {"adapter_model.safetensors": "https://files/1"}, "expires": WHEN},
+        "GET training_runs/s:train:0/checkpoints/external_weights/x/external_weights_urls",
+        {},
+    ),
+    (
+        "get_checkpoint_archive_url_from_tinker_path",
+        (PATH,),
+        {"url": "https://files/2", "expires": WHEN},
+        "GET training_runs/s:train:0/checkpoints/weights/0001/archive",
+        {},
+    ),
+    ("copy_weights", (PATH, "p2"), {"tinker_path": PATH}, "POST copy_weights", {}),
+    ("assign_session_project", ("s", "p1"), None, "PUT sessions/s/project", {}),
+    (
+        "export_session_trace",
+        ("s",),
+        {"status": "ready", "url": "https://files/3"},
+        "GET sessions/s/trace_export",
+        {},
+    ),
+]
+ADMIN_METHODS: list[tuple[str, tuple[Any, ...], Any, str, dict[str, str]]] = [
+    (
+        "get_audit_log",
+        ("checkpoints", date(2026, 7, 13)),
+        {"entries": [{"timestamp": WHEN, "event": "checkpoint_deleted"}]},
+        "GET audit",
+        {"event_type": "checkpoints", "day": "2026-07-13"},
+    ),
+    (
+        "get_billing_usage",
+        ("2026-07-13T00:00:00Z", datetime(2026, 7, 14, tzinfo=UTC)),
+        {
+            "data": [
+                {"bucket_start": WHEN, "bucket_end": WHEN, "event_info": {"type": "checkpoint", "count": 2}}
+            ]
+        },
+        "GET billing/usage/events",
+        {"starting_on": "2026-07-13T00:00:00Z", "ending_before": "2026-07-14T00:00:00Z"},
+    ),
+    (
+        "get_current_checkpoint_storage_usage",
+        ("p1",),
+        {"data": [{"checkpoint_count": 1, "size_bytes": 5, "size_gigabytes": 5e-9}]},
+        "GET billing/usage/checkpoints/current",
+        {"project_id": "p1"},
+    ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "answer", "target", "query"), METHODS, ids=lambda m: str(m)[:30]
+    ("client", "name", "arguments", "answer", "target", "query"),
+    [(RestClient, *row) for row in METHODS] + [(AdminClient, *row) for row in ADMIN_METHODS],
+    ids=lambda m: str(m)[:30],
 )
 def test_every_method_sends_its_request_and_reads_its_answer(
-    name: str, arguments: tuple[Any, ...], answer: Any, target: str, query: dict[str, str]
+    client: Any, name: str, arguments: tuple[Any, ...], answer: Any, target: str, query: dict[str, str]
 ) -> None:
     transport = MockTransport(lambda _: reply(answer))
-    rest = RestClient(transport=transport)
+    rest = client(transport=transport)
     future = getattr(rest, name)(*arguments)
     assert isinstance(future, concurrent.futures.Future | APIFuture)
     value = future.result(timeout=10)
@@ -110,6 +188,7 @@ def test_every_method_sends_its_request_and_reads_its_answer(
     for request in transport.requests:
         assert f"{request.method} {request.path.removeprefix('/api/v1/')}" == target
         assert request.query == query
+        assert request.headers.get("x-sdk-method", "get_health") == name
     assert len(transport.requests) == 2
 
 
@@ -143,3 +222,155 @@ def test_a_rest_client_of_a_service_shares_its_connections() -> None:
     rest = ServiceClient(transport=transport).create_rest_client()
     rest.list_sessions().result(timeout=10)
     assert transport.requests[0].headers["x-sdk-method"] == "list_sessions"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "answer", "target", "query"), ADMIN_METHODS, ids=lambda m: str(m)[:30]
+)
+def test_the_admin_methods_still_work_on_the_rest_client_with_a_warning(
+    name: str, arguments: tuple[Any, ...], answer: Any, target: str, query: dict[str, str]
+) -> None:
+    rest = RestClient(transport=MockTransport(lambda _: reply(answer)))
+    with pytest.warns(FutureWarning, match=f"AdminClient\\(\\).{name}"):
+        value = getattr(rest, name)(*arguments).result(timeout=10)
+    with pytest.warns(FutureWarning, match="AdminClient"):
+        assert asyncio.run(getattr(rest, f"{name}_async")(*arguments)) == value
+
+
+def test_a_time_to_live_of_none_is_said() -> None:
+    transport = MockTransport(lambda _: reply(None))
+    RestClient(transport=transport).set_checkpoint_ttl_from_tinker_path(PATH, None).result(timeout=10)
+    assert json.loads(transport.requests[0].body) == {"ttl_seconds": None}
+
+
+def test_copies_go_to_the_project_of_the_settings_with_one_key_and_the_token_in_a_header() -> None:
+    transport = MockTransport(lambda _: reply({"tinker_path": "tinker://copy/weights/1"}))
+    rest = RestClient(transport=transport, config=Config(project_id="p9"))
+    copied = rest.copy_weights(PATH, ttl_seconds=60, weights_access_token="secret").result(timeout=10)
+    assert copied == "tinker://copy/weights/1"
+    request = transport.requests[0]
+    assert json.loads(request.body) == {
+        "source_path": PATH,
+        "destination_project_id": "p9",
+        "ttl_seconds": 60,
+    }
+    assert request.headers["x-tinker-weights-access-token"] == "secret"
+    assert len(request.headers["x-idempotency-key"]) == 36
+    with pytest.raises(ValueError, match="TINKER_PROJECT_ID"):
+        RestClient(transport=transport, config=Config()).copy_weights(PATH)
+
+
+def test_an_archive_may_be_answered_by_a_redirect() -> None:
+    moved = reply(
+        {}, status=302, headers={"location": "https://files/9", "expires": "Mon, 16 Nov 2026 01:00:00 GMT"}
+    )
+    rest = RestClient(transport=MockTransport(lambda _: moved))
+    found = rest.get_checkpoint_archive_url_from_tinker_path(PATH).result(timeout=10)
+    assert found.url == "https://files/9"
+    assert found.expires == datetime(2026, 11, 16, 1, tzinfo=UTC)
+
+
+def test_only_exported_checkpoints_have_addresses_per_file() -> None:
+    rest = RestClient(transport=MockTransport(lambda _: reply({})))
+    with pytest.raises(ValueError, match="save_weights_external"):
+        rest.get_external_weights_urls(PATH)
+
+
+def test_a_trace_that_cannot_be_built_is_an_error() -> None:
+    rest = RestClient(transport=MockTransport(lambda _: reply({"status": "failed", "error": "too old"})))
+    with pytest.raises(RuntimeError, match="too old"):
+        rest.export_session_trace("s").result(timeout=10)
+
+
+def test_searching_says_that_it_is_experimental() -> None:
+    transport = MockTransport(lambda _: reply({"sessions": []}))
+    rest = RestClient(transport=transport)
+    request = types.SessionSearchRequest(display_name="nightly", owner=types.AccessibleSearchOwner())
+    with pytest.warns(ExperimentalWarning):
+        assert rest.search_sessions(request).result(timeout=10).sessions == []
+    with pytest.warns(ExperimentalWarning):
+        asyncio.run(rest.search_sessions_async(request))
+    assert json.loads(transport.requests[0].body) == {
+        "display_name": "nightly",
+        "limit": 50,
+        "owner": {"type": "accessible"},
+        "user_metadata": {},
+    }
+
+
+def token(claims: dict[str, str]) -> str:
+    payload = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return f"eyJhbGciOiJub25lIn0.{payload}.sig"
+
+
+def test_a_token_says_whose_it_is_without_a_request() -> None:
+    transport = MockTransport(lambda _: reply({}))
+    key = token({"sub": "tml:user:1", "org_id": "7", "email": ""})
+    rest = RestClient(transport=transport, config=Config(api_key=key))
+    who = rest.whoami().result(timeout=10)
+    assert (who.user_urn, who.org_urn, who.email) == ("tml:user:1", "tml:organization:7", None)
+    assert not transport.requests
+
+
+def test_a_plain_key_is_exchanged_where_the_server_hands_out_tokens() -> None:
+    jwt = token({"sub": "tml:user:1", "org_id": "7", "email": "a@b.c"})
+
+    def serve(request: Any) -> Any:
+        return reply({"jwt": jwt} if request.path.endswith("auth/token") else {"pjwt_auth_enabled": True})
+
+    rest = RestClient(transport=MockTransport(serve), config=Config(api_key="tml-key"))
+    assert asyncio.run(rest.whoami_async()).email == "a@b.c"
+    plain = RestClient(transport=MockTransport(lambda _: reply({})), config=Config(api_key="tml-key"))
+    with pytest.raises(RuntimeError, match="no identity"):
+        plain.whoami().result(timeout=10)
+
+
+def paged(field: str, items: list[Any]) -> Any:
+    def serve(request: Any) -> Any:
+        offset, limit = int(request.query["offset"]), int(request.query["limit"])
+        cursor = {"offset": offset, "limit": limit, "total_count": len(items)}
+        return reply({field: items[offset : offset + limit], "cursor": cursor})
+
+    return serve
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "items"),
+    [
+        ("iter_training_runs", "training_runs", [{**RUN, "training_run_id": f"r{i}"} for i in range(5)]),
+        (
+            "iter_user_checkpoints",
+            "checkpoints",
+            [{**CHECKPOINT, "checkpoint_id": f"c{i}"} for i in range(5)],
+        ),
+        ("iter_sessions", "sessions", [f"s{i}" for i in range(5)]),
+    ],
+)
+def test_iterators_go_through_every_page(name: str, field: str, items: list[Any]) -> None:
+    transport = MockTransport(paged(field, items))
+    rest = RestClient(transport=transport)
+    found = list(getattr(rest, name)(page_size=2))
+    assert len(found) == 5
+    assert [int(r.query["offset"]) for r in transport.requests] == [0, 2, 4, 5]
+
+    async def collected() -> list[Any]:
+        return [item async for item in getattr(rest, f"{name}_async")(page_size=2)]
+
+    assert asyncio.run(collected()) == found
+
+
+def test_an_iterator_fetches_a_page_only_when_it_is_needed() -> None:
+    transport = MockTransport(paged("sessions", ["a", "b", "c"]))
+    first = next(iter(RestClient(transport=transport).iter_sessions(page_size=1)))
+    assert first == "a"
+    assert len(transport.requests) == 1
+
+
+def test_the_checkpoints_of_a_run_can_be_iterated() -> None:
+    rest = RestClient(transport=MockTransport(lambda _: reply({"checkpoints": [CHECKPOINT]})))
+    assert [c.tinker_path for c in rest.iter_checkpoints("s:train:0")] == [PATH]
+
+    async def collected() -> list[str]:
+        return [c.tinker_path async for c in rest.iter_checkpoints_async("s:train:0")]
+
+    assert asyncio.run(collected()) == [PATH]

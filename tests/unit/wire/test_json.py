@@ -36,6 +36,7 @@ def test_a_sample_request_is_written_like_the_official_one() -> None:
         seq_id=3,
         prompt_logprobs=True,
         target_prompt_logprobs=target,
+        record_stability_info=False,
     )
     theirs = official.SampleRequest(
         prompt=official.ModelInput.from_ints([1, 2, 3]),

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tinkex._wire.endpoints import ENDPOINTS, Endpoint
-from tinkex.engine.api import futures, runs, sampling, sessions, tokenizers, training
+from tinkex.engine.api import futures, runs, sampling, search, sessions, tokenizers, training
 from tinkex.engine.api.auth import authenticate
 from tinkex.engine.api.call import Call, Handler
 from tinkex.engine.api.decoding import decode_request, read_number
@@ -28,6 +28,7 @@ HANDLERS: Mapping[str, Handler] = {
     **training.HANDLERS,
     **sessions.HANDLERS,
     **runs.HANDLERS,
+    **search.HANDLERS,
     **tokenizers.HANDLERS,
 }
 
@@ -42,10 +43,12 @@ def build_app(engine: Engine) -> Starlette:
     served = [
         Route(row.path, _endpoint(engine, row, HANDLERS[row.name]), methods=[row.method]) for row in rows
     ]
-    # Exact paths first, the hot ones of sampling and polling at the head; then the specific refusals.
+    # Exact paths first, the hot ones of sampling and polling at the head. Then the longer of two that both
+    # fit: …/checkpoints/{checkpoint_id:path} takes everything behind it, also …/publish.
     exact = [route for route in served if "{" not in route.path]
-    named = [route for route in served if "{" in route.path]
-    routes = [*exact, *refusing_routes(), *named]
+    named = [route for route in [*served, *refusing_routes()] if route not in exact]
+    named.sort(key=lambda route: len(route.path), reverse=True)
+    routes = [*exact, *named]
     return Starlette(routes=routes, exception_handlers={404: _no_such_endpoint, 405: _no_such_endpoint})
 
 

@@ -1,4 +1,4 @@
-"""Training runs and checkpoints: listing them, and deleting checkpoints."""
+"""Training runs and checkpoints: listing them; publishing, keeping and deleting checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.limits import page
 from tinkex.engine.operations.access import find_checkpoint, find_run
 from tinkex.engine.store import CheckpointKind, CheckpointRow, RunRow, RunStatus, Store
-from tinkex.errors import NotAllowed
+from tinkex.errors import InvalidInput, NotAllowed
 from tinkex.types import Checkpoint, CheckpointsListResponse, Cursor, TrainingRun, TrainingRunsResponse
 from tinkex.types.checkpoints import KINDS
 
@@ -54,13 +54,39 @@ async def list_user_checkpoints(call: Call) -> Reply:
 
 async def delete_checkpoint(call: Call) -> Reply:
     """Delete a checkpoint with its files. Samplers made from it fail from their next sample on."""
+    call.engine.delete_checkpoint(_own_checkpoint(call, "delete it"))
+    return None
+
+
+async def publish_checkpoint(call: Call) -> Reply:
+    """Let every key of this server read a checkpoint; again changes nothing."""
+    call.engine.store.checkpoints.set_public(_own_checkpoint(call, "publish it"), public=True)
+    return None
+
+
+async def unpublish_checkpoint(call: Call) -> Reply:
+    """Keep a checkpoint to its owner; again changes nothing."""
+    call.engine.store.checkpoints.set_public(_own_checkpoint(call, "unpublish it"), public=False)
+    return None
+
+
+async def set_checkpoint_ttl(call: Call) -> Reply:
+    """Keep a checkpoint for so many seconds from now, or without an end."""
+    ttl = call.request.ttl_seconds
+    if ttl is not None and ttl < 1:
+        raise InvalidInput(f"ttl_seconds is at least 1, or null for no end; got {ttl}.")
+    checkpoint = _own_checkpoint(call, "change how long it is kept")
+    call.engine.store.checkpoints.set_expiry(checkpoint, None if ttl is None else time.time() + ttl)
+    return None
+
+
+def _own_checkpoint(call: Call, deed: str) -> CheckpointRow:
     parameters = call.parameters
     path = f"tinker://{parameters['training_run_id']}/{parameters['checkpoint_id']}"
     checkpoint = find_checkpoint(call.engine.store, call.owner, path)
     if checkpoint.owner != call.owner:
-        raise NotAllowed(f"{path} is public, but not yours; only its owner can delete it.")
-    call.engine.delete_checkpoint(checkpoint)
-    return None
+        raise NotAllowed(f"{path} is public, but not yours; only its owner can {deed}.")
+    return checkpoint
 
 
 def _training_run(store: Store, row: RunRow) -> TrainingRun:
@@ -104,4 +130,7 @@ HANDLERS: Mapping[str, Handler] = {
     "list_checkpoints": list_checkpoints,
     "list_user_checkpoints": list_user_checkpoints,
     "delete_checkpoint": delete_checkpoint,
+    "publish_checkpoint": publish_checkpoint,
+    "unpublish_checkpoint": unpublish_checkpoint,
+    "set_checkpoint_ttl": set_checkpoint_ttl,
 }

@@ -132,3 +132,77 @@ def test_a_model_that_is_not_loaded_yet_still_refuses_bad_samples(tiny_model: Pa
         assert "prompt is empty" in answer.detail
     finally:
         embedded.close()
+
+
+def test_a_checkpoint_is_published_and_taken_back_by_its_owner_only(ada: Client, bob: Client) -> None:
+    run = ada.create()
+    path = save(ada, run, 1, "shared")
+    address = f"/api/v1/training_runs/{run}/checkpoints/weights/shared"
+    asked = {"tinker_path": path}
+    assert bob.call("POST", f"{address}/publish").status == 404
+    for _ in range(2):
+        assert ada.call("POST", f"{address}/publish").status == 200
+    assert ada.get(f"training_runs/{run}/checkpoints").json["checkpoints"][0]["public"] is True
+    assert bob.post("weights_info", asked).status == 200
+    assert bob.call("DELETE", f"{address}/publish").status == 403
+    for _ in range(2):
+        assert ada.call("DELETE", f"{address}/publish").status == 200
+    assert bob.post("weights_info", asked).status == 404
+    assert ada.post("weights_info", asked).status == 200, "unpublishing deletes nothing"
+
+
+def test_the_time_a_checkpoint_is_kept_can_be_changed(ada: Client) -> None:
+    run = ada.create()
+    save(ada, run, 1, "kept")
+    address = f"/api/v1/training_runs/{run}/checkpoints/weights/kept/ttl"
+
+    def expires() -> object:
+        return ada.get(f"training_runs/{run}/checkpoints").json["checkpoints"][0].get("expires_at")
+
+    assert expires() is None
+    assert ada.call("PUT", address, b'{"ttl_seconds": 3600}').status == 200
+    assert str(expires()).endswith("Z")
+    assert ada.call("PUT", address, b'{"ttl_seconds": null}').status == 200
+    assert expires() is None
+    assert ada.call("PUT", address, b'{"ttl_seconds": 0}').status == 400
+
+
+def test_sessions_are_found_by_name_metadata_project_and_status(ada: Client, bob: Client) -> None:
+    def opened(name: str, **more: object) -> str:
+        made: str = ada.post("create_session", {"display_name": name, **more}).json["session_id"]
+        return made
+
+    def found(**question: object) -> list[str]:
+        answer = ada.post("sessions/search", question)
+        assert answer.status == 200, answer.json
+        return [session["session_id"] for session in answer.json["sessions"]]
+
+    night = opened("Nightly sweep 1", user_metadata={"team": "a"}, project_id="p7")
+    other = opened("nightly sweep 2", user_metadata={"team": "b"})
+    run = ada.create(night)
+    save(ada, run, 1, "one")
+    ada.post(f"sessions/{other}/finish", {"reason": {"type": "errored"}, "detail": "boom"})
+
+    assert found(display_name="NIGHTLY") == [other, night]
+    assert found(user_metadata={"team": "a"}) == [night]
+    assert found(project_ids=["p7"]) == [night]
+    assert found(session_id=other) == [other]
+    assert night in found(statuses=[{"type": "active"}])
+    assert found(statuses=[{"type": "client_finished", "reasons": ["errored"]}]) == [other]
+    assert found(statuses=[{"type": "failed"}]) == []
+    assert found(owner={"type": "user", "owner_urns": ["somebody"]}) == []
+    assert bob.post("sessions/search", {"session_id": night}).json["sessions"] == []
+    assert ada.post("sessions/search", {"limit": 0}).status == 400
+
+    first = ada.post("sessions/search", {"display_name": "nightly", "limit": 1}).json
+    assert first["sessions"][0]["status"] == {
+        "type": "client_finished",
+        "reason": {"type": "errored"},
+        "detail": "boom",
+    }
+    second = ada.post(
+        "sessions/search", {"display_name": "nightly", "limit": 1, "cursor": first["next_cursor"]}
+    ).json
+    assert [s["session_id"] for s in second["sessions"]] == [night]
+    assert second["sessions"][0]["checkpoints_count"] == 1
+    assert "next_cursor" not in second

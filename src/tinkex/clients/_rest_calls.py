@@ -1,0 +1,292 @@
+"""The calls behind the REST and the admin client: one coroutine per request of the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import uuid
+from base64 import urlsafe_b64decode
+from collections.abc import Mapping
+from datetime import date, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.request import urlopen
+
+import msgspec
+
+from tinkex import types
+from tinkex._transport.caller import PROTOCOL_VERSION
+from tinkex._wire import json as wire_json
+from tinkex._wire.endpoints import endpoint
+from tinkex.errors import APIStatusError
+
+if TYPE_CHECKING:
+    from tinkex._transport.caller import Caller
+
+__all__ = ["AccessScope", "AuditEvents", "RestCalls", "billing_window", "parsed_path", "weights_info"]
+
+T = TypeVar("T")
+AccessScope = Literal["owned", "accessible"]
+AuditEvents = Literal["all", "checkpoints", "projects", "teams", "organizations"]
+
+TRACE_POLL_S = 5.0
+"""How often the export of a trace is asked after."""
+
+logger = logging.getLogger("tinkex")
+
+
+class RestCalls:
+    """Makes the requests; ``said`` is the public method that servers log as the one who asks."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+
+    async def health(self) -> types.HealthResponse:
+        return await self._get("healthz", types.HealthResponse, "get_health")
+
+    async def training_run(self, run_id: str, access_scope: AccessScope, said: str) -> types.TrainingRun:
+        query = {"access_scope": _scope(access_scope)}
+        return await self._get(
+            "get_training_run", types.TrainingRun, said, {"training_run_id": run_id}, query
+        )
+
+    async def training_runs(
+        self, limit: int, offset: int, access_scope: AccessScope, project_id: str | None
+    ) -> types.TrainingRunsResponse:
+        query = {**_page(limit, offset), "access_scope": _scope(access_scope), "project_id": project_id}
+        return await self._get(
+            "list_training_runs", types.TrainingRunsResponse, "list_training_runs", query=query
+        )
+
+    async def checkpoints(self, run_id: str) -> types.CheckpointsListResponse:
+        path = {"training_run_id": run_id}
+        return await self._get("list_checkpoints", types.CheckpointsListResponse, "list_checkpoints", path)
+
+    async def user_checkpoints(self, limit: int, offset: int) -> types.CheckpointsListResponse:
+        said = "list_user_checkpoints"
+        return await self._get(said, types.CheckpointsListResponse, said, query=_page(limit, offset))
+
+    async def change_checkpoint(
+        self, row: str, parsed: types.ParsedCheckpointTinkerPath, said: str, value: Any = None
+    ) -> None:
+        """Deletes, publishes, unpublishes, or sets how long a checkpoint is kept."""
+        path = {"training_run_id": parsed.training_run_id, "checkpoint_id": parsed.checkpoint_id}
+        # A time to live of None is said, not left out: it means without an end.
+        body = None if value is None else wire_json.encode(value, omit_none=False)
+        await self.caller.call(endpoint(row), body, path=path, headers=_said(said))
+
+    async def delete_checkpoint(self, run_id: str, checkpoint_id: str) -> None:
+        path = {"training_run_id": run_id, "checkpoint_id": checkpoint_id}
+        said = "delete_checkpoint"
+        await self.caller.call(endpoint(said), path=path, headers=_said(said))
+
+    async def external_weights_urls(self, tinker_path: str) -> types.ExternalWeightsUrlsResponse:
+        return await self._get(
+            "external_weights_urls",
+            types.ExternalWeightsUrlsResponse,
+            "get_external_weights_urls",
+            _checkpoint(tinker_path),
+        )
+
+    async def archive_url(self, tinker_path: str) -> types.CheckpointArchiveUrlResponse:
+        """Where the archive lies: in the answer, or where the answer redirects to."""
+        path = _checkpoint(tinker_path)
+        said = _said("get_checkpoint_archive_url_from_tinker_path")
+        try:
+            found = await self.caller.call(endpoint("checkpoint_archive"), path=path, headers=said)
+        except APIStatusError as error:
+            location = _redirected(error)
+            if location is None:
+                raise
+            expires = error.response.headers.get("expires")
+            until = parsedate_to_datetime(expires) if expires else None
+            return types.CheckpointArchiveUrlResponse(url=location, expires=until)
+        assert isinstance(found, types.CheckpointArchiveUrlResponse)
+        return found
+
+    async def copy_weights(
+        self, path: str, project_id: str, ttl_seconds: int | None, weights_access_token: str | None
+    ) -> str:
+        # One key for all tries: a copy whose answer got lost is found, not made twice.
+        headers = {**_said("copy_weights"), "x-idempotency-key": str(uuid.uuid4())}
+        if weights_access_token:
+            headers["x-tinker-weights-access-token"] = weights_access_token
+        request = types.CopyWeightsRequest(
+            source_path=path, destination_project_id=project_id, ttl_seconds=ttl_seconds
+        )
+        copied: types.CopyWeightsResponse = await self.caller.call(
+            endpoint("copy_weights"), request, headers=headers
+        )
+        return copied.tinker_path
+
+    async def session(self, session_id: str, access_scope: AccessScope) -> types.GetSessionResponse:
+        query = {"access_scope": _scope(access_scope)}
+        path = {"session_id": session_id}
+        return await self._get("get_session", types.GetSessionResponse, "get_session", path, query)
+
+    async def sessions(self, limit: int, offset: int, scope: AccessScope) -> types.ListSessionsResponse:
+        query = {**_page(limit, offset), "access_scope": _scope(scope)}
+        return await self._get("list_sessions", types.ListSessionsResponse, "list_sessions", query=query)
+
+    async def search(self, request: types.SessionSearchRequest) -> types.SessionSearchResponse:
+        said = "search_sessions"
+        found = await self.caller.call(endpoint(said), request, headers=_said(said))
+        assert isinstance(found, types.SessionSearchResponse)
+        return found
+
+    async def assign_project(self, session_id: str, project_id: str) -> None:
+        said = "assign_session_project"
+        request = types.AssignProjectRequest(project_id=project_id)
+        await self.caller.call(endpoint(said), request, path={"session_id": session_id}, headers=_said(said))
+
+    async def export_trace(self, session_id: str) -> str:
+        """Asks until the trace is built."""
+        said = "export_session_trace"
+        told = False
+        while True:
+            export = await self._get(said, types.TraceExportResponse, said, {"session_id": session_id})
+            if export.status == "failed":
+                raise RuntimeError(f"the trace of session {session_id} could not be exported: {export.error}")
+            if export.status == "ready" and export.url is not None:
+                return export.url
+            if not told:
+                logger.warning("the trace of session %s is being built; this may take a while", session_id)
+                told = True
+            await asyncio.sleep(TRACE_POLL_S)
+
+    async def sampler(self, sampler_id: str) -> types.GetSamplerResponse:
+        return await self._get(
+            "get_sampler", types.GetSamplerResponse, "get_sampler", {"sampler_id": sampler_id}
+        )
+
+    async def whoami(self) -> types.WhoamiResponse:
+        """Who the token names; a plain key is exchanged for one where the server does that."""
+        key = self.caller.config.api_key or ""
+        if key.startswith("eyJ"):
+            return _identity(key)
+        asked = types.ClientConfigRequest(sdk_version=PROTOCOL_VERSION)
+        config: types.ClientConfigResponse = await self.caller.call(endpoint("client_config"), asked)
+        if not config.pjwt_auth_enabled:
+            raise RuntimeError(
+                "this server hands out no identity tokens, and a plain API key does not say whose it is; "
+                "ask whoever runs the server"
+            )
+        token: types.AuthTokenResponse = await self.caller.call(endpoint("auth_token"), b"{}")
+        return _identity(token.jwt)
+
+    async def audit_log(self, event_type: AuditEvents, day: date | None) -> types.AuditLogResponse:
+        """The log, in the answer or where the answer redirects to."""
+        query = {"event_type": event_type, "day": day.isoformat() if day is not None else None}
+        try:
+            return await self._get("audit_log", types.AuditLogResponse, "get_audit_log", query=query)
+        except APIStatusError as error:
+            location = _redirected(error)
+            if location is None:
+                raise
+            body = await asyncio.to_thread(_fetch, location)
+            return wire_json.decode(body, types.AuditLogResponse)
+
+    async def billing_usage(self, window: types.GetBillingUsageRequest) -> types.BillingUsageResponse:
+        query = window.model_dump(mode="json")
+        return await self._get("billing_usage", types.BillingUsageResponse, "get_billing_usage", query=query)
+
+    async def storage_usage(self, project_id: str | None) -> types.CurrentCheckpointStorageUsageResponse:
+        return await self._get(
+            "checkpoint_storage_usage",
+            types.CurrentCheckpointStorageUsageResponse,
+            "get_current_checkpoint_storage_usage",
+            query={"project_id": project_id},
+        )
+
+    async def _get(
+        self,
+        row: str,
+        kind: type[T],
+        said: str,
+        path: Mapping[str, str] | None = None,
+        query: Mapping[str, Any] | None = None,
+    ) -> T:
+        value = await self.caller.call(endpoint(row), path=path, query=query, headers=_said(said))
+        assert isinstance(value, kind)
+        return value
+
+
+async def weights_info(caller: Caller, tinker_path: str) -> types.WeightsInfoResponse:
+    """What a checkpoint holds, by its path."""
+    parsed_path(tinker_path)
+    info: types.WeightsInfoResponse = await caller.call(
+        endpoint("weights_info"),
+        types.WeightsInfoRequest(tinker_path=tinker_path),
+        headers=_said("get_weights_info_by_tinker_path"),
+    )
+    return info
+
+
+def parsed_path(tinker_path: str) -> types.ParsedCheckpointTinkerPath:
+    """The parts of a checkpoint path, or a ValueError that shows the right form."""
+    return types.ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+
+
+def _said(method: str) -> dict[str, str]:
+    """Which method of the SDK makes the call, as servers log it."""
+    return {"x-sdk-version": PROTOCOL_VERSION, "x-sdk-method": method}
+
+
+def _checkpoint(tinker_path: str) -> dict[str, str]:
+    parsed = parsed_path(tinker_path)
+    return {"training_run_id": parsed.training_run_id, "checkpoint_id": parsed.checkpoint_id}
+
+
+def _scope(access_scope: str) -> str:
+    if access_scope not in {"owned", "accessible"}:
+        raise ValueError(f"access_scope is 'owned' or 'accessible', got {access_scope!r}")
+    return access_scope
+
+
+def _page(limit: int, offset: int) -> dict[str, Any]:
+    if limit < 0 or offset < 0:
+        raise ValueError(f"limit and offset are at least 0, got {limit} and {offset}")
+    return {"limit": limit, "offset": offset}
+
+
+def _redirected(error: APIStatusError) -> str | None:
+    headers = {name.lower(): value for name, value in error.response.headers.items()}
+    return headers.get("location") if 300 <= error.status_code < 400 else None
+
+
+def _fetch(url: str) -> bytes:
+    """What lies at a signed address; it is fetched without our key, which is for the server alone."""
+    if not url.startswith(("https://", "http://")):
+        raise ValueError(f"the audit log was announced at {url!r}, which is no web address")
+    with urlopen(url, timeout=60) as answer:  # noqa: S310 -- checked just above
+        body: bytes = answer.read()
+        return body
+
+
+def _identity(jwt: str) -> types.WhoamiResponse:
+    try:
+        payload = jwt.split(".")[1]
+        claims = json.loads(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        return types.WhoamiResponse(
+            user_urn=str(claims["sub"]),
+            org_urn=f"tml:organization:{claims['org_id']}",
+            email=claims.get("email") or None,
+        )
+    except (IndexError, KeyError, ValueError, AttributeError) as error:
+        raise RuntimeError("the identity token cannot be read; log in again") from error
+
+
+def billing_window(
+    starting_on: datetime | str, ending_before: datetime | str
+) -> types.GetBillingUsageRequest:
+    """The window of a billing question, from dates or RFC 3339 texts."""
+    try:
+        window: types.GetBillingUsageRequest = msgspec.convert(
+            {"starting_on": starting_on, "ending_before": ending_before}, types.GetBillingUsageRequest
+        )
+    except msgspec.ValidationError as error:
+        raise ValueError(
+            f"the window is two dates, as datetime or as text such as 2026-07-13T00:00:00Z: {error}"
+        ) from error
+    return window

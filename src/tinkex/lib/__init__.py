@@ -1,0 +1,1 @@
+"""The path under which official-SDK programs import the clients: ``tinkex.lib.public_interfaces``."""

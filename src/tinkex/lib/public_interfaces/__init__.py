@@ -1,0 +1,18 @@
+"""The clients and futures, under the path official-SDK programs import them from."""
+
+from tinkex.clients.admin import AdminClient
+from tinkex.clients.rest import RestClient
+from tinkex.clients.sampling import SamplingClient
+from tinkex.clients.service import ServiceClient
+from tinkex.clients.training import TrainingClient
+from tinkex.futures import APIFuture, AwaitableConcurrentFuture
+
+__all__ = [
+    "APIFuture",
+    "AdminClient",
+    "AwaitableConcurrentFuture",
+    "RestClient",
+    "SamplingClient",
+    "ServiceClient",
+    "TrainingClient",
+]

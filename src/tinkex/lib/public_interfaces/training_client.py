@@ -1,0 +1,5 @@
+"""Where official-SDK programs import ``TrainingClient`` from."""
+
+from tinkex.clients.training import TrainingClient
+
+__all__ = ["TrainingClient"]

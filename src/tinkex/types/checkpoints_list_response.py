@@ -1,0 +1,5 @@
+"""``CheckpointsListResponse``, under the path of the official SDK."""
+
+from tinkex.types import CheckpointsListResponse
+
+__all__ = ["CheckpointsListResponse"]

@@ -1,0 +1,5 @@
+"""``ClientConfigRequest``, under the path of the official SDK."""
+
+from tinkex.types import ClientConfigRequest
+
+__all__ = ["ClientConfigRequest"]

@@ -1,0 +1,5 @@
+"""``ClientConfigResponse``, under the path of the official SDK."""
+
+from tinkex.types import ClientConfigResponse
+
+__all__ = ["ClientConfigResponse"]

@@ -1,0 +1,5 @@
+"""``CopyWeightsResponse``, under the path of the official SDK."""
+
+from tinkex.types import CopyWeightsResponse
+
+__all__ = ["CopyWeightsResponse"]

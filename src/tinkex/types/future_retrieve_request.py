@@ -1,0 +1,5 @@
+"""``FutureRetrieveRequest``, under the path of the official SDK."""
+
+from tinkex.types import FutureRetrieveRequest
+
+__all__ = ["FutureRetrieveRequest"]

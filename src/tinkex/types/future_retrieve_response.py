@@ -1,0 +1,5 @@
+"""``FutureRetrieveResponse``, under the path of the official SDK."""
+
+from tinkex.types import FutureRetrieveResponse
+
+__all__ = ["FutureRetrieveResponse"]

@@ -1,0 +1,5 @@
+"""``GenericEvent``, under the path of the official SDK."""
+
+from tinkex.types import GenericEvent
+
+__all__ = ["GenericEvent"]

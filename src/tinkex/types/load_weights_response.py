@@ -1,0 +1,5 @@
+"""``LoadWeightsResponse``, under the path of the official SDK."""
+
+from tinkex.types import LoadWeightsResponse
+
+__all__ = ["LoadWeightsResponse"]

@@ -1,0 +1,5 @@
+"""``LossFnOutput``, under the path of the official SDK."""
+
+from tinkex.types import LossFnOutput
+
+__all__ = ["LossFnOutput"]

@@ -1,0 +1,5 @@
+"""``ModelInputChunk``, under the path of the official SDK."""
+
+from tinkex.types import ModelInputChunk
+
+__all__ = ["ModelInputChunk"]

@@ -1,0 +1,21 @@
+"""``AdamOptimizerConfig``, ``AdamParams``, ``DimuonOptimizerConfig``, ``DimuonParams``, ``OptimParams``, ``OptimParamsBase``, ``OptimizerConfigBase``, under the path of the official SDK."""
+
+from tinkex.types import (
+    AdamOptimizerConfig,
+    AdamParams,
+    DimuonOptimizerConfig,
+    DimuonParams,
+    OptimizerConfigBase,
+    OptimParams,
+    OptimParamsBase,
+)
+
+__all__ = [
+    "AdamOptimizerConfig",
+    "AdamParams",
+    "DimuonOptimizerConfig",
+    "DimuonParams",
+    "OptimParams",
+    "OptimParamsBase",
+    "OptimizerConfigBase",
+]

@@ -1,0 +1,5 @@
+"""``RequestID``, under the path of the official SDK."""
+
+from tinkex.types import RequestID
+
+__all__ = ["RequestID"]

@@ -1,0 +1,5 @@
+"""``SaveWeightsForSamplerRequest``, under the path of the official SDK."""
+
+from tinkex.types import SaveWeightsForSamplerRequest
+
+__all__ = ["SaveWeightsForSamplerRequest"]

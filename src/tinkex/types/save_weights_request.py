@@ -1,0 +1,5 @@
+"""``SaveWeightsRequest``, under the path of the official SDK."""
+
+from tinkex.types import SaveWeightsRequest
+
+__all__ = ["SaveWeightsRequest"]

@@ -1,0 +1,5 @@
+"""``SessionEndEvent``, under the path of the official SDK."""
+
+from tinkex.types import SessionEndEvent
+
+__all__ = ["SessionEndEvent"]

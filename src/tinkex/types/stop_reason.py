@@ -1,0 +1,5 @@
+"""``StopReason``, under the path of the official SDK."""
+
+from tinkex.types import StopReason
+
+__all__ = ["StopReason"]

@@ -1,0 +1,5 @@
+"""``TelemetryBatch``, under the path of the official SDK."""
+
+from tinkex.types import TelemetryBatch
+
+__all__ = ["TelemetryBatch"]

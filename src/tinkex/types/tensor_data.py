@@ -1,0 +1,5 @@
+"""``TensorData``, under the path of the official SDK."""
+
+from tinkex.types import TensorData
+
+__all__ = ["TensorData"]

@@ -1,0 +1,5 @@
+"""``TensorDtype``, under the path of the official SDK."""
+
+from tinkex.types import TensorDtype
+
+__all__ = ["TensorDtype"]

@@ -1,0 +1,5 @@
+"""``TrainingRunsResponse``, under the path of the official SDK."""
+
+from tinkex.types import TrainingRunsResponse
+
+__all__ = ["TrainingRunsResponse"]

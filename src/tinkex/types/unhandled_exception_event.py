@@ -1,0 +1,5 @@
+"""``UnhandledExceptionEvent``, under the path of the official SDK."""
+
+from tinkex.types import UnhandledExceptionEvent
+
+__all__ = ["UnhandledExceptionEvent"]

@@ -1,0 +1,5 @@
+"""``UnloadModelRequest``, under the path of the official SDK."""
+
+from tinkex.types import UnloadModelRequest
+
+__all__ = ["UnloadModelRequest"]
