@@ -27,7 +27,7 @@ Ints = npt.NDArray[np.int64]
 TargetGradient = Callable[[int, Ints, Tensor], Tensor]
 """``gradient(segment number, target numbers within the pass, their logprobs) -> d loss / d logprob``."""
 
-_CHUNK_BYTES = 48 * 2**20  # of logits: enough rows for an efficient product, few enough to stay small
+_CHUNK_BYTES = 192 * 2**20  # of logits; the product with the vocabulary is efficient from some 700 rows on
 _FEWEST_ROWS = 16
 
 
@@ -76,8 +76,7 @@ class Head:
         fitting = max(_FEWEST_ROWS, _CHUNK_BYTES // (unembedding_VD.element_size() * vocab_size))
         self._most_rows = fitting if most_rows is None else most_rows
         # Reused, because a fresh buffer of this size costs a page fault for every 4 KB.
-        self._logits_nV = unembedding_VD.new_empty(0, vocab_size)
-        self._logprobs_nV = unembedding_VD.new_empty(0, vocab_size)
+        self._buffer_nV = unembedding_VD.new_empty(0, vocab_size)
 
     def score(
         self,
@@ -137,8 +136,7 @@ class Head:
 
     def _chunks(self, packed: Pass, rows: Ints) -> Iterator[_Chunk]:
         first_target = packed.first_target_T1
-        for start in range(0, len(rows), self._most_rows):
-            chunk_rows = rows[start : start + self._most_rows]
+        for chunk_rows in np.array_split(rows, -(-len(rows) // self._most_rows)) if len(rows) else ():
             counts = first_target[chunk_rows + 1] - first_target[chunk_rows]
             ends = np.cumsum(counts)
             row_of_target = np.repeat(np.arange(len(chunk_rows)), counts)
@@ -157,10 +155,9 @@ class Head:
     ) -> tuple[Tensor, list[Tensor | None]]:
         """Logprobs over the vocabulary, in a shared buffer, and each piece's ``hidden Aᵀ`` if it has a pair."""
         num_rows = len(hidden_nD)
-        if len(self._logits_nV) < num_rows:
-            self._logits_nV = self._logits_nV.new_empty(num_rows, self._logits_nV.shape[1])
-            self._logprobs_nV = torch.empty_like(self._logits_nV)
-        logits_nV = torch.mm(hidden_nD, self._weight_VD.T, out=self._logits_nV[:num_rows])
+        if len(self._buffer_nV) < num_rows:
+            self._buffer_nV = self._buffer_nV.new_empty(num_rows, self._buffer_nV.shape[1])
+        logits_nV = torch.mm(hidden_nD, self._weight_VD.T, out=self._buffer_nV[:num_rows])
         narrow: list[Tensor | None] = []
         for piece in chunk.pieces:
             lora = loras[piece.segment]
@@ -168,7 +165,8 @@ class Head:
             if lora is not None and u_nR is not None:
                 logits_nV[piece.rows].addmm_(u_nR, lora.b_VR.T, alpha=lora.scale)
             narrow.append(u_nR)
-        return torch.log_softmax(logits_nV, dim=-1, out=self._logprobs_nV[:num_rows]), narrow
+        # In place: each logit is read for its row's maximum and sum before its logprob is written.
+        return torch.log_softmax(logits_nV, dim=-1, out=logits_nV), narrow
 
     def _read(self, logprobs_nV: Tensor, packed: Pass, chunk: _Chunk, lp_P: Tensor) -> tuple[Tensor, Tensor]:
         """The chunk's targets and their logprobs, which also go into ``lp_P``."""

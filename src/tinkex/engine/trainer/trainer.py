@@ -5,7 +5,7 @@ Shapes: T packed rows, P their target tokens, D hidden.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tinkex.engine.model.attention import packed_causal
-from tinkex.engine.model.lora import Adapter, LoraRows, LoraSpec
+from tinkex.engine.model.lora import Adapter, LoraSpec
 from tinkex.engine.model.transformer import Transformer
+from tinkex.engine.trainer.backbone import Backbone, Tenant
 from tinkex.engine.trainer.batch import Pass, Segment, plan_passes
 from tinkex.engine.trainer.checkpoint import load_state, save_state
 from tinkex.engine.trainer.examples import Limits, read_examples
@@ -31,6 +31,7 @@ from tinkex.types.training import AdamParams, LoraConfig
 __all__ = ["MAX_RANK", "TrainJob", "TrainState", "Trainer"]
 
 MAX_RANK = 512
+_GRADIENT_BYTES = 2**30  # of the jobs that share passes; each has a buffer of its own until it succeeds
 
 Floats = npt.NDArray[np.float32]
 
@@ -54,7 +55,9 @@ class Trainer:
     ) -> None:
         self._model = model
         self._max_tokens = max_tokens_per_pass
+        self._max_gradient_bytes = _GRADIENT_BYTES
         self._deterministic = deterministic
+        self._backbone = Backbone(model)
         self._head = Head(model.unembedding_VD)
         self._limits = Limits(vocab_size=model.arch.vocab_size, max_context=model.arch.max_context)
 
@@ -80,20 +83,18 @@ class Trainer:
 
         Gradients are added to each job's state. A job that fails does so alone and leaves its state untouched.
         """
+        outcomes: dict[int, ForwardBackwardOutput | TinkexError] = {}
         works: dict[int, Work] = {}
-        refused: dict[int, TinkexError] = {}
         for number, job in enumerate(jobs):
             try:
                 works[number] = self._read(job)
             except InvalidInput as error:
-                refused[number] = error
-        if self._deterministic:
-            groups = [[work] for work in works.values()]
-        else:
-            groups = [[w for w in works.values() if w.job.backward is kind] for kind in (True, False)]
-        for group in groups:
+                outcomes[number] = error
+        for numbers in self._groups(works):
+            group = [works.pop(number) for number in numbers]
             self._run_group(group, self._max_tokens)
-        return [refused[n] if n in refused else works[n].finish() for n in range(len(jobs))]
+            outcomes |= {number: work.finish() for number, work in zip(numbers, group, strict=True)}
+        return [outcomes[number] for number in range(len(jobs))]
 
     def optim_step(self, state: TrainState, params: AdamParams) -> dict[str, float]:
         """One AdamW step with the accumulated gradient, which is then gone; see ``adam_step``."""
@@ -116,6 +117,22 @@ class Trainer:
         loss = find_loss(job.loss_fn)
         settings = read_settings(loss, job.loss_fn_config)
         return Work(job, loss, read_examples(job.data, loss, settings, self._limits))
+
+    def _groups(self, works: Mapping[int, Work]) -> list[list[int]]:
+        """Which jobs share passes: those of one kind, as many as their gradients leave memory for."""
+        if self._deterministic:
+            return [[number] for number in works]
+        groups: list[list[int]] = [[n for n, work in works.items() if not work.job.backward]]
+        room = 0
+        for number, work in works.items():
+            if work.job.backward:
+                size = work.adapter.params.nbytes
+                if size > room or len(groups) == 1:
+                    groups.append([])
+                    room = self._max_gradient_bytes
+                groups[-1].append(number)
+                room -= size
+        return groups
 
     def _run_group(self, works: list[Work], max_tokens: int) -> None:
         """Runs jobs of one kind, in smaller passes if memory runs out."""
@@ -148,11 +165,11 @@ class Trainer:
     def _run_pass(self, packed: Pass, works: Sequence[Work]) -> None:
         """One trip through the model and back; results and gradients go to the jobs' works."""
         backward = works[packed.segments[0].job].job.backward
-        lora = LoraRows([(works[s.job].adapter, s.num_rows) for s in packed.segments])
-        attend = packed_causal(packed.lengths, self._model.arch)
-        tokens_T, positions_T = torch.from_numpy(packed.tokens_T), torch.from_numpy(packed.positions_T)
+        tenants = [Tenant(works[s.job].adapter, works[s.job].grad) for s in packed.segments]
+        # A sequence longer than the budget has a pass of its own, and trades time for memory.
+        recompute = len(packed.tokens_T) > self._max_tokens
         with torch.set_grad_enabled(backward):
-            hidden_TD = self._model.hidden(tokens_T, positions_T, attend, lora)
+            hidden_TD = self._backbone.hidden(packed, tenants, recompute=recompute)
         with torch.no_grad():
             grad_TD = self._losses(hidden_TD.detach(), packed, works, backward=backward)
         if grad_TD is not None and hidden_TD.requires_grad:

@@ -52,19 +52,14 @@ class Work:
         """Makes ready for the passes, forgetting what earlier ones have brought."""
         self.error = None
         self._lp, self._losses, self._inputs = {}, {}, {}
-        if self.job.backward:
-            adapter = self.job.state.adapter
-            self.grad = torch.zeros_like(adapter.params)
-            leaf = adapter.params.detach().requires_grad_()
-            leaf.grad = self.grad
-            self.adapter = adapter.with_params(leaf)
+        self.grad = torch.zeros_like(self.adapter.params) if self.job.backward else None
 
     def head_lora(self) -> HeadLora | None:
         """The unembedding's part of the adapter, if it has one."""
         pair = self.adapter.views.get((UNEMBED_MODULE, None))
         if pair is None:
             return None
-        a_RD, b_VR = (view.detach() for view in pair)
+        a_RD, b_VR = pair
         if self.grad is None:
             return HeadLora(a_RD, b_VR, self.adapter.spec.scale)
         grad_a_RD, grad_b_VR = self.adapter.with_params(self.grad).views[UNEMBED_MODULE, None]

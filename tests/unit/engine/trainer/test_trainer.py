@@ -128,6 +128,18 @@ def test_forward_and_backward_jobs_of_several_tenants_share_a_call(trainer: Trai
     assert [state.grad is not None for state in states] == [True, False, True]
 
 
+@pytest.mark.parametrize("room", [0, 2, 5])
+def test_more_jobs_than_their_gradients_have_room_for_run_in_groups(trainer: Trainer, room: int) -> None:
+    states = [trained_state(trainer, seed=n) for n in range(5)]
+    jobs = [
+        TrainJob(state, sft_data(5, seed=n), "cross_entropy", None, n != 2) for n, state in enumerate(states)
+    ]
+    expected = [run_one(trainer, job).metrics["loss:sum"] for job in jobs]
+    trainer._max_gradient_bytes = room * states[0].adapter.params.nbytes
+    outputs = trainer.run(jobs)
+    assert [o.metrics["loss:sum"] for o in outputs if not isinstance(o, Exception)] == pytest.approx(expected)
+
+
 def test_two_jobs_of_one_model_in_one_call_add_up(trainer: Trainer) -> None:
     state, reference = trained_state(trainer), trained_state(trainer)
     first, second = sft_data(5, 9), sft_data(4, seed=1)
@@ -135,7 +147,7 @@ def test_two_jobs_of_one_model_in_one_call_add_up(trainer: Trainer) -> None:
     run_one(trainer, TrainJob(reference, [*first, *second], "cross_entropy"))
     assert state.grad is not None
     assert reference.grad is not None
-    np.testing.assert_allclose(state.grad.numpy(), reference.grad.numpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(state.grad.numpy(), reference.grad.numpy(), rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("backward", [True, False])
@@ -178,7 +190,7 @@ def test_a_job_that_overflows_in_the_model_fails_alone(trainer: Trainer) -> None
     alone = trained_state(trainer, seed=1)
     run_one(trainer, TrainJob(alone, sft_data(7), "cross_entropy"))
     assert alone.grad is not None
-    np.testing.assert_allclose(good.grad.numpy(), alone.grad.numpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(good.grad.numpy(), alone.grad.numpy(), rtol=1e-4, atol=2e-5)
 
 
 def test_a_refused_job_does_not_stop_the_others(trainer: Trainer) -> None:
@@ -227,16 +239,22 @@ class Forgetful(Transformer):
 
     most_rows = 10
 
-    def hidden(self, tokens_T: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if len(tokens_T) > self.most_rows:
-            raise MemoryError
-        return super().hidden(tokens_T, *args, **kwargs)
+    def __init__(self, model: Transformer) -> None:
+        super().__init__(
+            model.arch, embedding_VD=model.embedding_VD, layers=model.layers, norm_D=model.norm_D
+        )
+        rotary = self.rotary
+
+        def limited(positions_T: torch.Tensor) -> Any:
+            if len(positions_T) > self.most_rows:
+                raise MemoryError
+            return rotary(positions_T)
+
+        self.rotary = limited  # type: ignore[assignment]
 
 
 def forgetful(model: Transformer) -> Trainer:
-    return Trainer(
-        Forgetful(model.arch, embedding_VD=model.embedding_VD, layers=model.layers, norm_D=model.norm_D)
-    )
+    return Trainer(Forgetful(model))
 
 
 def test_a_batch_that_does_not_fit_in_memory_is_split(model: Transformer, trainer: Trainer) -> None:
@@ -246,7 +264,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_split(model: Transformer, traine
     run_one(trainer, TrainJob(reference, sft_data(9, 4, 4, 10, 7), "cross_entropy"))
     assert state.grad is not None
     assert reference.grad is not None
-    np.testing.assert_allclose(state.grad.numpy(), reference.grad.numpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(state.grad.numpy(), reference.grad.numpy(), rtol=1e-4, atol=2e-5)
 
 
 def test_a_sequence_that_does_not_fit_in_memory_fails_its_job_alone(model: Transformer) -> None:
@@ -262,6 +280,19 @@ def test_a_sequence_that_does_not_fit_in_memory_fails_its_job_alone(model: Trans
     assert "11 tokens" in str(failed)
     assert states[0].grad is None
     assert not isinstance(output, Exception)
+
+
+@pytest.mark.parametrize("flags", [{}, {"train_attn": False, "train_mlp": False}])
+def test_a_sequence_longer_than_the_budget_trains_the_same(
+    model: Transformer, trainer: Trainer, flags: dict[str, bool]
+) -> None:
+    thrifty = Trainer(model, max_tokens_per_pass=8)
+    state, reference = trained_state(thrifty, **flags), trained_state(trainer, **flags)
+    run_one(thrifty, TrainJob(state, sft_data(20, 3), "cross_entropy"))
+    run_one(trainer, TrainJob(reference, sft_data(20, 3), "cross_entropy"))
+    assert state.grad is not None
+    assert reference.grad is not None
+    np.testing.assert_allclose(state.grad.numpy(), reference.grad.numpy(), rtol=1e-4, atol=2e-5)
 
 
 def test_a_snapshot_never_changes(trainer: Trainer) -> None:

@@ -1,0 +1,189 @@
+"""The autograd nodes of a transformer layer with low-rank pairs, each with the backward pass it needs.
+
+Base weights have no gradient. Gradients of low-rank pairs do not travel through autograd: a projection adds
+them straight into the pairs' buffers. Projections that are joined on the way forward stay joined on the way
+back.
+
+Shapes: T packed rows, I and O inputs and outputs of a projection, R rank, M the ranks of joined projections
+together, F inner size of the MLP, G heads that are rotated, H of them query and K key heads, d head dimension, h half of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn.functional import linear, silu
+
+__all__ = ["LowRank", "Pair", "gate", "project", "rms_norm", "rotate_heads"]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One projection's share of joined ranks and outputs, its B, and where the gradients of A and B add up."""
+
+    ranks: slice
+    columns: slice
+    b_OR: Tensor
+    grads: tuple[Tensor, Tensor] | None
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """One tenant's pairs on joined projections, for the rows that are that tenant's."""
+
+    rows: slice
+    scale: float
+    a_MI: Tensor
+    pairs: Sequence[Pair]
+
+
+def project(
+    x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, low_ranks: Sequence[LowRank], anchor: Tensor
+) -> Tensor:
+    """``x Wᵀ + bias`` plus each tenant's ``scale · x Aᵀ Bᵀ``.
+
+    ``anchor`` is any tensor that requires a gradient; it gets none, but makes autograd record the node where
+    ``x_TI`` itself needs no gradient.
+    """
+    if not low_ranks:
+        return linear(x_TI, weight_OI, bias_O)
+    out_TO: Tensor = _Project.apply(x_TI, anchor, weight_OI, bias_O, low_ranks)  # type: ignore[no-untyped-call]  # torch's
+    return out_TO
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm over the last dimension."""
+    normed: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]  # torch's
+    return normed
+
+
+def rotate_heads(
+    qkv_TO: Tensor, cos_T1h: Tensor, sin_T1h: Tensor, num_heads: int, num_kv_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Splits joined projections into q_THd, k_TKd and v_TKd, the first two rotated."""
+    q, k, v = _RotateHeads.apply(qkv_TO, cos_T1h, sin_T1h, num_heads, num_kv_heads)  # type: ignore[no-untyped-call]  # torch's
+    return q, k, v
+
+
+def gate(gate_up_T2F: Tensor) -> Tensor:
+    """``silu(gate) · up`` of joined projections."""
+    inner_TF: Tensor = _Gate.apply(gate_up_T2F)  # type: ignore[no-untyped-call]  # torch's
+    return inner_TF
+
+
+class _Project(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_TI: Tensor,
+        _anchor: Tensor,
+        weight_OI: Tensor,
+        bias_O: Tensor | None,
+        low_ranks: Sequence[LowRank],
+    ) -> Tensor:
+        out_TO = linear(x_TI, weight_OI, bias_O)
+        narrow = []
+        for low in low_ranks:
+            u_nM = x_TI[low.rows] @ low.a_MI.T
+            for pair in low.pairs:
+                out_TO[low.rows, pair.columns].addmm_(u_nM[:, pair.ranks], pair.b_OR.T, alpha=low.scale)
+            narrow.append(u_nM)
+        ctx.save_for_backward(x_TI, *narrow)
+        ctx.weight_OI, ctx.low_ranks = weight_OI, low_ranks
+        return out_TO
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_TO,) = grad_outputs
+        x_TI, *narrow = ctx.saved_tensors
+        grad_TI = grad_TO @ ctx.weight_OI if ctx.needs_input_grad[0] else None
+        for low, u_nM in zip(ctx.low_ranks, narrow, strict=True):
+            v_nM = torch.empty_like(u_nM)
+            for pair in low.pairs:
+                torch.mm(grad_TO[low.rows, pair.columns], pair.b_OR, out=v_nM[:, pair.ranks])
+            v_nM.mul_(low.scale)
+            if grad_TI is not None:
+                grad_TI[low.rows].addmm_(v_nM, low.a_MI)
+            grad_a_MI = v_nM.T @ x_TI[low.rows]
+            for pair in low.pairs:
+                if pair.grads is not None:
+                    grad_a_RI, grad_b_OR = pair.grads
+                    grad_a_RI.add_(grad_a_MI[pair.ranks])
+                    grad_b_OR.addmm_(grad_TO[low.rows, pair.columns].T, u_nM[:, pair.ranks], alpha=low.scale)
+        return grad_TI, None, None, None, None
+
+
+class _RmsNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        inverse = length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, inverse)
+        ctx.weight = weight
+        normed = x * inverse
+        return normed.mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        # With x̂ = x·inverse: dx = inverse·(dx̂ − x̂·mean(dx̂·x̂)).
+        x, inverse = ctx.saved_tensors
+        grad_x = grad_outputs[0] * ctx.weight
+        mean = (grad_x * x).sum(dim=-1, keepdim=True).div_(x.shape[-1])
+        grad_x.mul_(inverse)
+        grad_x.addcmul_(x, mean.mul_(inverse**3), value=-1)
+        return grad_x, None, None
+
+
+class _RotateHeads(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, qkv_TO: Tensor, cos_T1h: Tensor, sin_T1h: Tensor, num_heads: int, num_kv_heads: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        rotated = num_heads + num_kv_heads
+        heads = qkv_TO.view(len(qkv_TO), rotated + num_kv_heads, -1)
+        ctx.cos_T1h, ctx.sin_T1h, ctx.rotated = cos_T1h, sin_T1h, rotated
+        out_TGd = torch.empty_like(heads[:, :rotated], memory_format=torch.contiguous_format)
+        _turn(heads[:, :rotated], cos_T1h, sin_T1h, out_TGd, sign=1)
+        return out_TGd[:, :num_heads], out_TGd[:, num_heads:], heads[:, rotated:].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        grad_q, grad_k, grad_v = grad_outputs
+        (rows, num_heads, head_dim), num_kv_heads = grad_q.shape, grad_k.shape[1]
+        grad = grad_q.new_empty(rows, ctx.rotated + num_kv_heads, head_dim)
+        _turn(grad_q, ctx.cos_T1h, ctx.sin_T1h, grad[:, :num_heads], sign=-1)
+        _turn(grad_k, ctx.cos_T1h, ctx.sin_T1h, grad[:, num_heads : ctx.rotated], sign=-1)
+        grad[:, ctx.rotated :] = grad_v
+        return grad.flatten(1), None, None, None, None
+
+
+def _turn(heads: Tensor, cos_T1h: Tensor, sin_T1h: Tensor, out: Tensor, *, sign: int) -> None:
+    """Rotates the two halves of every head against each other, forth or back."""
+    first, second = heads.chunk(2, dim=-1)
+    out_first, out_second = out.chunk(2, dim=-1)
+    torch.mul(first, cos_T1h, out=out_first).addcmul_(second, sin_T1h, value=-sign)
+    torch.mul(second, cos_T1h, out=out_second).addcmul_(first, sin_T1h, value=sign)
+
+
+class _Gate(Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up_T2F: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up_T2F)
+        gate_TF, up_TF = gate_up_T2F.chunk(2, dim=-1)
+        return silu(gate_TF).mul_(up_TF)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        (grad_TF,) = grad_outputs
+        (gate_up_T2F,) = ctx.saved_tensors
+        gate_TF, up_TF = gate_up_T2F.chunk(2, dim=-1)
+        grad_T2F = torch.empty_like(gate_up_T2F)
+        grad_gate_TF, grad_up_TF = grad_T2F.chunk(2, dim=-1)
+        torch.mul(silu(gate_TF), grad_TF, out=grad_up_TF)
+        torch.ops.aten.silu_backward.grad_input(grad_TF * up_TF, gate_TF, grad_input=grad_gate_TF)
+        return grad_T2F

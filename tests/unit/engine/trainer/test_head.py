@@ -1,0 +1,89 @@
+"""Logprobs and gradients of the unembedding, chunk by chunk, against all logits at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tinkex.engine.trainer.batch import Pass, plan_passes
+from tinkex.engine.trainer.examples import Example
+from tinkex.engine.trainer.head import Head, HeadLora
+
+VOCAB, HIDDEN, RANK = 11, 4, 2
+
+
+def packed_of(*jobs: list[tuple[int, int]]) -> Pass:
+    random = np.random.default_rng(0)
+
+    def example(length: int, width: int) -> Example:
+        targets = random.integers(0, VOCAB, length * width)
+        return Example(random.integers(0, VOCAB, length), targets, {}, (length, width))
+
+    [packed] = plan_passes([(n, [example(*shape) for shape in job]) for n, job in enumerate(jobs)], 1000)
+    return packed
+
+
+def random(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("most_rows", [1, 3, 100])
+def test_chunks_add_up_to_the_whole(most_rows: int) -> None:
+    packed = packed_of([(3, 1), (4, 2)], [(5, 1)])
+    rows, size = len(packed.tokens_T), len(packed.targets_P)
+    weight, hidden = random(VOCAB, HIDDEN, seed=1), random(rows, HIDDEN, seed=2).requires_grad_()
+    a, b = random(RANK, HIDDEN, seed=3).requires_grad_(), random(VOCAB, RANK, seed=4).requires_grad_()
+    slope = random(size, seed=5)  # d loss / d logprob
+    first = packed.segments[0].rows
+
+    logits = hidden @ weight.T
+    logits = torch.cat([logits[first] + 0.5 * hidden[first] @ a.T @ b.T, logits[first.stop :]])
+    row_of_target = torch.from_numpy(np.repeat(np.arange(rows), np.diff(packed.first_target_T1)))
+    expected = logits.log_softmax(-1)[row_of_target, torch.from_numpy(packed.targets_P)]
+    # Rows 2 and 8 do not train.
+    trains = np.ones(rows, dtype=bool)
+    trains[[2, 8]] = False
+    kept = slope * torch.from_numpy(trains)[row_of_target]
+    gradients = torch.autograd.grad(expected, [hidden, a, b], kept)
+
+    head = Head(weight, most_rows=most_rows)
+    grad_a, grad_b = torch.zeros_like(a), torch.zeros_like(b)
+    loras = [HeadLora(a.detach(), b.detach(), 0.5, grad_a, grad_b), None]
+    lp_P, grad_hidden = torch.full((size,), torch.nan).double(), torch.zeros_like(hidden)
+    with torch.no_grad():
+        numbers = np.arange(rows)
+        head.train(
+            hidden.detach(),
+            packed,
+            loras,
+            numbers[trains],
+            lp_P,
+            lambda segment, targets, lp: slope[torch.from_numpy(targets)],
+            grad_hidden,
+        )
+        head.score(hidden.detach(), packed, loras, numbers[~trains], lp_P)
+    torch.testing.assert_close(lp_P, expected.detach())
+    for own, reference in zip((grad_hidden, grad_a, grad_b), gradients, strict=True):
+        torch.testing.assert_close(own, reference)
+
+
+def test_a_gradient_is_asked_for_once_per_segment_and_chunk() -> None:
+    packed = packed_of([(3, 1)], [(2, 2)])
+    asked: list[tuple[int, list[int]]] = []
+
+    def gradient(segment: int, targets: np.ndarray, lp: torch.Tensor) -> torch.Tensor:
+        asked.append((segment, targets.tolist()))
+        return torch.zeros_like(lp)
+
+    hidden = random(5, HIDDEN, seed=2)
+    Head(random(VOCAB, HIDDEN, seed=1), most_rows=10).train(
+        hidden,
+        packed,
+        [None, None],
+        np.arange(5),
+        torch.zeros(7).double(),
+        gradient,
+        torch.zeros_like(hidden),
+    )
+    assert asked == [(0, [0, 1, 2]), (1, [3, 4, 5, 6])]
