@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from tinkex import types
 from tinkex._runtime import arrival, background
 from tinkex._wire.endpoints import endpoint
+from tinkex.clients._checks import check_data, check_loss, check_name, check_ttl
 from tinkex.clients._chunking import datum_bytes, split
 from tinkex.clients._operations import Operations
 from tinkex.clients._reduction import combine
 from tinkex.clients.sampling import SamplingClient, open_sampling_client
+from tinkex.custom_loss import SURROGATE, data_for_logprobs, differentiate, require_torch
 from tinkex.errors import APIResponseValidationError
-from tinkex.types import Datum, ImageAssetPointerChunk
+from tinkex.types import Datum
 
 if TYPE_CHECKING:
     from tinkex.clients.sampling import RetryConfig
     from tinkex.clients.session import OpenSession, Session
+    from tinkex.custom_loss import CustomLoss
     from tinkex.futures import APIFuture
     from tinkex.tokenizers import Tokenizer
 
 __all__ = ["TrainingClient"]
-
-LONGEST_PATH_NAME = 200
 
 
 class TrainingClient:
@@ -92,6 +92,40 @@ class TrainingClient:
         """As :meth:`forward_backward`; await the returned future for the output."""
         return self.forward_backward(data, loss_fn, loss_fn_config)
 
+    def forward_backward_custom(
+        self,
+        data: Sequence[Datum],
+        loss_fn: CustomLoss,
+        *,
+        loss_type_input: Literal["logprobs"] | None = None,
+    ) -> APIFuture[types.ForwardBackwardOutput]:
+        """As :meth:`forward_backward` with a loss of your own, written with PyTorch.
+
+        ``loss_fn(data, logprobs)`` gets one tensor per datum, of the shape of its ``target_tokens``, and
+        returns the loss and a dictionary of metrics. It is called once, here, after a forward pass that this
+        call waits for. If it fails, nothing is added to the gradient::
+
+            def squared(data, logprobs):
+                return sum((lp**2).sum() for lp in logprobs), {"datums": len(data)}
+
+            client.forward_backward_custom(batch, squared).result().metrics["loss:sum"]
+        """
+        asked = _custom_data(data, loss_fn, loss_type_input)
+        surrogate = differentiate(data, self.forward(asked, SURROGATE).result(), loss_fn)
+        return self._pass(surrogate.data, SURROGATE, None, forward_only=False, finish=surrogate.finish)
+
+    async def forward_backward_custom_async(
+        self,
+        data: Sequence[Datum],
+        loss_fn: CustomLoss,
+        *,
+        loss_type_input: Literal["logprobs"] | None = None,
+    ) -> APIFuture[types.ForwardBackwardOutput]:
+        """As :meth:`forward_backward_custom`, awaiting the forward pass; await the future for the output."""
+        asked = _custom_data(data, loss_fn, loss_type_input)
+        surrogate = differentiate(data, await self.forward(asked, SURROGATE), loss_fn)
+        return self._pass(surrogate.data, SURROGATE, None, forward_only=False, finish=surrogate.finish)
+
     def optim_step(
         self,
         optim_params: types.AdamParams | Mapping[str, Any] | None = None,
@@ -142,8 +176,8 @@ class TrainingClient:
         user_metadata: Mapping[str, str] | None = None,
     ) -> APIFuture[types.SaveWeightsResponse]:
         """Saves weights and optimizer state under a name; the result's ``path`` is what loads them again."""
-        _check_name(name)
-        _check_ttl(ttl_seconds)
+        check_name(name)
+        check_ttl(ttl_seconds)
         return self._operations.start(
             endpoint("save_weights"),
             lambda seq_id: types.SaveWeightsRequest(
@@ -166,6 +200,38 @@ class TrainingClient:
     ) -> APIFuture[types.SaveWeightsResponse]:
         """As :meth:`save_state`; await the returned future for the path."""
         return self.save_state(name, ttl_seconds, overwrite, user_metadata)
+
+    def save_weights_external(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        age_encryption_recipients: Sequence[str] | None = None,
+    ) -> APIFuture[types.SaveWeightsExternalResponse]:
+        """Saves weights for use outside the service, encrypted for ``age_encryption_recipients`` if given."""
+        check_name(name)
+        check_ttl(ttl_seconds)
+        return self._operations.start(
+            endpoint("save_weights_external"),
+            lambda seq_id: types.SaveWeightsExternalRequest(
+                model_id=self.model_id,
+                path=name,
+                seq_id=seq_id,
+                ttl_seconds=ttl_seconds,
+                age_encryption_recipients=None
+                if age_encryption_recipients is None
+                else list(age_encryption_recipients),
+            ),
+            _as_is,
+        )
+
+    async def save_weights_external_async(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        age_encryption_recipients: Sequence[str] | None = None,
+    ) -> APIFuture[types.SaveWeightsExternalResponse]:
+        """As :meth:`save_weights_external`; await the returned future for the path."""
+        return self.save_weights_external(name, ttl_seconds, age_encryption_recipients)
 
     def load_state(
         self, path: str, weights_access_token: str | None = None
@@ -200,8 +266,8 @@ class TrainingClient:
         user_metadata: Mapping[str, str] | None = None,
     ) -> APIFuture[types.SaveWeightsForSamplerResponse]:
         """Saves weights for sampling under a name; sample from the result's ``path``."""
-        _check_name(name)
-        _check_ttl(ttl_seconds)
+        check_name(name)
+        check_ttl(ttl_seconds)
         return self._operations.start(
             endpoint("save_weights_for_sampler"),
             lambda seq_id: types.SaveWeightsForSamplerRequest(
@@ -311,9 +377,10 @@ class TrainingClient:
         loss_fn_config: Mapping[str, float | str] | None,
         *,
         forward_only: bool,
+        finish: Callable[[types.ForwardBackwardOutput], types.ForwardBackwardOutput] | None = None,
     ) -> APIFuture[types.ForwardBackwardOutput]:
-        _check_data(data)
-        config = _check_loss(loss_fn, loss_fn_config)
+        check_data(data)
+        config = check_loss(loss_fn, loss_fn_config)
         limits = self._opened.client_config
         pieces = split(
             data, max_datums=limits.fwdbwd_max_chunk_len, max_bytes=limits.fwdbwd_max_chunk_bytes_count
@@ -331,7 +398,7 @@ class TrainingClient:
                 )
                 for seq_id, piece in zip(seq_ids, pieces, strict=True)
             ],
-            combine,
+            combine if finish is None else lambda outputs: finish(combine(outputs)),
             sizes=[sum(map(datum_bytes, piece)) for piece in pieces],
             request_type="Forward" if forward_only else None,
         )
@@ -392,6 +459,16 @@ class TrainingClient:
         return info
 
 
+def _custom_data(data: Sequence[Datum], loss_fn: Any, loss_type_input: str | None) -> list[Datum]:
+    if loss_type_input not in {None, "logprobs"}:
+        raise ValueError(f"loss_type_input is 'logprobs', the only kind there is; got {loss_type_input!r}")
+    if not callable(loss_fn):
+        raise TypeError(f"a custom loss is a function of (data, logprobs), got {type(loss_fn).__name__}")
+    check_data(data)
+    require_torch()
+    return data_for_logprobs(data)
+
+
 def _as_is(result: Any) -> Any:
     return result
 
@@ -406,48 +483,3 @@ def _require(
 
 def _copied(metadata: Mapping[str, str] | None) -> dict[str, Any] | None:
     return None if metadata is None else dict(metadata)
-
-
-def _check_name(name: str) -> None:
-    if not isinstance(name, str) or not name or len(name) > LONGEST_PATH_NAME or set(name) & set("/?#\\ "):
-        raise ValueError(
-            f"a checkpoint name is 1–{LONGEST_PATH_NAME} characters without slashes, spaces, '?' or '#'; got {name!r}"
-        )
-
-
-def _check_ttl(ttl_seconds: int | None) -> None:
-    if ttl_seconds is not None and ttl_seconds <= 0:
-        raise ValueError(
-            f"ttl_seconds is the life of the checkpoint in seconds, and positive; got {ttl_seconds}"
-        )
-
-
-def _check_data(data: Sequence[Datum]) -> None:
-    """Refuses what no server could accept, before anything is sent."""
-    if isinstance(data, Datum):
-        raise TypeError("the data is a list of Datum; put the single one into a list")
-    if not data:
-        raise ValueError("the data is empty; a pass needs at least one Datum")
-    for index, datum in enumerate(data):
-        if not isinstance(datum, Datum):
-            raise TypeError(f"data[{index}] is a {type(datum).__name__}; every item must be a Datum")
-        if any(isinstance(chunk, ImageAssetPointerChunk) for chunk in datum.model_input.chunks):
-            raise ValueError(
-                f"data[{index}] points to an image by its location, which cannot be trained on; "
-                "send the image itself as an ImageChunk"
-            )
-
-
-def _check_loss(
-    loss_fn: str, loss_fn_config: Mapping[str, float | str] | None
-) -> dict[str, float | str] | None:
-    if not isinstance(loss_fn, str) or not loss_fn:
-        raise TypeError(f"loss_fn is the name of a loss such as 'cross_entropy', got {loss_fn!r}")
-    if loss_fn_config is None:
-        return None
-    for key, value in loss_fn_config.items():
-        if not isinstance(key, str) or not isinstance(value, str | int | float):
-            raise TypeError(f"loss_fn_config[{key!r}] must be a number or a text, got {type(value).__name__}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"loss_fn_config[{key!r}] must be finite, got {value}")
-    return dict(loss_fn_config)

@@ -1,0 +1,60 @@
+"""What no server could accept is refused here, before anything is sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tinkex.types import Datum, ImageAssetPointerChunk
+
+__all__ = ["check_data", "check_loss", "check_name", "check_ttl"]
+
+LONGEST_PATH_NAME = 200
+
+
+def check_name(name: str) -> None:
+    """Refuses names that cannot be part of a checkpoint's path."""
+    if not isinstance(name, str) or not name or len(name) > LONGEST_PATH_NAME or set(name) & set("/?#\\ "):
+        raise ValueError(
+            f"a checkpoint name is 1–{LONGEST_PATH_NAME} characters without slashes, spaces, '?' or '#'; got {name!r}"
+        )
+
+
+def check_ttl(ttl_seconds: int | None) -> None:
+    """Refuses lifetimes that are over before they begin."""
+    if ttl_seconds is not None and ttl_seconds <= 0:
+        raise ValueError(
+            f"ttl_seconds is the life of the checkpoint in seconds, and positive; got {ttl_seconds}"
+        )
+
+
+def check_data(data: Sequence[Datum]) -> None:
+    """Refuses anything but a list of datums that can be trained on."""
+    if isinstance(data, Datum):
+        raise TypeError("the data is a list of Datum; put the single one into a list")
+    if not data:
+        raise ValueError("the data is empty; a pass needs at least one Datum")
+    for index, datum in enumerate(data):
+        if not isinstance(datum, Datum):
+            raise TypeError(f"data[{index}] is a {type(datum).__name__}; every item must be a Datum")
+        if any(isinstance(chunk, ImageAssetPointerChunk) for chunk in datum.model_input.chunks):
+            raise ValueError(
+                f"data[{index}] points to an image by its location, which cannot be trained on; "
+                "send the image itself as an ImageChunk"
+            )
+
+
+def check_loss(
+    loss_fn: str, loss_fn_config: Mapping[str, float | str] | None
+) -> dict[str, float | str] | None:
+    """A copy of the loss's configuration, if it and the loss's name can be sent."""
+    if not isinstance(loss_fn, str) or not loss_fn:
+        raise TypeError(f"loss_fn is the name of a loss such as 'cross_entropy', got {loss_fn!r}")
+    if loss_fn_config is None:
+        return None
+    for key, value in loss_fn_config.items():
+        if not isinstance(key, str) or not isinstance(value, str | int | float):
+            raise TypeError(f"loss_fn_config[{key!r}] must be a number or a text, got {type(value).__name__}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"loss_fn_config[{key!r}] must be finite, got {value}")
+    return dict(loss_fn_config)
