@@ -22,7 +22,7 @@ def get_tinker_token() -> str | None:
     """
     environ = {name: value for name, value in os.environ.items() if name != "TINKER_CREDENTIAL_CMD"}
     try:
-        # The engine in this process needs no key, so its settings resolve without one.
+        # Whichever server is configured: the engine in this process would need no key at all.
         return Config.resolve(environ={**environ, "TINKER_BASE_URL": ""}, needs_key=False).api_key
     except ConfigError:
         return None
@@ -30,10 +30,7 @@ def get_tinker_token() -> str | None:
 
 def tinker_has_credentials() -> bool:
     """Whether a credential is configured: a key, or a command that prints one (it is not run)."""
-    if get_tinker_token() is not None:
-        return True
-    given = os.environ.get("TINKER_API_KEY", "").strip()
-    return not given and bool(os.environ.get("TINKER_CREDENTIAL_CMD", "").strip())
+    return get_tinker_token() is not None or bool(os.environ.get("TINKER_CREDENTIAL_CMD", "").strip())
 
 
 def raise_if_tinker_not_accessible() -> None:

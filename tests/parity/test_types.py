@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import types as pytypes
 import typing
 from datetime import UTC, datetime
@@ -120,6 +122,8 @@ def test_json_is_the_same_in_both_directions(
         if issubclass(ours, Value):
             assert msgspec.json.decode(wire_json.encode(mine)) == written
             assert ours.model_validate_json(mine.model_dump_json()) == mine
+        assert pickle.loads(pickle.dumps(mine)) == mine
+        assert copy.deepcopy(mine) == mine
         everything = theirs.model_dump(mode="json")
         assert everything.items() <= mine.model_dump(mode="json").items()
 
@@ -151,3 +155,10 @@ def test_an_optimizer_step_travels_in_the_same_form(theirs: Any) -> None:
     mine = tinkex.types.OptimStepRequest.model_validate(written)
     assert mine.model_dump(mode="json", exclude_none=True) == written
     assert mine.optim_params.model_dump() == theirs.optim_params.model_dump()
+
+
+def test_pages_of_checkpoints_have_the_same_addresses() -> None:
+    path = "tinker://s:train:0/sampler_weights/a b"
+    for method in ("get_console_url", "get_playground_url"):
+        theirs = getattr(tinker.types.SaveWeightsForSamplerResponse(path=path), method)()
+        assert getattr(tinkex.types.SaveWeightsForSamplerResponse(path=path), method)() == theirs

@@ -46,6 +46,7 @@ from tinkex.types.custom_losses import (
     CustomLossInput,
     CustomLossInputRank,
     CustomLossNode,
+    CustomLossNodeOp,
 )
 from tinkex.types.futures import (
     CancelFutureRequest,
@@ -244,6 +245,7 @@ __all__ = [
     "CustomLossInput",
     "CustomLossInputRank",
     "CustomLossNode",
+    "CustomLossNodeOp",
     "Datum",
     "DimuonOptimizerConfig",
     "DimuonParams",

@@ -1,5 +1,5 @@
-"""``Checkpoint``, ``CheckpointType``, under the path of the official SDK."""
+"""``Checkpoint``, ``CheckpointType``, ``ParsedCheckpointTinkerPath``, under the path of the official SDK."""
 
-from tinkex.types import Checkpoint, CheckpointType
+from tinkex.types import Checkpoint, CheckpointType, ParsedCheckpointTinkerPath
 
-__all__ = ["Checkpoint", "CheckpointType"]
+__all__ = ["Checkpoint", "CheckpointType", "ParsedCheckpointTinkerPath"]

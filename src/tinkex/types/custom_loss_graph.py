@@ -1,5 +1,5 @@
-"""``CustomLossGraph``, ``CustomLossNode``, under the path of the official SDK."""
+"""``CustomLossGraph``, ``CustomLossNode``, ``CustomLossNodeOp``, under the path of the official SDK."""
 
-from tinkex.types import CustomLossGraph, CustomLossNode
+from tinkex.types import CustomLossGraph, CustomLossNode, CustomLossNodeOp
 
-__all__ = ["CustomLossGraph", "CustomLossNode"]
+__all__ = ["CustomLossGraph", "CustomLossNode", "CustomLossNodeOp"]

@@ -15,9 +15,11 @@ __all__ = [
     "CustomLossInput",
     "CustomLossInputRank",
     "CustomLossNode",
+    "CustomLossNodeOp",
 ]
 
 CustomLossInputRank = Literal[0, 1, 2]
+CustomLossNodeOp = Literal["placeholder", "get_attr", "call_function", "call_method", "call_module", "output"]
 
 
 class CustomLossInput(Options, frozen=True, kw_only=True):
@@ -30,7 +32,7 @@ class CustomLossInput(Options, frozen=True, kw_only=True):
 class CustomLossNode(Options, frozen=True, kw_only=True):
     """One step of the graph."""
 
-    op: Literal["placeholder", "get_attr", "call_function", "call_method", "call_module", "output"]
+    op: CustomLossNodeOp
     name: str
     target: str
     args: list[Any] = msgspec.field(default_factory=list)

@@ -287,7 +287,7 @@ class Datum:
         put(self, "model_input_spans", model_input_spans)
         put(self, "loss_fn_input_spans", loss_fn_input_spans)
 
-    def with_provenance(self, *, model_input: ProvenanceSpans, loss_fn_inputs: ProvenanceSpans) -> Datum:
+    def with_provenance(self, model_input: ProvenanceSpans, loss_fn_inputs: ProvenanceSpans) -> Datum:
         """The same datum, saying where its tokens came from; the spans must tile both sides."""
         targets = self.loss_fn_inputs.get("target_tokens")
         if targets is None or targets.to_numpy().ndim != 1:

@@ -1,10 +1,11 @@
-"""``AdamOptimizerConfig``, ``AdamParams``, ``DimuonOptimizerConfig``, ``DimuonParams``, ``OptimParams``, ``OptimParamsBase``, ``OptimizerConfigBase``, under the path of the official SDK."""
+"""``AdamOptimizerConfig``, ``AdamParams``, ``DimuonOptimizerConfig``, ``DimuonParams``, ``OptimParams``, ``OptimParamsBase``, ``OptimizerConfig``, ``OptimizerConfigBase``, under the path of the official SDK."""
 
 from tinkex.types import (
     AdamOptimizerConfig,
     AdamParams,
     DimuonOptimizerConfig,
     DimuonParams,
+    OptimizerConfig,
     OptimizerConfigBase,
     OptimParams,
     OptimParamsBase,
@@ -17,5 +18,6 @@ __all__ = [
     "DimuonParams",
     "OptimParams",
     "OptimParamsBase",
+    "OptimizerConfig",
     "OptimizerConfigBase",
 ]

@@ -58,7 +58,7 @@ class CreateModelRequest(Value, frozen=True, kw_only=True):
     base_model: str
     user_metadata: dict[str, Any] | None = None
     lora_config: LoraConfig | None = None
-    optimizer_config: Mapping[str, Any] | None = None
+    optimizer_config: Mapping[str, Any] = msgspec.field(default_factory=lambda: {"type": "adamw"})
     type: Literal["create_model"] = "create_model"
 
 
