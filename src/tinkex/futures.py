@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -326,6 +326,7 @@ class Results:
         *,
         request_type: str | None = None,
         submit_s: float | None = None,
+        on_queue: Callable[[str, str | None], None] | None = None,
     ) -> Any:
         """Polls until the operation is done and returns a value of ``row.result``, or raises its error."""
         kind = request_type or row.request_type or row.name
@@ -349,6 +350,8 @@ class Results:
                 if step.queue is not None and step.queue != queue:
                     queue = step.queue
                     self._caller.sink.emit(QueueStateChanged(polled.request_id, kind, *queue))
+                    if on_queue is not None:
+                        on_queue(*queue)
                 if step.trouble is not None:
                     tries = max(state.setbacks, state.hurries, state.refusals) - 1
                     self._caller.sink.emit(RetryScheduled(_RETRIEVE.name, tries, step.after, step.trouble))

@@ -20,7 +20,18 @@ CLIENTS = [
 ]
 SYNC_ONLY = {
     ("ServiceClient", "close"),
+    ("ServiceClient", "copy_weights"),
+    ("ServiceClient", "create_custom_loss"),
     ("ServiceClient", "create_rest_client"),
+    ("ServiceClient", "get_console_url"),
+    ("ServiceClient", "get_telemetry"),
+    ("TrainingClient", "get_console_url"),
+    ("TrainingClient", "get_telemetry"),
+    ("SamplingClient", "create"),
+    ("SamplingClient", "from_sampler_handle"),
+    ("SamplingClient", "get_sampler_handle"),
+    ("SamplingClient", "get_telemetry"),
+    ("SamplingClient", "on_queue_state_change"),
     ("TrainingClient", "get_tokenizer"),
     ("SamplingClient", "get_tokenizer"),
     ("RestClient", "get_telemetry"),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from tinkex.types import Datum, ImageAssetPointerChunk
+from tinkex.types import Datum, ImageAssetPointerChunk, ModelInput, SamplingParams, TensorData
 
-__all__ = ["check_data", "check_loss", "check_name", "check_ttl"]
+__all__ = ["check_data", "check_loss", "check_name", "check_prompt_options", "check_sample", "check_ttl"]
 
 LONGEST_PATH_NAME = 200
 
@@ -58,3 +59,29 @@ def check_loss(
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"loss_fn_config[{key!r}] must be finite, got {value}")
     return dict(loss_fn_config)
+
+
+def check_sample(prompt: Any, num_samples: Any, sampling_params: Any) -> None:
+    """Refuses samples without a prompt, a number or settings."""
+    if not isinstance(prompt, ModelInput):
+        raise TypeError(
+            f"the prompt is a ModelInput, got {type(prompt).__name__}; build one with ModelInput.from_ints(tokens)"
+        )
+    if not isinstance(sampling_params, SamplingParams):
+        raise TypeError(f"sampling_params is a SamplingParams, got {type(sampling_params).__name__}")
+    if not isinstance(num_samples, int) or num_samples < 1:
+        raise ValueError(f"num_samples is a whole number ≥ 1, got {num_samples!r}")
+
+
+def check_prompt_options(
+    include_prompt_logprobs: bool, targets: TensorData | None, alt_tokens_k: int, last_n: int | None
+) -> None:
+    """Refuses questions about the prompt that contradict each other."""
+    if targets is not None and (targets.dtype != "int64" or targets.shape is None or len(targets.shape) != 2):
+        raise ValueError("target_prompt_logprobs is an int64 tensor of two dimensions (prompt length − 1, K)")
+    if alt_tokens_k < 0:
+        raise ValueError(f"prompt_alt_tokens_k is at least 0, got {alt_tokens_k}")
+    if last_n is not None and last_n < 1:
+        raise ValueError(f"prompt_logprobs_last_n is at least 1, got {last_n}")
+    if last_n is not None and not include_prompt_logprobs:
+        raise ValueError("prompt_logprobs_last_n only makes sense with include_prompt_logprobs=True")

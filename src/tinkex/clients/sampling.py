@@ -8,7 +8,7 @@ import itertools
 import random
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tinkex import types
@@ -16,9 +16,12 @@ from tinkex._runtime import arrival, background
 from tinkex._transport.budget import Slots
 from tinkex._transport.retry import Answered, Outcome, Retry, RetryPolicy, Unanswered, decide, server_wait
 from tinkex._wire.endpoints import endpoint
+from tinkex.clients._checks import check_prompt_options, check_sample
 from tinkex.clients._chunking import prompt_bytes
 from tinkex.clients._connection import connect
+from tinkex.clients._handles import SamplerHandle
 from tinkex.clients._sample_body import sample_body
+from tinkex.clients.retry_config import RetryConfig
 from tinkex.clients.session import Session
 from tinkex.errors import (
     APIConnectionError,
@@ -30,40 +33,18 @@ from tinkex.errors import (
     TinkexError,
 )
 from tinkex.events import RetryScheduled, SamplingPaused
+from tinkex.futures import AwaitableConcurrentFuture
 
 if TYPE_CHECKING:
     from tinkex.clients.session import OpenSession
     from tinkex.config import Config
+    from tinkex.futures import APIFuture
     from tinkex.tokenizers import Tokenizer
 
 __all__ = ["RetryConfig", "SamplingClient"]
 
 COPIES = SEQ_IDS_PER_COPY = 1_000_000_000
 BACKPRESSURE = {"x-tinker-sampling-backpressure": "1"}
-
-
-@dataclass(frozen=True)
-class RetryConfig:
-    """How stubbornly a sampling client tries; the defaults suit runs that last days.
-
-    Failures that may pass are tried again as long as some sample of this client finishes within
-    ``progress_timeout`` seconds. ``max_connections`` bounds the samples under way at once; the server may
-    allow fewer.
-    """
-
-    max_connections: int = 1000
-    progress_timeout: float = 7200.0
-    retry_delay_base: float = 0.5
-    retry_delay_max: float = 10.0
-    jitter_factor: float = 0.25
-    enable_retry_logic: bool = True
-    enable_stuck_detection: bool = True
-
-    def __post_init__(self) -> None:
-        if self.max_connections < 1 or self.progress_timeout <= 0 or self.retry_delay_base <= 0:
-            raise ValueError("max_connections, progress_timeout and retry_delay_base must be positive")
-        if self.retry_delay_max < self.retry_delay_base or not 0 <= self.jitter_factor <= 1:
-            raise ValueError("retry_delay_max must be at least retry_delay_base, jitter_factor within 0…1")
 
 
 class SamplingClient:
@@ -87,7 +68,7 @@ class SamplingClient:
         sampling_session_id: str,
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
-        first_seq_id: int = 0,
+        copy: int | None = 0,
     ) -> None:
         self._sampling_session_id = sampling_session_id
         self._session = session
@@ -95,7 +76,10 @@ class SamplingClient:
         self._given_retry_config = retry_config
         self._retry_config = retry_config or RetryConfig()
         self._record_stability_info = record_stability_info
-        self._seq_ids = itertools.count(first_seq_id)
+        self._copy = copy
+        """Which copy of the original client (0) this is; None until the server has said it."""
+        self._joining = asyncio.Lock()
+        self._numbers = itertools.count()
         server_limit = opened.client_config.sample_max_concurrent_requests
         own_limit = server_limit if retry_config is None else retry_config.max_connections
         self._in_flight = Slots(min(own_limit, server_limit))
@@ -124,8 +108,8 @@ class SamplingClient:
         ``prompt_logprobs_last_n``; the top-k arguments add the most likely tokens at each position.
         """
         self._session.check_open()
-        _check_sample(prompt, num_samples, sampling_params)
-        _check_prompt_options(
+        check_sample(prompt, num_samples, sampling_params)
+        check_prompt_options(
             include_prompt_logprobs, target_prompt_logprobs, prompt_alt_tokens_k, prompt_logprobs_last_n
         )
         request = types.SampleRequest(
@@ -175,8 +159,8 @@ class SamplingClient:
         """The logprob of every token of a prompt given those before it; None for the first."""
         self._session.check_open()
         params = types.SamplingParams(max_tokens=1)
-        _check_sample(prompt, 1, params)
-        _check_prompt_options(True, None, 0, prompt_logprobs_last_n)  # noqa: FBT003 - prompt logprobs are the point
+        check_sample(prompt, 1, params)
+        check_prompt_options(True, None, 0, prompt_logprobs_last_n)  # noqa: FBT003 - prompt logprobs are the point
         request = types.SampleRequest(
             prompt=prompt,
             sampling_params=params,
@@ -208,26 +192,97 @@ class SamplingClient:
 
         return load_tokenizer(self._session.caller, tokenizer_id=None, base_model=self.get_base_model())
 
+    # ---- other processes, other names ----
+
+    @staticmethod
+    def create(
+        holder: Session,
+        *,
+        model_path: str | None = None,
+        base_model: str | None = None,
+        sampling_session_id: str | None = None,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> APIFuture[SamplingClient]:
+        """A sampling client in the session of ``holder``, on new weights or on a sampler that is there already."""
+        return AwaitableConcurrentFuture(
+            background().submit(
+                open_sampling_client(
+                    holder,
+                    model_path=model_path,
+                    base_model=base_model,
+                    sampling_session_id=sampling_session_id,
+                    retry_config=retry_config,
+                    record_stability_info=record_stability_info,
+                )
+            )
+        )
+
+    def get_sampler_handle(self) -> str:
+        """A text from which :meth:`from_sampler_handle` makes a client of this sampler, in any process.
+
+        It holds no credentials, unlike a pickled client.
+        """
+        self._check_can_leave()
+        return SamplerHandle(
+            self._opened.session_id,
+            self._sampling_session_id,
+            self._session.caller.config.base_url,
+            self._opened.client_config,
+            self._session.dynamic_config,
+            self._record_stability_info,
+        ).text()
+
+    @staticmethod
+    def from_sampler_handle(handle: str, *, api_key: str | None = None) -> SamplingClient:
+        """A client of the sampler behind a handle, with this process's own key or ``api_key``."""
+        from tinkex.config import Config
+
+        said = SamplerHandle.parse(handle)
+        return _restored(
+            Config.resolve(base_url=said.base_url, api_key=api_key),
+            said.session_id,
+            said.client_config,
+            said.sampling_session_id,
+            None,
+            said.record_stability_info,
+            said.dynamic_config,
+        )
+
+    def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
+        """Called on the client's thread when the server pauses or resumes a sample; override it to watch."""
+
+    def get_telemetry(self) -> None:
+        """None: this client sends no telemetry."""
+
+    @property
+    def holder(self) -> Session:
+        """The session this client belongs to."""
+        return self._session
+
     def __repr__(self) -> str:
         return f"SamplingClient(sampling_session_id={self._sampling_session_id!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from tinkex._transport.http import HttpTransport
-
-        caller = self._session.caller
-        if not isinstance(caller.transport, HttpTransport):
-            raise TypeError(
-                "this sampling client cannot leave its process, because the engine it uses is in it; "
-                "start one with 'tinkex serve' and give its address as base_url"
-            )
+        self._check_can_leave()
         return _restored, (
-            caller.config,
+            self._session.caller.config,
             self._opened.session_id,
             self._opened.client_config,
             self._sampling_session_id,
             self._given_retry_config,
             self._record_stability_info,
+            self._session.dynamic_config,
         )
+
+    def _check_can_leave(self) -> None:
+        from tinkex._transport.http import HttpTransport
+
+        if not isinstance(self._session.caller.transport, HttpTransport):
+            raise TypeError(
+                "this sampling client cannot leave its process, because the engine it uses is in it; "
+                "start one with 'tinkex serve' and give its address as base_url"
+            )
 
     # ---- the way a sample goes ----
 
@@ -243,7 +298,7 @@ class SamplingClient:
             try:
                 while True:
                     try:
-                        response = await self._sample_once(request, next(self._seq_ids), size)
+                        response = await self._sample_once(request, await self._next_seq_id(), size)
                     except (APIConnectionError, APIStatusError, ResultExpiredError) as error:
                         await self._pause_before_retry(error, attempt)
                         attempt += 1
@@ -293,7 +348,7 @@ class SamplingClient:
             )
         try:
             response: types.SampleResponse = await self._opened.results.fetch(
-                _SAMPLE, accepted, submit_s=submit_s
+                _SAMPLE, accepted, submit_s=submit_s, on_queue=self.on_queue_state_change
             )
         except asyncio.CancelledError:
             if self._session.dynamic_config.sample_cancel_enabled:
@@ -304,6 +359,17 @@ class SamplingClient:
                 None, None, "the server left out the prompt_alt_tokens asked for"
             )
         return response
+
+    async def _next_seq_id(self) -> int:
+        if self._copy is None:
+            async with self._joining:
+                if self._copy is None:
+                    joined: types.JoinSamplingSessionResponse = await self._session.caller.call(
+                        endpoint("join_sampling_session"),
+                        types.JoinSamplingSessionRequest(sampling_session_id=self._sampling_session_id),
+                    )
+                    self._copy = joined.client_counter
+        return self._copy * SEQ_IDS_PER_COPY + next(self._numbers)
 
     async def _submit(self, body: bytes, size: int) -> types.UntypedAPIFuture:
         """Submits one sample; while the server pushes back (429, 402), the same request waits and goes again."""
@@ -356,10 +422,19 @@ async def open_sampling_client(
     *,
     model_path: str | None = None,
     base_model: str | None = None,
+    sampling_session_id: str | None = None,
     retry_config: RetryConfig | None = None,
     record_stability_info: bool = False,
 ) -> SamplingClient:
-    """Opens a sampler on a checkpoint or a base model."""
+    """Opens a sampler on a checkpoint or a base model, or takes one that is open."""
+    if sampling_session_id is not None:
+        return SamplingClient(
+            session,
+            await session.opened(),
+            sampling_session_id=sampling_session_id,
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
+        )
     if model_path is None and base_model is None:
         raise ValueError("a sampling client needs a model_path (tinker://…) or a base_model")
     if model_path is not None and not model_path.startswith("tinker://"):
@@ -392,9 +467,11 @@ def _restored(
     sampling_session_id: str,
     retry_config: RetryConfig | None,
     record_stability_info: bool,
+    dynamic_config: types.ClientDynamicConfigResponse,
 ) -> SamplingClient:
     """A copy of a sampling client, in the process that unpickles it."""
     session = Session(connect(config=config, transport=None, events=None))
+    session.dynamic_config = dynamic_config
     return SamplingClient(
         session,
         session.join(session_id, client_config),
@@ -402,29 +479,5 @@ def _restored(
         retry_config=retry_config,
         record_stability_info=record_stability_info,
         # Copies number their samples apart, or a server would take one's for a repetition of the other's.
-        first_seq_id=random.randrange(1, COPIES) * SEQ_IDS_PER_COPY,  # noqa: S311 - no secret
+        copy=None if client_config.sample_join_sampling_session else random.randrange(1, COPIES),  # noqa: S311 - no secret
     )
-
-
-def _check_sample(prompt: Any, num_samples: Any, sampling_params: Any) -> None:
-    if not isinstance(prompt, types.ModelInput):
-        raise TypeError(
-            f"the prompt is a ModelInput, got {type(prompt).__name__}; build one with ModelInput.from_ints(tokens)"
-        )
-    if not isinstance(sampling_params, types.SamplingParams):
-        raise TypeError(f"sampling_params is a SamplingParams, got {type(sampling_params).__name__}")
-    if not isinstance(num_samples, int) or num_samples < 1:
-        raise ValueError(f"num_samples is a whole number ≥ 1, got {num_samples!r}")
-
-
-def _check_prompt_options(
-    include_prompt_logprobs: bool, targets: types.TensorData | None, alt_tokens_k: int, last_n: int | None
-) -> None:
-    if targets is not None and (targets.dtype != "int64" or targets.shape is None or len(targets.shape) != 2):
-        raise ValueError("target_prompt_logprobs is an int64 tensor of two dimensions (prompt length − 1, K)")
-    if alt_tokens_k < 0:
-        raise ValueError(f"prompt_alt_tokens_k is at least 0, got {alt_tokens_k}")
-    if last_n is not None and last_n < 1:
-        raise ValueError(f"prompt_logprobs_last_n is at least 1, got {last_n}")
-    if last_n is not None and not include_prompt_logprobs:
-        raise ValueError("prompt_logprobs_last_n only makes sense with include_prompt_logprobs=True")

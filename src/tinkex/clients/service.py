@@ -11,10 +11,12 @@ from tinkex import types
 from tinkex._runtime import arrival, background
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._connection import connect
+from tinkex.clients._rest_calls import RestCalls
 from tinkex.clients.rest import RestClient, weights_info
 from tinkex.clients.sampling import SamplingClient, open_sampling_client
 from tinkex.clients.session import FinishStatus, Session
 from tinkex.clients.training import TrainingClient
+from tinkex.errors import Unsupported
 from tinkex.futures import AwaitableConcurrentFuture
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from tinkex.clients.sampling import RetryConfig
     from tinkex.config import Config
     from tinkex.events import Sink
+    from tinkex.futures import APIFuture
 
 __all__ = ["ServiceClient"]
 
@@ -209,6 +212,40 @@ class ServiceClient:
     async def get_server_capabilities_async(self) -> types.GetServerCapabilitiesResponse:
         """As :meth:`get_server_capabilities`."""
         return await arrival(background().submit(self._capabilities()), cancel_with_me=True)
+
+    def copy_weights(
+        self, path: str, *, ttl_seconds: int | None = None, weights_access_token: str | None = None
+    ) -> AwaitableConcurrentFuture[str]:
+        """Copies a checkpoint into this client's project; the result is the path of the copy."""
+        self._session.check_open()
+        project_id = self._caller.config.project_id
+        if project_id is None:
+            raise ValueError(
+                "copy_weights copies into this client's project; make it with ServiceClient(project_id=…)"
+            )
+        copying = RestCalls(self._caller).copy_weights(path, project_id, ttl_seconds, weights_access_token)
+        return AwaitableConcurrentFuture(background().submit(copying))
+
+    def create_custom_loss(self, fn: Any, input_ranks: Mapping[str, int]) -> APIFuture[Any]:
+        """Refused: losses are not uploaded to servers; pass the function to ``forward_backward_custom``."""
+        raise Unsupported(
+            f"create_custom_loss cannot upload {getattr(fn, '__name__', fn)!r} with the inputs "
+            f"{', '.join(input_ranks) or 'logprobs'}: this client runs custom losses in your process; "
+            "pass the function to TrainingClient.forward_backward_custom"
+        )
+
+    def get_console_url(self) -> str:
+        """The page of this session in the hosted service's console."""
+        return self._session.console_url()
+
+    def get_telemetry(self) -> None:
+        """None: this client sends no telemetry."""
+
+    @property
+    def holder(self) -> Session:
+        """The session, opened if it is not yet; for programs written for older SDKs."""
+        background().run(self._session.opened())
+        return self._session
 
     # ---- the end ----
 

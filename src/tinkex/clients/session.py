@@ -15,7 +15,7 @@ from tinkex._transport.caller import PROTOCOL_VERSION
 from tinkex._transport.limiter import Limiter
 from tinkex._transport.retry import NEVER, RetryPolicy, is_transient
 from tinkex._wire.endpoints import endpoint
-from tinkex.errors import APIConnectionError, APIError, APIStatusError, ClosedError, NotFoundError
+from tinkex.errors import APIConnectionError, APIError, APIStatusError, ClosedError, NotFoundError, SetupError
 from tinkex.events import (
     HeartbeatLost,
     ServerMessage,
@@ -32,6 +32,7 @@ __all__ = ["FinishStatus", "OpenSession", "Session"]
 
 FinishStatus = Literal["success", "errored", "interrupted"]
 
+CONSOLE_URL = "https://tinker.thinkingmachines.ai"
 HEARTBEAT_S = 10.0
 HEARTBEAT_WARNING_S = 120.0
 SHORTEST_REFRESH_S = 10.0
@@ -112,6 +113,22 @@ class Session:
     def next_sampling_session_seq_id(self) -> int:
         """The number of the next sampler of this session, from 0."""
         return next(self._sampling_session_seq_ids)
+
+    def get_session_id(self) -> str:
+        """The id of the open session; opens it if it is not yet."""
+        opened = self._open
+        return (opened if opened is not None else background().run(self.opened())).session_id
+
+    def console_url(self, page: str | None = None) -> str:
+        """The address of a page in the hosted service's console, by default this session's own."""
+        if not self.caller.config.is_hosted:
+            raise SetupError(
+                f"{self.caller.config.base_url} has no console; only the hosted service has one. "
+                "RestClient lists the sessions, runs and checkpoints of every server"
+            )
+        if page is None:
+            page = "sessions" if self._open is None else f"sessions/{self._open.session_id}"
+        return f"{CONSOLE_URL}/{page}"
 
     async def close(self, status: FinishStatus, detail: str | None = None) -> None:
         """Tells the server how the program ended, stops the heartbeats and closes the connections.

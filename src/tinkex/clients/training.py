@@ -365,6 +365,18 @@ class TrainingClient:
             self._session.caller, tokenizer_id=model.tokenizer_id, base_model=model.model_name
         )
 
+    def get_console_url(self) -> str:
+        """The page of this run in the hosted service's console."""
+        return self._session.console_url(f"training_runs/{self.model_id}")
+
+    def get_telemetry(self) -> None:
+        """None: this client sends no telemetry."""
+
+    @property
+    def holder(self) -> Session:
+        """The session this run belongs to."""
+        return self._session
+
     def __repr__(self) -> str:
         return f"TrainingClient(model_id={self.model_id!r})"
 

@@ -1,0 +1,166 @@
+"""Sampling clients that leave their process as a line of text, and the names older programs use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.scripted import ScriptedServer, over_http
+from tinkex import SamplingClient, ServiceClient, types
+from tinkex.clients._handles import SamplerHandle
+from tinkex.errors import SetupError, Unsupported
+from tinkex.testing import reply
+
+PROMPT = types.ModelInput.from_ints([1, 2, 3])
+PARAMS = types.SamplingParams(max_tokens=3)
+CANARY = "tml-canary-0123456789"
+
+
+@pytest.fixture
+def server() -> ScriptedServer:
+    return ScriptedServer()
+
+
+@pytest.fixture
+def service(server: ScriptedServer) -> Iterator[ServiceClient]:
+    with ServiceClient(transport=server.transport) as service:
+        yield service
+
+
+def test_a_handle_samples_in_a_process_that_never_made_a_service(server: ScriptedServer) -> None:
+    program = """
+    import sys
+    import tinkex
+    sampler = tinkex.SamplingClient.from_sampler_handle(sys.argv[1], api_key="tml-other")
+    params = tinkex.SamplingParams(max_tokens=3)
+    print(sampler.sample(tinkex.ModelInput.from_ints([4, 5]), 1, params).result().sequences[0].tokens)
+    """
+    with over_http(server) as url, ServiceClient(base_url=url, api_key=CANARY) as service:
+        handle = service.create_sampling_client(
+            base_model="toy", record_stability_info=True
+        ).get_sampler_handle()
+        out = subprocess.run(
+            [sys.executable, "-c", "\n".join(line[4:] for line in program.splitlines()), handle],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            cwd=Path(__file__).parents[3],
+        )
+    assert out.stdout == "[4, 5]\n"
+    assert CANARY not in handle
+    assert server.names().count("create_session") == server.names().count("create_sampling_session") == 1
+    request = server.values("asample")[0]
+    assert request.sampling_session_id == "sess-1:sample:0"
+    assert request.record_stability_info is True
+    assert request.seq_id >= 1_000_000_000
+
+
+def test_a_handle_carries_no_credentials_and_no_headers(server: ScriptedServer) -> None:
+    secret = {"x-secret": "canary-header"}
+    with (
+        over_http(server) as url,
+        ServiceClient(base_url=url, api_key=CANARY, default_headers_overrides=secret) as service,
+    ):
+        handle = service.create_sampling_client(base_model="toy").get_sampler_handle()
+    import base64
+
+    plain = base64.urlsafe_b64decode(handle)
+    assert b"canary" not in plain
+    assert SamplerHandle.parse(handle).base_url == url
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "e30=", "ü", "bnVsbA=="])
+def test_what_is_no_handle_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no sampler handle"):
+        SamplingClient.from_sampler_handle(text, api_key="tml-x")
+
+
+def test_a_client_bound_to_this_process_has_no_handle(service: ServiceClient) -> None:
+    with pytest.raises(TypeError, match="cannot leave its process"):
+        service.create_sampling_client(base_model="toy").get_sampler_handle()
+
+
+def test_copies_number_their_samples_as_the_server_says() -> None:
+    server = ScriptedServer(
+        client_config=lambda value, request: reply({"sample_join_sampling_session": True}),
+        join_sampling_session=lambda value, request: reply({"client_counter": 7}),
+    )
+    with over_http(server) as url, ServiceClient(base_url=url, api_key=CANARY) as service:
+        original = service.create_sampling_client(base_model="toy")
+        copy = SamplingClient.from_sampler_handle(original.get_sampler_handle(), api_key=CANARY)
+        for client in (original, copy, copy):
+            client.sample(PROMPT, 1, PARAMS).result(timeout=10)
+    assert [value.seq_id for value in server.values("asample")] == [0, 7_000_000_000, 7_000_000_001]
+    assert server.names().count("join_sampling_session") == 1
+
+
+def test_a_client_can_be_made_for_a_sampler_that_is_there(
+    server: ScriptedServer, service: ServiceClient
+) -> None:
+    client = SamplingClient.create(service.holder, sampling_session_id="sess-1:sample:9").result(timeout=10)
+    client.sample(PROMPT, 1, PARAMS).result(timeout=10)
+    assert server.values("asample")[0].sampling_session_id == "sess-1:sample:9"
+    assert "create_sampling_session" not in server.names()
+    assert service.holder.get_session_id() == client.holder.get_session_id() == "sess-1"
+
+
+def test_an_overridden_method_hears_of_a_paused_queue() -> None:
+    heard = []
+
+    class Watching(SamplingClient):
+        def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
+            heard.append((queue_state, queue_state_reason))
+
+    polls = iter([reply({"queue_state": "paused_capacity", "queue_state_reason": "full"}, status=408)] * 2)
+    server = ScriptedServer()
+    server.answers["retrieve_future"] = lambda value, request: (
+        next(polls, None) or server.on_retrieve_future(value, request)
+    )
+    with ServiceClient(transport=server.transport) as service:
+        session = service.holder
+        client = Watching(session, session._open, sampling_session_id="sess-1:sample:0")  # type: ignore[arg-type]
+        client.sample(PROMPT, 1, PARAMS).result(timeout=10)
+    assert heard == [("paused_capacity", "full")]
+
+
+def test_copying_weights_goes_into_the_client_s_project(server: ScriptedServer) -> None:
+    server.answers["copy_weights"] = lambda value, request: reply({"tinker_path": f"tinker://copy/{value.destination_project_id}"})  # fmt: skip
+    with ServiceClient(transport=server.transport, project_id="p1") as service:
+        assert service.copy_weights("tinker://r/weights/a").result(timeout=10) == "tinker://copy/p1"
+    with ServiceClient(transport=server.transport) as service, pytest.raises(ValueError, match="project_id"):
+        service.copy_weights("tinker://r/weights/a")
+
+
+def test_the_console_is_the_hosted_service_s(server: ScriptedServer) -> None:
+    with ServiceClient(transport=server.transport) as hosted:
+        assert hosted.get_console_url().endswith("/sessions")
+        training = hosted.create_lora_training_client("toy")
+        assert hosted.get_console_url().endswith("/sessions/sess-1")
+        assert training.get_console_url().endswith("/training_runs/sess-1:train:0")
+    own = ServiceClient(transport=server.transport, base_url="http://127.0.0.1:9")
+    with own, pytest.raises(SetupError, match="no console"):
+        own.get_console_url()
+
+
+def test_what_is_not_offered_is_refused_by_name(server: ScriptedServer, service: ServiceClient) -> None:
+    with pytest.raises(Unsupported, match=r"create_custom_loss.*forward_backward_custom"):
+        service.create_custom_loss(lambda logprobs: logprobs.sum(), {})
+    assert service.get_telemetry() is None
+    assert server.calls == []
+
+
+def test_external_weights_are_an_operation_in_order(server: ScriptedServer, service: ServiceClient) -> None:
+    server.answers["save_weights_external"] = lambda value, request: server.accept(
+        {"path": f"tinker://r/external_weights/{value.path}"}
+    )
+    client = service.create_lora_training_client("toy")
+    client.optim_step(types.AdamParams())
+    saved = client.save_weights_external("out", 3600, ["age1xyz"]).result(timeout=10)
+    assert saved.path == "tinker://r/external_weights/out"
+    value = server.values("save_weights_external")[0]
+    assert (value.seq_id, value.ttl_seconds, value.age_encryption_recipients) == (2, 3600, ["age1xyz"])
