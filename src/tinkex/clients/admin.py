@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from tinkex import types
 from tinkex._runtime import arrival, background
-from tinkex.clients._connection import connect
-from tinkex.clients._rest_calls import AuditEvents, RestCalls, billing_window
+from tinkex.clients._rest_calls import AuditEvents, billing_window, open_calls
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Transport
     from tinkex._transport.caller import Caller
+    from tinkex.clients.session import Session
     from tinkex.config import Config
     from tinkex.events import Sink
 
@@ -35,6 +35,7 @@ class AdminClient:
 
     def __init__(
         self,
+        _holder: Session | None = None,
         *,
         base_url: str | None = None,
         api_key: str | None = None,
@@ -43,9 +44,15 @@ class AdminClient:
         events: Sink | None = None,
         caller: Caller | None = None,
     ) -> None:
-        self._calls = RestCalls(
-            caller
-            or connect(config=config, transport=transport, events=events, base_url=base_url, api_key=api_key)
+        self._calls = open_calls(
+            "AdminClient",
+            _holder,
+            caller,
+            config=config,
+            transport=transport,
+            events=events,
+            base_url=base_url,
+            api_key=api_key,
         )
 
     def get_audit_log(

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinkex import types
 from tinkex._runtime import arrival, background
-from tinkex.clients._connection import connect
-from tinkex.clients._rest_calls import AccessScope, AuditEvents, RestCalls, parsed_path, weights_info
+from tinkex.clients._rest_calls import AccessScope, AuditEvents, open_calls, parsed_path, weights_info
 from tinkex.errors import ExperimentalWarning
 from tinkex.futures import APIFuture, AwaitableConcurrentFuture
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from tinkex._transport.base import Transport
     from tinkex._transport.caller import Caller
     from tinkex.clients.admin import AdminClient
+    from tinkex.clients.session import Session
     from tinkex.config import Config
     from tinkex.events import Sink
 
@@ -42,6 +42,7 @@ class RestClient:
 
     def __init__(
         self,
+        _holder: Session | None = None,
         *,
         base_url: str | None = None,
         api_key: str | None = None,
@@ -50,10 +51,17 @@ class RestClient:
         events: Sink | None = None,
         caller: Caller | None = None,
     ) -> None:
-        self._caller = caller or connect(
-            config=config, transport=transport, events=events, base_url=base_url, api_key=api_key
+        self._calls = open_calls(
+            "RestClient",
+            _holder,
+            caller,
+            config=config,
+            transport=transport,
+            events=events,
+            base_url=base_url,
+            api_key=api_key,
         )
-        self._calls = RestCalls(self._caller)
+        self._caller = self._calls.caller
 
     # ---- runs ----
 

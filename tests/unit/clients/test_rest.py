@@ -298,6 +298,16 @@ def test_searching_says_that_it_is_experimental() -> None:
     }
 
 
+def test_a_holder_of_a_service_can_be_handed_over_and_knows_its_server() -> None:
+    transport = MockTransport(lambda _: reply({"sessions": [], "session_id": "s"}))
+    with ServiceClient(transport=transport) as service:
+        rest = RestClient(service.holder)
+        rest.list_sessions().result(timeout=10)
+        with pytest.raises(ValueError, match="not both"):
+            AdminClient(service.holder, api_key="tml-key")
+    assert "sessions" in transport.paths
+
+
 def token(claims: dict[str, str]) -> str:
     payload = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
     return f"eyJhbGciOiJub25lIn0.{payload}.sig"

@@ -1,0 +1,106 @@
+"""`import tinkex as tinker`: every official name, signature and import path, or a listed reason."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import tinker
+import tinker.types
+
+import tinkex
+from tests.parity.differences import reasons
+from tests.parity.surface import rows
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_difference_is_listed_with_a_reason() -> None:
+    listed = {name: what for name, (what, _) in reasons().items()}
+    found = {row.name: row.differences for row in rows() if row.differences}
+    assert found == listed
+
+
+def test_nothing_is_compared_twice_and_everything_is_compared() -> None:
+    names = [row.name for row in rows()]
+    assert len(names) == len(set(names))
+    assert {f"tinker.{name}" for name in tinker.__all__} <= set(names)
+    assert len(names) > 300
+
+
+def test_the_table_in_the_docs_is_current() -> None:
+    written = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "generate-docs"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert written.returncode == 0, written.stdout + written.stderr
+
+
+def official_modules() -> list[str]:
+    found = [
+        f"types.{module.name}"
+        for module in pkgutil.iter_modules(tinker.types.__path__)
+        if not module.name.startswith("_") and module.name != "shared"
+    ]
+    return [*found, "_exceptions"]
+
+
+def defined_in(module: ModuleType) -> list[str]:
+    """The public names a module's own source defines."""
+    names = list(getattr(module, "__all__", []))
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.ClassDef):
+            names.append(node.name)
+        elif isinstance(node, ast.Assign):
+            names += [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return [name for name in names if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("path", official_modules())
+def test_a_module_of_the_official_package_has_the_same_path_here(path: str) -> None:
+    theirs = importlib.import_module(f"tinker.{path}")
+    ours = importlib.import_module(f"tinkex.{path}")
+    for name in defined_in(theirs):
+        assert getattr(ours, name, None) is not None, name
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("lib.public_interfaces", "APIFuture"),
+        ("lib.public_interfaces", "AwaitableConcurrentFuture"),
+        ("lib.public_interfaces", "ServiceClient"),
+        ("lib.public_interfaces.admin_client", "AdminClient"),
+        ("lib.public_interfaces.api_future", "APIFuture"),
+        ("lib.public_interfaces.rest_client", "RestClient"),
+        ("lib.public_interfaces.sampling_client", "SamplingClient"),
+        ("lib.public_interfaces.service_client", "ServiceClient"),
+        ("lib.public_interfaces.training_client", "TrainingClient"),
+        ("lib.retry_handler", "RetryConfig"),
+        ("types.tensor_data", "TensorData"),
+        ("_exceptions", "RequestFailedError"),
+    ],
+)
+def test_import_paths_programs_use_lead_to_the_same_objects(path: str, name: str) -> None:
+    found = getattr(importlib.import_module(f"tinkex.{path}"), name)
+    assert found is getattr(tinkex, name)
+
+
+def test_methods_can_be_replaced_on_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (tinkex.ServiceClient, tinkex.TrainingClient, tinkex.SamplingClient, tinkex.RestClient):
+        for name, method in inspect.getmembers(kind, inspect.isfunction):
+            if name.startswith("_"):
+                continue
+            with monkeypatch.context() as patch:
+                patch.setattr(kind, name, lambda *_, **__: "patched")
+                assert getattr(kind, name)() == "patched"
+            assert getattr(kind, name) is method
