@@ -38,7 +38,7 @@ DIFFERENCES: Mapping[str, Mapping[str, str]] = {
         "tinker.SamplingClient": "made with other arguments",
         "tinker.TrainingClient": "made with other arguments",
     },
-    "Not offered yet.": {
+    "Losses that a server runs are not offered: `create_custom_loss` says so, and hands out no handle.": {
         "tinker.LossHandle": "missing",
         "tinker.PerDatumLossFn": "missing",
     },

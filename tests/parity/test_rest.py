@@ -185,10 +185,14 @@ def test_both_packages_search_the_same(recorder: Recorder) -> None:
     assert found[0] == found[1]
 
 
-def test_the_official_rest_client_manages_checkpoints_of_our_server(served_engine: ServedEngine) -> None:
+@pytest.mark.parametrize("package", [tinker, tinkex], ids=lambda p: p.__name__)
+def test_both_rest_clients_manage_checkpoints_of_our_server(
+    package: Any, served_engine: ServedEngine
+) -> None:
     login = {"base_url": served_engine.url, "api_key": served_engine.key}
-    rest = tinker.RestClient(**login)
-    with tinker.ServiceClient(**login, display_name="parity of rest") as service:
+    name = f"rest of {package.__name__}"
+    rest = package.RestClient(**login)
+    with package.ServiceClient(**login, display_name=name) as service:
         training = service.create_lora_training_client("tiny/llama", rank=4)
         path = training.save_state("kept").result().path
 
@@ -204,10 +208,25 @@ def test_the_official_rest_client_manages_checkpoints_of_our_server(served_engin
         rest.set_checkpoint_ttl_from_tinker_path(path, None).result()
         assert kept().expires_at is None
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", tinker.ExperimentalWarning)
-            request = tinker.types.SessionSearchRequest(display_name="parity of rest")
+            warnings.simplefilter("ignore", package.ExperimentalWarning)
+            request = package.types.SessionSearchRequest(display_name=name)
             (session,) = rest.search_sessions(request).result().sessions
         assert session.checkpoints_count == 1
-        assert isinstance(session.status, tinker.types.SessionActive)
-        with pytest.raises(tinker.BadRequestError, match="billing_usage"):
-            tinker.AdminClient(**login).get_billing_usage(WHEN, WHEN).result()
+        assert isinstance(session.status, package.types.SessionActive)
+        with pytest.raises(package.BadRequestError, match="billing_usage"):
+            package.AdminClient(**login).get_billing_usage(WHEN, WHEN).result()
+    rest.delete_checkpoint_from_tinker_path(path).result()
+    assert rest.list_checkpoints(training.model_id).result().checkpoints == []
+
+
+def test_our_iterators_go_through_all_pages_of_our_server(served_engine: ServedEngine) -> None:
+    login = {"base_url": served_engine.url, "api_key": served_engine.key}
+    rest = tinkex.RestClient(**login)
+    with tinkex.ServiceClient(**login) as service:
+        training = service.create_lora_training_client("tiny/llama", rank=4)
+        saved = [training.save_state(name).result().path for name in ("a", "b", "c")]
+        assert [c.tinker_path for c in rest.iter_checkpoints(training.model_id)] == saved
+        assert set(saved) <= {c.tinker_path for c in rest.iter_user_checkpoints(page_size=2)}
+        assert training.model_id in {run.training_run_id for run in rest.iter_training_runs(page_size=1)}
+        everything = list(rest.iter_sessions(page_size=1))
+        assert len(everything) == len(set(everything)) >= 1
