@@ -197,5 +197,10 @@ def decode(row: Endpoint, request: Request) -> Any:
     if row.request is None:
         return None
     if row.request_wire == "proto":
-        return proto.decode_forward_backward(request.body)
+        body = request.body
+        if request.headers.get("content-encoding") == "zstd":
+            import zstandard
+
+            body = zstandard.decompress(body)
+        return proto.decode_forward_backward(body)
     return json.decode(request.body, row.request)

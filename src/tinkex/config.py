@@ -67,6 +67,7 @@ class Config:
     cloudflare_client_id: str | None = None
     cloudflare_client_secret: str | None = None
     proxy: str | None = None
+    credential_cmd: str | None = None
 
     def __post_init__(self) -> None:
         for name, setting in SETTINGS.items():
@@ -101,12 +102,7 @@ class Config:
                     setting, environ[setting.env].strip(), f"environment variable {setting.env}"
                 )
         base_url = values.get("base_url", DEFAULT_BASE_URL)
-        if "api_key" not in values and base_url != LOCAL and environ.get("TINKER_CREDENTIAL_CMD", "").strip():
-            raise ConfigError(
-                "TINKER_CREDENTIAL_CMD is set, but this client does not run credential commands; "
-                "put what it prints into TINKER_API_KEY"
-            )
-        if "api_key" not in values and base_url != LOCAL:
+        if "api_key" not in values and "credential_cmd" not in values and base_url != LOCAL:
             key = _stored_key(credentials, environ)
             if key is not None:
                 values["api_key"] = key
@@ -273,6 +269,7 @@ SETTINGS: Mapping[str, Setting] = {
             "cloudflare_client_secret", "CLOUDFLARE_ACCESS_CLIENT_SECRET", _header_value, "Cloudflare Access secret"
         ),
         Setting("proxy", "TINKEX_PROXY", _proxy, "the proxy requests go through"),
+        Setting("credential_cmd", "TINKER_CREDENTIAL_CMD", _text, "a shell command that prints the credential, for servers that hand out short-lived tokens"),
     )
 }  # fmt: skip
 
@@ -309,7 +306,7 @@ def _masked(name: str, value: Any) -> Any:
         return None
     if name == "api_key":
         return mask(value)
-    if name == "cloudflare_client_secret":
+    if name in {"cloudflare_client_secret", "credential_cmd"}:
         return "…"
     if name == "proxy":
         return _without_userinfo(value)

@@ -327,8 +327,12 @@ class Results:
         request_type: str | None = None,
         submit_s: float | None = None,
         on_queue: Callable[[str, str | None], None] | None = None,
+        payload_bytes: int = 0,
     ) -> Any:
-        """Polls until the operation is done and returns a value of ``row.result``, or raises its error."""
+        """Polls until the operation is done and returns a value of ``row.result``, or raises its error.
+
+        ``payload_bytes`` is the size of the result where that is known already.
+        """
         kind = request_type or row.request_type or row.name
         polled = Polled(
             accepted.request_id,
@@ -336,9 +340,11 @@ class Results:
             self._about,
             self._payment_pause_s,
         )
-        state = PollState()
+        state = PollState(allow_metadata=payload_bytes == 0)
         queue: tuple[str, str | None] | None = None
-        held_bytes = 0
+        if payload_bytes:
+            await self._inflight.take(payload_bytes)
+        held_bytes = payload_bytes
         try:
             while True:
                 step = await self._poll(state, polled, kind, submit_s)

@@ -116,10 +116,11 @@ def test_the_local_engine_needs_no_key() -> None:
     assert not config.is_hosted
 
 
-def test_a_credential_command_is_refused_not_ignored() -> None:
-    with pytest.raises(ConfigError, match="TINKER_CREDENTIAL_CMD"):
-        resolve({"TINKER_CREDENTIAL_CMD": "echo tml-x"})
+def test_a_credential_command_stands_in_for_a_key() -> None:
+    assert resolve({"TINKER_CREDENTIAL_CMD": "echo tml-x"}).api_key is None
+    assert resolve({"TINKER_CREDENTIAL_CMD": "echo tml-x"}).credential_cmd == "echo tml-x"
     assert resolve({"TINKER_CREDENTIAL_CMD": "echo tml-x"}, api_key=KEY).api_key == KEY
+    assert "tml-x" not in repr(resolve({"TINKER_CREDENTIAL_CMD": "echo tml-x"}))
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ class Request:
 
     method: str
     path: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Not part of its text form: they hold the API key."""
+    body: bytes = field(default=b"", repr=False)
     query: Mapping[str, str] = field(default_factory=dict)
     purpose: Purpose = "rest"
     timeout: float = 60.0

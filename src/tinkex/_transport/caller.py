@@ -27,6 +27,7 @@ from tinkex.errors import (
 from tinkex.events import RequestFinished, RequestStarted, RetryScheduled
 
 if TYPE_CHECKING:
+    from tinkex._transport.credentials import Tokens
     from tinkex._wire.endpoints import Endpoint
     from tinkex.config import Config
     from tinkex.events import Sink
@@ -80,6 +81,8 @@ class Caller:
         self._key, self._calls = secrets.token_hex(8), itertools.count()
         self._under_way: set[asyncio.Task[Any]] = set()
         self._closed = asyncio.Event()
+        self.tokens: Tokens | None = None
+        """Where the server hands out short-lived tokens: these go out instead of the key."""
 
     async def call(
         self,
@@ -171,6 +174,9 @@ class Caller:
         return Answered(reply.status, reply.headers), error_of(reply, about)
 
     async def _send(self, row: Endpoint, request: Request, attempt: int) -> Reply:
+        if self.tokens is not None and row.name != "auth_token":
+            key = await self.tokens.current()
+            request = replace(request, headers={**request.headers, "x-api-key": key})
         if attempt:
             counted = {**request.headers, "x-stainless-retry-count": str(attempt)}
             request = replace(request, headers=counted)

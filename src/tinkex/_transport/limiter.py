@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+import weakref
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 
 from tinkex._transport.budget import ByteBudget, Slots
 
-__all__ = ["Limiter"]
+if TYPE_CHECKING:
+    from tinkex._transport.caller import Caller
+
+__all__ = ["Limiter", "limiter_for"]
 
 T = TypeVar("T")
 
@@ -66,3 +72,25 @@ class Limiter:
     @property
     def _under_pressure(self) -> bool:
         return time.monotonic() < self._paused_until + PRESSURE_LASTS_S
+
+
+_shared: weakref.WeakValueDictionary[tuple[int, str, str | None, int], Limiter] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def limiter_for(caller: Caller, max_bytes: int) -> Limiter:
+    """The limiter of a server and key: a push-back to one client of this process is a push-back to all.
+
+    Transports other than HTTP lead to servers of their own and share nothing.
+    """
+    from tinkex._transport.http import HttpTransport
+
+    if not isinstance(caller.transport, HttpTransport):
+        return Limiter(max_bytes)
+    server = urlsplit(caller.config.base_url.lower()).netloc + urlsplit(caller.config.base_url).path
+    place = (os.getpid(), server, caller.config.api_key, max_bytes)  # a forked child has a loop of its own
+    limiter = _shared.get(place)
+    if limiter is None:
+        limiter = _shared[place] = Limiter(max_bytes)
+    return limiter

@@ -125,7 +125,7 @@ _ROWS = (
     # results
     Endpoint("retrieve_future", "POST", "/api/v1/retrieve_future", "retrieve", types.FutureRetrieveRequest, None),
     Endpoint("cancel_future", "POST", "/api/v1/cancel_future", "retrieve", types.CancelFutureRequest, None),
-    Endpoint("retrieve_futures", "POST", "/api/v1/retrieve_futures", "retrieve", types.FuturesRetrieveRequest, types.FuturesRetrieveResponse, called_by_us=False, served=False),
+    Endpoint("retrieve_futures", "POST", "/api/v1/retrieve_futures", "retrieve", types.FuturesRetrieveRequest, types.FuturesRetrieveResponse, served=False),
     # runs and checkpoints
     Endpoint("list_training_runs", "GET", "/api/v1/training_runs", "rest", None, types.TrainingRunsResponse),
     Endpoint("get_training_run", "GET", _RUN, "rest", None, types.TrainingRun),

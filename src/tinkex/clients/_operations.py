@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from tinkex._runtime import background
@@ -73,10 +73,16 @@ class Operations:
         with self._turnstile.reserve(len(sizes) if numbered else 0) as turn:
             # Encoded here and now: mistakes surface at the call, and later changes to the data do no harm.
             bodies = [encode(row, request) for request in requests(turn.seq_ids)]
+        packs = row.request_wire == "proto" and self._opened.client_config.proto_compress_fwdbwd
+        compress = compressor() if packs else None
+        headers = None
+        if compress is not None:
+            bodies = [compress(body) for body in bodies]
+            headers = {"content-encoding": "zstd"}
         accepted: list[asyncio.Future[Accepted]] = [loop.loop.create_future() for _ in bodies]
         for slot in accepted:
             slot.add_done_callback(_note)
-        loop.start(self._submit(turn, row, bodies, sizes, accepted))
+        loop.start(self._submit(turn, row, bodies, sizes, accepted, headers))
         return AwaitableConcurrentFuture(loop.submit(self._finish(row, accepted, finish, request_type)))
 
     async def _submit(
@@ -86,9 +92,10 @@ class Operations:
         bodies: Sequence[bytes],
         sizes: Sequence[int],
         accepted: Sequence[asyncio.Future[Accepted]],
+        headers: Mapping[str, str] | None,
     ) -> None:
         async with turn:
-            pieces = list(zip(bodies, sizes, accepted, strict=True))
+            pieces = list(zip(bodies, sizes, accepted, [headers] * len(bodies), strict=True))
             if len(pieces) > 1 and self._opened.client_config.parallel_fwdbwd_chunks:
                 # The lowest number goes last: a server starts only when it has the whole call.
                 await asyncio.gather(*(self._post(row, *piece) for piece in pieces[1:]))
@@ -97,12 +104,19 @@ class Operations:
                 for piece in pieces:
                     await self._post(row, *piece)
 
-    async def _post(self, row: Endpoint, body: bytes, size: int, accepted: asyncio.Future[Accepted]) -> None:
+    async def _post(
+        self,
+        row: Endpoint,
+        body: bytes,
+        size: int,
+        accepted: asyncio.Future[Accepted],
+        headers: Mapping[str, str] | None,
+    ) -> None:
         """Submits one piece; a failure is the future's, so that the pieces and turns after it still go out."""
         began = time.monotonic()
         try:
             async with self._opened.training_bytes.reserve(size):
-                answer: UntypedAPIFuture = await self._session.caller.call(row, body)
+                answer: UntypedAPIFuture = await self._session.caller.call(row, body, headers=headers)
         except asyncio.CancelledError:
             accepted.cancel()
             raise
@@ -129,6 +143,15 @@ class Operations:
             for task in fetching:
                 task.cancel()
         return finish(results)
+
+
+def compressor() -> Callable[[bytes], bytes] | None:
+    """What makes bodies smaller for servers that ask for it, or None where zstandard is not installed."""
+    try:
+        import zstandard
+    except ModuleNotFoundError:
+        return None  # servers read bodies as they are, too
+    return zstandard.ZstdCompressor().compress
 
 
 def _note(slot: asyncio.Future[Accepted]) -> None:

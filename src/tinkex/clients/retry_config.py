@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tinkex._transport.retry import RetryPolicy
+
 __all__ = ["RetryConfig"]
 
 
@@ -29,3 +31,12 @@ class RetryConfig:
             raise ValueError("max_connections, progress_timeout and retry_delay_base must be positive")
         if self.retry_delay_max < self.retry_delay_base or not 0 <= self.jitter_factor <= 1:
             raise ValueError("retry_delay_max must be at least retry_delay_base, jitter_factor within 0…1")
+
+    def policy(self, *, watched: bool) -> RetryPolicy:
+        """The policy for samples; ``watched``: give up when there has been no progress for too long."""
+        return RetryPolicy(
+            total_s=self.progress_timeout if watched else float("inf"),
+            base_s=self.retry_delay_base,
+            cap_s=self.retry_delay_max,
+            jitter=self.jitter_factor,
+        )

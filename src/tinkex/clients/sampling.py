@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from tinkex import types
 from tinkex._runtime import arrival, background
 from tinkex._transport.budget import Slots
-from tinkex._transport.retry import Answered, Outcome, Retry, RetryPolicy, Unanswered, decide, server_wait
+from tinkex._transport.retry import Answered, Outcome, Retry, Unanswered, decide, server_wait
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._checks import check_prompt_options, check_sample
 from tinkex.clients._chunking import prompt_bytes
+from tinkex.clients._completions import Completions
 from tinkex.clients._connection import connect
 from tinkex.clients._handles import SamplerHandle
 from tinkex.clients._sample_body import sample_body
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RetryConfig", "SamplingClient"]
 
+UNBOUNDED = 1_000_000_000
 COPIES = SEQ_IDS_PER_COPY = 1_000_000_000
 BACKPRESSURE = {"x-tinker-sampling-backpressure": "1"}
 
@@ -80,7 +82,16 @@ class SamplingClient:
         """Which copy of the original client (0) this is; None until the server has said it."""
         self._joining = asyncio.Lock()
         self._numbers = itertools.count()
+        self._completions: Completions | None = None
         server_limit = opened.client_config.sample_max_concurrent_requests
+        if opened.client_config.sample_use_retrieve_futures:
+            self._completions = Completions(
+                session.caller,
+                lambda: types.SamplingSessionFuturesTarget(
+                    sampling_session_id=sampling_session_id, cloned_sampler_id=self._copy or 0
+                ),
+            )
+            server_limit = UNBOUNDED  # samples that wait hold no connection
         own_limit = server_limit if retry_config is None else retry_config.max_connections
         self._in_flight = Slots(min(own_limit, server_limit))
         # Push-back pauses every sample of the session, so the call itself does not wait it out.
@@ -319,12 +330,7 @@ class SamplingClient:
         if isinstance(error, APIStatusError):
             outcome = Answered(error.status_code, error.response.headers)
         watched = config.enable_stuck_detection and self._opened.client_config.sample_enable_stuck_detection
-        policy = RetryPolicy(
-            total_s=config.progress_timeout if watched else float("inf"),
-            base_s=config.retry_delay_base,
-            cap_s=config.retry_delay_max,
-            jitter=config.jitter_factor,
-        )
+        policy = config.policy(watched=watched)
         step = decide(outcome, attempt, time.monotonic() - self._last_progress, policy, random.random)
         if not isinstance(step, Retry):
             raise error
@@ -346,10 +352,19 @@ class SamplingClient:
                 f"the server took a request for {request.num_samples} samples and named "
                 f"{len(ids or [])} sample_sequence_ids; it is older than protocol 0.36",
             )
+        finished_size = 0
         try:
+            if self._completions is not None:
+                finished_size = await self._completions.wait(accepted.request_id)
             response: types.SampleResponse = await self._opened.results.fetch(
-                _SAMPLE, accepted, submit_s=submit_s, on_queue=self.on_queue_state_change
+                _SAMPLE,
+                accepted,
+                submit_s=submit_s,
+                on_queue=self.on_queue_state_change,
+                payload_bytes=finished_size,
             )
+            if self._completions is not None:
+                self._completions.retrieved(accepted.request_id)
         except asyncio.CancelledError:
             if self._session.dynamic_config.sample_cancel_enabled:
                 background().start(self._tell_cancelled(accepted.request_id))

@@ -91,16 +91,6 @@ async def test_messages_of_the_server_are_told() -> None:
     await session.close("success")
 
 
-async def test_a_server_that_asks_for_tokens_is_not_ignored_silently() -> None:
-    recorder = Recorder()
-    session = session_on(
-        ScriptedServer(client_config=lambda *_: reply({"pjwt_auth_enabled": True})), recorder
-    )
-    await session.opened()
-    assert "tokens" in recorder.of(ServerMessage)[0].text
-    await session.close("success")
-
-
 async def until(condition: Any) -> None:
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110 - set by another thread

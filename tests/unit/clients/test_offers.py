@@ -1,0 +1,156 @@
+"""What servers may offer in their configuration, and what the client makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.scripted import ScriptedServer, over_http
+from tinkex import ServiceClient, types
+from tinkex.clients.retry_config import RetryConfig
+from tinkex.config import Config
+from tinkex.errors import APIStatusError, ConfigError
+from tinkex.testing import Request, reply
+
+PROMPT = types.ModelInput.from_ints([1, 2, 3])
+PARAMS = types.SamplingParams(max_tokens=3)
+QUICK = RetryConfig(retry_delay_base=0.01, retry_delay_max=0.02)
+
+
+def offers(**flags: Any) -> Callable[[Any, Request], Any]:
+    return lambda value, request: reply(flags)
+
+
+class Poller:
+    """The server's side of retrieve_futures: samples finish when the test says so."""
+
+    def __init__(self, **more: Any) -> None:
+        self.finished: list[dict[str, Any]] = []
+        self.told: list[str] = []
+        self.hold: asyncio.Event | None = None
+        self.server = ScriptedServer(
+            client_config=offers(sample_use_retrieve_futures=True, sample_max_concurrent_requests=1),
+            asample=self.accept,
+            retrieve_futures=self.poll,
+            **more,
+        )
+
+    def accept(self, value: types.SampleRequest, request: Request) -> Any:
+        accepted = self.server.on_asample(value, request)
+        request_id = json.loads(accepted.body)["request_id"]
+        self.finished.append(
+            {"state": "finished", "request_id": request_id, "response_payload_uncompressed_size": 64}
+        )
+        return accepted
+
+    async def poll(self, value: types.FuturesRetrieveRequest, request: Request) -> Any:
+        self.told += value.retrieved_request_ids
+        if value.prev_cursor >= len(self.finished):
+            await asyncio.sleep(0.02)
+            return reply({"detail": "nothing yet"}, status=408)
+        return reply({"completions": self.finished[value.prev_cursor :], "cursor": len(self.finished)})
+
+
+def test_one_poll_serves_many_samples() -> None:
+    poller = Poller()
+    with ServiceClient(transport=poller.server.transport) as service:
+        client = service.create_sampling_client(base_model="toy", retry_config=QUICK)
+        futures = [client.sample(PROMPT, 1, PARAMS) for _ in range(50)]
+        assert [f.result(timeout=20).sequences[0].tokens for f in futures] == [[1, 2, 3]] * 50
+        client.sample(PROMPT, 1, PARAMS).result(timeout=20)
+    names = poller.server.names()
+    assert names.count("asample") == names.count("retrieve_future") == 51
+    assert names.count("retrieve_futures") < 30
+    assert not any(v.allow_metadata_only for v in poller.server.values("retrieve_future"))
+    assert poller.told  # results that were fetched may be forgotten
+    assert poller.server.values("retrieve_futures")[0].target.sampling_session_id == "sess-1:sample:0"
+
+
+def test_a_poller_that_is_refused_for_good_ends_the_samples_with_its_error() -> None:
+    server = ScriptedServer(
+        client_config=offers(sample_use_retrieve_futures=True),
+        retrieve_futures=lambda value, request: reply({"detail": "not offered"}, status=404),
+    )
+    with ServiceClient(transport=server.transport) as service:
+        client = service.create_sampling_client(base_model="toy", retry_config=QUICK)
+        with pytest.raises(APIStatusError, match="not offered"):
+            client.sample(PROMPT, 1, PARAMS).result(timeout=20)
+    assert server.names().count("retrieve_futures") == 1
+
+
+def test_training_data_is_compressed_for_servers_that_ask_for_it() -> None:
+    server = ScriptedServer(client_config=offers(proto_compress_fwdbwd=True))
+    datum = types.Datum(PROMPT, {"target_tokens": [2, 3, 4]})
+    with ServiceClient(transport=server.transport) as service:
+        client = service.create_lora_training_client("toy")
+        client.forward_backward([datum], "cross_entropy").result(timeout=10)
+        client.optim_step(types.AdamParams()).result(timeout=10)
+    encodings = {
+        request.path.rpartition("/")[2]: request.headers.get("content-encoding")
+        for request in server.transport.requests
+    }
+    assert encodings["forward_backward"] == "zstd"
+    assert encodings["optim_step"] is None
+    assert server.values("forward_backward")[0].data[0].model_input.to_ints() == [1, 2, 3]
+
+
+def token(life_s: float = 3600) -> str:
+    body = base64.urlsafe_b64encode(json.dumps({"exp": time.time() + life_s}).encode()).decode().rstrip("=")
+    return f"eyJhbGciOiJub25lIn0.{body}.x"
+
+
+def keys_sent(server: ScriptedServer) -> dict[str, str | None]:
+    return {
+        request.path.removeprefix("/api/v1/"): request.headers.get("x-api-key")
+        for request in server.transport.requests
+    }
+
+
+def test_a_key_is_exchanged_for_a_token_that_goes_out_instead() -> None:
+    jwt = token()
+    server = ScriptedServer(
+        client_config=offers(pjwt_auth_enabled=True), auth_token=lambda value, request: reply({"jwt": jwt})
+    )
+    with ServiceClient(transport=server.transport, api_key="tml-key") as service:
+        service.create_sampling_client(base_model="toy").sample(PROMPT, 1, PARAMS).result(timeout=10)
+    sent = keys_sent(server)
+    assert sent.pop("client/config") == sent.pop("auth/token") == "tml-key"
+    assert set(sent.values()) == {jwt}
+    assert server.names().count("auth_token") == 1
+
+
+def test_the_credential_command_is_used_where_there_is_no_key() -> None:
+    jwt = token()
+    server = ScriptedServer(
+        client_config=offers(pjwt_auth_enabled=True), auth_token=lambda value, request: reply({"jwt": jwt})
+    )
+    config = Config(credential_cmd="echo tml-printed")
+    with ServiceClient(transport=server.transport, config=config) as service:
+        service.create_sampling_client(base_model="toy")
+    assert keys_sent(server)["auth/token"] == "tml-printed"
+
+
+def test_a_server_without_tokens_refuses_a_command_in_words() -> None:
+    service = ServiceClient(transport=ScriptedServer().transport, config=Config(credential_cmd="echo x"))
+    with service, pytest.raises(ConfigError, match="TINKER_API_KEY"):
+        service.create_sampling_client(base_model="toy")
+
+
+def test_clients_of_one_server_and_key_share_their_limiter() -> None:
+    with over_http(ScriptedServer()) as url:
+        services = [
+            ServiceClient(base_url=url, api_key="tml-a"),
+            ServiceClient(base_url=f"{url}/", api_key="tml-a"),
+            ServiceClient(base_url=url, api_key="tml-b"),
+        ]
+        limiters = [s.create_sampling_client(base_model="toy")._opened.sampling for s in services]
+        for service in services:
+            service.close("success").result(timeout=10)
+    assert limiters[0] is limiters[1]
+    assert limiters[0] is not limiters[2]
