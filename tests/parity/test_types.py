@@ -15,10 +15,12 @@ import hypothesis.strategies as st
 import msgspec
 import pydantic
 import pytest
+import tinker
 import tinker.types
 from hypothesis import HealthCheck, given, settings
 from tinker.types.optimizer import OptimizerConfigBase, OptimParamsBase
 
+import tinkex
 import tinkex.types
 from tinkex._wire import json as wire_json
 from tinkex.types.base import Value
@@ -162,3 +164,27 @@ def test_pages_of_checkpoints_have_the_same_addresses() -> None:
     for method in ("get_console_url", "get_playground_url"):
         theirs = getattr(tinker.types.SaveWeightsForSamplerResponse(path=path), method)()
         assert getattr(tinkex.types.SaveWeightsForSamplerResponse(path=path), method)() == theirs
+
+
+def test_values_are_fields_of_a_programs_own_pydantic_models() -> None:
+    def experiment(package: Any) -> Any:
+        class Experiment(pydantic.BaseModel):
+            prompt: package.ModelInput
+            optimizer: package.AdamParams = package.AdamParams()
+            sampling: package.SamplingParams | None = None
+
+        return Experiment
+
+    written = {
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
+        "sampling": {"max_tokens": 5, "stop": ["a"]},
+    }
+    theirs, ours = (experiment(package).model_validate(written) for package in (tinker, tinkex))
+    assert isinstance(ours.prompt, tinkex.ModelInput)
+    assert ours.sampling.max_tokens == 5
+    for options in ({}, {"mode": "json"}, {"mode": "json", "exclude_none": True}):
+        assert ours.model_dump(**options) == theirs.model_dump(**options)
+    built = experiment(tinkex)(prompt=tinkex.ModelInput.from_ints([1, 2]))
+    assert type(built).model_validate_json(built.model_dump_json()) == built
+    with pytest.raises(pydantic.ValidationError, match="rank"):
+        pydantic.TypeAdapter(tinkex.types.LoraConfig).validate_python({"rank": 0})

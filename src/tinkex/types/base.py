@@ -90,6 +90,24 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
         except msgspec.DecodeError as error:
             raise ValueError(str(error)) from error
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
+        """Lets values be fields of a user's pydantic models, as the official ones can."""
+        return pydantic_field(cls)
+
 
 class Options(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A value whose every field changes what happens: a field we do not know is refused, not dropped."""
+
+
+def pydantic_field(kind: Any) -> Any:
+    """How pydantic reads and writes one of our values; pydantic is imported only where it asks."""
+    from pydantic_core import core_schema
+
+    def dump(value: Any, info: Any) -> Any:
+        return value.model_dump(mode=info.mode, exclude_none=info.exclude_none)
+
+    return core_schema.no_info_plain_validator_function(
+        kind.model_validate,
+        serialization=core_schema.plain_serializer_function_ser_schema(dump, info_arg=True),
+    )

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tinkex.types.base import Value
+from tinkex.types.base import Value, pydantic_field
 from tinkex.types.tensors import TensorData, TensorDtype
 
 if TYPE_CHECKING:
@@ -197,6 +197,11 @@ class ModelInput:
         from tinkex.types import plain
 
         return obj if isinstance(obj, cls) else plain.from_plain(obj, cls)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
+        """Lets inputs be fields of a user's pydantic models, as the official ones can."""
+        return pydantic_field(cls)
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray) -> ModelInput:
