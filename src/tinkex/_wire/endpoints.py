@@ -141,7 +141,7 @@ _ROWS = (
     # administration
     Endpoint("audit_log", "GET", "/api/v1/audit", "rest", None, types.AuditLogResponse, served=False),
     Endpoint("billing_usage", "GET", "/api/v1/billing/usage/events", "rest", None, types.BillingUsageResponse, served=False),
-    Endpoint("checkpoint_storage_usage", "GET", "/api/v1/billing/usage/checkpoints/current", "rest", None, types.CurrentCheckpointStorageUsageResponse, served=False),
+    Endpoint("checkpoint_storage_usage", "GET", "/api/v1/billing/usage/checkpoints/current", "rest", None, types.CurrentCheckpointStorageUsageResponse),
     # files for clients that reach no hub
     Endpoint("tokenizer_file", "GET", "/api/v1/tokenizers/{file}", "rest", None, None),
 )  # fmt: skip

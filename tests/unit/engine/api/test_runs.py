@@ -206,3 +206,19 @@ def test_sessions_are_found_by_name_metadata_project_and_status(ada: Client, bob
     assert [s["session_id"] for s in second["sessions"]] == [night]
     assert second["sessions"][0]["checkpoints_count"] == 1
     assert "next_cursor" not in second
+
+
+def test_what_is_kept_is_counted_by_project(ada: Client, bob: Client) -> None:
+    session = ada.post("create_session", {"project_id": "counted"}).json["session_id"]
+    run = ada.create(session)
+    save(ada, run, 1, "a")
+    save(ada, run, 2, "b", "save_weights_for_sampler")
+    listed = ada.get(f"training_runs/{run}/checkpoints").json["checkpoints"]
+    (item,) = ada.get("billing/usage/checkpoints/current?project_id=counted").json["data"]
+    size = sum(checkpoint["size_bytes"] for checkpoint in listed)
+    assert (item["checkpoint_count"], item["size_bytes"], item["size_gigabytes"]) == (2, size, size / 1e9)
+    assert "estimated_monthly_cost_usd" not in item
+    save(ada, ada.create(), 1, "elsewhere")
+    everything = ada.get("billing/usage/checkpoints/current").json["data"]
+    assert {"counted", None} <= {entry.get("project_id") for entry in everything}
+    assert bob.get("billing/usage/checkpoints/current?project_id=counted").json["data"] == []
