@@ -6,8 +6,10 @@
 from tinkex.engine.store.checkpoints import CheckpointKind, CheckpointRow
 from tinkex.engine.store.directories import check_name
 from tinkex.engine.store.futures import FutureRow, FutureStatus, Outcome, ResultFormat
+from tinkex.engine.store.journal import JournalRow, TurnEntry
 from tinkex.engine.store.runs import RunRow, RunStatus
 from tinkex.engine.store.samplers import SamplerRow
+from tinkex.engine.store.savepoints import SavepointRow, file_digest
 from tinkex.engine.store.sessions import SessionRow
 from tinkex.engine.store.store import Store
 from tinkex.engine.store.users import LOCAL_USER
@@ -18,12 +20,16 @@ __all__ = [
     "CheckpointRow",
     "FutureRow",
     "FutureStatus",
+    "JournalRow",
     "Outcome",
     "ResultFormat",
     "RunRow",
     "RunStatus",
     "SamplerRow",
+    "SavepointRow",
     "SessionRow",
     "Store",
+    "TurnEntry",
     "check_name",
+    "file_digest",
 ]

@@ -5,18 +5,25 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
+from tinkex.engine.store.flushing import Flusher, flush_path
 from tinkex.engine.store.migrations import migrate
+from tinkex.errors import SetupError
 
 Parameters = Sequence[str | bytes | int | float | None]
+
+BUSY = "busy_timeout=1000"
+"""Only this engine writes here; whoever else holds the lock is a guest, and callers are told rather than held up."""
 
 
 class Database:
     """Runs statements for any thread, one at a time; a transaction is committed when its block ends.
 
-    WAL with ``synchronous=NORMAL``: a committed transaction survives the death of the process at any moment.
+    WAL with ``synchronous=NORMAL``: a committed transaction survives the death of the process at any moment. What must
+    survive a power failure as well waits for :meth:`flushed`, which many transactions share.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as directory:
@@ -38,9 +45,17 @@ class Database:
         )
         self._connection.row_factory = sqlite3.Row
         try:
-            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=10000"):
+            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", BUSY):
                 self._connection.execute(f"PRAGMA {pragma}")
             migrate(self._connection, path)
+            self._flusher = Flusher(path.with_name(f"{path.name}-wal"))
+            flush_path(path.parent)
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise SetupError(
+                f"the engine data in {path.parent} cannot be opened ({error}). If another program has {path.name} open, close "
+                "it; if the file is damaged, restore it from a backup, or start with another data directory (--data-dir)."
+            ) from error
         except BaseException:
             self._connection.close()
             raise
@@ -54,14 +69,24 @@ class Database:
             self._depth += 1
             try:
                 yield Execute(self._connection)
+                if self._depth == 1:
+                    self._connection.execute("COMMIT")
             except BaseException:
-                self._depth -= 1
-                if self._depth == 0:
+                # A full disk ends the transaction by itself.
+                if self._depth == 1 and self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
-            self._depth -= 1
-            if self._depth == 0:
-                self._connection.execute("COMMIT")
+            finally:
+                self._depth -= 1
+
+    def flushed(self) -> Future[None]:
+        """Done when everything committed so far would survive a power failure."""
+        return self._flusher.flushed()
+
+    @property
+    def flush_failure(self) -> OSError | None:
+        """Why the disk does not take commits any more, if it does not."""
+        return self._flusher.failure
 
     def all(self, sql: str, parameters: Parameters = ()) -> list[sqlite3.Row]:
         """Every row a query gives."""
@@ -76,6 +101,7 @@ class Database:
 
     def close(self) -> None:
         """Write everything into the main file and close it."""
+        self._flusher.close()
         with self._lock:
             self._connection.close()
 

@@ -1,8 +1,8 @@
 """Weights on disk: directories that appear complete or not at all.
 
-Layout under the data directory: ``checkpoints/<run>/<kind>/<name>`` and ``snapshots/<number>``. A directory is written
-under a temporary name, renamed, and only then mentioned by a row of the database; what no row mentions is litter of
-a crash, and is cleared away at the next start.
+Layout under the data directory: ``checkpoints/<run>/<kind>/<name>``, ``snapshots/<number>`` and the files
+``savepoints/<number>``. Everything is written under a temporary name, renamed, and only then mentioned by a row of the
+database; what no row mentions is litter of a crash, and is cleared away at the next start.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tinkex.engine.store.flushing import flush_path
 from tinkex.errors import InvalidInput
 
 CHECKPOINTS = "checkpoints"
 SNAPSHOTS = "snapshots"
+SAVEPOINTS = "savepoints"
 _UNFINISHED = ".unfinished-"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -84,20 +86,48 @@ class Directories:
             writing.size_bytes = sum(
                 file.stat().st_size for file in writing.temporary.rglob("*") if file.is_file()
             )
+            for file in (entry for entry in writing.temporary.rglob("*") if entry.is_file()):
+                flush_path(file)
+            flush_path(writing.temporary)
             writing.temporary.rename(self.root / final)
+            flush_path(folder)
         except BaseException:
             shutil.rmtree(writing.temporary, ignore_errors=True)
             raise
+
+    @contextmanager
+    def savepoint(self) -> Iterator[Writing]:
+        """Write a savepoint: one file, which is on disk under its final name when the block ends without an error."""
+        folder = self.root / SAVEPOINTS
+        folder.mkdir(exist_ok=True)
+        number = secrets.token_hex(8)
+        writing = Writing(folder / f"{_UNFINISHED}{number}", f"{SAVEPOINTS}/{number}")
+        try:
+            yield writing
+            flush_path(writing.temporary)
+            writing.size_bytes = writing.temporary.stat().st_size
+            writing.temporary.rename(self.root / writing.final)
+            flush_path(folder)
+        except BaseException:
+            writing.temporary.unlink(missing_ok=True)
+            raise
+
+    def remove_savepoint(self, file: str) -> None:
+        """Delete the file of a savepoint; one that is gone already is fine."""
+        (self.root / file).unlink(missing_ok=True)
 
     def remove(self, directory: str) -> None:
         """Delete a directory; one that is gone already is fine."""
         shutil.rmtree(self.root / directory, ignore_errors=True)
 
     def clear_litter(self, known: Iterable[str]) -> int:
-        """Delete every weight directory that ``known`` does not name; says how many."""
+        """Delete every weight directory and savepoint that ``known`` does not name; says how many."""
         kept = {self.root / directory for directory in known}
         found = [*self.root.glob(f"{CHECKPOINTS}/*/*/*"), *self.root.glob(f"{SNAPSHOTS}/*")]
         litter = [directory for directory in found if directory not in kept]
         for directory in litter:
             shutil.rmtree(directory, ignore_errors=True)
-        return len(litter)
+        files = [file for file in self.root.glob(f"{SAVEPOINTS}/*") if file not in kept]
+        for file in files:
+            file.unlink(missing_ok=True)
+        return len(litter) + len(files)

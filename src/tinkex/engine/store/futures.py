@@ -1,8 +1,8 @@
 """Accepted operations, from the request as it came in to the result as it goes out.
 
-A row exists, with the whole request, before its request_id is told to anyone; so after a crash the engine knows
-everything that was promised. A request is dropped when its operation has ended. Results stay for a retention time,
-then only the fact that they existed does.
+A row exists before its request_id is told to anyone, with the whole request if it is a sample; those of training
+operations are in the journal. So after a crash the engine knows everything that was promised. The request of a sample is
+dropped when it has ended. Results stay for a retention time, then only the fact that they existed does.
 """
 
 from __future__ import annotations

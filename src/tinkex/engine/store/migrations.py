@@ -102,6 +102,44 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX samplers_by_session ON samplers (session_id);
     """,
+    """
+    CREATE TABLE journal (
+        request_id TEXT PRIMARY KEY,
+        run_id     TEXT NOT NULL,
+        seq_id     INTEGER NOT NULL,
+        owner      TEXT NOT NULL,
+        kind       TEXT NOT NULL,
+        num_tokens INTEGER NOT NULL,
+        digest     BLOB NOT NULL,
+        body       BLOB NOT NULL
+    );
+    CREATE INDEX journal_by_run ON journal (run_id, seq_id);
+    -- A table of its own: noting a turn must not rewrite the request's body.
+    CREATE TABLE turns (
+        turn       INTEGER NOT NULL,
+        place      INTEGER NOT NULL,
+        run_id     TEXT NOT NULL,
+        seq_id     INTEGER NOT NULL,
+        request_id TEXT NOT NULL,
+        succeeded  INTEGER NOT NULL,
+        PRIMARY KEY (turn, place)
+    ) WITHOUT ROWID;
+    CREATE INDEX turns_by_run ON turns (run_id, turn);
+    CREATE TABLE used_numbers (
+        run_id    TEXT NOT NULL,
+        seq_id    INTEGER NOT NULL,
+        and_below INTEGER NOT NULL, -- whether all lower numbers are used up as well
+        PRIMARY KEY (run_id, seq_id)
+    ) WITHOUT ROWID;
+    CREATE TABLE savepoints (
+        run_id     TEXT PRIMARY KEY,
+        turn       INTEGER NOT NULL,
+        next_seq   INTEGER NOT NULL,
+        file       TEXT NOT NULL,
+        size_bytes INTEGER NOT NULL,
+        digest     BLOB NOT NULL
+    );
+    """,
 )
 
 

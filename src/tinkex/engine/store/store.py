@@ -11,9 +11,11 @@ from tinkex.engine.store.checkpoints import Checkpoints
 from tinkex.engine.store.database import Database
 from tinkex.engine.store.directories import Directories
 from tinkex.engine.store.futures import Futures
+from tinkex.engine.store.journal import Journal
 from tinkex.engine.store.lock import LOCK_FILE, DirectoryLock
 from tinkex.engine.store.runs import Runs
 from tinkex.engine.store.samplers import Samplers
+from tinkex.engine.store.savepoints import Savepoints
 from tinkex.engine.store.sessions import Sessions
 from tinkex.engine.store.users import LOCAL_USER, Users, new_key
 from tinkex.errors import SetupError
@@ -54,6 +56,8 @@ class Store:
         self.futures = Futures(self.database)
         self.checkpoints = Checkpoints(self.database)
         self.samplers = Samplers(self.database)
+        self.journal = Journal(self.database)
+        self.savepoints = Savepoints(self.database)
         self.directories = Directories(root)
 
     def local_key(self, now: float) -> str:

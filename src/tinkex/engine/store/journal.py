@@ -1,0 +1,211 @@
+"""The journal: what every run was asked to do since its last savepoint, and in which turns it was done.
+
+A request is written here, with a digest, before its request_id is told to anyone. When it has run, its turn is noted:
+operations that shared a pass share a turn, so that a replay can put the same ones together and get the same numbers to
+the last bit. What a savepoint covers is pruned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from tinkex.engine.store.database import Database
+
+
+@dataclass(frozen=True)
+class JournalRow:
+    """One accepted operation of a run, as it came in."""
+
+    request_id: str
+    run_id: str
+    seq_id: int
+    owner: str
+    kind: str
+    num_tokens: int
+    body: bytes = field(repr=False)
+    digest: bytes = b""
+
+    @property
+    def intact(self) -> bool:
+        """Whether the request is the one that was accepted."""
+        return self.digest == body_digest(self.body)
+
+
+@dataclass(frozen=True)
+class TurnEntry:
+    """One operation that has run: ``place`` is its position among those that shared its turn."""
+
+    turn: int
+    place: int
+    run_id: str
+    seq_id: int
+    request_id: str
+    succeeded: bool
+
+
+def body_digest(body: bytes) -> bytes:
+    """What a request is checked against when it is read again."""
+    return hashlib.blake2b(body, digest_size=16).digest()
+
+
+class Journal:
+    """The requests and turns of every run since its last savepoint."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def accept(self, row: JournalRow) -> None:
+        """Record a request."""
+        with self._database.transaction() as execute:
+            execute(
+                "INSERT INTO journal (request_id, run_id, seq_id, owner, kind, num_tokens, digest, body) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    row.request_id,
+                    row.run_id,
+                    row.seq_id,
+                    row.owner,
+                    row.kind,
+                    row.num_tokens,
+                    body_digest(row.body),
+                    row.body,
+                ),
+            )
+
+    def get(self, request_id: str) -> JournalRow | None:
+        """One request, or None."""
+        row = self._database.one("SELECT * FROM journal WHERE request_id = ?", (request_id,))
+        return _journal_row(row) if row is not None else None
+
+    def pending(self, run_id: str) -> Sequence[JournalRow]:
+        """The requests of a run that have not run, in the order of their numbers."""
+        rows = self._database.all(
+            "SELECT * FROM journal WHERE run_id = ? AND request_id NOT IN "
+            "(SELECT request_id FROM turns WHERE run_id = ?) ORDER BY seq_id",
+            (run_id, run_id),
+        )
+        return [_journal_row(row) for row in rows]
+
+    def executed(self, entries: Sequence[TurnEntry]) -> None:
+        """Note the turn in which operations ran."""
+        with self._database.transaction() as execute:
+            execute.many(
+                "INSERT INTO turns (turn, place, run_id, seq_id, request_id, succeeded) VALUES (?, ?, ?, ?, ?, ?)",
+                [(e.turn, e.place, e.run_id, e.seq_id, e.request_id, e.succeeded) for e in entries],
+            )
+
+    def never_ran(self, request_ids: Iterable[str]) -> None:
+        """Drop requests whose turn passed without them; their numbers, and all below, stay used."""
+        names = [(request_id,) for request_id in request_ids]
+        with self._database.transaction() as execute:
+            execute.many(
+                "INSERT OR IGNORE INTO used_numbers SELECT run_id, seq_id, 1 FROM journal WHERE request_id = ?",
+                names,
+            )
+            execute.many("DELETE FROM journal WHERE request_id = ?", names)
+
+    def use_number(self, run_id: str, seq_id: int) -> None:
+        """Note a number under which nothing will ever run."""
+        with self._database.transaction() as execute:
+            execute("INSERT OR IGNORE INTO used_numbers VALUES (?, ?, 0)", (run_id, seq_id))
+
+    def used_numbers(self, run_id: str) -> Sequence[int]:
+        """The numbers under which nothing will ever run, as far as they still matter."""
+        rows = self._database.all(
+            "SELECT seq_id FROM used_numbers WHERE run_id = ? ORDER BY seq_id", (run_id,)
+        )
+        return [row["seq_id"] for row in rows]
+
+    def last_seq(self, run_id: str) -> int | None:
+        """The highest number whose turn has come since the savepoint, or None."""
+        row = self._database.one(
+            "SELECT max(seq_id) AS last FROM (SELECT seq_id FROM turns WHERE run_id = ? "
+            "UNION ALL SELECT seq_id FROM used_numbers WHERE run_id = ? AND and_below)",
+            (run_id, run_id),
+        )
+        return row["last"] if row is not None else None
+
+    def last_turn(self) -> int:
+        """The newest turn ever noted; 0 if there is none."""
+        row = self._database.one(
+            "SELECT max((SELECT coalesce(max(turn), 0) FROM turns), "
+            "(SELECT coalesce(max(turn), 0) FROM savepoints)) AS last"
+        )
+        return int(row["last"]) if row is not None else 0
+
+    def entangled(self, run_ids: Iterable[str]) -> AbstractSet[str]:
+        """These runs, and all that shared a turn with one of them since their savepoints, and so on.
+
+        Their savepoints are made together and they are replayed together: the numbers of a shared pass depend on
+        everyone in it.
+        """
+        found: set[str] = set()
+        waiting = set(run_ids)
+        while waiting:
+            run_id = waiting.pop()
+            found.add(run_id)
+            rows = self._database.all(
+                "SELECT DISTINCT other.run_id AS run_id FROM turns AS own JOIN turns AS other ON other.turn = own.turn "
+                "WHERE own.run_id = ?",
+                (run_id,),
+            )
+            waiting |= {row["run_id"] for row in rows} - found
+        return found
+
+    def turns(self, run_ids: Iterable[str]) -> Sequence[TurnEntry]:
+        """Everything these runs did since their savepoints, in order."""
+        entries = [
+            TurnEntry(
+                row["turn"],
+                row["place"],
+                row["run_id"],
+                row["seq_id"],
+                row["request_id"],
+                bool(row["succeeded"]),
+            )
+            for run_id in run_ids
+            for row in self._database.all("SELECT * FROM turns WHERE run_id = ?", (run_id,))
+        ]
+        return sorted(entries, key=lambda entry: (entry.turn, entry.place))
+
+    def prune(self, run_id: str, *, through_turn: int, next_seq: int) -> None:
+        """Drop what a savepoint made after ``through_turn`` covers."""
+        with self._database.transaction() as execute:
+            execute(
+                "DELETE FROM journal WHERE request_id IN (SELECT request_id FROM turns WHERE run_id = ? AND turn <= ?)",
+                (run_id, through_turn),
+            )
+            execute("DELETE FROM turns WHERE run_id = ? AND turn <= ?", (run_id, through_turn))
+            execute("DELETE FROM used_numbers WHERE run_id = ? AND seq_id < ?", (run_id, next_seq))
+
+    def forget(self, run_id: str) -> None:
+        """Drop everything about a run that is over and that no other run needs."""
+        with self._database.transaction() as execute:
+            for table in ("journal", "turns", "used_numbers"):
+                execute(f"DELETE FROM {table} WHERE run_id = ?", (run_id,))  # noqa: S608 -- names above
+
+    def runs(self) -> AbstractSet[str]:
+        """The runs that have something in the journal."""
+        return {
+            row["run_id"]
+            for row in self._database.all(
+                "SELECT run_id FROM journal UNION SELECT run_id FROM turns UNION SELECT run_id FROM used_numbers"
+            )
+        }
+
+
+def _journal_row(row: sqlite3.Row) -> JournalRow:
+    return JournalRow(
+        request_id=row["request_id"],
+        run_id=row["run_id"],
+        seq_id=row["seq_id"],
+        owner=row["owner"],
+        kind=row["kind"],
+        num_tokens=row["num_tokens"],
+        body=row["body"],
+        digest=row["digest"],
+    )
