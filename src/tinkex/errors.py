@@ -24,7 +24,8 @@
         ├── NotAllowed 403                    ├── NumericalError 422
         ├── UnknownObject 404 (LookupError)   ├── Busy 429
         ├── Conflict 409                      ├── EngineFailure 500
-        ├── Unsupported 501                   └── ModelUnavailable 503
+        ├── Unsupported 501                   ├── ModelUnavailable 503
+        └── StorageUnavailable 503
     ExperimentalWarning (FutureWarning)
 
 Engine errors are turned into HTTP answers in one place, ``engine/api/errors.py``, and come back to the
@@ -70,6 +71,7 @@ __all__ = [
     "RequestFailedError",
     "ResultExpiredError",
     "SetupError",
+    "StorageUnavailable",
     "TinkerError",
     "TinkexError",
     "TooLarge",
@@ -374,6 +376,12 @@ class Unsupported(EngineError):
 
 class ModelUnavailable(EngineError):
     """The model is not in memory: still loading, or lost."""
+
+    status = 503
+
+
+class StorageUnavailable(EngineError):
+    """The engine cannot write down what it would promise: disk full, database locked or damaged."""
 
     status = 503
 

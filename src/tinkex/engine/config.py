@@ -103,6 +103,10 @@ class EngineConfig:
     snapshots_in_memory: int = 16
     """Sampler weights kept in memory; the others are read again from disk when they are used."""
     deterministic: bool = False
+    savepoint_after_s: float = 20.0
+    """How many seconds of work a run may do between two savepoints; after a crash at most this is done again."""
+    savepoint_after_operations: int = 1000
+    """How many operations a run may do between two savepoints."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "home", Path(self.home).expanduser())
@@ -114,7 +118,13 @@ class EngineConfig:
                 f"long_poll_s is {self.long_poll_s:g}, but polls must be answered within {LONGEST_POLL_S:g} s "
                 "(clients give up after 45 s); choose a value between 0 and 44."
             )
-        for name in ("gap_timeout_s", "fetched_retention_s", "result_retention_s", "maintenance_interval_s"):
+        for name in (
+            "gap_timeout_s",
+            "fetched_retention_s",
+            "result_retention_s",
+            "maintenance_interval_s",
+            "savepoint_after_s",
+        ):
             if getattr(self, name) <= 0:
                 raise SetupError(
                     f"{name} is {getattr(self, name):g}; it must be a positive number of seconds."
@@ -122,7 +132,12 @@ class EngineConfig:
         for name in ("max_body_bytes", "max_pending_operations", "max_samples_per_request", "max_live_runs"):
             if getattr(self, name) < 1:
                 raise SetupError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("max_tokens_per_pass", "max_decode_batch", "snapshots_in_memory"):
+        for name in (
+            "max_tokens_per_pass",
+            "max_decode_batch",
+            "snapshots_in_memory",
+            "savepoint_after_operations",
+        ):
             if getattr(self, name) < 1:
                 raise SetupError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if not 0 <= self.port <= 65_535:

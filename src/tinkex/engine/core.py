@@ -5,33 +5,56 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tinkex.engine.config import EngineConfig
+from tinkex.engine.operations.access import lost
 from tinkex.engine.operations.admission import Admission
 from tinkex.engine.operations.backlog import Backlog, Operation, QueueState, works_of
 from tinkex.engine.operations.decoding import Decoding, cancelled
-from tinkex.engine.operations.execution import Operations
+from tinkex.engine.operations.execution import Ended, Operations
+from tinkex.engine.operations.health import Health
 from tinkex.engine.operations.maintenance import Maintenance
 from tinkex.engine.operations.outcomes import failed
+from tinkex.engine.operations.recording import Event, Recorder
 from tinkex.engine.operations.recovery import recover
+from tinkex.engine.operations.replay import Replay
+from tinkex.engine.operations.savepoints import SavepointKeeper
 from tinkex.engine.operations.served import Base, ServedModels
 from tinkex.engine.operations.snapshots import Snapshots
 from tinkex.engine.operations.waiting import Waiters
 from tinkex.engine.scheduler import FairShare, Kind, Pass, Plan, Work
-from tinkex.engine.store import CheckpointRow, FutureRow, FutureStatus, Outcome, RunStatus, Store
+from tinkex.engine.store import (
+    CheckpointRow,
+    FutureRow,
+    FutureStatus,
+    Outcome,
+    RunStatus,
+    Store,
+    TurnEntry,
+)
 from tinkex.engine.worker import Worker
-from tinkex.errors import EngineFailure, Expired, ModelUnavailable, SetupError, TinkexError, UnknownObject
+from tinkex.errors import (
+    EngineFailure,
+    Expired,
+    SetupError,
+    StorageUnavailable,
+    TinkexError,
+    UnknownObject,
+)
 from tinkex.types import UntypedAPIFuture
 
 if TYPE_CHECKING:
     from tinkex.engine.model.catalog import Progress
 
 logger = logging.getLogger("tinkex.engine")
+
+DONE = FutureStatus.DONE
+RECORD_AGAIN_S = 1.0
+"""How long to wait before results that could not be recorded are tried again."""
 
 Turn: TypeAlias = Plan[Operation] | Literal["decode"]
 Outcomes: TypeAlias = Sequence[tuple[str, Outcome]]
@@ -60,8 +83,14 @@ class Engine:
             on_work=self._worker.wake,
         )
         snapshots = Snapshots(self.store.root, config.snapshots_in_memory)
+        self.health = Health()
+        self._recorder = Recorder(self.store, self.health)
         self._operations = Operations(self.store, self.models, snapshots)
-        self.admission = Admission(config, self.store, self.models, self._backlog, self._operations.live)
+        self._keeper = SavepointKeeper(config, self.store, self._operations.live, self.health)
+        self._replay = Replay(self.store, self._operations, self._keeper)
+        self.admission = Admission(
+            config, self.store, self.models, self._backlog, self._operations.live, self.health
+        )
         self._decoding = Decoding(
             self.models, self._backlog, self.admission, snapshots, config.max_decode_batch
         )
@@ -77,17 +106,22 @@ class Engine:
         turn = self._take()
         if turn is None:
             return False
-        self._complete(self._run(turn))
+        if turn == "decode":
+            self._complete(Event(self._decode()))
+        else:
+            self._complete_turn(self._run(turn))
         return True
 
     def _take(self) -> Turn | None:
         """What runs next; training and sampling share the time equally while both want it."""
         now = time.monotonic()
+        self._tell(self._recorder.catch_up())
+        if self._recorder.behind:
+            return None
         self._maintenance.run_if_due(now)
-        self._complete(
-            [(m.work.request_id, failed(_gap(m.work, m.missing))) for m in self._backlog.give_up_gaps(now)]
-        )
-        self._complete(self._decoding.drop_cancelled())
+        missed = self._backlog.give_up_gaps(now)
+        self._drop([m.work for m in missed], [failed(_gap(m.work, m.missing)) for m in missed])
+        self._complete(Event(self._decoding.drop_cancelled()))
         wanting = ["train"] * self._backlog.has_training() + ["decode"] * self._decoding.wanted()
         if not wanting:
             return None
@@ -96,54 +130,98 @@ class Engine:
             return "decode"
         return self._backlog.next_plan(self.config.max_tokens_per_pass)
 
-    def _run(self, turn: Turn) -> Outcomes:
-        """Run a turn; whatever goes wrong becomes the outcome of the operations in it."""
+    def _run(self, plan: Plan[Operation]) -> Sequence[Ended]:
+        """Run training operations; whatever goes wrong becomes their outcome."""
+        works = works_of(plan)
         started = time.monotonic()
         try:
-            if turn == "decode":
-                return self._decoding.step()
-            if isinstance(turn, Pass):
-                return self._operations.run_pass(turn.works)
-            return [(turn.work.request_id, self._run_alone(turn.work))]
+            self._revive(works)
+            began = time.monotonic()
+            if isinstance(plan, Pass):
+                ended = self._operations.run_pass(works)
+            else:
+                ended = [self._operations.run_alone(plan.work)]
+            trained = any(work.kind.trains for work in works)
+            self._keeper.worked({work.run_id for work in works}, time.monotonic() - began if trained else 0.0)
+        except TinkexError as error:
+            return [Ended(work, failed(error), ran=False) for work in works]
         except Exception as error:
             logger.exception("an operation failed in a way it should not")
+            self._operations.take_effects()
             failure = failed(EngineFailure(f"the engine failed: {type(error).__name__}: {error}"))
-            return [(work.request_id, failure) for work in works_of(turn)] if turn != "decode" else []
+            return [Ended(work, failure, ran=False) for work in works]
+        else:
+            return ended
         finally:
-            self._turns.charge("decode" if turn == "decode" else "train", time.monotonic() - started)
+            self._turns.charge("train", time.monotonic() - started)
 
-    def _complete(self, outcomes: Outcomes) -> None:
-        """Record outcomes in one commit, and wake those who wait for them."""
-        if not outcomes:
-            return
+    def _decode(self) -> Outcomes:
+        started = time.monotonic()
         try:
-            self.store.futures.finish(outcomes, time.time())
-        except sqlite3.Error:
-            logger.exception(
-                "%d results could not be recorded; those who wait get them all the same", len(outcomes)
-            )
-        self._backlog.finished(request_id for request_id, _ in outcomes)
-        self._waiters.wake(outcomes)
+            return self._decoding.step()
+        except Exception:
+            logger.exception("a step of sampling failed in a way it should not")
+            return []
+        finally:
+            self._turns.charge("decode", time.monotonic() - started)
 
-    def _run_alone(self, work: Work[Operation]) -> Outcome:
-        outcome = self._operations.run_alone(work)
-        if outcome.status is FutureStatus.FAILED and work.seq_id == 0:
-            self._end_run(
-                work.run_id, RunStatus.FAILED, f"run {work.run_id} was not created: {outcome.error}"
-            )
-        elif outcome.status is FutureStatus.DONE and work.kind is Kind.UNLOAD:
-            self._release(work.run_id)
-        return outcome
+    def _revive(self, works: Sequence[Work[Operation]]) -> None:
+        """Bring runs back that an earlier engine left; those that are damaged end here."""
+        for work in works:
+            if work.seq_id > 0 and work.run_id not in self._operations.live:
+                for run_id, reason in self._replay.revive(work.run_id).items():
+                    logger.error("run %s cannot be restored: %s", run_id, reason)
+                    self._end_run(run_id, RunStatus.CORRUPTED)
+
+    def _complete_turn(self, ended: Sequence[Ended]) -> None:
+        """Record a turn and everything that came of it, then make savepoints if they are due."""
+        self._recorder.turn += 1
+        turn = self._recorder.turn
+        effects = [*self._operations.take_effects()]
+        entries = [
+            TurnEntry(turn, place, e.work.run_id, e.work.seq_id, e.work.request_id, e.outcome.status is DONE)
+            for place, e in enumerate(ended)
+            if e.ran
+        ]
+        first = ended[0]
+        if first.work.kind is Kind.LOAD and first.outcome.status is DONE:
+            # The checkpoint may be deleted or replaced before a replay would read it again.
+            effects += filter(None, [self._keeper.save_now(first.work.run_id, turn)])
+        outcomes = [(e.work.request_id, e.outcome) for e in ended]
+        self._complete(Event(outcomes, entries, [e.work.request_id for e in ended if not e.ran], effects))
+        if first.outcome.status is DONE and first.work.kind is Kind.UNLOAD:
+            self._release(first.work.run_id)
+        elif first.outcome.status is not DONE and first.work.seq_id == 0:
+            self._operations.live.pop(first.work.run_id, None)
+            self._end_run(first.work.run_id, RunStatus.FAILED)
+        if not self._recorder.behind:
+            self._keeper.save_if_due(turn)
+
+    def _complete(self, event: Event) -> None:
+        """Record what happened in one commit, and wake those who wait for it."""
+        if event.outcomes:
+            self._tell(self._recorder.record(event))
+
+    def _tell(self, outcomes: Outcomes) -> None:
+        if outcomes:
+            self._backlog.finished(request_id for request_id, _ in outcomes)
+            self._waiters.wake(outcomes)
+
+    def _drop(self, works: Sequence[Work[Operation]], outcomes: Sequence[Outcome]) -> None:
+        ids = [work.request_id for work in works]
+        self._complete(Event(list(zip(ids, outcomes, strict=True)), never_ran=ids))
 
     def _release(self, run_id: str) -> None:
         self._operations.live.pop(run_id, None)
-        self._end_run(run_id, RunStatus.RELEASED, f"run {run_id} was unloaded, or its session is over")
+        self._end_run(run_id, RunStatus.RELEASED)
 
-    def _end_run(self, run_id: str, status: RunStatus, reason: str) -> None:
+    def _end_run(self, run_id: str, status: RunStatus) -> None:
         left = self.admission.close_run(run_id, status)
-        self._complete([(work.request_id, failed(ModelUnavailable(reason))) for work in left])
+        self._drop(left, [failed(lost(self.store, run_id))] * len(left))
 
     def _patience(self) -> float:
+        if self._recorder.behind:
+            return RECORD_AGAIN_S
         deadlines = [self._maintenance.due, self._backlog.next_gap_deadline()]
         return max(0.0, min(due for due in deadlines if due is not None) - time.monotonic())
 
@@ -177,7 +255,9 @@ class Engine:
         if not self._closed:
             self._closed = True
             self._worker.stop()
+            self._recorder.catch_up()
             self._waiters.end_all()
+            self._keeper.close()
             self._maintenance.flush(time.time())
             self.store.close()
 
@@ -185,7 +265,27 @@ class Engine:
 
     def submit(self, owner: str, request: Operation, body: bytes | None = None) -> UntypedAPIFuture:
         """Accept an operation: it is recorded, and will have an outcome. Raises the reason if it is refused."""
-        return self.admission.submit(owner, request, body)
+        accepted = self.admission.submit(owner, request, body)
+        with self._promising():
+            self.store.database.flushed().result()
+        return accepted
+
+    async def accept(self, owner: str, request: Operation, body: bytes | None = None) -> UntypedAPIFuture:
+        """The same for an event loop: operations that are submitted at the same time share one flush to disk."""
+        accepted = self.admission.submit(owner, request, body)
+        with self._promising():
+            await asyncio.wrap_future(self.store.database.flushed())
+        return accepted
+
+    @contextlib.contextmanager
+    def _promising(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.health.trouble("disk", f"the disk does not take what is written ({error})")
+            raise StorageUnavailable(
+                f"the disk of the server failed ({error}), so it cannot promise anything; restart the server on a sound disk."
+            ) from error
 
     async def ready(self, base: Base) -> None:
         """Wait a while until a model is in memory, because only then can what is asked of it be checked."""
@@ -225,7 +325,7 @@ class Engine:
         """Give up a sample; other operations are not cancelled, because those after them build on them."""
         self._find(owner, request_id)
         if self._backlog.cancel(request_id):
-            self._complete([(request_id, cancelled())])
+            self._worker.call(lambda: self._complete(Event([(request_id, cancelled())])))
 
     def delete_checkpoint(self, checkpoint: CheckpointRow) -> None:
         """Forget a checkpoint now, and remove its files as soon as the engine is between two operations."""

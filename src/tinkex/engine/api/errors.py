@@ -8,7 +8,15 @@ from collections.abc import Mapping
 from starlette.responses import Response
 
 from tinkex._wire import json as wire_json
-from tinkex.errors import Busy, EngineError, EngineFailure, ModelUnavailable, TinkexError, Unsupported
+from tinkex.errors import (
+    Busy,
+    EngineError,
+    EngineFailure,
+    ModelUnavailable,
+    StorageUnavailable,
+    TinkexError,
+    Unsupported,
+)
 
 logger = logging.getLogger("tinkex.engine")
 
@@ -39,7 +47,7 @@ def error_response(error: TinkexError) -> Response:
     if isinstance(error, Busy):
         content |= {"queue_state": "paused_capacity", "queue_state_reason": str(error)}
     response = json_response(content, STATUSES.get(type(error), error.status))
-    if isinstance(error, Busy | ModelUnavailable):
+    if isinstance(error, Busy | ModelUnavailable | StorageUnavailable):
         response.headers["retry-after"] = "1"
     return response
 

@@ -21,7 +21,7 @@ async def asample(call: Call) -> Reply:
     if not all(base.loaded for base in engine.models.bases):
         sampler = engine.admission.sampler_of(call.owner, call.request)
         await engine.ready(engine.models.find(sampler.base_model))
-    return engine.submit(call.owner, call.request, call.body)
+    return await engine.accept(call.owner, call.request, call.body)
 
 
 async def get_sampler(call: Call) -> Reply:

@@ -35,9 +35,9 @@ async def client_dynamic_config(_call: Call) -> Reply:
     return ClientDynamicConfigResponse(sample_cancel_enabled=True)
 
 
-async def healthz(_call: Call) -> Reply:
-    """The server is up."""
-    return HealthResponse(status="ok")
+async def healthz(call: Call) -> Reply:
+    """The server is up; it says so if something keeps it from working well."""
+    return HealthResponse(status=call.engine.health.status)
 
 
 async def get_server_capabilities(call: Call) -> Reply:

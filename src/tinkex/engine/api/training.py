@@ -23,7 +23,7 @@ async def submit(call: Call) -> Reply:
     is_older_form = isinstance(call.request, ForwardBackwardRequest) and not is_proto(
         call.headers.get("content-type", "")
     )
-    return call.engine.submit(call.owner, call.request, None if is_older_form else call.body)
+    return await call.engine.accept(call.owner, call.request, None if is_older_form else call.body)
 
 
 async def get_info(call: Call) -> Reply:

@@ -16,7 +16,7 @@ from tinkex.engine.store import (
     SessionRow,
     Store,
 )
-from tinkex.errors import Expired, InvalidInput, UnknownObject
+from tinkex.errors import EngineError, Expired, InvalidInput, ModelUnavailable, UnknownObject
 from tinkex.types import ParsedCheckpointTinkerPath
 
 
@@ -43,7 +43,7 @@ def find_live_run(store: Store, owner: str, run_id: str) -> RunRow:
     row = find_run(store, owner, run_id)
     if row.status is RunStatus.CORRUPTED:
         raise Expired(
-            f"the server restarted and the live weights of run {run_id} are gone. {how_to_resume(store, run_id)}"
+            f"the server restarted, and what run {run_id} would be restored from is damaged. {how_to_resume(store, run_id)}"
         )
     if row.status is RunStatus.RELEASED:
         raise Expired(f"run {run_id} was unloaded, or its session is over. {how_to_resume(store, run_id)}")
@@ -60,6 +60,20 @@ def how_to_resume(store: Store, run_id: str) -> str:
     return (
         "Go on from its last checkpoint: "
         f"service_client.create_training_client_from_state_with_optimizer({last.path!r})"
+    )
+
+
+def lost(store: Store, run_id: str) -> EngineError:
+    """What the promised operations of a run end with when the run is gone."""
+    row = store.runs.get(run_id)
+    if row is not None and row.status is RunStatus.FAILED:
+        return ModelUnavailable(f"run {run_id} was never created: its create_model failed. Create a new run.")
+    if row is not None and row.status is RunStatus.RELEASED:
+        return ModelUnavailable(
+            f"run {run_id} was unloaded, or its session is over. {how_to_resume(store, run_id)}"
+        )
+    return ModelUnavailable(
+        f"the server restarted, and what run {run_id} would be restored from is damaged. {how_to_resume(store, run_id)}"
     )
 
 

@@ -1,41 +1,55 @@
 """Accepting operations: everything that can be refused is refused here, before anything is promised.
 
 A refused submission has changed nothing, except that its number is used up: the client has moved on to the next. An
-accepted one is recorded, with its whole request, before its request_id is returned. Submitting the same number
+accepted one is in the journal, with its whole request, before its request_id is returned. Submitting the same number
 again gives the same request_id.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
+import sqlite3
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tinkex._wire import json as wire_json
-from tinkex._wire import proto as wire_proto
+import msgspec
+
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.operations.access import find_checkpoint, find_live_run, find_sampler, find_session
 from tinkex.engine.operations.backlog import Backlog, Operation
+from tinkex.engine.operations.bodies import decode_operation, encode_operation
 from tinkex.engine.operations.checks import ADAM, Checks
 from tinkex.engine.operations.execution import LiveRun
 from tinkex.engine.operations.fingerprint import fingerprint
+from tinkex.engine.operations.health import Health
 from tinkex.engine.operations.served import Base, ServedModels
 from tinkex.engine.scheduler import Kind, Work
 from tinkex.engine.store import (
     FutureRow,
+    JournalRow,
     RunRow,
     RunStatus,
     SamplerRow,
     Store,
 )
-from tinkex.errors import Busy, Conflict, EngineError, InvalidInput, Unsupported
+from tinkex.errors import (
+    Busy,
+    Conflict,
+    EngineError,
+    InvalidInput,
+    StorageUnavailable,
+    UnknownObject,
+    Unsupported,
+)
 from tinkex.types import (
     CreateModelRequest,
     CreateSamplingSessionRequest,
     ForwardBackwardRequest,
     LoadWeightsRequest,
+    LoraConfig,
     OptimStepRequest,
     SampleRequest,
     SaveWeightsForSamplerRequest,
@@ -44,6 +58,9 @@ from tinkex.types import (
     UntypedAPIFuture,
 )
 
+logger = logging.getLogger("tinkex.engine")
+
+SUBMISSIONS = "submissions"
 TOUCH_INTERVAL_S = 60.0
 UNNUMBERED = 0
 """The seq_id of a pass whose client does not number its operations (protobuf cannot tell 0 from absent)."""
@@ -61,8 +78,10 @@ class Admission:
         models: ServedModels,
         backlog: Backlog,
         live: Mapping[str, LiveRun],
+        health: Health,
     ) -> None:
         self._store = store
+        self._health = health
         self._models = models
         self._backlog = backlog
         self._checks = Checks(config, store, models, live)
@@ -75,29 +94,68 @@ class Admission:
 
         ``body`` is the request as it came in (protobuf for passes, JSON for the rest), if the caller has it.
         """
+        failure = self._store.database.flush_failure
+        if failure is not None:
+            raise _no_storage(failure)
         with self._lock:
             self._backlog.check_room(owner)
-            match request:
-                case CreateModelRequest():
-                    return self._create(owner, request, body)
-                case LoadWeightsRequest() if request.model_id is None:
-                    return self._create_from_checkpoint(owner, request, body)
-                case SampleRequest():
-                    return self._sample(owner, request, body)
-                case _:
-                    return self._operation(owner, request, body)
+            try:
+                accepted = self._submit(owner, request, body)
+            except sqlite3.Error as error:
+                # The commit failed, so nothing was accepted, and the number is still free.
+                self._health.trouble(SUBMISSIONS, f"operations cannot be recorded ({error})")
+                raise _no_storage(error) from error
+        self._health.fine(SUBMISSIONS)
+        return accepted
+
+    def _submit(self, owner: str, request: Operation, body: bytes | None) -> UntypedAPIFuture:
+        match request:
+            case CreateModelRequest():
+                return self._create(owner, request, body)
+            case LoadWeightsRequest() if request.model_id is None:
+                return self._create_from_checkpoint(owner, request, body)
+            case SampleRequest():
+                return self._sample(owner, request, body)
+            case _:
+                return self._operation(owner, request, body)
 
     def refuse(self, owner: str, run_id: str, seq_id: int) -> None:
         """Use up the number of a submission whose body could not be read."""
         row = self._store.runs.get(run_id)
         if row is not None and row.owner == owner:
-            self._backlog.refuse(run_id, seq_id, time.monotonic())
+            self._use_up(run_id, seq_id)
 
     def close_run(self, run_id: str, status: RunStatus) -> Sequence[Work[Operation]]:
         """Take no more operations of a run; returns those that were accepted and will not run."""
         with self._lock:
             self._store.runs.set_status(run_id, status)
             return self._backlog.close(run_id)
+
+    # ---- after a restart
+
+    def resume_run(self, row: RunRow, next_seq: int, pending: Sequence[JournalRow]) -> None:
+        """Put a run back in line with what was promised; ``ValueError`` if a request cannot be read."""
+        requests = [(entry, decode_operation(Kind(entry.kind), entry.body)) for entry in pending]
+        try:
+            source = self._models.find(row.base_model).source
+        except UnknownObject:
+            logger.warning("run %s waits: its model %s is not served now", row.run_id, row.base_model)
+            source, requests = "", []
+        works = [
+            Work[Operation](
+                entry.request_id,
+                entry.owner,
+                source,
+                row.run_id,
+                entry.seq_id,
+                Kind(entry.kind),
+                entry.num_tokens,
+                request,
+            )
+            for entry, request in requests
+        ]
+        used = self._store.journal.used_numbers(row.run_id)
+        self._backlog.resume(row.run_id, next_seq, used, works, time.monotonic())
 
     # ---- runs
 
@@ -147,7 +205,7 @@ class Admission:
             created_at=now,
             used_at=now,
             status=RunStatus.CREATING,
-            lora=request.lora_config if isinstance(request, CreateModelRequest) else None,
+            lora=_with_seed(request.lora_config) if isinstance(request, CreateModelRequest) else None,
             optimizer_config=request.optimizer_config or {"type": ADAM},
             user_metadata=request.user_metadata,
         )
@@ -189,7 +247,7 @@ class Admission:
             self._backlog.check_turn(row.run_id, seq_id)
         except EngineError as error:
             if _is_final(error):
-                self._backlog.refuse(row.run_id, seq_id, time.monotonic())
+                self._use_up(row.run_id, seq_id)
             raise
         base = self._models.find(row.base_model)
         work = Work[Operation](
@@ -201,6 +259,10 @@ class Admission:
             self._touch(row.session_id)
         self._backlog.put(work, time.monotonic())
         return UntypedAPIFuture(request_id=work.request_id, model_id=row.run_id)
+
+    def _use_up(self, run_id: str, seq_id: int) -> None:
+        if self._backlog.refuse(run_id, seq_id, time.monotonic()):
+            self._store.journal.use_number(run_id, seq_id)
 
     # ---- sampling
 
@@ -305,6 +367,8 @@ class Admission:
         return UntypedAPIFuture(request_id=known.request_id, model_id=target)
 
     def _record(self, work: Work[Operation], target: str, seq_id: int | None, body: bytes | None) -> None:
+        kept = body if body is not None else encode_operation(work.request)
+        is_sample = work.kind is Kind.SAMPLE
         row = FutureRow(
             request_id=work.request_id,
             owner=work.tenant,
@@ -313,9 +377,15 @@ class Admission:
             seq_id=seq_id,
             payload_hash=fingerprint(work.request),
             created_at=time.time(),
-            request=body if body is not None else encode_operation(work.request),
+            request=kept if is_sample else None,
         )
         self._store.futures.accept(row)
+        if not is_sample:
+            self._store.journal.accept(
+                JournalRow(
+                    work.request_id, target, work.seq_id, work.tenant, work.kind, work.num_tokens, kept
+                )
+            )
 
 
 def sequence_ids(request_id: str, num_samples: int) -> list[str]:
@@ -327,15 +397,22 @@ def sequence_ids(request_id: str, num_samples: int) -> list[str]:
     return [f"{request_id}:{number}" for number in range(num_samples)]
 
 
-def encode_operation(request: Operation) -> bytes:
-    """A request as it is recorded."""
-    if isinstance(request, ForwardBackwardRequest):
-        return wire_proto.encode_forward_backward(request)
-    return wire_json.encode(request)
-
-
 def _new_request_id() -> str:
     return f"req-{secrets.token_hex(12)}"
+
+
+def _with_seed(lora: LoraConfig | None) -> LoraConfig | None:
+    """The configuration with a seed: one drawn here is recorded, so a replay starts from the same weights."""
+    if lora is None or lora.seed is not None:
+        return lora
+    return msgspec.structs.replace(lora, seed=secrets.randbits(31))
+
+
+def _no_storage(error: Exception) -> StorageUnavailable:
+    return StorageUnavailable(
+        f"the server cannot record operations now ({error}), so it accepts none; nothing was changed. Free disk space or close "
+        "what holds its database, then submit again."
+    )
 
 
 def _is_final(error: EngineError) -> bool:

@@ -74,6 +74,21 @@ class Backlog:
             self._note(first)
         self._on_work()
 
+    def resume(
+        self, run_id: str, next_seq: int, used: Sequence[int], works: Sequence[Work[Operation]], now: float
+    ) -> None:
+        """Put a run of an earlier engine back: what it has done, and what it was still to do."""
+        with self._lock:
+            first = next((work for work in works if work.seq_id == 0), None)
+            self._queue.open(run_id, first=first, next_seq=max(next_seq, 1))
+            for seq_id in used:
+                self._queue.refuse(run_id, seq_id, now)
+            for work in works:
+                if work.seq_id > 0:
+                    self._queue.put(work, now)
+                self._note(work)
+        self._on_work()
+
     def put(self, work: Work[Operation], now: float) -> None:
         """Add an operation of a run."""
         with self._lock:
@@ -98,11 +113,12 @@ class Backlog:
         with self._lock:
             self._queue.check_turn(run_id, seq_id)
 
-    def refuse(self, run_id: str, seq_id: int, now: float) -> None:
-        """Use up the number of a refused submission."""
+    def refuse(self, run_id: str, seq_id: int, now: float) -> bool:
+        """Use up the number of a refused submission; says whether it was free."""
         with self._lock:
-            self._queue.refuse(run_id, seq_id, now)
+            free = self._queue.refuse(run_id, seq_id, now)
         self._on_work()
+        return free
 
     def cancel(self, request_id: str) -> bool:
         """Give up a sample; True if it is out already, else the running batch is asked to drop it."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from tinkex.engine.operations.access import check_free, find_checkpoint
+from tinkex.engine.operations.access import check_free, find_checkpoint, lost
 from tinkex.engine.operations.backlog import Operation
 from tinkex.engine.operations.outcomes import failed, succeeded
+from tinkex.engine.operations.recording import Effect
 from tinkex.engine.operations.served import Base, ServedModels
 from tinkex.engine.operations.snapshots import Snapshots
 from tinkex.engine.scheduler import Work
@@ -18,6 +20,7 @@ from tinkex.engine.store import (
     CheckpointRow,
     Outcome,
     RunRow,
+    RunStatus,
     SamplerRow,
     Store,
 )
@@ -36,6 +39,7 @@ from tinkex.types import (
     ForwardBackwardRequest,
     LoadWeightsRequest,
     LoadWeightsResponse,
+    LoraConfig,
     OptimStepRequest,
     OptimStepResponse,
     SaveWeightsForSamplerRequest,
@@ -58,6 +62,8 @@ class LiveRun:
     run_id: str
     base: Base
     state: TrainState
+    next_seq: int = 1
+    """The number of the operation after the last one that has run."""
     version: int = 0
     snapshot: tuple[int, str] | None = None
     """The version that was last written as an unnamed snapshot, and where."""
@@ -70,6 +76,15 @@ class LiveRun:
         return TrainJob(self.state, request.data, request.loss_fn, request.loss_fn_config, backward)
 
 
+@dataclass(frozen=True)
+class Ended:
+    """An operation that has an outcome; ``ran`` is False if it never reached the weights of its run."""
+
+    work: Work[Operation]
+    outcome: Outcome
+    ran: bool = True
+
+
 class Operations:
     """Runs the operations of training runs, and keeps the live ones."""
 
@@ -77,32 +92,56 @@ class Operations:
         self._store = store
         self._models = models
         self._snapshots = snapshots
+        self._effects: list[Effect] = []
         self.live: dict[str, LiveRun] = {}
 
-    def run_pass(self, works: Sequence[Work[Operation]]) -> Sequence[tuple[str, Outcome]]:
+    def take_effects(self) -> Sequence[Effect]:
+        """What the operation that ran last changes in the records, once its outcome is recorded."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    def run_pass(self, works: Sequence[Work[Operation]]) -> Sequence[Ended]:
         """Run forward and backward operations of one base model together; each fails or succeeds alone."""
-        outcomes: list[tuple[str, Outcome]] = []
+        ended: list[Ended] = []
         jobs: list[tuple[Work[Operation], TrainJob]] = []
         for work in works:
             run, request = self.live.get(work.run_id), work.request
             assert isinstance(request, ForwardBackwardRequest)
             if run is None:
-                outcomes.append((work.request_id, failed(_not_live(work.run_id))))
+                ended.append(Ended(work, failed(lost(self._store, work.run_id)), ran=False))
             else:
                 jobs.append((work, run.job(request)))
+                run.next_seq = work.seq_id + 1
         if jobs:
             results = self.live[jobs[0][0].run_id].base.trainer.run([job for _, job in jobs])
             for (work, _), result in zip(jobs, results, strict=True):
                 outcome = failed(result) if isinstance(result, TinkexError) else succeeded(result)
-                outcomes.append((work.request_id, outcome))
-        return outcomes
+                ended.append(Ended(work, outcome))
+        return ended
 
-    def run_alone(self, work: Work[Operation]) -> Outcome:
+    def run_alone(self, work: Work[Operation]) -> Ended:
         """Run an operation that shares its pass with no other; its own error is its outcome."""
+        self._effects = []
+        if work.seq_id > 0 and work.run_id not in self.live:
+            return Ended(work, failed(lost(self._store, work.run_id)), ran=False)
         try:
-            return succeeded(self._run(work))
+            outcome = succeeded(self._run(work))
         except TinkexError as error:
-            return failed(error)
+            self._effects = []
+            outcome = failed(error)
+        except OSError as error:
+            self._effects = []
+            outcome = failed(
+                EngineFailure(
+                    f"the disk failed ({error}); nothing was saved. Free disk space, then save again."
+                )
+            )
+        run = self.live.get(work.run_id)
+        if run is not None:
+            run.next_seq = work.seq_id + 1
+        elif work.seq_id == 0:
+            self._effects = [self._ends(work.run_id, RunStatus.FAILED)]
+        return Ended(work, outcome)
 
     def _run(self, work: Work[Operation]) -> Value:
         request = work.request
@@ -111,9 +150,7 @@ class Operations:
                 return self._create(work)
             case LoadWeightsRequest() if work.seq_id == 0:
                 return self._create_from_checkpoint(work, request)
-        run = self.live.get(work.run_id)
-        if run is None:
-            raise _not_live(work.run_id)
+        run = self.live[work.run_id]
         match request:
             case OptimStepRequest():
                 run.version += 1
@@ -127,6 +164,7 @@ class Operations:
                 return self._load(run, request)
             case UnloadModelRequest():
                 del self.live[run.run_id]
+                self._effects.append(self._ends(run.run_id, RunStatus.RELEASED))
                 return UnloadModelResponse(model_id=run.run_id)
         raise EngineFailure(f"no operation is called {work.kind}")
 
@@ -134,19 +172,19 @@ class Operations:
         row = self._row(work.run_id)
         if row.lora is None:
             raise InvalidInput("create_model needs a lora_config; this server trains LoRA adapters.")
-        base = self._ready_base(row.base_model)
+        base = self.ready_base(row.base_model)
         self.live[row.run_id] = LiveRun(row.run_id, base, base.trainer.create(row.lora))
-        self._store.runs.made_live(row.run_id, row.base_model, row.lora)
+        self._effects.append(self._made_live(row, row.lora))
         return CreateModelResponse(model_id=row.run_id)
 
     def _create_from_checkpoint(self, work: Work[Operation], request: LoadWeightsRequest) -> Value:
         row = self._row(work.run_id)
         checkpoint = find_checkpoint(self._store, row.owner, request.path)
-        base = self._ready_base(row.base_model)
+        base = self.ready_base(row.base_model)
         run = LiveRun(row.run_id, base, base.trainer.create(checkpoint.lora))
         self._load_into(run, checkpoint, optimizer=request.optimizer)
         self.live[row.run_id] = run
-        self._store.runs.made_live(row.run_id, row.base_model, checkpoint.lora)
+        self._effects.append(self._made_live(row, checkpoint.lora))
         return LoadWeightsResponse(path=request.path, model_id=row.run_id)
 
     def _load(self, run: LiveRun, request: LoadWeightsRequest) -> Value:
@@ -208,14 +246,25 @@ class Operations:
             created_at=time.time(),
             directory=run.snapshot[1],
         )
-        self._store.samplers.add(sampler)
+        self._effects.append(lambda: self._store.samplers.add(sampler))
         return SaveWeightsForSamplerResponse(sampling_session_id=sampler_id)
 
     def _record(self, checkpoint: CheckpointRow) -> None:
-        replaced = self._store.checkpoints.put(checkpoint)
-        if replaced is not None:
-            self._snapshots.drop(replaced)
-            self._store.directories.remove(replaced)
+        def remove(directory: str) -> None:
+            self._snapshots.drop(directory)
+            self._store.directories.remove(directory)
+
+        def put() -> Callable[[], None] | None:
+            replaced = self._store.checkpoints.put(checkpoint)
+            return partial(remove, replaced) if replaced is not None else None
+
+        self._effects.append(put)
+
+    def _made_live(self, row: RunRow, lora: LoraConfig) -> Effect:
+        return lambda: self._store.runs.made_live(row.run_id, row.base_model, lora)
+
+    def _ends(self, run_id: str, status: RunStatus) -> Effect:
+        return lambda: self._store.runs.set_status(run_id, status)
 
     def _row(self, run_id: str) -> RunRow:
         row = self._store.runs.get(run_id)
@@ -223,7 +272,8 @@ class Operations:
             raise UnknownObject(f"there is no run {run_id}.")
         return row
 
-    def _ready_base(self, name: str) -> Base:
+    def ready_base(self, name: str) -> Base:
+        """A base model, in memory."""
         base = self._models.find(name)
         try:
             base.load()
@@ -256,10 +306,4 @@ def _checkpoint(
         optimizer_config=row.optimizer_config,
         expires_at=now + request.ttl_seconds if request.ttl_seconds is not None else None,
         user_metadata=request.user_metadata,
-    )
-
-
-def _not_live(run_id: str) -> TinkexError:
-    return ModelUnavailable(
-        f"the weights of run {run_id} are not in memory; create it again from its last checkpoint."
     )

@@ -1,4 +1,4 @@
-"""Clearing away what has had its time: results, checkpoints with a TTL, and what ended sessions held."""
+"""Clearing away what has had its time: results, checkpoints with a TTL, what ended sessions and runs held."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from tinkex.engine.config import EngineConfig
+from tinkex.engine.operations.savepoints import forget_ended
 from tinkex.engine.operations.snapshots import Snapshots
 from tinkex.engine.store import RunStatus, Store
 
@@ -57,6 +58,8 @@ class Maintenance:
                     self._release_run(run.run_id)
             for directory in self._store.samplers.release(session_id, now):
                 self.remove(directory)
+        alive = self._store.runs.with_status(RunStatus.LIVE, RunStatus.CREATING)
+        forget_ended(self._store, (run.run_id for run in alive))
 
     def flush(self, now: float) -> None:
         """Record which results have reached their callers."""

@@ -1,8 +1,7 @@
 """Picking up after an earlier engine stopped, in whatever way it did.
 
-What survives: sessions, checkpoints, samplers on saved weights, and results. Samples that were promised run now. The live
-weights of training runs do not survive: those runs are marked corrupted, and their promised operations fail with
-an error that names the last checkpoint.
+At the start every run is put back in line with what was promised; promised samples run again. The weights of a run are
+restored when it is first needed, so a start costs nothing for runs nobody comes back to.
 """
 
 from __future__ import annotations
@@ -11,41 +10,73 @@ import logging
 import time
 
 from tinkex._wire import json as wire_json
-from tinkex.engine.operations.access import how_to_resume
+from tinkex.engine.operations.access import lost
 from tinkex.engine.operations.admission import Admission
 from tinkex.engine.operations.outcomes import failed
+from tinkex.engine.operations.savepoints import Damaged, forget_ended
 from tinkex.engine.scheduler import Kind
-from tinkex.engine.store import FutureRow, Outcome, RunStatus, Store
-from tinkex.errors import EngineError, ModelUnavailable
+from tinkex.engine.store import Outcome, RunRow, RunStatus, Store
+from tinkex.errors import EngineError
 from tinkex.types import SampleRequest
 
 logger = logging.getLogger("tinkex.engine")
 
 
 def recover(store: Store, admission: Admission) -> None:
-    """Bring the records in line with the fact that nothing is in memory, and resume what can be."""
+    """Resume every run and sample that was promised; what cannot be resumed ends with an error that says why."""
+    runs = {run.run_id: run for run in store.runs.with_status(RunStatus.LIVE, RunStatus.CREATING)}
+    resumed: set[str] = set()
+    for run in runs.values():
+        try:
+            _resume(store, admission, run)
+            resumed.add(run.run_id)
+        except Damaged as damage:
+            logger.error("run %s cannot be restored: %s", run.run_id, damage)  # noqa: TRY400 -- no bug to trace
+            store.runs.set_status(run.run_id, RunStatus.CORRUPTED)
+    forget_ended(store, resumed)
     litter = store.directories.clear_litter(
-        [*store.checkpoints.directories(), *store.samplers.snapshot_directories()]
+        [
+            *store.checkpoints.directories(),
+            *store.samplers.snapshot_directories(),
+            *(row.file for row in store.savepoints.all()),
+        ]
     )
     if litter:
-        logger.info("cleared away %d unfinished weight directories", litter)
-    for run in store.runs.with_status(RunStatus.LIVE, RunStatus.CREATING):
-        lost = RunStatus.CORRUPTED if run.status is RunStatus.LIVE else RunStatus.FAILED
-        store.runs.set_status(run.run_id, lost)
+        logger.info("cleared away %d unfinished weight files", litter)
+    _end_the_rest(store, admission, resumed)
+
+
+def _resume(store: Store, admission: Admission, run: RunRow) -> None:
+    savepoint, last = store.savepoints.get(run.run_id), store.journal.last_seq(run.run_id)
+    pending = store.journal.pending(run.run_id)
+    if savepoint is not None:
+        path = store.directories.resolve(savepoint.file)
+        if not path.is_file() or path.stat().st_size != savepoint.size_bytes:
+            raise Damaged(f"its savepoint {savepoint.file} is missing or cut short")
+    elif last is None and not any(row.seq_id == 0 for row in pending):
+        raise Damaged("neither a savepoint of it nor its creation is on record")
+    for row in pending:
+        if not row.intact:
+            raise Damaged(f"the journal of its operation {row.seq_id} is damaged")
+    next_seq = max(savepoint.next_seq if savepoint is not None else 0, last + 1 if last is not None else 0)
+    if any(row.seq_id < next_seq for row in pending):
+        raise Damaged(f"its operation {pending[0].seq_id} is on record as run and as not run")
+    try:
+        admission.resume_run(run, next_seq, pending)
+    except ValueError as error:
+        raise Damaged(f"the journal of its operations cannot be read ({error})") from error
+
+
+def _end_the_rest(store: Store, admission: Admission, resumed: set[str]) -> None:
     outcomes: list[tuple[str, Outcome]] = []
     for future in store.futures.pending():
-        if future.kind == Kind.SAMPLE and future.request is not None:
-            try:
+        try:
+            if future.kind == Kind.SAMPLE and future.request is not None:
                 admission.resume_sample(future, wire_json.decode(future.request, SampleRequest))
-            except (EngineError, wire_json.Malformed) as error:
-                outcomes.append((future.request_id, failed(error)))
-        else:
-            outcomes.append((future.request_id, failed(_lost(store, future))))
-    store.futures.finish(outcomes, time.time())
-
-
-def _lost(store: Store, future: FutureRow) -> EngineError:
-    return ModelUnavailable(
-        f"the server restarted before this {future.kind} of run {future.target} was done, and the live weights of the run "
-        f"are gone. {how_to_resume(store, future.target)}"
-    )
+            elif future.target not in resumed or store.journal.get(future.request_id) is None:
+                outcomes.append((future.request_id, failed(lost(store, future.target))))
+        except (EngineError, wire_json.Malformed) as error:
+            outcomes.append((future.request_id, failed(error)))
+    with store.database.transaction():
+        store.futures.finish(outcomes, time.time())
+        store.journal.never_ran(request_id for request_id, _ in outcomes)

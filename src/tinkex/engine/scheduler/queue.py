@@ -71,9 +71,9 @@ class Queue(Generic[Request]):
         self._gap_timeout_s = gap_timeout_s
         self._lines: dict[str, _Line[Request]] = {}
 
-    def open(self, run_id: str, *, first: Work[Request] | None = None) -> None:
-        """Start a run; ``first`` is the operation that creates it."""
-        line = self._lines.setdefault(run_id, _Line[Request]())
+    def open(self, run_id: str, *, first: Work[Request] | None = None, next_seq: int = 1) -> None:
+        """Start a run; ``first`` is the operation that creates it, ``next_seq`` the number it goes on with."""
+        line = self._lines.setdefault(run_id, _Line[Request](next_seq))
         if first is not None:
             line.ready.append(first)
 
@@ -112,12 +112,14 @@ class Queue(Generic[Request]):
         line.parked[work.seq_id] = work
         line.advance(now)
 
-    def refuse(self, run_id: str, seq_id: int, now: float) -> None:
-        """Use up the number of a submission that was refused, so that later ones do not wait for it."""
+    def refuse(self, run_id: str, seq_id: int, now: float) -> bool:
+        """Use up the number of a refused submission, so that later ones do not wait; says whether it was free."""
         line = self._lines.get(run_id)
-        if line is not None and seq_id >= line.next_seq and seq_id not in line.parked:
-            line.refused.add(seq_id)
-            line.advance(now)
+        if line is None or seq_id < line.next_seq or seq_id in line.parked or seq_id in line.refused:
+            return False
+        line.refused.add(seq_id)
+        line.advance(now)
+        return True
 
     def ready(self, run_id: str) -> Sequence[Work[Request]]:
         """What can run now, in order."""

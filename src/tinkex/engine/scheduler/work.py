@@ -27,6 +27,11 @@ class Kind(StrEnum):
         """Whether it can share a pass with others; everything else is a barrier for its own run."""
         return self in {Kind.FORWARD, Kind.FORWARD_BACKWARD}
 
+    @property
+    def trains(self) -> bool:
+        """Whether it computes something that a replay would have to compute again."""
+        return self in {Kind.FORWARD_BACKWARD, Kind.OPTIM_STEP}
+
 
 @dataclass(frozen=True)
 class Work(Generic[Request]):

@@ -1,0 +1,276 @@
+"""Savepoints of runs: the exact state, written every so often, so that a replay is short.
+
+A savepoint is taken between two turns on the engine thread (a copy in memory) and written on another. Runs that shared
+a pass since their last savepoints are saved together, so that a turn is covered for all of its members or for none.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.operations.health import Health
+from tinkex.engine.operations.recording import Effect
+from tinkex.engine.operations.served import Base
+from tinkex.engine.store import RunStatus, SavepointRow, Store, file_digest
+from tinkex.errors import TinkexError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tinkex.engine.model.lora import LoraSpec
+    from tinkex.engine.operations.execution import LiveRun
+    from tinkex.engine.trainer.state import TrainState
+
+logger = logging.getLogger("tinkex.engine")
+
+SUBJECT = "savepoints"
+RETRY_S = 30.0
+STATES_IN_FLIGHT = 2
+
+
+class Damaged(TinkexError):
+    """What a run would be restored from is not what was written."""
+
+
+@dataclass(frozen=True)
+class Capture:
+    """The state of a run at one moment, which no later turn changes."""
+
+    run_id: str
+    next_seq: int
+    tensors: Mapping[str, Any]
+    metadata: Mapping[str, str]
+
+
+def capture(run: LiveRun) -> Capture:
+    """Copy what later turns write into; the adapter's own buffer is shared, and copied by whoever writes it next."""
+    state, adapter = run.state, run.base.trainer.snapshot(run.state)
+    buffers = {"grad": state.grad, "exp_avg": state.exp_avg, "exp_avg_sq": state.exp_avg_sq}
+    tensors = {name: buffer.clone() for name, buffer in buffers.items() if buffer is not None}
+    return Capture(
+        run_id=run.run_id,
+        next_seq=run.next_seq,
+        tensors={"params": adapter.params, **tensors},
+        metadata={"step": str(state.step), "spec": json.dumps(asdict(adapter.spec))},
+    )
+
+
+def restore(base: Base, row: SavepointRow, path: Path) -> TrainState:
+    """The state in a savepoint's file, bit for bit; :class:`Damaged` if the file is not the one that was written."""
+    from safetensors import SafetensorError, safe_open
+
+    from tinkex.engine.model.lora import Adapter, LoraLayout, LoraSpec
+    from tinkex.engine.trainer.state import TrainState
+
+    try:
+        if path.stat().st_size != row.size_bytes or file_digest(path) != row.digest:
+            raise Damaged(f"its savepoint {row.file} is damaged")
+        with safe_open(path, framework="pt") as saved:
+            metadata = saved.metadata() or {}
+            # A copy of its own for each: computed on like the buffers it stands for, aligned as torch aligns them.
+            tensors = {name: saved.get_tensor(name).clone() for name in saved.keys()}  # noqa: SIM118 -- no mapping
+        spec: LoraSpec = LoraSpec(**json.loads(metadata["spec"]))
+        layout = LoraLayout.of(base.model.transformer.arch, spec)
+        if any(tensor.shape != (layout.num_params,) for tensor in tensors.values()):
+            raise Damaged(f"its savepoint {row.file} belongs to another model than {base.source}")
+        return TrainState(
+            adapter=Adapter(spec, layout, tensors["params"]),
+            grad=tensors.get("grad"),
+            exp_avg=tensors.get("exp_avg"),
+            exp_avg_sq=tensors.get("exp_avg_sq"),
+            step=int(metadata["step"]),
+        )
+    except FileNotFoundError:
+        raise Damaged(f"its savepoint {row.file} is missing") from None
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise Damaged(f"its savepoint {row.file} cannot be read ({error})") from error
+
+
+class SavepointKeeper:
+    """Decides when savepoints are due, and makes them. Belongs to the engine thread."""
+
+    def __init__(
+        self, config: EngineConfig, store: Store, live: Mapping[str, LiveRun], health: Health
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._live = live
+        self._health = health
+        self._seconds: Counter[str] = Counter()
+        self._operations: Counter[str] = Counter()
+        self._not_before = 0.0
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="tinkex-savepoint")
+        # A copy of a state is as large as the state: few of them at a time.
+        self._room = threading.Semaphore(STATES_IN_FLIGHT)
+        self._under_way: tuple[Future[bool], Counter[str], Counter[str]] | None = None
+
+    def worked(self, run_ids: Iterable[str], seconds: float) -> None:
+        """Note work that a replay would have to do again."""
+        for run_id in run_ids:
+            # Fractions count: Counter is typed for whole numbers, and works with any.
+            self._seconds[run_id] += seconds  # type: ignore[assignment]
+            self._operations[run_id] += 1
+
+    def save_if_due(self, turn: int) -> None:
+        """Start to write savepoints if some run has done enough since its last; ``turn`` is the last one recorded."""
+        self._settle()
+        if self._under_way is not None or time.monotonic() < self._not_before:
+            return
+        due = [
+            run_id
+            for run_id in self._seconds
+            if self._seconds[run_id] >= self._config.savepoint_after_s
+            or self._operations[run_id] >= self._config.savepoint_after_operations
+        ]
+        if due:
+            self._start(due, turn)
+
+    def save_now(self, run_id: str, turn: int) -> Effect | None:
+        """Write a savepoint of a run at once; it counts from the commit that the returned effect is part of.
+
+        None if it cannot be written: then the journal goes on from the savepoint before.
+        """
+        self._settle(wait=True)
+        members = self._store.journal.entangled([run_id])
+        if not self._all_here(members):
+            return None
+        try:
+            rows = [self._write(capture(self._live[m]), turn) for m in sorted(members & self._live.keys())]
+        except _write_errors() as error:
+            self._failed(error)
+            return None
+        self._forget_work(members)
+        return lambda: self._commit(rows, members, turn)
+
+    def flush(self) -> None:
+        """Wait for the savepoints under way."""
+        self._settle(wait=True)
+
+    def close(self) -> None:
+        """Finish the savepoints under way."""
+        self._writer.shutdown(wait=True)
+
+    # ---- making them
+
+    def _start(self, due: Sequence[str], turn: int) -> None:
+        members = self._store.journal.entangled(due)
+        if not self._all_here(members):
+            return
+        written: list[Future[SavepointRow]] = []
+        for run_id in sorted(members & self._live.keys()):
+            self._room.acquire()
+            written.append(self._writer.submit(self._write_and_make_room, capture(self._live[run_id]), turn))
+        seconds = Counter({m: self._seconds[m] for m in members})
+        operations = Counter({m: self._operations[m] for m in members})
+        self._under_way = (self._writer.submit(self._finish, written, members, turn), seconds, operations)
+
+    def _write_and_make_room(self, state: Capture, turn: int) -> SavepointRow:
+        try:
+            return self._write(state, turn)
+        finally:
+            self._room.release()
+
+    def _write(self, state: Capture, turn: int) -> SavepointRow:
+        from safetensors.torch import save_file
+
+        with self._store.directories.savepoint() as writing:
+            save_file(dict(state.tensors), writing.temporary, metadata=dict(state.metadata))
+        digest = file_digest(self._store.directories.resolve(writing.final))
+        return SavepointRow(state.run_id, turn, state.next_seq, writing.final, writing.size_bytes, digest)
+
+    def _finish(self, written: Sequence[Future[SavepointRow]], members: Iterable[str], turn: int) -> bool:
+        """On the writer's thread: make the written savepoints count, all of them or none."""
+        try:
+            remove_old = self._commit([future.result() for future in written], members, turn)
+        except _write_errors() as error:
+            self._failed(error)
+            for future in written:
+                if future.exception() is None:
+                    self._store.directories.remove_savepoint(future.result().file)
+            return False
+        remove_old()
+        self._health.fine(SUBJECT)
+        return True
+
+    def _commit(self, rows: Sequence[SavepointRow], members: Iterable[str], turn: int) -> Removal:
+        """Replace savepoints and prune what the new ones cover, also of runs that are over by now."""
+        saved = {row.run_id for row in rows}
+        with self._store.database.transaction():
+            old = [self._store.savepoints.put(row) for row in rows]
+            for row in rows:
+                self._store.journal.prune(row.run_id, through_turn=turn, next_seq=row.next_seq)
+            for run_id in set(members) - saved:
+                self._store.journal.forget(run_id)
+                old.append(self._store.savepoints.delete(run_id))
+        return Removal(self._store, [file for file in old if file is not None])
+
+    def _settle(self, *, wait: bool = False) -> None:
+        """Take note of savepoints that have been finished."""
+        if self._under_way is None or not (wait or self._under_way[0].done()):
+            return
+        finished, seconds, operations = self._under_way
+        self._under_way = None
+        if finished.result():
+            self._seconds -= seconds
+            self._operations -= operations
+        else:
+            self._not_before = time.monotonic() + RETRY_S
+
+    def _all_here(self, run_ids: Iterable[str]) -> bool:
+        """Whether these runs are in memory or over; one that could not be brought back still needs its journal."""
+        for run_id in run_ids:
+            row = self._store.runs.get(run_id)
+            if run_id not in self._live and row is not None and row.status is RunStatus.LIVE:
+                self._forget_work([run_id])
+                return False
+        return True
+
+    def _forget_work(self, run_ids: Iterable[str]) -> None:
+        for run_id in run_ids:
+            self._seconds.pop(run_id, None)
+            self._operations.pop(run_id, None)
+
+    def _failed(self, error: Exception) -> None:
+        logger.warning("a savepoint could not be written: %s", error)
+        self._health.trouble(SUBJECT, f"savepoints cannot be written ({error})")
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Removes the files that savepoints have replaced."""
+
+    store: Store
+    files: Sequence[str]
+
+    def __call__(self) -> None:
+        """Remove them."""
+        for file in self.files:
+            self.store.directories.remove_savepoint(file)
+
+
+def forget_ended(store: Store, live: Iterable[str]) -> None:
+    """Drop the journal and savepoints of runs that are over, unless a live run shared a pass with them."""
+    alive = set(live)
+    known = store.journal.runs() | {row.run_id for row in store.savepoints.all()}
+    for run_id in known - alive:
+        if not store.journal.entangled([run_id]) & alive:
+            store.journal.forget(run_id)
+            file = store.savepoints.delete(run_id)
+            if file is not None:
+                store.directories.remove_savepoint(file)
+
+
+def _write_errors() -> tuple[type[Exception], ...]:
+    from safetensors import SafetensorError
+
+    return OSError, SafetensorError, sqlite3.Error
