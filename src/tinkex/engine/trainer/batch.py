@@ -105,8 +105,8 @@ def _segments(members: Sequence[Member]) -> tuple[Segment, ...]:
 def plan_passes(jobs: Sequence[tuple[int, Sequence[Example]]], max_tokens: int) -> list[Pass]:
     """The examples of all jobs in as few passes of at most ``max_tokens`` as their lengths allow.
 
-    A job's rows stay together, sorted by length, because attention computes neighbours of equal length
-    at once. Passes are of about equal size, so that none is too small to be efficient. An example longer than the budget
+    A job's rows stay together, sorted by length, because attention computes neighbours of equal length at once.
+    Passes are of about equal size, so that none is too small to be efficient. An example longer than the budget
     gets a pass of its own.
 
     Example:

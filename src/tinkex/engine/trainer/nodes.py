@@ -4,8 +4,9 @@ Base weights have no gradient. Gradients of low-rank pairs do not travel through
 them straight into the pairs' buffers. Projections that are joined on the way forward stay joined on the way
 back.
 
-Shapes: T packed rows, I and O inputs and outputs of a projection, R rank, M the ranks of joined projections
-together, F inner size of the MLP, G heads that are rotated, H of them query and K key heads, d head dimension, h half of it.
+Shapes: T packed rows, n rows of one tenant, I and O inputs and outputs of a projection, R rank, M the ranks of
+joined projections together, F inner size of the MLP, H query heads, K key/value heads, G = H + K, d head
+dimension, h half of it.
 """
 
 from __future__ import annotations

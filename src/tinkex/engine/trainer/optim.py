@@ -24,8 +24,9 @@ def adam_step(state: TrainState, params: AdamParams) -> dict[str, float]:
 
     The update is ``p ← p·(1 − lr·decay) − lr·m̂ / (√v̂ + eps)`` with bias-corrected moments. If
     ``grad_clip_norm`` is above 0, a gradient with a larger global norm is scaled down to it first. Without an
-    accumulated gradient the step is taken with a gradient of zeros: moments decay, weights follow them, and the count goes up.
-    A gradient that is not finite is discarded with a ``NumericalError``; weights, moments and count stay as they were.
+    accumulated gradient the step is taken with a gradient of zeros: moments decay, weights follow them, and the
+    count goes up. A gradient that is not finite is discarded with a ``NumericalError``; weights, moments and count
+    stay as they were.
 
     Example:
         >>> adam_step(state, AdamParams(learning_rate=1e-3, grad_clip_norm=1.0))["step:unique"]
