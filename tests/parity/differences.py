@@ -136,9 +136,14 @@ BEHAVIOUR: tuple[tuple[str, str, str], ...] = (
         "refused with a `ValueError` where they are written",
     ),
     (
-        "Tensors whose values do not fit their shape",
-        "accepted",
-        "refused with a `ValueError` that names both",
+        "`TensorData` of numbers that do not fit",
+        "fractions in an int64 tensor are cut off, a dimension of -1 is worked out",
+        "refused with a `ValueError` that says what to pass",
+    ),
+    (
+        "`TensorData` of nested data without a shape",
+        "`shape` is None, `to_numpy()` is nested",
+        "`shape` is that of the data",
     ),
     (
         "Other pydantic methods",

@@ -21,7 +21,7 @@ _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"int64": np.dtype("<i8"), "float32": 
 class TensorData:
     """A typed array as the protocol carries it.
 
-    Stored values are flat; ``shape`` says how to fold them (``None`` = one-dimensional). With
+    Stored values are flat; ``shape`` says how to fold them (``None``: as they were given). With
     ``sparse_crow_indices`` and ``sparse_col_indices`` the values are those of a CSR matrix, and cells
     that are not listed take a pad value the reader chooses.
 
@@ -48,8 +48,11 @@ class TensorData:
     ) -> None:
         if dtype is None or dtype not in _NUMPY_DTYPES:
             raise ValueError(f"TensorData needs dtype 'int64' or 'float32', got {dtype!r}")
-        array = _flat(data if data is not None else [], dtype)
-        folded = None if shape is None else [int(n) for n in shape]
+        given = _numbers(data if data is not None else [], dtype)
+        array = given.reshape(-1)
+        folded = [int(n) for n in shape] if shape is not None else None
+        if folded is None and given.ndim > 1:
+            folded = list(given.shape)  # nested data says its shape itself
         if folded is not None and any(n < 0 for n in folded):
             raise ValueError(f"TensorData shape {folded} has a negative dimension")
         if (sparse_crow_indices is None) != (sparse_col_indices is None):
@@ -182,7 +185,9 @@ class TensorData:
         return self.to_numpy(pad_value).tolist()
 
 
-def _flat(data: Sequence[int] | Sequence[float] | npt.NDArray[Any], dtype: TensorDtype) -> npt.NDArray[Any]:
+def _numbers(
+    data: Sequence[int] | Sequence[float] | npt.NDArray[Any], dtype: TensorDtype
+) -> npt.NDArray[Any]:
     array = np.asarray(data)
     if array.size and array.dtype.kind not in "iuf":
         raise ValueError(f"TensorData takes numbers, got values of type {array.dtype}")
@@ -191,7 +196,7 @@ def _flat(data: Sequence[int] | Sequence[float] | npt.NDArray[Any], dtype: Tenso
             raise ValueError("TensorData of dtype int64 got fractional values; use dtype='float32'")
     elif array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
         raise ValueError("TensorData of dtype int64 got a value above 2**63-1")
-    return np.ascontiguousarray(array, dtype=_NUMPY_DTYPES[dtype]).reshape(-1)
+    return np.ascontiguousarray(array, dtype=_NUMPY_DTYPES[dtype])
 
 
 def _ints(values: Sequence[int] | None) -> list[int] | None:
