@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tinkex._transport.advice import advice
 from tinkex._transport.base import Reply, Request, Transport
 from tinkex._transport.retry import Answered, Outcome, Retry, RetryPolicy, Unanswered, decide
 from tinkex._version import __version__
 from tinkex._wire import json
+from tinkex.config import mask
 from tinkex.errors import (
     APIConnectionError,
     APIResponseValidationError,
@@ -201,7 +203,7 @@ class Caller:
         finally:
             self._under_way.discard(task)
         self.sink.emit(RequestFinished(row.name, attempt, reply.status, time.monotonic() - began))
-        return reply
+        return reply if 200 <= reply.status < 300 else self._without_key(reply)
 
     def _request(
         self,
@@ -234,6 +236,13 @@ class Caller:
             timeout or self.config.timeout,
         )
 
+    def _without_key(self, reply: Reply) -> Reply:
+        """The reply without the key: some servers and proxies quote what they refuse, and errors are shown."""
+        key = self.config.api_key
+        if not key or key.encode() not in reply.body:
+            return reply
+        return replace(reply, body=reply.body.replace(key.encode(), mask(key).encode()))
+
     def about(self, row: Endpoint, path: Mapping[str, str] | None = None) -> HttpRequest:
         """The request as errors show it."""
         return HttpRequest(row.method, self.config.base_url + row.url_path(path))
@@ -265,7 +274,8 @@ def error_of(reply: Reply, about: HttpRequest) -> APIStatusError:
         body: object | None = json.decode_any(reply.body) if reply.body else None
     except json.Malformed:
         body = None
-    return status_error(response, body)
+    plain = status_error(response, body)
+    return type(plain)(f"{plain.message} (from {about.url}). {advice(reply.status)}".strip(), response, body)
 
 
 def _response(reply: Reply, about: HttpRequest) -> HttpResponse:

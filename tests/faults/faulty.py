@@ -1,0 +1,150 @@
+"""A Tinker server on the loopback whose answers go wrong where a test wants it."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.scripted import ScriptedServer, find_row
+from tinkex._transport.base import Reply, Request
+from tinkex.testing import reply
+
+Fault = Callable[[Callable[[bytes], None], bytes], None]
+"""Gets a way to write and the answer as it would have been; afterwards the connection is closed."""
+
+
+@dataclass
+class FaultyServer:
+    """Answers well, except that ``fault`` strikes the first ``times`` answers to ``endpoint``."""
+
+    endpoint: str
+    fault: Fault
+    times: int = 1_000_000
+    request_type: str | None = None
+    """Strikes only polls for results of this kind."""
+    scripted: ScriptedServer = field(default_factory=ScriptedServer)
+    requests: list[tuple[str, Request]] = field(default_factory=list)
+    struck: int = 0
+    url: str = ""
+
+    def bodies(self, name: str) -> list[bytes]:
+        return [request.body for called, request in self.requests if called == name]
+
+    def answer(self, request: Request) -> tuple[bytes, Fault | None]:
+        row = find_row(request)
+        self.requests.append((row.name, request))
+        given = self.scripted.handle(request)
+        assert isinstance(given, Reply)
+        kind = request.headers.get("x-tinker-request-type")
+        if (
+            row.name == self.endpoint
+            and self.struck < self.times
+            and (self.request_type is None or kind == self.request_type)
+        ):
+            self.struck += 1
+            return wire(given), self.fault
+        return wire(given), None
+
+
+@contextmanager
+def running(server: FaultyServer) -> Iterator[FaultyServer]:
+    lock = threading.Lock()
+
+    class Handler(socketserver.StreamRequestHandler):
+        disable_nagle_algorithm = True
+
+        def handle(self) -> None:
+            try:
+                while (request := read(self.rfile)) is not None:
+                    with lock:
+                        answer, fault = server.answer(request)
+                    if fault is not None:
+                        fault(self.wfile.write, answer)
+                        return
+                    self.wfile.write(answer)
+            except ConnectionError:
+                pass  # the client had enough
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        allow_reuse_address = True
+        request_queue_size = 128
+        block_on_close = False
+
+    with Server(("127.0.0.1", 0), Handler) as tcp:
+        thread = threading.Thread(target=tcp.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        server.url = f"http://127.0.0.1:{tcp.server_address[1]}"
+        try:
+            yield server
+        finally:
+            tcp.shutdown()
+            thread.join()
+
+
+def read(stream: Any) -> Request | None:
+    first = stream.readline().decode("latin-1").split()
+    if not first:
+        return None
+    headers = {}
+    while (line := stream.readline().decode("latin-1").strip()) != "":
+        name, _, value = line.partition(":")
+        headers[name.lower()] = value.strip()
+    body = stream.read(int(headers.get("content-length", "0")))
+    return Request(first[0], first[1].partition("?")[0], headers, body)
+
+
+def wire(given: Reply) -> bytes:
+    lines = [f"HTTP/1.1 {given.status} X", f"content-length: {len(given.body)}"]
+    lines += [f"{name}: {value}" for name, value in given.headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + given.body
+
+
+# ---- what goes wrong ----
+
+
+def drops(write: Callable[[bytes], None], answer: bytes) -> None:
+    """The request is carried out, and the connection ends without an answer."""
+
+
+def breaks_off(write: Callable[[bytes], None], answer: bytes) -> None:
+    """The connection ends in the middle of the answer's body."""
+    write(answer[:-1])
+
+
+def babbles(write: Callable[[bytes], None], answer: bytes) -> None:
+    write(b"220 mail.example.org ESMTP\r\n\r\n")
+
+
+def boasts(write: Callable[[bytes], None], answer: bytes) -> None:
+    """The answer announces more bytes than any machine holds."""
+    write(b"HTTP/1.1 200 X\r\ncontent-length: 99999999999999999\r\n\r\n{}")
+
+
+def is_slow(write: Callable[[bytes], None], answer: bytes) -> None:
+    time.sleep(0.6)
+    write(answer)
+
+
+def refuses(status: int, said: str = "the server says no") -> Fault:
+    """An error status with an explanation."""
+
+    def fault(write: Callable[[bytes], None], answer: bytes) -> None:
+        headers = {"connection": "close", "retry-after-ms": "10"}
+        write(wire(reply({"detail": said}, status=status, headers=headers)))
+
+    return fault
+
+
+def says(body: bytes, content_type: str = "application/json") -> Fault:
+    """A successful answer with another body."""
+
+    def fault(write: Callable[[bytes], None], answer: bytes) -> None:
+        write(wire(Reply(200, {"content-type": content_type, "connection": "close"}, body)))
+
+    return fault
