@@ -156,9 +156,9 @@ BEHAVIOUR: tuple[tuple[str, str, str], ...] = (
         "a class of our own with the same arguments and attributes; httpx is not needed",
     ),
     (
-        "`TINKER_CREDENTIAL_CMD`",
-        "runs the command",
-        "counts as a credential for `tinker_has_credentials`, but clients ask for `TINKER_API_KEY` instead",
+        "`create_custom_loss`",
+        "traces a function and lets the server run it where it can",
+        "says that it is not offered; `forward_backward_custom` runs the function in the program",
     ),
     (
         "`APIResponse`, `AsyncAPIResponse`, `resources`, `proto`",

@@ -17,6 +17,7 @@ import msgspec
 
 from tinkex import types
 from tinkex._transport.caller import PROTOCOL_VERSION
+from tinkex._transport.credentials import credential_of
 from tinkex._wire import json as wire_json
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._connection import connect
@@ -184,9 +185,11 @@ class RestCalls:
 
     async def whoami(self) -> types.WhoamiResponse:
         """Who the token names; a plain key is exchanged for one where the server does that."""
-        key = self.caller.config.api_key or ""
-        if key.startswith("eyJ"):
-            return _identity(key)
+        settings = self.caller.config
+        if self.caller.tokens is not None:
+            return _identity(await self.caller.tokens.current())
+        if (settings.api_key or "").startswith("eyJ"):
+            return _identity(settings.api_key or "")
         asked = types.ClientConfigRequest(sdk_version=PROTOCOL_VERSION)
         config: types.ClientConfigResponse = await self.caller.call(endpoint("client_config"), asked)
         if not config.pjwt_auth_enabled:
@@ -194,7 +197,11 @@ class RestCalls:
                 "this server hands out no identity tokens, and a plain API key does not say whose it is; "
                 "ask whoever runs the server"
             )
-        token: types.AuthTokenResponse = await self.caller.call(endpoint("auth_token"), b"{}")
+        by_command = config.credential_default_source == "credential_cmd"
+        key = await credential_of(settings.api_key, settings.credential_cmd, by_command=by_command)
+        token: types.AuthTokenResponse = await self.caller.call(
+            endpoint("auth_token"), b"{}", headers={"x-api-key": key}
+        )
         return _identity(token.jwt)
 
     async def audit_log(self, event_type: AuditEvents, day: date | None) -> types.AuditLogResponse:

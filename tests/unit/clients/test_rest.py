@@ -328,8 +328,13 @@ def test_a_plain_key_is_exchanged_where_the_server_hands_out_tokens() -> None:
     def serve(request: Any) -> Any:
         return reply({"jwt": jwt} if request.path.endswith("auth/token") else {"pjwt_auth_enabled": True})
 
-    rest = RestClient(transport=MockTransport(serve), config=Config(api_key="tml-key"))
+    transport = MockTransport(serve)
+    rest = RestClient(transport=transport, config=Config(api_key="tml-key"))
     assert asyncio.run(rest.whoami_async()).email == "a@b.c"
+    assert transport.requests[-1].headers["x-api-key"] == "tml-key"
+    printed = RestClient(transport=transport, config=Config(credential_cmd="echo tml-printed"))
+    assert printed.whoami().result(timeout=10).user_urn == "tml:user:1"
+    assert transport.requests[-1].headers["x-api-key"] == "tml-printed"
     plain = RestClient(transport=MockTransport(lambda _: reply({})), config=Config(api_key="tml-key"))
     with pytest.raises(RuntimeError, match="no identity"):
         plain.whoami().result(timeout=10)
