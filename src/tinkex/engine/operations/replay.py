@@ -51,8 +51,11 @@ class Replay:
             damaged.setdefault(run_id, "neither a savepoint of it nor its creation is on record")
         for member in members:
             row = self._store.runs.get(member)
-            if row is None or row.status is not RunStatus.LIVE or member in damaged:
+            over = row is None or row.status is not RunStatus.LIVE
+            if over or member in damaged:
                 self._operations.live.pop(member, None)
+            if over:
+                damaged.pop(member, None)
         return damaged
 
     def _revive(self, members: AbstractSet[str]) -> dict[str, str]:

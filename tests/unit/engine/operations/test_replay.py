@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,21 +96,27 @@ def test_a_seed_that_was_drawn_is_drawn_once(tiny_model: Path, tmp_path: Path) -
         assert state_of(ada, run, 2) == before
 
 
-def test_runs_that_shared_a_pass_share_it_again(tiny_model: Path, tmp_path: Path) -> None:
-    settings = {"savepoint_after_operations": 7}
+@pytest.mark.parametrize("every", [1000, 7])
+def test_runs_that_shared_a_pass_share_it_again(tiny_model: Path, tmp_path: Path, every: int) -> None:
+    settings = {"savepoint_after_operations": every}
     with running(tmp_path, tiny_model, **settings) as ada:
         runs = [ada.create(n, seed=n) for n in range(3)]
-        ids = []
+        go_on, ids = threading.Event(), []
+        ada.engine._worker.call(go_on.wait)  # so that everything is in line before anything runs
         for n in range(1, 9):
             for k, run in enumerate(runs):
                 made = forward_backward(run, n, data=data(n, 5 + k)) if n % 2 else optim_step(run, n)
                 ids.append(ada.submit(made))
+        go_on.set()
         for request_id in ids:
             assert not ada.outcome(request_id).error
+        if every == 1000:
+            assert max(len(turn) for turn in turns(ada)) == 3
         ada.run(UnloadModelRequest(model_id=runs[2]))
-        expected = [state_of(ada, run, 9) for run in runs[:2]]
+        ada.run(forward_backward(runs[0], 9, data=data(9)))
+        expected = [state_of(ada, run, 10 - k) for k, run in enumerate(runs[:2])]
     with running(tmp_path, tiny_model, **settings) as ada:
-        assert [state_of(ada, run, 10) for run in runs[:2]] == expected
+        assert [state_of(ada, run, 11 - k) for k, run in enumerate(runs[:2])] == expected
         with pytest.raises(Expired):
             ada.submit(optim_step(runs[2], 10))
 
@@ -197,6 +204,32 @@ def test_a_damaged_journal_ends_its_run_alone(tiny_model: Path, tmp_path: Path) 
         with pytest.raises(Expired, match="damaged"):
             ada.submit(optim_step(runs[0], 5))
         assert state_of(ada, runs[1], 5) == expected
+
+
+def test_who_shared_passes_with_a_damaged_run_lives_on(tiny_model: Path, tmp_path: Path) -> None:
+    with running(tmp_path, tiny_model) as ada:
+        runs = [ada.create(n, seed=n) for n in range(2)]
+        go_on, ids = threading.Event(), []
+        ada.engine._worker.call(go_on.wait)
+        for n in range(1, 5):
+            ids += [
+                ada.submit(forward_backward(run, n, data=data(n)) if n % 2 else optim_step(run, n))
+                for run in runs
+            ]
+        go_on.set()
+        for request_id in ids:
+            ada.outcome(request_id)
+        expected = np.frombuffer(logprobs(ada, runs[1], 5), np.float32)
+        assert ada.engine.store.journal.entangled([runs[0]]) == set(runs)
+    with sqlite3.connect(tmp_path / "engine" / "engine.db") as database:
+        database.execute("DELETE FROM journal WHERE run_id = ? AND seq_id = 3", (runs[0],))
+    database.close()
+    with running(tmp_path, tiny_model) as ada:
+        again = np.frombuffer(logprobs(ada, runs[1], 6), np.float32)
+        np.testing.assert_allclose(again, expected, atol=1e-5)
+        row = ada.engine.store.runs.get(runs[0])
+        assert row is not None
+        assert row.status == "corrupted"
 
 
 def test_saves_happen_once(tiny_model: Path, tmp_path: Path) -> None:
