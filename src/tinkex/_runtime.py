@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -163,6 +165,35 @@ class Background:
             self.loop.close()
 
 
+class _Mailbox:
+    """Wakes one loop for all results that arrive there at about the same time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._arrived: deque[asyncio.Future[None]] = deque()
+        self._told = False
+
+    def put(self, arrived: asyncio.Future[None], _: Future[Any]) -> None:
+        """Releases whoever waits for ``arrived`` on the loop."""
+        self._arrived.append(arrived)
+        loop = self._loop()
+        if loop is not None and not self._told:
+            self._told = True
+            # The caller's loop may have been closed before the answer came: then nobody waits any more.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._told = False  # before the box is emptied: whoever adds to it from now on tells the loop again
+        while self._arrived:
+            arrived = self._arrived.popleft()
+            if not arrived.done():
+                arrived.set_result(None)
+
+
+_mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = weakref.WeakKeyDictionary()
+
+
 async def arrival(future: Future[T], *, cancel_with_me: bool = False) -> T:
     """Waits, on the caller's own loop, for a future of the background loop.
 
@@ -170,17 +201,10 @@ async def arrival(future: Future[T], *, cancel_with_me: bool = False) -> T:
     """
     loop = asyncio.get_running_loop()
     arrived: asyncio.Future[None] = loop.create_future()
-
-    def release() -> None:
-        if not arrived.done():
-            arrived.set_result(None)
-
-    def wake(_: Future[T]) -> None:
-        # The caller's loop may have been closed before the answer came: then nobody waits any more.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(release)
-
-    future.add_done_callback(wake)
+    mailbox = _mailboxes.get(loop)
+    if mailbox is None:
+        mailbox = _mailboxes[loop] = _Mailbox(loop)
+    future.add_done_callback(functools.partial(mailbox.put, arrived))
     try:
         await arrived
     except asyncio.CancelledError:
