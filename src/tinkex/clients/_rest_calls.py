@@ -17,14 +17,15 @@ import msgspec
 
 from tinkex import types
 from tinkex._transport.caller import PROTOCOL_VERSION
-from tinkex._transport.credentials import credential_of
 from tinkex._wire import json as wire_json
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._connection import connect
+from tinkex.clients._tokens import use_tokens
 from tinkex.errors import APIStatusError
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller
+    from tinkex._wire.endpoints import Endpoint
     from tinkex.clients.session import Session
     from tinkex.config import Config
 
@@ -64,6 +65,11 @@ class RestCalls:
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
+        self._asked = False
+
+    async def weights_info(self, tinker_path: str) -> types.WeightsInfoResponse:
+        await self._ready()
+        return await weights_info(self.caller, tinker_path)
 
     async def health(self) -> types.HealthResponse:
         return await self._get("healthz", types.HealthResponse, "get_health")
@@ -97,12 +103,12 @@ class RestCalls:
         path = {"training_run_id": parsed.training_run_id, "checkpoint_id": parsed.checkpoint_id}
         # A time to live of None is said, not left out: it means without an end.
         body = None if value is None else wire_json.encode(value, omit_none=False)
-        await self.caller.call(endpoint(row), body, path=path, headers=_said(said))
+        await self._send(endpoint(row), body, path=path, headers=_said(said))
 
     async def delete_checkpoint(self, run_id: str, checkpoint_id: str) -> None:
         path = {"training_run_id": run_id, "checkpoint_id": checkpoint_id}
         said = "delete_checkpoint"
-        await self.caller.call(endpoint(said), path=path, headers=_said(said))
+        await self._send(endpoint(said), path=path, headers=_said(said))
 
     async def external_weights_urls(self, tinker_path: str) -> types.ExternalWeightsUrlsResponse:
         return await self._get(
@@ -117,7 +123,7 @@ class RestCalls:
         path = _checkpoint(tinker_path)
         said = _said("get_checkpoint_archive_url_from_tinker_path")
         try:
-            found = await self.caller.call(endpoint("checkpoint_archive"), path=path, headers=said)
+            found = await self._send(endpoint("checkpoint_archive"), path=path, headers=said)
         except APIStatusError as error:
             location = _redirected(error)
             if location is None:
@@ -138,7 +144,7 @@ class RestCalls:
         request = types.CopyWeightsRequest(
             source_path=path, destination_project_id=project_id, ttl_seconds=ttl_seconds
         )
-        copied: types.CopyWeightsResponse = await self.caller.call(
+        copied: types.CopyWeightsResponse = await self._send(
             endpoint("copy_weights"), request, headers=headers
         )
         return copied.tinker_path
@@ -154,14 +160,14 @@ class RestCalls:
 
     async def search(self, request: types.SessionSearchRequest) -> types.SessionSearchResponse:
         said = "search_sessions"
-        found = await self.caller.call(endpoint(said), request, headers=_said(said))
+        found = await self._send(endpoint(said), request, headers=_said(said))
         assert isinstance(found, types.SessionSearchResponse)
         return found
 
     async def assign_project(self, session_id: str, project_id: str) -> None:
         said = "assign_session_project"
         request = types.AssignProjectRequest(project_id=project_id)
-        await self.caller.call(endpoint(said), request, path={"session_id": session_id}, headers=_said(said))
+        await self._send(endpoint(said), request, path={"session_id": session_id}, headers=_said(said))
 
     async def export_trace(self, session_id: str) -> str:
         """Asks until the trace is built."""
@@ -185,24 +191,16 @@ class RestCalls:
 
     async def whoami(self) -> types.WhoamiResponse:
         """Who the token names; a plain key is exchanged for one where the server does that."""
-        settings = self.caller.config
-        if self.caller.tokens is not None:
-            return _identity(await self.caller.tokens.current())
-        if (settings.api_key or "").startswith("eyJ"):
-            return _identity(settings.api_key or "")
-        asked = types.ClientConfigRequest(sdk_version=PROTOCOL_VERSION)
-        config: types.ClientConfigResponse = await self.caller.call(endpoint("client_config"), asked)
-        if not config.pjwt_auth_enabled:
+        key = self.caller.config.api_key or ""
+        if self.caller.tokens is None and key.startswith("eyJ"):
+            return _identity(key)
+        await self._ready(always=True)
+        if self.caller.tokens is None:
             raise RuntimeError(
                 "this server hands out no identity tokens, and a plain API key does not say whose it is; "
                 "ask whoever runs the server"
             )
-        by_command = config.credential_default_source == "credential_cmd"
-        key = await credential_of(settings.api_key, settings.credential_cmd, by_command=by_command)
-        token: types.AuthTokenResponse = await self.caller.call(
-            endpoint("auth_token"), b"{}", headers={"x-api-key": key}
-        )
-        return _identity(token.jwt)
+        return _identity(await self.caller.tokens.current())
 
     async def audit_log(self, event_type: AuditEvents, day: date | None) -> types.AuditLogResponse:
         """The log, in the answer or where the answer redirects to."""
@@ -236,9 +234,25 @@ class RestCalls:
         path: Mapping[str, str] | None = None,
         query: Mapping[str, Any] | None = None,
     ) -> T:
-        value = await self.caller.call(endpoint(row), path=path, query=query, headers=_said(said))
+        value = await self._send(endpoint(row), path=path, query=query, headers=_said(said))
         assert isinstance(value, kind)
         return value
+
+    async def _send(self, row: Endpoint, value: Any = None, **more: Any) -> Any:
+        await self._ready()
+        return await self.caller.call(row, value, **more)
+
+    async def _ready(self, *, always: bool = False) -> None:
+        """Asks once whether the server wants tokens; servers of your own take the key and are not asked."""
+        config = self.caller.config
+        wanted = (
+            always or config.credential_cmd is not None or (config.is_hosted and config.api_key is not None)
+        )
+        if self._asked or self.caller.tokens is not None or not wanted:
+            return
+        asked = types.ClientConfigRequest(sdk_version=PROTOCOL_VERSION)
+        use_tokens(self.caller, await self.caller.call(endpoint("client_config"), asked))
+        self._asked = True
 
 
 async def weights_info(caller: Caller, tinker_path: str) -> types.WeightsInfoResponse:

@@ -265,11 +265,11 @@ class RestClient:
 
     def get_weights_info_by_tinker_path(self, tinker_path: str) -> APIFuture[types.WeightsInfoResponse]:
         """What a checkpoint holds: base model, rank, which layers are trained."""
-        return AwaitableConcurrentFuture(background().submit(weights_info(self._caller, tinker_path)))
+        return AwaitableConcurrentFuture(background().submit(self._calls.weights_info(tinker_path)))
 
     async def get_weights_info_by_tinker_path_async(self, tinker_path: str) -> types.WeightsInfoResponse:
         """As :meth:`get_weights_info_by_tinker_path`."""
-        return await _value(weights_info(self._caller, tinker_path))
+        return await _value(self._calls.weights_info(tinker_path))
 
     def get_external_weights_urls(self, tinker_path: str) -> Future[types.ExternalWeightsUrlsResponse]:
         """An address per file of a checkpoint made with ``save_weights_external``."""

@@ -12,16 +12,15 @@ from tinkex import types
 from tinkex._runtime import background
 from tinkex._transport.budget import ByteBudget
 from tinkex._transport.caller import PROTOCOL_VERSION
-from tinkex._transport.credentials import Tokens, credential_of
 from tinkex._transport.limiter import Limiter, limiter_for
 from tinkex._transport.retry import NEVER, RetryPolicy, is_transient
 from tinkex._wire.endpoints import endpoint
+from tinkex.clients._tokens import use_tokens
 from tinkex.errors import (
     APIConnectionError,
     APIError,
     APIStatusError,
     ClosedError,
-    ConfigError,
     NotFoundError,
     SetupError,
 )
@@ -112,7 +111,7 @@ class Session:
 
     def join(self, session_id: str, client_config: types.ClientConfigResponse) -> OpenSession:
         """Takes part in a session that another process opened: nothing is sent, and heartbeats begin."""
-        self._use_tokens(client_config)
+        use_tokens(self.caller, client_config)
         background().start(self._beat(session_id))
         return self._enter(session_id, client_config)
 
@@ -171,7 +170,7 @@ class Session:
     async def _open_it(self) -> OpenSession:
         request = types.ClientConfigRequest(sdk_version=PROTOCOL_VERSION)
         client_config: types.ClientConfigResponse = await self.caller.call(endpoint("client_config"), request)
-        self._use_tokens(client_config)
+        use_tokens(self.caller, client_config)
         try:
             self.dynamic_config = await self.caller.call(endpoint("client_dynamic_config"), request)
         except NotFoundError:
@@ -195,27 +194,6 @@ class Session:
                 self.caller.sink.emit(ServerMessage(created.session_id, level, text))
         self._heart = asyncio.create_task(self._beat(created.session_id))
         return opened
-
-    def _use_tokens(self, client_config: types.ClientConfigResponse) -> None:
-        config = self.caller.config
-        if not client_config.pjwt_auth_enabled:
-            if config.api_key is None and config.credential_cmd is not None:
-                raise ConfigError(
-                    f"{config.base_url} hands out no short-lived tokens, so TINKER_CREDENTIAL_CMD is not used; "
-                    "put what it prints into TINKER_API_KEY"
-                )
-            return
-        by_command = client_config.credential_default_source == "credential_cmd"
-
-        async def fetch(credential: str) -> str:
-            answer: types.AuthTokenResponse = await self.caller.call(
-                endpoint("auth_token"), b"{}", headers={"x-api-key": credential}
-            )
-            return answer.jwt
-
-        self.caller.tokens = Tokens(
-            lambda: credential_of(config.api_key, config.credential_cmd, by_command=by_command), fetch
-        )
 
     def _enter(self, session_id: str, client_config: types.ClientConfigResponse) -> OpenSession:
         pause_s = client_config.billing_exception_max_pause_duration_sec

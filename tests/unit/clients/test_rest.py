@@ -340,6 +340,27 @@ def test_a_plain_key_is_exchanged_where_the_server_hands_out_tokens() -> None:
         plain.whoami().result(timeout=10)
 
 
+def test_calls_to_a_server_that_wants_tokens_carry_one() -> None:
+    jwt = token({"sub": "tml:user:1", "org_id": "7", "exp": "99999999999"})
+
+    def serve(request: Any) -> Any:
+        if request.path.endswith("auth/token"):
+            return reply({"jwt": jwt})
+        return reply({"pjwt_auth_enabled": True, "sessions": []})
+
+    transport = MockTransport(serve)
+    rest = RestClient(transport=transport, config=Config(api_key="tml-key"))
+    for _ in range(2):
+        rest.list_sessions().result(timeout=10)
+    assert transport.paths == ["client/config", "auth/token", "sessions", "sessions"]
+    assert [request.headers["x-api-key"] for request in transport.requests] == [
+        "tml-key",
+        "tml-key",
+        jwt,
+        jwt,
+    ]
+
+
 def paged(field: str, items: list[Any]) -> Any:
     def serve(request: Any) -> Any:
         offset, limit = int(request.query["offset"]), int(request.query["limit"])

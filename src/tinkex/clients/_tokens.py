@@ -1,0 +1,38 @@
+"""Short-lived tokens on a connection, where the server hands them out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tinkex._transport.credentials import Tokens, credential_of
+from tinkex._wire.endpoints import endpoint
+from tinkex.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tinkex import types
+    from tinkex._transport.caller import Caller
+
+__all__ = ["use_tokens"]
+
+
+def use_tokens(caller: Caller, client_config: types.ClientConfigResponse) -> None:
+    """Lets a caller send tokens instead of its key, if the server's configuration says so."""
+    config = caller.config
+    if not client_config.pjwt_auth_enabled:
+        if config.api_key is None and config.credential_cmd is not None:
+            raise ConfigError(
+                f"{config.base_url} hands out no short-lived tokens, so TINKER_CREDENTIAL_CMD is not used; "
+                "put what it prints into TINKER_API_KEY"
+            )
+        return
+    by_command = client_config.credential_default_source == "credential_cmd"
+
+    async def fetch(credential: str) -> str:
+        answer: types.AuthTokenResponse = await caller.call(
+            endpoint("auth_token"), b"{}", headers={"x-api-key": credential}
+        )
+        return answer.jwt
+
+    caller.tokens = Tokens(
+        lambda: credential_of(config.api_key, config.credential_cmd, by_command=by_command), fetch
+    )
