@@ -41,19 +41,18 @@ def raise_if_tinker_not_accessible() -> None:
     """
     from tinkex._runtime import background
     from tinkex._transport.retry import RetryPolicy
-    from tinkex._wire.endpoints import endpoint
     from tinkex.clients._connection import connect
+    from tinkex.clients._rest_calls import RestCalls
+
+    async def ask() -> None:
+        try:
+            await RestCalls(caller).capabilities()
+        finally:
+            await caller.close()
 
     try:
         caller = connect(config=None, transport=None, events=None)
-        once = RetryPolicy(max_retries=0)
-
-        async def ask() -> None:
-            try:
-                await caller.call(endpoint("get_server_capabilities"), policy=once)
-            finally:
-                await caller.close()
-
+        caller.policy = RetryPolicy(max_retries=0)
         background().run(ask())
     except TinkexError:
         raise

@@ -9,6 +9,11 @@ import pytest
 import tinker
 
 import tinkex
+from tests.servers import ServedEngine
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # the official client leaves sockets to the garbage collector
 
 KEY, STORED = "tml-from-the-environment", "tml-from-the-file"
 
@@ -60,3 +65,15 @@ def test_without_a_key_nothing_is_accessible(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(tinkex.TinkerError, match="TINKER_API_KEY"):
         tinkex.auth.raise_if_tinker_not_accessible()
+
+
+def test_a_server_says_whether_it_takes_the_key(
+    monkeypatch: pytest.MonkeyPatch, served_engine: ServedEngine
+) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", served_engine.url)
+    for package in (tinker, tinkex):
+        monkeypatch.setenv("TINKER_API_KEY", served_engine.key)
+        package.auth.raise_if_tinker_not_accessible()
+        monkeypatch.setenv("TINKER_API_KEY", "tml-of-somebody-else")
+        with pytest.raises(package.AuthenticationError):
+            package.auth.raise_if_tinker_not_accessible()

@@ -74,6 +74,10 @@ class RestCalls:
     async def health(self) -> types.HealthResponse:
         return await self._get("healthz", types.HealthResponse, "get_health")
 
+    async def capabilities(self) -> types.GetServerCapabilitiesResponse:
+        row = "get_server_capabilities"
+        return await self._get(row, types.GetServerCapabilitiesResponse, row)
+
     async def training_run(self, run_id: str, access_scope: AccessScope, said: str) -> types.TrainingRun:
         query = {"access_scope": _scope(access_scope)}
         return await self._get(
