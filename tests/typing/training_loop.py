@@ -20,7 +20,11 @@ def main() -> None:
         assert_type(training, tinkex.TrainingClient)
         datum = types.Datum(
             types.ModelInput.from_ints([1, 2]),
-            {"target_tokens": [2, 3], "weights": np.ones(2), "mask": types.TensorData(data=[1], dtype="int64")},
+            {
+                "target_tokens": [2, 3],
+                "weights": np.ones(2),
+                "mask": types.TensorData(data=[1], dtype="int64"),
+            },
         )
         step = training.forward_backward([datum], "cross_entropy", {"clip": 0.2})
         assert_type(step, tinkex.APIFuture[types.ForwardBackwardOutput])
