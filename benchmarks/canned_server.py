@@ -84,6 +84,8 @@ class Answers:
                 chunk = message.data[0].model_input[0].encoded_text.tokens
                 self.passed[size] = pass_body(size, len(chunk) // 4)
             return _JSON, b'{"request_id":"%b"}' % name_bytes
+        if path == b"/api/v1/create_sampling_session":
+            self.finished.clear()  # one client at a time is measured
         plain = _PLAIN.get(path)
         if plain is not None:
             return _JSON, plain
@@ -156,6 +158,8 @@ class Connection(asyncio.Protocol):
             self._respond(head.split(b" ", 2)[1], body)
 
     def _respond(self, path: bytes, body: bytes) -> None:
+        if self._transport.is_closing():
+            return  # a poll of a client that is gone
         if path == b"/api/v1/retrieve_futures":
             said = self._answers.completions(body)
             if said is None:

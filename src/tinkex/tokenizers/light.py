@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinkex.errors import SetupError
 from tinkex.chat_template import render_chat
+from tinkex.errors import SetupError
 
 if TYPE_CHECKING:
     import tokenizers
