@@ -45,13 +45,16 @@ def test_the_table_in_the_docs_is_current() -> None:
     assert written.returncode == 0, written.stdout + written.stderr
 
 
-def official_modules() -> list[str]:
-    found = [
-        f"types.{module.name}"
+IMPORTED_PATHS = ["types.tensor_data", "types.topk_logprobs", "_exceptions"]
+"""Modules programs import by path; the other official modules of types hold names that stand in tinkex.types."""
+
+
+def official_type_modules() -> list[str]:
+    return [
+        module.name
         for module in pkgutil.iter_modules(tinker.types.__path__)
         if not module.name.startswith("_") and module.name != "shared"
     ]
-    return [*found, "_exceptions"]
 
 
 def defined_in(module: ModuleType) -> list[str]:
@@ -65,12 +68,22 @@ def defined_in(module: ModuleType) -> list[str]:
     return [name for name in names if not name.startswith("_")]
 
 
-@pytest.mark.parametrize("path", official_modules())
-def test_a_module_of_the_official_package_has_the_same_path_here(path: str) -> None:
+@pytest.mark.parametrize("path", IMPORTED_PATHS)
+def test_a_module_that_programs_import_has_the_same_path_here(path: str) -> None:
     theirs = importlib.import_module(f"tinker.{path}")
     ours = importlib.import_module(f"tinkex.{path}")
     for name in defined_in(theirs):
         assert getattr(ours, name, None) is not None, name
+
+
+@pytest.mark.parametrize("module", official_type_modules())
+def test_what_a_module_of_the_official_types_defines_stands_in_ours(module: str) -> None:
+    exported = {
+        name
+        for name in defined_in(importlib.import_module(f"tinker.types.{module}"))
+        if hasattr(tinker.types, name)
+    }
+    assert not [name for name in exported if not hasattr(tinkex.types, name)]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,0 @@
-"""``AuditLogEntry``, under the path of the official SDK."""
-
-from tinkex.types import AuditLogEntry
-
-__all__ = ["AuditLogEntry"]

@@ -1,5 +1,0 @@
-"""``GetBillingUsageRequest``, under the path of the official SDK."""
-
-from tinkex.types import GetBillingUsageRequest
-
-__all__ = ["GetBillingUsageRequest"]

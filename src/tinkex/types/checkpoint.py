@@ -1,5 +1,0 @@
-"""``Checkpoint``, ``CheckpointType``, ``ParsedCheckpointTinkerPath``, under the path of the official SDK."""
-
-from tinkex.types import Checkpoint, CheckpointType, ParsedCheckpointTinkerPath
-
-__all__ = ["Checkpoint", "CheckpointType", "ParsedCheckpointTinkerPath"]

@@ -1,5 +1,0 @@
-"""``CheckpointsListResponse``, under the path of the official SDK."""
-
-from tinkex.types import CheckpointsListResponse
-
-__all__ = ["CheckpointsListResponse"]

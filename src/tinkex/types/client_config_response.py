@@ -1,5 +1,0 @@
-"""``ClientConfigResponse``, under the path of the official SDK."""
-
-from tinkex.types import ClientConfigResponse
-
-__all__ = ["ClientConfigResponse"]

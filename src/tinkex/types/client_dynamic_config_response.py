@@ -1,5 +1,0 @@
-"""``ClientDynamicConfigResponse``, under the path of the official SDK."""
-
-from tinkex.types import ClientDynamicConfigResponse
-
-__all__ = ["ClientDynamicConfigResponse"]

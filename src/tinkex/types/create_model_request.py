@@ -1,5 +1,0 @@
-"""``CreateModelRequest``, under the path of the official SDK."""
-
-from tinkex.types import CreateModelRequest
-
-__all__ = ["CreateModelRequest"]

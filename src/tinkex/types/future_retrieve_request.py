@@ -1,5 +1,0 @@
-"""``FutureRetrieveRequest``, under the path of the official SDK."""
-
-from tinkex.types import FutureRetrieveRequest
-
-__all__ = ["FutureRetrieveRequest"]

@@ -1,5 +1,0 @@
-"""``FutureRetrieveResponse``, under the path of the official SDK."""
-
-from tinkex.types import FutureRetrieveResponse
-
-__all__ = ["FutureRetrieveResponse"]

@@ -1,5 +1,0 @@
-"""``GenericEvent``, under the path of the official SDK."""
-
-from tinkex.types import GenericEvent
-
-__all__ = ["GenericEvent"]

@@ -1,5 +1,0 @@
-"""``GetSamplerResponse``, under the path of the official SDK."""
-
-from tinkex.types import GetSamplerResponse
-
-__all__ = ["GetSamplerResponse"]

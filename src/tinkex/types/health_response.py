@@ -1,5 +1,0 @@
-"""``HealthResponse``, under the path of the official SDK."""
-
-from tinkex.types import HealthResponse
-
-__all__ = ["HealthResponse"]

@@ -1,5 +1,0 @@
-"""``JoinSamplingSessionRequest``, under the path of the official SDK."""
-
-from tinkex.types import JoinSamplingSessionRequest
-
-__all__ = ["JoinSamplingSessionRequest"]

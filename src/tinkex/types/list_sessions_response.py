@@ -1,5 +1,0 @@
-"""``ListSessionsResponse``, under the path of the official SDK."""
-
-from tinkex.types import ListSessionsResponse
-
-__all__ = ["ListSessionsResponse"]

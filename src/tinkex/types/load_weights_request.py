@@ -1,5 +1,0 @@
-"""``LoadWeightsRequest``, under the path of the official SDK."""
-
-from tinkex.types import LoadWeightsRequest
-
-__all__ = ["LoadWeightsRequest"]

@@ -1,5 +1,0 @@
-"""``LossFnInputs``, under the path of the official SDK."""
-
-from tinkex.types import LossFnInputs
-
-__all__ = ["LossFnInputs"]

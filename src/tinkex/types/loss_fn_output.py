@@ -1,5 +1,0 @@
-"""``LossFnOutput``, under the path of the official SDK."""
-
-from tinkex.types import LossFnOutput
-
-__all__ = ["LossFnOutput"]

@@ -1,5 +1,0 @@
-"""``OptimStepResponse``, under the path of the official SDK."""
-
-from tinkex.types import OptimStepResponse
-
-__all__ = ["OptimStepResponse"]

@@ -1,5 +1,0 @@
-"""``PromptAltTokens``, under the path of the official SDK."""
-
-from tinkex.types import PromptAltTokens
-
-__all__ = ["PromptAltTokens"]

@@ -1,5 +1,0 @@
-"""``RequestFailedResponse``, under the path of the official SDK."""
-
-from tinkex.types import RequestFailedResponse
-
-__all__ = ["RequestFailedResponse"]

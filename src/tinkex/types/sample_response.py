@@ -1,5 +1,0 @@
-"""``SampleResponse``, under the path of the official SDK."""
-
-from tinkex.types import SampleResponse
-
-__all__ = ["SampleResponse"]

@@ -1,5 +1,0 @@
-"""``SampledSequence``, under the path of the official SDK."""
-
-from tinkex.types import SampledSequence
-
-__all__ = ["SampledSequence"]

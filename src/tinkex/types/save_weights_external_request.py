@@ -1,5 +1,0 @@
-"""``SaveWeightsExternalRequest``, under the path of the official SDK."""
-
-from tinkex.types import SaveWeightsExternalRequest
-
-__all__ = ["SaveWeightsExternalRequest"]

@@ -1,5 +1,0 @@
-"""``SaveWeightsRequest``, under the path of the official SDK."""
-
-from tinkex.types import SaveWeightsRequest
-
-__all__ = ["SaveWeightsRequest"]

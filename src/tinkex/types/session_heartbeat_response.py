@@ -1,5 +1,0 @@
-"""``SessionHeartbeatResponse``, under the path of the official SDK."""
-
-from tinkex.types import SessionHeartbeatResponse
-
-__all__ = ["SessionHeartbeatResponse"]

@@ -1,5 +1,0 @@
-"""``SessionSearchCursor``, under the path of the official SDK."""
-
-from tinkex.types import SessionSearchCursor
-
-__all__ = ["SessionSearchCursor"]

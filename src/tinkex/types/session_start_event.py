@@ -1,5 +1,0 @@
-"""``SessionStartEvent``, under the path of the official SDK."""
-
-from tinkex.types import SessionStartEvent
-
-__all__ = ["SessionStartEvent"]

@@ -1,5 +1,0 @@
-"""``SessionSummary``, under the path of the official SDK."""
-
-from tinkex.types import SessionSummary
-
-__all__ = ["SessionSummary"]

@@ -1,5 +1,0 @@
-"""``TelemetryBatch``, under the path of the official SDK."""
-
-from tinkex.types import TelemetryBatch
-
-__all__ = ["TelemetryBatch"]

@@ -1,5 +1,0 @@
-"""``TelemetryResponse``, under the path of the official SDK."""
-
-from tinkex.types import TelemetryResponse
-
-__all__ = ["TelemetryResponse"]

@@ -1,5 +1,0 @@
-"""``UnloadModelResponse``, under the path of the official SDK."""
-
-from tinkex.types import UnloadModelResponse
-
-__all__ = ["UnloadModelResponse"]
