@@ -50,9 +50,11 @@ class Base:
         """Bring the weights into memory; belongs to the engine thread, and does nothing the second time."""
         if self._loaded is not None:
             return
-        # Idle math threads sleep instead of spinning: whoever shares a core with them gets it, this process's own
-        # event loop first. It counts only before torch is loaded, and what the user has set stands.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # Math threads that wait spin for microseconds and then sleep. Spinning longer, as is the default, halves the speed
+        # as soon as anything else wants a core; sleeping at once costs a sixth on a quiet machine. It counts only
+        # before torch is loaded, and what the user has set stands.
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         from tinkex.engine.model.catalog import load_model
         from tinkex.engine.model.progress import report
         from tinkex.engine.sampler.sampler import Sampler
