@@ -133,14 +133,10 @@ def _check_counts(job: SampleJob, arch: Architecture) -> None:
     for name, value in (
         ("topk_prompt_logprobs", job.topk_prompt_logprobs),
         ("topk_sample_logprobs", job.topk_sample_logprobs),
+        ("prompt_alt_tokens_k", job.prompt_alt_tokens_k),
     ):
         if not 0 <= value <= most:
             raise InvalidInput(f"{name} must lie in 0…{most}, and is {value}")
-    if job.prompt_alt_tokens_k != 0:
-        raise InvalidInput(
-            f"prompt_alt_tokens_k is {job.prompt_alt_tokens_k}, and this engine does not offer alternative prompt tokens; "
-            "leave it 0 and use topk_prompt_logprobs for the likeliest tokens at each position"
-        )
     last_n = job.prompt_logprobs_last_n
     if last_n is not None and last_n < 1:
         raise InvalidInput(

@@ -1,9 +1,10 @@
-"""What a request asked about its prompt: logprobs, likeliest tokens and chosen targets, all at temperature 1.
+"""What a request asked about its prompt: logprobs, likeliest tokens, chosen targets and drawn alternatives.
 
 The hidden state of prompt token i predicts token i+1. The scores are collected while the prompt is prefilled,
-a few rows of logits at a time, so the logits of a whole prompt never exist at once.
+a few rows of logits at a time, so the logits of a whole prompt never exist at once. Every logprob is at
+temperature 1; alternatives are drawn at the request's temperature.
 
-Shapes: P prompt length, R rows of logits at hand, V vocabulary, k likeliest tokens, N targets per token.
+Shapes: P prompt length, R rows of logits at hand, V vocabulary, k tokens per row, C cells that name a target.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import numpy as np
 import torch
 
 from tinkex.engine.sampler.job import SKIPPED_TARGET, SampleJob
-from tinkex.types import TensorData, TopkLogprobs
+from tinkex.engine.sampler.logits import draw_many, prompt_generator_of
+from tinkex.types import PromptAltTokens, TensorData, TopkLogprobs
 from tinkex.types.sampling import EMPTY_LOGPROB
 
 if TYPE_CHECKING:
@@ -32,7 +34,8 @@ def empty_topk(length: int, k: int) -> TopkLogprobs:
 class PromptScores:
     """Collects the scores of one prompt, row by row.
 
-    ``prompt_logprobs_last_n`` limits the prompt's own logprobs only; top-k and targets cover what they name.
+    ``prompt_logprobs_last_n`` limits the prompt's own logprobs and the likeliest tokens; targets and alternatives
+    cover what they name.
 
     Example:
         >>> scores = PromptScores(job)
@@ -43,26 +46,24 @@ class PromptScores:
     def __init__(self, job: SampleJob) -> None:
         length = len(job.prompt_P)
         self._prompt_P = torch.from_numpy(job.prompt_P.astype(np.int64))
-        self._targets_PN: npt.NDArray[np.int64] | None = None
-        self._target_logprobs_PN: npt.NDArray[np.float32] | None = None
         self.prompt_logprobs_P: npt.NDArray[np.float32] | None = None
         self.topk: TopkLogprobs | None = None
+        self._targets = None if job.target_prompt_logprobs is None else _Targets(job.target_prompt_logprobs)
+        self._alternatives = _Alternatives(job) if job.prompt_alt_tokens_k else None
         self.first_row = length
         """The first row whose logits are needed; the prompt's length if none is."""
+        shown = length if job.prompt_logprobs_last_n is None else job.prompt_logprobs_last_n
+        self._first_shown_row = max(0, length - shown - 1)
         if job.prompt_logprobs:
             self.prompt_logprobs_P = np.full(length, np.nan, np.float32)
-            shown = length if job.prompt_logprobs_last_n is None else job.prompt_logprobs_last_n
-            self.first_row = max(0, length - shown - 1)
-        self._first_logprob_row = self.first_row
+            self.first_row = self._first_shown_row
         if job.topk_prompt_logprobs:
             self.topk = empty_topk(length, job.topk_prompt_logprobs)
+            self.first_row = self._first_shown_row
+        if self._targets is not None:
+            self.first_row = min(self.first_row, self._targets.first_row)
+        if self._alternatives is not None:
             self.first_row = 0
-        if job.target_prompt_logprobs is not None:
-            self._targets_PN = job.target_prompt_logprobs.to_numpy(pad_value=SKIPPED_TARGET)
-            self._target_logprobs_PN = np.full(self._targets_PN.shape, np.nan, np.float32)
-            asked = np.flatnonzero((self._targets_PN != SKIPPED_TARGET).any(axis=1))
-            if len(asked):
-                self.first_row = min(self.first_row, int(asked[0]))
         self.end_row = length - 1
         """The row after the last one that is needed: the prompt's last token predicts nothing in the prompt."""
 
@@ -71,24 +72,95 @@ class PromptScores:
         return range(max(start, self.first_row), min(end, self.end_row))
 
     def add(self, first_row: int, logits_RV: Tensor) -> None:
-        """Takes the logits of consecutive rows."""
+        """Takes the logits of consecutive rows; taking the same rows again changes nothing."""
         logprobs_RV = torch.log_softmax(logits_RV, dim=-1)
         rows = slice(first_row, first_row + len(logits_RV))
-        predicted = slice(rows.start + 1, rows.stop + 1)
+        if self._targets is not None:
+            self._targets.add(rows, logprobs_RV)
+        if self._alternatives is not None:
+            self._alternatives.add(rows, logits_RV, logprobs_RV)
+        hidden_rows = max(0, self._first_shown_row - first_row)
+        shown_RV = logprobs_RV[hidden_rows:]
+        predicted = slice(rows.start + hidden_rows + 1, rows.stop + 1)
+        if not len(shown_RV):
+            return
         if self.prompt_logprobs_P is not None:
-            own_R = logprobs_RV.gather(1, self._prompt_P[predicted, None])[:, 0].numpy()
-            skip = max(0, self._first_logprob_row - first_row)
-            self.prompt_logprobs_P[predicted][skip:] = own_R[skip:]
+            self.prompt_logprobs_P[predicted] = shown_RV.gather(1, self._prompt_P[predicted, None])[
+                :, 0
+            ].numpy()
         if self.topk is not None:
-            best = logprobs_RV.topk(self.topk.token_ids.shape[1])
+            best = shown_RV.topk(self.topk.token_ids.shape[1])
             self.topk.token_ids[predicted] = best.indices.numpy()
             self.topk.logprobs[predicted] = best.values.numpy()
-        if self._targets_PN is not None and self._target_logprobs_PN is not None:
-            targets_RN = self._targets_PN[rows]
-            picked_RN = logprobs_RV.gather(1, torch.from_numpy(targets_RN.clip(min=0))).numpy()
-            self._target_logprobs_PN[rows] = np.where(targets_RN == SKIPPED_TARGET, np.nan, picked_RN)
 
     @property
     def target_logprobs(self) -> TensorData | None:
-        """The logprob of every target, (P-1, N); NaN where the target was skipped."""
-        return None if self._target_logprobs_PN is None else TensorData.from_numpy(self._target_logprobs_PN)
+        """The logprob of every target, in the shape and layout it was asked in; NaN where the target was skipped."""
+        return None if self._targets is None else self._targets.result
+
+    @property
+    def alternatives(self) -> PromptAltTokens | None:
+        """Tokens drawn in place of every prompt token but the first, (P-1, k), and their logprobs."""
+        return None if self._alternatives is None else self._alternatives.result
+
+
+class _Targets:
+    """The tokens a request names row by row, dense or CSR, as one flat list of cells in the order of their rows."""
+
+    def __init__(self, asked: TensorData) -> None:
+        assert asked.shape is not None  # as checked with the job
+        self._asked = asked
+        num_rows, width = asked.shape
+        ends = (
+            np.arange(num_rows + 1, dtype=np.int64) * width
+            if asked.sparse_crow_indices is None
+            else np.array(asked.sparse_crow_indices, np.int64)
+        )
+        self._tokens_C: npt.NDArray[np.int64] = asked.array
+        self._rows_C = np.repeat(np.arange(num_rows), np.diff(ends))
+        self._logprobs_C = np.full(len(self._tokens_C), np.nan, np.float32)
+        named = np.flatnonzero(self._tokens_C != SKIPPED_TARGET)
+        self.first_row = int(self._rows_C[named[0]]) if len(named) else num_rows + 1
+
+    def add(self, rows: slice, logprobs_RV: Tensor) -> None:
+        start, stop = np.searchsorted(self._rows_C, [rows.start, rows.stop])
+        tokens = self._tokens_C[start:stop]
+        picked = logprobs_RV[
+            torch.from_numpy(self._rows_C[start:stop] - rows.start), torch.from_numpy(tokens.clip(min=0))
+        ].numpy()
+        self._logprobs_C[start:stop] = np.where(tokens == SKIPPED_TARGET, np.nan, picked)
+
+    @property
+    def result(self) -> TensorData:
+        return TensorData(
+            self._logprobs_C,
+            "float32",
+            self._asked.shape,
+            self._asked.sparse_crow_indices,
+            self._asked.sparse_col_indices,
+        )
+
+
+class _Alternatives:
+    """Independent draws from the model's distribution at every prompt position after the first.
+
+    The random numbers are fixed at the start, so a prompt that is prefilled in other pieces, or twice, draws the same.
+    """
+
+    def __init__(self, job: SampleJob) -> None:
+        shape = (len(job.prompt_P) - 1, job.prompt_alt_tokens_k)
+        self._temperature = job.params.temperature
+        self._uniforms_Pk = torch.from_numpy(prompt_generator_of(job.params.seed).random(shape))
+        self._tokens_Pk = np.zeros(shape, np.int64)
+        self._logprobs_Pk = np.full(shape, np.nan, np.float32)
+
+    def add(self, rows: slice, logits_RV: Tensor, logprobs_RV: Tensor) -> None:
+        tokens_Rk = draw_many(logits_RV, self._temperature, self._uniforms_Pk[rows])
+        self._tokens_Pk[rows] = tokens_Rk.numpy()
+        self._logprobs_Pk[rows] = logprobs_RV.gather(1, tokens_Rk).numpy()
+
+    @property
+    def result(self) -> PromptAltTokens:
+        return PromptAltTokens(
+            TensorData.from_numpy(self._tokens_Pk), TensorData.from_numpy(self._logprobs_Pk)
+        )

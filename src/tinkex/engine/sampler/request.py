@@ -118,4 +118,5 @@ class Request:
             topk_prompt_logprobs_np=self.scores.topk,
             target_prompt_logprobs=self.scores.target_logprobs,
             prompt_cache_hit_tokens=self.cache_hit_tokens,
+            prompt_alt_tokens=self.scores.alternatives,
         )

@@ -60,6 +60,38 @@ def test_the_likeliest_tokens_of_every_prompt_position_and_none_for_the_first(
     assert (topk.token_ids[1:] == best.indices.numpy()).mean() > 0.99  # near ties may swap
 
 
+@pytest.mark.parametrize("last_n", [1, 5, 49])
+def test_only_the_last_prompt_positions_have_their_likeliest_tokens_shown(
+    sampler: Sampler, expected: torch.Tensor, last_n: int
+) -> None:
+    options = {"prompt_logprobs": True, "prompt_logprobs_last_n": last_n, "topk_prompt_logprobs": 2}
+    topk = sample(sampler, PROMPT, max_tokens=1, **options).topk_prompt_logprobs_np
+    assert topk is not None
+    assert (topk.logprobs[: 50 - last_n] == EMPTY_LOGPROB).all()
+    np.testing.assert_allclose(
+        topk.logprobs[50 - last_n :], expected[49 - last_n : -1].topk(2).values, atol=1e-4
+    )
+
+
+def test_targets_before_the_shown_logprobs_are_scored_all_the_same(
+    sampler: Sampler, expected: torch.Tensor
+) -> None:
+    wanted = np.full((49, 1), -1, np.int64)
+    wanted[3] = 7
+    got = sample(
+        sampler,
+        PROMPT,
+        max_tokens=1,
+        prompt_logprobs=True,
+        prompt_logprobs_last_n=2,
+        target_prompt_logprobs=TensorData.from_numpy(wanted),
+    )
+    assert got.target_prompt_logprobs is not None
+    assert got.target_prompt_logprobs.to_numpy()[3, 0] == pytest.approx(expected[3, 7].item(), abs=1e-4)
+    assert got.prompt_logprobs_np is not None
+    assert np.isnan(got.prompt_logprobs_np[:48]).all()
+
+
 @pytest.mark.parametrize("sparse", [False, True])
 def test_logprobs_of_chosen_targets_skip_empty_cells(
     sampler: Sampler, expected: torch.Tensor, sparse: bool
@@ -72,8 +104,10 @@ def test_logprobs_of_chosen_targets_skip_empty_cells(
         assert (data.to_numpy(pad_value=-1) == wanted).all()
     got = sample(sampler, PROMPT, max_tokens=1, target_prompt_logprobs=data).target_prompt_logprobs
     assert got is not None
-    assert (got.dtype, got.shape) == ("float32", [49, 4])
-    values = got.to_numpy()
+    assert (got.dtype, got.shape, got.is_sparse) == ("float32", [49, 4], sparse)
+    assert got.sparse_crow_indices == data.sparse_crow_indices
+    assert got.sparse_col_indices == data.sparse_col_indices
+    values = got.to_numpy(pad_value=np.nan)
     assert (np.isnan(values) == (wanted == -1)).all()
     for row, column in zip(*np.nonzero(wanted != -1), strict=True):
         assert values[row, column] == pytest.approx(expected[row, wanted[row, column]].item(), abs=1e-4)
@@ -95,6 +129,53 @@ def test_scores_are_the_same_whether_or_not_the_prompt_is_known_already(
     np.testing.assert_allclose(known.prompt_logprobs_np[-5:], fresh.prompt_logprobs_np[-5:], atol=1e-5)
 
 
+def test_a_sparse_target_may_skip_a_cell_it_lists(sampler: Sampler, expected: torch.Tensor) -> None:
+    data = TensorData([-1, 9], "int64", [49, 10**6], [0] * 21 + [2] * 29, [0, 999_999])
+    got = sample(sampler, PROMPT, max_tokens=1, target_prompt_logprobs=data).target_prompt_logprobs
+    assert got is not None
+    assert np.isnan(got.array[0])
+    assert got.array[1] == pytest.approx(expected[20, 9].item(), abs=1e-4)
+
+
+def test_alternatives_have_one_row_for_every_prompt_token_but_the_first(
+    sampler: Sampler, expected: torch.Tensor
+) -> None:
+    got = sample(sampler, PROMPT, max_tokens=1, seed=3, temperature=0.6, prompt_alt_tokens_k=4)
+    drawn = got.prompt_alt_tokens
+    assert drawn is not None
+    assert (drawn.tokens.dtype, drawn.tokens.shape) == ("int64", [49, 4])
+    assert (drawn.logprobs.dtype, drawn.logprobs.shape) == ("float32", [49, 4])
+    own = expected[:-1].gather(1, drawn.tokens.to_torch())
+    np.testing.assert_allclose(drawn.logprobs.to_numpy(), own, atol=1e-4)
+
+
+def test_alternatives_repeat_with_a_seed_however_the_prompt_is_cut(
+    model: Transformer, tokenizer: EngineTokenizer
+) -> None:
+    options = {"max_tokens": 1, "prompt_alt_tokens_k": 3}
+
+    def drawn(seed: int | None, chunk: int) -> list[list[int]]:
+        got = sample(Sampler(model, tokenizer, prefill_chunk=chunk), PROMPT, seed=seed, **options)
+        assert got.prompt_alt_tokens is not None
+        return got.prompt_alt_tokens.tokens.tolist()
+
+    assert drawn(5, 512) == drawn(5, 7)
+    assert drawn(5, 512) != drawn(6, 512)
+    assert drawn(None, 512) != drawn(None, 512)
+
+
+def test_alternatives_leave_the_samples_as_they_are(sampler: Sampler) -> None:
+    plain = sample(sampler, PROMPT, max_tokens=8, seed=3, num_samples=2)
+    asked = sample(sampler, PROMPT, max_tokens=8, seed=3, num_samples=2, prompt_alt_tokens_k=3)
+    assert [s.tokens for s in asked.sequences] == [s.tokens for s in plain.sequences]
+
+
+def test_greedy_alternatives_are_the_likeliest_token(sampler: Sampler, expected: torch.Tensor) -> None:
+    got = sample(sampler, PROMPT, max_tokens=1, temperature=0, prompt_alt_tokens_k=2).prompt_alt_tokens
+    assert got is not None
+    assert got.tokens.tolist() == expected[:-1].argmax(-1, keepdim=True).expand(-1, 2).tolist()
+
+
 def test_nothing_is_computed_for_a_prompt_nobody_asks_about() -> None:
     scores = PromptScores(job(PROMPT))
     assert list(scores.rows_needed(0, 50)) == []
@@ -104,9 +185,17 @@ def test_nothing_is_computed_for_a_prompt_nobody_asks_about() -> None:
 def test_a_prompt_of_one_token_has_nothing_to_score(sampler: Sampler) -> None:
     empty = TensorData([], "int64", [0, 3])
     got = sample(
-        sampler, [5], max_tokens=1, prompt_logprobs=True, topk_prompt_logprobs=2, target_prompt_logprobs=empty
+        sampler,
+        [5],
+        max_tokens=1,
+        prompt_logprobs=True,
+        topk_prompt_logprobs=2,
+        target_prompt_logprobs=empty,
+        prompt_alt_tokens_k=2,
     )
     assert got.prompt_logprobs == [None]
     assert got.topk_prompt_logprobs == [None]
     assert got.target_prompt_logprobs is not None
     assert got.target_prompt_logprobs.shape == [0, 3]
+    assert got.prompt_alt_tokens is not None
+    assert got.prompt_alt_tokens.tokens.shape == [0, 2]
