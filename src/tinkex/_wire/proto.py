@@ -5,7 +5,7 @@ Numbers travel as raw little-endian bytes and are handed to numpy without a deto
 
 from __future__ import annotations
 
-import struct
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from tinkex._wire import tinkex_wire_pb2 as pb
+from tinkex._wire.datums import WIRE_DTYPES, Buffer, datum_parts, message_field, write_tensor
 from tinkex._wire.json import Malformed
 from tinkex.types import (
     Datum,
@@ -39,7 +40,6 @@ from tinkex.types import (
 CONTENT_TYPE = "application/x-protobuf"
 
 _I32, _I64, _F32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
-_WIRE_DTYPES = {"float32": pb.DTYPE_FLOAT32, "int64": pb.DTYPE_INT64}
 
 
 # ---- forward_backward: request ----
@@ -59,9 +59,10 @@ def encode_forward_backward(request: ForwardBackwardRequest) -> bytes:
         else:
             message.loss_fn_config[key] = float(value)
             message.loss_fn_config_v2[key].number = float(value)
+    parts: list[Buffer] = [message.SerializeToString()]
     for datum in request.data:
-        _write_datum(message.data.add(), datum)
-    return message.SerializeToString()
+        message_field(parts, pb.ForwardBackwardRequest.DATA_FIELD_NUMBER, datum_parts(datum))
+    return b"".join(parts)
 
 
 def decode_forward_backward(data: bytes) -> ForwardBackwardRequest:
@@ -86,21 +87,6 @@ def decode_forward_backward(data: bytes) -> ForwardBackwardRequest:
     )
 
 
-def _write_datum(message: Any, datum: Datum) -> None:
-    for chunk in datum.model_input.chunks:
-        _write_chunk(message.model_input.add(), chunk)
-    for key, tensor in datum.loss_fn_inputs.items():
-        _write_tensor(message.loss_fn_inputs[key], tensor)
-    for spans, field in (
-        (datum.model_input_spans, message.model_input_spans),
-        (datum.loss_fn_input_spans, message.loss_fn_input_spans),
-    ):
-        for span in spans or ():
-            entry = field.add()
-            side = entry.prompt_tokens if isinstance(span, PromptProvenanceSpan) else entry.sampled_tokens
-            side.sequence_id, side.offset, side.length = span.sequence_id, span.offset, span.length
-
-
 def _read_datum(message: Any) -> Datum:
     has_spans = bool(message.model_input_spans or message.loss_fn_input_spans)
     return Datum(
@@ -123,22 +109,6 @@ def _read_spans(spans: Sequence[Any]) -> ProvenanceSpans:
     return out
 
 
-def _write_chunk(message: Any, chunk: ModelInputChunk) -> None:
-    if isinstance(chunk, EncodedTextChunk):
-        message.encoded_text.tokens = struct.pack(f"<{len(chunk.tokens)}i", *chunk.tokens)
-    elif isinstance(chunk, ImageChunk):
-        message.image.data = chunk.data
-        message.image.format = chunk.format
-        if chunk.expected_tokens is not None:
-            message.image.expected_tokens = chunk.expected_tokens
-    elif isinstance(chunk, DmelChunk):
-        message.dmel.dmel = chunk.dmel
-    else:
-        raise ValueError(
-            f"a chunk of type {chunk.type!r} cannot be trained on; send the image itself as an ImageChunk"
-        )
-
-
 def _read_chunk(message: Any) -> ModelInputChunk:
     which = message.WhichOneof("chunk")
     if which == "encoded_text":
@@ -153,18 +123,6 @@ def _read_chunk(message: Any) -> ModelInputChunk:
 
 
 # ---- tensors ----
-
-
-def _write_tensor(message: Any, tensor: TensorData) -> None:
-    message.dtype = _WIRE_DTYPES[tensor.dtype]
-    if tensor.shape is not None:
-        message.shape.extend(tensor.shape)
-    if tensor.is_sparse:
-        message.sparse_csr.values = tensor.array.tobytes()
-        message.sparse_csr.crow_indices = np.asarray(tensor.sparse_crow_indices, dtype=_I64).tobytes()
-        message.sparse_csr.col_indices = np.asarray(tensor.sparse_col_indices, dtype=_I64).tobytes()
-    else:
-        message.dense = tensor.array.tobytes()
 
 
 def _read_tensor(message: Any) -> TensorData:
@@ -183,7 +141,7 @@ def _read_tensor(message: Any) -> TensorData:
     return TensorData(data=values, dtype=dtype, shape=shape)
 
 
-def _widened(data: bytes, dtype: int) -> tuple[npt.NDArray[Any], Any]:
+def _widened(data: bytes | memoryview, dtype: int) -> tuple[npt.NDArray[Any], Any]:
     if dtype == pb.DTYPE_FLOAT32:
         return _numbers(data, _F32, "float32 tensor"), "float32"
     if dtype == pb.DTYPE_INT64:
@@ -196,7 +154,7 @@ def _widened(data: bytes, dtype: int) -> tuple[npt.NDArray[Any], Any]:
     raise ValueError(f"a tensor has the unknown dtype number {dtype}")
 
 
-def _numbers(data: bytes, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
+def _numbers(data: bytes | memoryview, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
     if len(data) % dtype.itemsize:
         raise ValueError(f"{what}: {len(data)} bytes are not a whole number of {dtype.itemsize}-byte values")
     return np.frombuffer(data, dtype=dtype)
@@ -248,7 +206,7 @@ def _write_record(record: Any, outputs: Sequence[LossFnOutput]) -> None:
     for name, first in outputs[0].items():
         arrays = [output[name].array for output in outputs]
         field = record.fields[name]
-        field.dtype = _WIRE_DTYPES[first.dtype]
+        field.dtype = WIRE_DTYPES[first.dtype]
         field.data = np.concatenate(arrays).tobytes()
         field.offsets = np.cumsum([0, *(a.nbytes for a in arrays)], dtype=_I64).tobytes()
         field.trailing_shape.extend((first.shape or [])[1:])
@@ -261,9 +219,11 @@ def _read_record(record: Any) -> list[LossFnOutput]:
         if len(offsets) != record.num_datums + 1:
             raise ValueError(f"{name}: {len(offsets)} offsets for {record.num_datums} datums")
         trailing = list(field.trailing_shape)
+        per_row = max(1, math.prod(trailing))
+        data = memoryview(field.data)  # the field is copied out of the message once, not for every datum
         for index, output in enumerate(outputs):
-            values, dtype = _widened(field.data[offsets[index] : offsets[index + 1]], field.dtype)
-            rows = values.size // max(1, int(np.prod(trailing, dtype=np.int64)))
+            values, dtype = _widened(data[offsets[index] : offsets[index + 1]], field.dtype)
+            rows = values.size // per_row
             output[name] = TensorData(data=values, dtype=dtype, shape=[rows, *trailing])
     return outputs
 
@@ -287,10 +247,10 @@ def encode_sample_response(response: SampleResponse) -> bytes:
     if response.topk_prompt_logprobs_np is not None:
         _write_topk(message.topk_prompt_logprobs, response.topk_prompt_logprobs_np)
     if response.target_prompt_logprobs is not None:
-        _write_tensor(message.target_prompt_logprobs, response.target_prompt_logprobs)
+        write_tensor(message.target_prompt_logprobs, response.target_prompt_logprobs)
     if response.prompt_alt_tokens is not None:
-        _write_tensor(message.prompt_alt_tokens.tokens, response.prompt_alt_tokens.tokens)
-        _write_tensor(message.prompt_alt_tokens.logprobs, response.prompt_alt_tokens.logprobs)
+        write_tensor(message.prompt_alt_tokens.tokens, response.prompt_alt_tokens.tokens)
+        write_tensor(message.prompt_alt_tokens.logprobs, response.prompt_alt_tokens.logprobs)
     return message.SerializeToString()
 
 

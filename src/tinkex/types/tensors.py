@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -61,10 +62,10 @@ class TensorData:
             )
         if sparse_crow_indices is not None and sparse_col_indices is not None:
             _check_csr(array, folded, sparse_crow_indices, sparse_col_indices)
-        elif folded is not None and int(np.prod(folded, dtype=np.int64)) != array.size:
+        elif folded is not None and math.prod(folded) != array.size:
             raise ValueError(
                 f"TensorData holds {array.size} values but shape {folded} asks for "
-                f"{int(np.prod(folded, dtype=np.int64))}; pass a matching shape or none"
+                f"{math.prod(folded)}; pass a matching shape or none"
             )
         put = object.__setattr__
         put(self, "dtype", dtype)
