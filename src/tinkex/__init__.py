@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from tinkex.futures import gather as gather
     from tinkex.request_options import RequestOptions as RequestOptions
     from tinkex.request_options import Timeout as Timeout
+    from tinkex.traced_loss import LossHandle as LossHandle
+    from tinkex.traced_loss import PerDatumLossFn as PerDatumLossFn
     from tinkex.types import AdamOptimizerConfig as AdamOptimizerConfig
     from tinkex.types import AdamParams as AdamParams
     from tinkex.types import Checkpoint as Checkpoint
@@ -110,6 +112,7 @@ __all__ = [
     "ImageChunk",
     "InternalServerError",
     "LoraConfig",
+    "LossHandle",
     "ModelID",
     "ModelInput",
     "ModelInputChunk",
@@ -118,6 +121,7 @@ __all__ = [
     "OptimStepRequest",
     "OptimStepResponse",
     "ParsedCheckpointTinkerPath",
+    "PerDatumLossFn",
     "PermissionDeniedError",
     "PromptProvenanceSpan",
     "RateLimitError",
@@ -162,6 +166,7 @@ _NAMES = {
     "tinkex.clients.training": "TrainingClient",
     "tinkex.config": "Config",
     "tinkex.request_options": "RequestOptions Timeout",
+    "tinkex.traced_loss": "LossHandle PerDatumLossFn",
     "tinkex.futures": "APIFuture AwaitableConcurrentFuture gather",
     "tinkex.errors": (
         "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError "

@@ -38,10 +38,6 @@ DIFFERENCES: Mapping[str, Mapping[str, str]] = {
         "tinker.SamplingClient": "made with other arguments",
         "tinker.TrainingClient": "made with other arguments",
     },
-    "Losses that a server runs are not offered: `create_custom_loss` says so, and hands out no handle.": {
-        "tinker.LossHandle": "missing",
-        "tinker.PerDatumLossFn": "missing",
-    },
     "The class is the tag: it can be read and travels, but it is not an argument.": {
         f"tinker.types.{name}": f"without {tag}"
         for name, tag in {
@@ -156,9 +152,9 @@ BEHAVIOUR: tuple[tuple[str, str, str], ...] = (
         "a class of our own with the same arguments and attributes; httpx is not needed",
     ),
     (
-        "`create_custom_loss`",
-        "traces a function and lets the server run it where it can",
-        "says that it is not offered; `forward_backward_custom` runs the function in the program",
+        "`create_custom_loss` that failed on its way to the server",
+        "cannot be repeated in the session: the loss counts as made",
+        "can be called again with the same function",
     ),
     (
         "`APIResponse`, `AsyncAPIResponse`, `resources`, `proto`",

@@ -94,6 +94,7 @@ def test_what_a_module_of_the_official_types_defines_stands_in_ours(module: str)
         ("lib.public_interfaces", "ServiceClient"),
         ("lib.public_interfaces.admin_client", "AdminClient"),
         ("lib.public_interfaces.api_future", "APIFuture"),
+        ("lib.public_interfaces.custom_loss", "LossHandle"),
         ("lib.public_interfaces.rest_client", "RestClient"),
         ("lib.public_interfaces.sampling_client", "SamplingClient"),
         ("lib.public_interfaces.service_client", "ServiceClient"),

@@ -112,7 +112,7 @@ _ROWS = (
     _later("save_weights", types.SaveWeightsRequest, types.SaveWeightsResponse, "SaveWeights"),
     _later("save_weights_for_sampler", types.SaveWeightsForSamplerRequest, types.SaveWeightsForSamplerResponse, "SaveWeightsForSampler"),
     _later("save_weights_external", types.SaveWeightsExternalRequest, types.SaveWeightsExternalResponse, "SaveWeightsExternal", served=False),
-    _later("create_custom_loss", types.CreateCustomLossRequest, types.CreateCustomLossResponse, "CreateCustomLoss", called_by_us=False, served=False),
+    _later("create_custom_loss", types.CreateCustomLossRequest, types.CreateCustomLossResponse, "CreateCustomLoss", served=False),
     _later("load_weights", types.LoadWeightsRequest, types.LoadWeightsResponse, "LoadWeights"),
     _later("unload_model", types.UnloadModelRequest, types.UnloadModelResponse, "UnloadModel"),
     Endpoint("get_info", "POST", "/api/v1/get_info", "train", types.GetInfoRequest, types.GetInfoResponse),
@@ -121,11 +121,11 @@ _ROWS = (
     Endpoint("create_sampling_session", "POST", "/api/v1/create_sampling_session", "session", types.CreateSamplingSessionRequest, types.CreateSamplingSessionResponse),
     _later("asample", types.SampleRequest, types.SampleResponse, "Sample", "sample", result_wire="proto"),
     Endpoint("get_sampler", "GET", "/api/v1/samplers/{sampler_id}", "rest", None, types.GetSamplerResponse),
-    Endpoint("join_sampling_session", "POST", "/api/v1/join_sampling_session", "session", types.JoinSamplingSessionRequest, types.JoinSamplingSessionResponse, served=False),
+    Endpoint("join_sampling_session", "POST", "/api/v1/join_sampling_session", "session", types.JoinSamplingSessionRequest, types.JoinSamplingSessionResponse),
     # results
     Endpoint("retrieve_future", "POST", "/api/v1/retrieve_future", "retrieve", types.FutureRetrieveRequest, None),
     Endpoint("cancel_future", "POST", "/api/v1/cancel_future", "retrieve", types.CancelFutureRequest, None),
-    Endpoint("retrieve_futures", "POST", "/api/v1/retrieve_futures", "retrieve", types.FuturesRetrieveRequest, types.FuturesRetrieveResponse, served=False),
+    Endpoint("retrieve_futures", "POST", "/api/v1/retrieve_futures", "retrieve", types.FuturesRetrieveRequest, types.FuturesRetrieveResponse),
     # runs and checkpoints
     Endpoint("list_training_runs", "GET", "/api/v1/training_runs", "rest", None, types.TrainingRunsResponse),
     Endpoint("get_training_run", "GET", _RUN, "rest", None, types.TrainingRun),

@@ -16,7 +16,6 @@ from tinkex.clients.rest import RestClient, weights_info
 from tinkex.clients.sampling import SamplingClient, open_sampling_client
 from tinkex.clients.session import FinishStatus, Session
 from tinkex.clients.training import TrainingClient
-from tinkex.errors import Unsupported
 from tinkex.futures import AwaitableConcurrentFuture
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from tinkex.config import Config
     from tinkex.events import Sink
     from tinkex.futures import APIFuture
+    from tinkex.traced_loss import LossHandle, PerDatumLossFn
 
 __all__ = ["ServiceClient"]
 
@@ -226,13 +226,28 @@ class ServiceClient:
         copying = RestCalls(self._caller).copy_weights(path, project_id, ttl_seconds, weights_access_token)
         return AwaitableConcurrentFuture(background().submit(copying))
 
-    def create_custom_loss(self, fn: Any, input_ranks: Mapping[str, int]) -> APIFuture[Any]:
-        """Refused: losses are not uploaded to servers; pass the function to ``forward_backward_custom``."""
-        raise Unsupported(
-            f"create_custom_loss cannot upload {getattr(fn, '__name__', fn)!r} with the inputs "
-            f"{', '.join(input_ranks) or 'logprobs'}: this client runs custom losses in your process; "
-            "pass the function to TrainingClient.forward_backward_custom"
-        )
+    def create_custom_loss(
+        self, fn: PerDatumLossFn, input_ranks: Mapping[str, types.CustomLossInputRank]
+    ) -> APIFuture[LossHandle]:
+        """A loss of your own as a graph that the server runs, where it can; else it runs here.
+
+        ``fn(logprobs, …)`` is called once per datum, for one recording: after ``logprobs`` its parameters name
+        ``loss_fn_inputs``, and ``input_ranks`` gives the number of dimensions of each. It returns a loss of one
+        number and metrics named ``custom/<name>:sum`` or ``:mean``, all tensors, by torch and math only::
+
+            def neg_ll(logprobs, weights):
+                loss = -(logprobs * weights).sum()
+                return loss, {"custom/neg_ll:sum": loss}
+
+            handle = service.create_custom_loss(neg_ll, {"logprobs": 1, "weights": 1}).result()
+            training.forward_backward_custom(data, handle).result()
+
+        A session makes each loss once; keep its handle.
+        """
+        from tinkex.traced_loss import trace_loss
+
+        self._session.check_open()
+        return AwaitableConcurrentFuture(background().submit(self._custom_loss(trace_loss(fn, input_ranks))))
 
     def get_console_url(self) -> str:
         """The page of this session in the hosted service's console."""
@@ -335,6 +350,9 @@ class ServiceClient:
         load = client.load_state_with_optimizer if with_optimizer else client.load_state
         await load(path, weights_access_token)
         return client
+
+    async def _custom_loss(self, traced: LossHandle) -> LossHandle:
+        return await self._session.custom_losses.create(await self._session.opened(), traced)
 
     async def _capabilities(self) -> types.GetServerCapabilitiesResponse:
         self._session.check_open()

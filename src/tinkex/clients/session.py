@@ -15,6 +15,7 @@ from tinkex._transport.caller import PROTOCOL_VERSION
 from tinkex._transport.limiter import Limiter, limiter_for
 from tinkex._transport.retry import NEVER, RetryPolicy, is_transient
 from tinkex._wire.endpoints import endpoint
+from tinkex.clients._custom_losses import CustomLosses
 from tinkex.clients._tokens import use_tokens
 from tinkex.errors import (
     APIConnectionError,
@@ -83,6 +84,7 @@ class Session:
         self._open: OpenSession | None = None
         self._heart: asyncio.Task[None] | None = None
         self._closed = False
+        self.custom_losses = CustomLosses(caller)
         self._model_seq_ids = itertools.count()
         self._sampling_session_seq_ids = itertools.count()
 

@@ -11,10 +11,11 @@ from tinkex._runtime import arrival, background
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._checks import check_data, check_loss, check_name, check_ttl
 from tinkex.clients._chunking import datum_bytes, split
+from tinkex.clients._custom_losses import custom_pass
 from tinkex.clients._operations import Operations
 from tinkex.clients._reduction import combine
 from tinkex.clients.sampling import SamplingClient, open_sampling_client
-from tinkex.custom_loss import SURROGATE, data_for_logprobs, differentiate, require_torch
+from tinkex.custom_loss import SURROGATE, differentiate
 from tinkex.errors import APIResponseValidationError
 from tinkex.types import Datum
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tinkex.custom_loss import CustomLoss
     from tinkex.futures import APIFuture
     from tinkex.tokenizers import Tokenizer
+    from tinkex.traced_loss import LossHandle
 
 __all__ = ["TrainingClient"]
 
@@ -95,7 +97,7 @@ class TrainingClient:
     def forward_backward_custom(
         self,
         data: Sequence[Datum],
-        loss_fn: CustomLoss,
+        loss_fn: CustomLoss | LossHandle,
         *,
         loss_type_input: Literal["logprobs"] | None = None,
     ) -> APIFuture[types.ForwardBackwardOutput]:
@@ -109,21 +111,27 @@ class TrainingClient:
                 return sum((lp**2).sum() for lp in logprobs), {"datums": len(data)}
 
             client.forward_backward_custom(batch, squared).result().metrics["loss:sum"]
+
+        A ``LossHandle`` from ``ServiceClient.create_custom_loss`` runs on the server, in one pass, if it can.
         """
-        asked = _custom_data(data, loss_fn, loss_type_input)
-        surrogate = differentiate(data, self.forward(asked, SURROGATE).result(), loss_fn)
+        loss = custom_pass(data, loss_fn, loss_type_input, self._opened.session_id)
+        if loss.function is None:
+            return self.forward_backward(data, "custom", {"loss_id": loss.loss_id or ""})
+        surrogate = differentiate(data, self.forward(loss.asked, SURROGATE).result(), loss.function)
         return self._pass(surrogate.data, SURROGATE, None, forward_only=False, finish=surrogate.finish)
 
     async def forward_backward_custom_async(
         self,
         data: Sequence[Datum],
-        loss_fn: CustomLoss,
+        loss_fn: CustomLoss | LossHandle,
         *,
         loss_type_input: Literal["logprobs"] | None = None,
     ) -> APIFuture[types.ForwardBackwardOutput]:
         """As :meth:`forward_backward_custom`, awaiting the forward pass; await the future for the output."""
-        asked = _custom_data(data, loss_fn, loss_type_input)
-        surrogate = differentiate(data, await self.forward(asked, SURROGATE), loss_fn)
+        loss = custom_pass(data, loss_fn, loss_type_input, self._opened.session_id)
+        if loss.function is None:
+            return await self.forward_backward_async(data, "custom", {"loss_id": loss.loss_id or ""})
+        surrogate = differentiate(data, await self.forward(loss.asked, SURROGATE), loss.function)
         return self._pass(surrogate.data, SURROGATE, None, forward_only=False, finish=surrogate.finish)
 
     def optim_step(
@@ -469,16 +477,6 @@ class TrainingClient:
             endpoint("get_info"), types.GetInfoRequest(model_id=self.model_id)
         )
         return info
-
-
-def _custom_data(data: Sequence[Datum], loss_fn: Any, loss_type_input: str | None) -> list[Datum]:
-    if loss_type_input not in {None, "logprobs"}:
-        raise ValueError(f"loss_type_input is 'logprobs', the only kind there is; got {loss_type_input!r}")
-    if not callable(loss_fn):
-        raise TypeError(f"a custom loss is a function of (data, logprobs), got {type(loss_fn).__name__}")
-    check_data(data)
-    require_torch()
-    return data_for_logprobs(data)
 
 
 def _as_is(result: Any) -> Any:

@@ -1,0 +1,102 @@
+"""Losses of the user's own: what a session knows of them, and what a pass with one needs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from tinkex import types
+from tinkex._wire.endpoints import endpoint
+from tinkex.clients._checks import check_data
+from tinkex.custom_loss import data_for_logprobs, require_torch
+from tinkex.traced_loss import LossHandle, check_inputs, run_handle, write_graph
+
+if TYPE_CHECKING:
+    from tinkex._transport.caller import Caller
+    from tinkex.clients.session import OpenSession
+    from tinkex.custom_loss import CustomLoss
+
+__all__ = ["CustomLosses", "CustomPass", "custom_pass"]
+
+_ROW = endpoint("create_custom_loss")
+
+
+class CustomLosses:
+    """The losses of one session: each is made known to the server once."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._known: dict[str, str] = {}
+        self._seq_ids = itertools.count()
+
+    async def create(self, opened: OpenSession, traced: LossHandle) -> LossHandle:
+        """The handle of a loss in this session; uploads its graph where the server runs losses itself."""
+        key = traced.key
+        if key in self._known:
+            raise ValueError(
+                f"create_custom_loss: this session made the same loss already, as {self._known[key]!r}; "
+                "keep its LossHandle and use that"
+            )
+        handle = replace(traced, session_id=opened.session_id)
+        self._known[key] = handle.name
+        if not opened.client_config.custom_loss_server_side:
+            return handle
+        try:
+            return replace(handle, loss_id=await self._upload(opened, handle))
+        except BaseException:
+            del self._known[key]  # what the server does not have can be made again
+            raise
+
+    async def _upload(self, opened: OpenSession, handle: LossHandle) -> str:
+        request = types.CreateCustomLossRequest(
+            session_id=opened.session_id,
+            custom_loss_seq_id=next(self._seq_ids),
+            name=handle.name,
+            inputs=list(handle.inputs),
+            graph=write_graph(handle),
+        )
+        began = time.monotonic()
+        accepted: types.UntypedAPIFuture = await self._caller.call(_ROW, request)
+        created: types.CreateCustomLossResponse = await opened.results.fetch(
+            _ROW, accepted, submit_s=time.monotonic() - began
+        )
+        return created.loss_id
+
+
+@dataclass(frozen=True)
+class CustomPass:
+    """How a pass with a custom loss goes: on the server under an id, or by its gradient from here."""
+
+    loss_id: str | None = None
+    asked: Sequence[types.Datum] = ()
+    """What a first pass asks the logprobs of, where the loss runs here."""
+    function: CustomLoss | None = None
+
+
+def custom_pass(
+    data: Sequence[types.Datum], loss_fn: Any, loss_type_input: str | None, session_id: str
+) -> CustomPass:
+    """Checks the data and the loss, and says how the pass goes."""
+    if loss_type_input not in {None, "logprobs"}:
+        raise ValueError(f"loss_type_input is 'logprobs', the only kind there is; got {loss_type_input!r}")
+    if not isinstance(loss_fn, LossHandle) and not callable(loss_fn):
+        raise TypeError(
+            f"a custom loss is a function of (data, logprobs) or a LossHandle, got {type(loss_fn).__name__}"
+        )
+    check_data(data)
+    require_torch()
+    if not isinstance(loss_fn, LossHandle):
+        return CustomPass(asked=data_for_logprobs(data), function=cast("CustomLoss", loss_fn))
+    if loss_fn.session_id != session_id:
+        raise ValueError(
+            f"the loss {loss_fn.name!r} belongs to session {loss_fn.session_id}, this run to {session_id}; "
+            "create the loss with the ServiceClient that made this run"
+        )
+    check_inputs(loss_fn, data)
+    if loss_fn.loss_id is not None:
+        return CustomPass(loss_id=loss_fn.loss_id)
+    return CustomPass(asked=data_for_logprobs(data), function=functools.partial(run_handle, loss_fn))
