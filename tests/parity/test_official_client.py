@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 
 import numpy as np
 import pytest
@@ -130,6 +131,42 @@ def test_the_async_face_works(service: tinker.ServiceClient) -> None:
     loss, tokens = asyncio.run(run())
     assert loss > 0
     assert tokens == 16
+
+
+def test_one_poll_brings_many_samples(service: tinker.ServiceClient) -> None:
+    assert service.holder._client_config.sample_use_retrieve_futures
+    sampler = service.create_sampling_client(base_model=MODEL)
+    params = types.SamplingParams(max_tokens=2, stop=[])
+    futures = [sampler.sample(types.ModelInput.from_ints([5 + n]), 1, params) for n in range(60)]
+    assert all(len(future.result(timeout=60).sequences[0].tokens) == 2 for future in futures)
+
+
+def test_a_copy_of_a_sampler_has_a_number_of_its_own(service: tinker.ServiceClient) -> None:
+    sampler = service.create_sampling_client(base_model=MODEL)
+    copies = [pickle.loads(pickle.dumps(sampler)) for _ in range(2)]
+    params = types.SamplingParams(max_tokens=2, stop=[], seed=1)
+    answers = [
+        each.sample(types.ModelInput.from_ints([5]), 1, params).result(timeout=60).sequences[0].tokens
+        for each in (sampler, *copies)
+    ]
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_samples_that_are_given_up_leave_the_batch(service: tinker.ServiceClient) -> None:
+    sampler = service.create_sampling_client(base_model=MODEL)
+
+    async def give_up() -> None:
+        endless = types.SamplingParams(max_tokens=240, stop=[])
+        prompt = types.ModelInput.from_ints([5])
+        tasks = [asyncio.create_task(sampler.sample_async(prompt, 8, endless)) for _ in range(20)]
+        await asyncio.sleep(0.3)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(give_up())
+    short = types.SamplingParams(max_tokens=1, stop=[])
+    assert sampler.sample(types.ModelInput.from_ints([5]), 1, short).result(timeout=60).sequences
 
 
 def test_policy_gradient_losses_run(service: tinker.ServiceClient) -> None:

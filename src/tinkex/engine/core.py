@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tinkex.engine.config import EngineConfig
@@ -29,6 +30,7 @@ from tinkex.engine.operations.waiting import Waiters
 from tinkex.engine.scheduler import FairShare, Kind, Pass, Plan, Work
 from tinkex.engine.store import (
     CheckpointRow,
+    FinishedRow,
     FutureRow,
     FutureStatus,
     Outcome,
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tinkex.engine")
 
 DONE = FutureStatus.DONE
+MOST_NEWS = 1000
+"""How many ended samples a poller is told of at once."""
 RECORD_AGAIN_S = 1.0
 """How long to wait before results that could not be recorded are tried again."""
 
@@ -200,12 +204,14 @@ class Engine:
     def _complete(self, event: Event) -> None:
         """Record what happened in one commit, and wake those who wait for it."""
         if event.outcomes:
-            self._tell(self._recorder.record(event))
+            timings = self._backlog.timings(request_id for request_id, _ in event.outcomes)
+            self._tell(self._recorder.record(replace(event, timings=timings)))
 
     def _tell(self, outcomes: Outcomes) -> None:
         if outcomes:
-            self._backlog.finished(request_id for request_id, _ in outcomes)
+            ended = self._backlog.finished(request_id for request_id, _ in outcomes)
             self._waiters.wake(outcomes)
+            self._waiters.nudge({work.run_id for work in ended if work.kind is Kind.SAMPLE})
 
     def _drop(self, works: Sequence[Work[Operation]], outcomes: Sequence[Outcome]) -> None:
         ids = [work.request_id for work in works]
@@ -316,6 +322,24 @@ class Engine:
             return outcome
         finally:
             self._waiters.leave(request_id, waiter)
+
+    async def wait_any(
+        self, sampler_id: str, client: int, after: int, timeout: float
+    ) -> Sequence[FinishedRow]:
+        """What ended of one client of a sampler since ``after``; waits for something to, until the time is over."""
+        deadline = time.monotonic() + timeout
+        while True:
+            waiter = self._waiters.enter(sampler_id)
+            try:
+                found = self.store.finished.after(sampler_id, client, after, MOST_NEWS)
+                left = deadline - time.monotonic()
+                if found or left <= 0 or waiter.done():
+                    return found
+                # Something of another client may wake this one: then it waits on.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(waiter), left)
+            finally:
+                self._waiters.leave(sampler_id, waiter)
 
     def queue_state(self, request_id: str) -> QueueState:
         """Why an operation has no outcome yet."""

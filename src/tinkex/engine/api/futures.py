@@ -13,15 +13,26 @@ from tinkex._wire import tinkex_wire_pb2 as pb
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.decoding import is_proto
 from tinkex.engine.api.errors import JSON, json_response
+from tinkex.engine.operations.access import find_sampler
 from tinkex.engine.operations.admission import sequence_ids
 from tinkex.engine.scheduler import Kind
 from tinkex.engine.store import FutureStatus, Outcome, ResultFormat
 from tinkex.errors import Expired, RequestErrorCategory
-from tinkex.types import ForwardBackwardOutput, RequestFailedResponse, TensorData, TryAgainResponse
+from tinkex.types import (
+    ForwardBackwardOutput,
+    FutureFailed,
+    FutureFinished,
+    FuturesRetrieveResponse,
+    RequestFailedResponse,
+    TensorData,
+    TryAgainResponse,
+)
 from tinkex.types.plain import finite_or_text
 from tinkex.types.sampling import sample_response_as_json
 
 STILL_RUNNING = 408
+LARGE_RESULT = 1024 * 1024
+"""Results of more bytes are announced first, to clients that ask for it, so that they can make room."""
 
 
 async def retrieve_future(call: Call) -> Reply:
@@ -36,6 +47,9 @@ async def retrieve_future(call: Call) -> Reply:
         return json_response(waiting, STILL_RUNNING)
     match outcome.status:
         case FutureStatus.DONE:
+            if call.request.allow_metadata_only and len(outcome.result) > LARGE_RESULT:
+                announced = {"status": "complete_metadata", "response_payload_size": len(outcome.result)}
+                return json_response(announced)
             return _result(call, outcome)
         case FutureStatus.FAILED:
             return RequestFailedResponse(
@@ -43,6 +57,28 @@ async def retrieve_future(call: Call) -> Reply:
             )
         case _:
             raise Expired(f"the result of request {request_id} is gone; submit it again.")
+
+
+async def retrieve_futures(call: Call) -> Reply:
+    """Which samples of one client of a sampler have ended since it last asked; held until there is one."""
+    engine, asked = call.engine, call.request
+    sampler = find_sampler(engine.store, call.owner, asked.target.sampling_session_id)
+    if asked.retrieved_request_ids:
+        engine.store.futures.drop(call.owner, asked.retrieved_request_ids)
+    longest = engine.config.long_poll_s
+    patience = longest if asked.timeout is None else min(max(asked.timeout, 0.0), longest)
+    ended = await engine.wait_any(
+        sampler.sampler_id, asked.target.cloned_sampler_id, asked.prev_cursor, patience
+    )
+    return FuturesRetrieveResponse(
+        completions=[
+            FutureFinished(request_id=row.request_id, response_payload_uncompressed_size=row.num_bytes)
+            if row.succeeded
+            else FutureFailed(request_id=row.request_id)
+            for row in ended
+        ],
+        cursor=ended[-1].number if ended else asked.prev_cursor,
+    )
 
 
 async def cancel_future(call: Call) -> Reply:
@@ -87,4 +123,8 @@ def _tensor_as_json(tensor: TensorData) -> dict[str, Any]:
     return {"data": values, "dtype": tensor.dtype, "shape": tensor.shape}
 
 
-HANDLERS: Mapping[str, Handler] = {"retrieve_future": retrieve_future, "cancel_future": cancel_future}
+HANDLERS: Mapping[str, Handler] = {
+    "retrieve_future": retrieve_future,
+    "retrieve_futures": retrieve_futures,
+    "cancel_future": cancel_future,
+}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.operations.access import find_sampler
-from tinkex.types import CreateSamplingSessionResponse, GetSamplerResponse
+from tinkex.types import CreateSamplingSessionResponse, GetSamplerResponse, JoinSamplingSessionResponse
 
 
 async def create_sampling_session(call: Call) -> Reply:
@@ -32,8 +32,15 @@ async def get_sampler(call: Call) -> Reply:
     )
 
 
+async def join_sampling_session(call: Call) -> Reply:
+    """The number of one more process that samples with this sampler; it numbers its samples in a range of its own."""
+    sampler = find_sampler(call.engine.store, call.owner, call.request.sampling_session_id)
+    return JoinSamplingSessionResponse(client_counter=call.engine.store.samplers.join(sampler.sampler_id))
+
+
 HANDLERS: Mapping[str, Handler] = {
     "create_sampling_session": create_sampling_session,
     "asample": asample,
     "get_sampler": get_sampler,
+    "join_sampling_session": join_sampling_session,
 }

@@ -26,8 +26,13 @@ from tinkex.types import (
 
 
 async def client_config(_call: Call) -> Reply:
-    """How clients should behave: the protocol's defaults."""
-    return ClientConfigResponse()
+    """How clients should behave: they use everything this server offers."""
+    return ClientConfigResponse(
+        # N samples in flight are one open poll, not N; that also makes a cap on them unnecessary.
+        sample_use_retrieve_futures=True,
+        sample_join_sampling_session=True,
+        create_model_via_load_weights=True,
+    )
 
 
 async def client_dynamic_config(_call: Call) -> Reply:

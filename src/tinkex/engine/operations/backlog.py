@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from tinkex.engine.scheduler import FairShare, Kind, Missed, Pass, Plan, Queue, SampleQueue, Work, next_plan
+from tinkex.engine.store import Timing
 from tinkex.errors import Busy
 from tinkex.types import (
     CreateModelRequest,
@@ -52,6 +54,7 @@ class Backlog:
         self._unfinished: dict[str, Work[Operation]] = {}
         self._by_tenant: Counter[str] = Counter()
         self._running: set[str] = set()
+        self._started: dict[str, float] = {}
         self._cancelled: list[str] = []
         self._max_pending = max_pending
         self._turns = FairShare[str]()
@@ -140,6 +143,7 @@ class Backlog:
             plan = next_plan(self._queue, self._turns, token_budget)
             if plan is not None:
                 self._running = {work.request_id for work in works_of(plan)}
+                self._started |= dict.fromkeys(self._running, time.time())
             return plan
 
     def has_training(self) -> bool:
@@ -150,7 +154,10 @@ class Backlog:
     def take_sample(self, group: str) -> Work[Operation] | None:
         """Take the sample that joins the batch next."""
         with self._lock:
-            return self._samples[group].take() if group in self._samples else None
+            work = self._samples[group].take() if group in self._samples else None
+            if work is not None:
+                self._started[work.request_id] = time.time()
+            return work
 
     def groups_with_samples(self) -> Sequence[str]:
         """The base models samples wait for."""
@@ -178,16 +185,29 @@ class Backlog:
         with self._lock:
             return self._queue.close(run_id)
 
-    def finished(self, request_ids: Iterable[str]) -> None:
-        """Forget operations that have an outcome."""
+    def timings(self, request_ids: Iterable[str]) -> Mapping[str, Timing]:
+        """When operations began to run, and what they cost."""
+        with self._lock:
+            return {
+                request_id: Timing(self._started.get(request_id), self._unfinished[request_id].num_tokens)
+                for request_id in request_ids
+                if request_id in self._unfinished
+            }
+
+    def finished(self, request_ids: Iterable[str]) -> Sequence[Work[Operation]]:
+        """Forget operations that have an outcome; returns those that were known."""
+        ended: list[Work[Operation]] = []
         with self._lock:
             for request_id in request_ids:
                 work = self._unfinished.pop(request_id, None)
+                self._started.pop(request_id, None)
                 if work is not None:
+                    ended.append(work)
                     self._by_tenant[work.tenant] -= 1
                     if self._by_tenant[work.tenant] <= 0:
                         del self._by_tenant[work.tenant]
                 self._running.discard(request_id)
+        return ended
 
     # ---- telling
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from tinkex.engine.operations.health import Health
 from tinkex.engine.operations.outcomes import failed
-from tinkex.engine.store import Outcome, Store, TurnEntry
+from tinkex.engine.store import Outcome, Store, Timing, TurnEntry
 from tinkex.errors import EngineFailure
 
 logger = logging.getLogger("tinkex.engine")
@@ -34,6 +34,8 @@ class Event:
     entries: Sequence[TurnEntry] = ()
     never_ran: Sequence[str] = ()
     effects: Sequence[Effect] = ()
+    timings: Mapping[str, Timing] = field(default_factory=dict)
+    """When each of them ran, and what it cost."""
 
 
 class Recorder:
@@ -84,7 +86,9 @@ class Recorder:
 
     def _commit(self, event: Event) -> Sequence[Callable[[], None]]:
         with self._store.database.transaction():
-            self._store.futures.finish(event.outcomes, time.time())
+            now = time.time()
+            self._store.finished.add(event.outcomes, event.timings, now)
+            self._store.futures.finish(event.outcomes, now)
             self._store.journal.executed(event.entries)
             self._store.journal.never_ran(event.never_ran)
             return [action for effect in event.effects if (action := effect()) is not None]

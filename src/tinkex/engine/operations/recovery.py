@@ -78,5 +78,7 @@ def _end_the_rest(store: Store, admission: Admission, resumed: set[str]) -> None
         except (EngineError, wire_json.Malformed) as error:
             outcomes.append((future.request_id, failed(error)))
     with store.database.transaction():
-        store.futures.finish(outcomes, time.time())
+        now = time.time()
+        store.finished.add(outcomes, {}, now)
+        store.futures.finish(outcomes, now)
         store.journal.never_ran(request_id for request_id, _ in outcomes)

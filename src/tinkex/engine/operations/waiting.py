@@ -1,4 +1,4 @@
-"""Callers that wait for a result, woken through their own event loop the moment it is there."""
+"""Callers that wait for a result, or for anything of a sampler to end, woken through their own event loop the moment it is there."""
 
 from __future__ import annotations
 
@@ -44,6 +44,14 @@ class Waiters:
                 waiters = self._waiting.pop(request_id, [])
             for waiter in waiters:
                 _deliver(waiter, outcome)
+
+    def nudge(self, names: Iterable[str]) -> None:
+        """Let those go who wait for something to happen under a name; they look for themselves what it was."""
+        for name in names:
+            with self._lock:
+                waiters = self._waiting.pop(name, [])
+            for waiter in waiters:
+                _deliver(waiter, None)
 
     def end_all(self) -> None:
         """Let everybody go without an outcome, now and from now on; used when the engine stops."""

@@ -5,6 +5,7 @@
 
 from tinkex.engine.store.checkpoints import CheckpointKind, CheckpointRow
 from tinkex.engine.store.directories import check_name
+from tinkex.engine.store.finished import FinishedRow, Timing
 from tinkex.engine.store.futures import FutureRow, FutureStatus, Outcome, ResultFormat
 from tinkex.engine.store.journal import JournalRow, TurnEntry
 from tinkex.engine.store.runs import RunRow, RunStatus
@@ -12,15 +13,17 @@ from tinkex.engine.store.samplers import SamplerRow
 from tinkex.engine.store.savepoints import SavepointRow, file_digest
 from tinkex.engine.store.sessions import SessionRow
 from tinkex.engine.store.store import Store
-from tinkex.engine.store.users import LOCAL_USER
+from tinkex.engine.store.users import LOCAL_USER, KeyRow
 
 __all__ = [
     "LOCAL_USER",
     "CheckpointKind",
     "CheckpointRow",
+    "FinishedRow",
     "FutureRow",
     "FutureStatus",
     "JournalRow",
+    "KeyRow",
     "Outcome",
     "ResultFormat",
     "RunRow",
@@ -29,6 +32,7 @@ __all__ = [
     "SavepointRow",
     "SessionRow",
     "Store",
+    "Timing",
     "TurnEntry",
     "check_name",
     "file_digest",

@@ -146,6 +146,15 @@ class Futures:
                 [(now, request_id) for request_id in request_ids],
             )
 
+    def drop(self, owner: str, request_ids: Iterable[str]) -> None:
+        """Let go of results their caller says it has."""
+        with self._database.transaction() as execute:
+            execute.many(
+                "UPDATE futures SET status = 'expired', result = NULL, error = NULL "
+                "WHERE request_id = ? AND owner = ? AND status IN ('done', 'failed')",
+                [(request_id, owner) for request_id in request_ids],
+            )
+
     def prune(self, *, fetched_before: float, finished_before: float, expired_before: float) -> int:
         """Drop results past their retention, and rows long expired; says how many expired now."""
         expire = "UPDATE futures SET status = 'expired', result = NULL, error = NULL WHERE status IN ('done', 'failed')"

@@ -140,6 +140,71 @@ MIGRATIONS: tuple[str, ...] = (
         digest     BLOB NOT NULL
     );
     """,
+    """
+    -- What has ended, in the order in which it did: pollers go on from a number, and a session's trace is drawn from it.
+    CREATE TABLE finished (
+        number      INTEGER PRIMARY KEY AUTOINCREMENT,
+        request_id  TEXT NOT NULL,
+        target      TEXT NOT NULL,
+        seq_id      INTEGER,
+        kind        TEXT NOT NULL,
+        accepted_at REAL NOT NULL,
+        started_at  REAL,
+        finished_at REAL NOT NULL,
+        num_tokens  INTEGER NOT NULL,
+        num_bytes   INTEGER NOT NULL,
+        succeeded   INTEGER NOT NULL
+    );
+    CREATE INDEX finished_by_target ON finished (target, number);
+    CREATE INDEX finished_by_time ON finished (finished_at);
+    ALTER TABLE samplers ADD COLUMN num_clients INTEGER NOT NULL DEFAULT 0;
+    CREATE TABLE custom_losses (
+        loss_id    TEXT PRIMARY KEY,
+        session_id TEXT NOT NULL REFERENCES sessions (session_id),
+        owner      TEXT NOT NULL,
+        name       TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        definition BLOB NOT NULL
+    );
+    CREATE TABLE keys (
+        key_id     INTEGER PRIMARY KEY AUTOINCREMENT,
+        key_hash   BLOB NOT NULL UNIQUE,
+        user_id    TEXT NOT NULL REFERENCES users (user_id),
+        name       TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        revoked_at REAL
+    );
+    INSERT INTO keys (key_hash, user_id, name, created_at)
+        SELECT key_hash, user_id, user_id, created_at FROM api_keys ORDER BY created_at;
+    DROP TABLE api_keys;
+    CREATE TABLE copies (
+        owner           TEXT NOT NULL,
+        idempotency_key TEXT NOT NULL,
+        tinker_path     TEXT NOT NULL,
+        created_at      REAL NOT NULL,
+        PRIMARY KEY (owner, idempotency_key)
+    ) WITHOUT ROWID;
+    CREATE TABLE audit (
+        number      INTEGER PRIMARY KEY,
+        owner       TEXT NOT NULL,
+        at          REAL NOT NULL,
+        category    TEXT NOT NULL,
+        event       TEXT NOT NULL,
+        model_id    TEXT,
+        tinker_path TEXT,
+        details     TEXT NOT NULL
+    );
+    CREATE INDEX audit_by_owner ON audit (owner, at);
+    CREATE TABLE usage (
+        hour       INTEGER NOT NULL,
+        owner      TEXT NOT NULL,
+        session_id TEXT NOT NULL,
+        base_model TEXT NOT NULL,
+        kind       TEXT NOT NULL,
+        amount     INTEGER NOT NULL,
+        PRIMARY KEY (hour, owner, session_id, base_model, kind)
+    ) WITHOUT ROWID;
+    """,
 )
 
 

@@ -55,6 +55,14 @@ class Samplers:
         found = self._database.one("SELECT * FROM samplers WHERE sampler_id = ?", (sampler_id,))
         return _sampler(found) if found is not None else None
 
+    def join(self, sampler_id: str) -> int:
+        """Count one more client of a sampler; returns its number, which is never given twice. The first client is 0."""
+        with self._database.transaction() as execute:
+            execute("UPDATE samplers SET num_clients = num_clients + 1 WHERE sampler_id = ?", (sampler_id,))
+            row = self._database.one("SELECT num_clients FROM samplers WHERE sampler_id = ?", (sampler_id,))
+        assert row is not None, "the sampler exists"
+        return int(row["num_clients"])
+
     def of_session(self, session_id: str) -> Sequence[SamplerRow]:
         """The samplers of one session, oldest first."""
         rows = self._database.all(

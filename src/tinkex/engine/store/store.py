@@ -10,6 +10,7 @@ from typing import Self
 from tinkex.engine.store.checkpoints import Checkpoints
 from tinkex.engine.store.database import Database
 from tinkex.engine.store.directories import Directories
+from tinkex.engine.store.finished import Finished
 from tinkex.engine.store.futures import Futures
 from tinkex.engine.store.journal import Journal
 from tinkex.engine.store.lock import LOCK_FILE, DirectoryLock
@@ -55,6 +56,7 @@ class Store:
         self.runs = Runs(self.database)
         self.futures = Futures(self.database)
         self.checkpoints = Checkpoints(self.database)
+        self.finished = Finished(self.database)
         self.samplers = Samplers(self.database)
         self.journal = Journal(self.database)
         self.savepoints = Savepoints(self.database)
@@ -72,8 +74,9 @@ class Store:
                 os.write(handle, f"{key}\n".encode("ascii"))
             finally:
                 os.close(handle)
-        if self.users.find(key) is None:
-            self.users.add_key(LOCAL_USER, key, now)
+        if self.users.add_key(LOCAL_USER, key, now).revoked_at is not None:
+            file.unlink()
+            return self.local_key(now)
         return key
 
     def close(self) -> None:

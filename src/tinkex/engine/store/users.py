@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import secrets
+import sqlite3
 import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from tinkex.engine.store.database import Database
 
@@ -25,37 +27,87 @@ def new_key() -> str:
     return KEY_PREFIX + secrets.token_urlsafe(24)
 
 
+@dataclass(frozen=True)
+class KeyRow:
+    """One key: whose it is and what it is called. The key itself is not known here."""
+
+    key_id: int
+    user_id: str
+    name: str
+    created_at: float
+    revoked_at: float | None = None
+
+
 class Users:
     """Who may use this server. Keys are random, so a plain SHA-256 of them is as strong as they are."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._lock = threading.Lock()
-        self._keys: list[tuple[bytes, str]] | None = None
+        self._live: Mapping[bytes, KeyRow] | None = None
 
-    def add_key(self, user_id: str, key: str, now: float) -> None:
-        """Let ``key`` act for ``user_id``, who is created if new."""
+    def add_key(self, user_id: str, key: str, now: float, name: str | None = None) -> KeyRow:
+        """Let ``key`` act for ``user_id``, who is created if new; a key that exists already stays as it is."""
         with self._database.transaction() as execute:
             execute("INSERT OR IGNORE INTO users (user_id, created_at) VALUES (?, ?)", (user_id, now))
             execute(
-                "INSERT OR REPLACE INTO api_keys (key_hash, user_id, created_at) VALUES (?, ?, ?)",
-                (_hash(key), user_id, now),
+                "INSERT OR IGNORE INTO keys (key_hash, user_id, name, created_at) VALUES (?, ?, ?, ?)",
+                (_hash(key), user_id, name or user_id, now),
             )
-        with self._lock:
-            self._keys = None
+            row = self._database.one("SELECT * FROM keys WHERE key_hash = ?", (_hash(key),))
+        self._changed()
+        assert row is not None, "the key was just added"
+        return _key(row)
+
+    def create_key(self, user_id: str, now: float, name: str | None = None) -> tuple[str, KeyRow]:
+        """A new key of a user, told once: afterwards only its hash is known."""
+        key = new_key()
+        return key, self.add_key(user_id, key, now, name)
+
+    def find_key(self, key: str) -> KeyRow | None:
+        """What is known of a key that is in force, or None."""
+        # Looked up by hash: how long that takes says nothing about the key.
+        return self._in_force().get(_hash(key))
 
     def find(self, key: str) -> str | None:
-        """The user a key belongs to, or None; takes the same time whatever the key is."""
+        """The user a key belongs to, or None."""
+        found = self.find_key(key)
+        return found.user_id if found is not None else None
+
+    def key(self, key_id: int) -> KeyRow | None:
+        """The key of an id, if it is in force."""
+        return next((row for row in self._in_force().values() if row.key_id == key_id), None)
+
+    def keys(self, user_id: str | None = None) -> Sequence[KeyRow]:
+        """All keys, also revoked ones, or those of one user; oldest first."""
+        rows = self._database.all(
+            "SELECT * FROM keys WHERE ?1 IS NULL OR user_id = ?1 ORDER BY key_id", (user_id,)
+        )
+        return [_key(row) for row in rows]
+
+    def revoke(self, key_id: int, now: float) -> bool:
+        """End a key for good; says whether it was in force."""
+        with self._database.transaction() as execute:
+            changed = execute(
+                "UPDATE keys SET revoked_at = ? WHERE key_id = ? AND revoked_at IS NULL", (now, key_id)
+            )
+        self._changed()
+        return changed > 0
+
+    def _in_force(self) -> Mapping[bytes, KeyRow]:
         with self._lock:
-            if self._keys is None:
-                rows = self._database.all("SELECT key_hash, user_id FROM api_keys")
-                self._keys = [(row["key_hash"], row["user_id"]) for row in rows]
-            keys = self._keys
-        given, owner = _hash(key), None
-        for known, user_id in keys:
-            if hmac.compare_digest(known, given):
-                owner = user_id
-        return owner
+            if self._live is None:
+                rows = self._database.all("SELECT * FROM keys WHERE revoked_at IS NULL")
+                self._live = {row["key_hash"]: _key(row) for row in rows}
+            return self._live
+
+    def _changed(self) -> None:
+        with self._lock:
+            self._live = None
+
+
+def _key(row: sqlite3.Row) -> KeyRow:
+    return KeyRow(row["key_id"], row["user_id"], row["name"], row["created_at"], row["revoked_at"])
 
 
 def _hash(key: str) -> bytes:

@@ -23,7 +23,6 @@ def test_every_served_row_of_the_endpoint_table_has_a_handler() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "name"),
     [
-        ("POST", "join_sampling_session", "join_sampling_session"),
         ("GET", "training_runs/a:train:0/checkpoints/weights/x/archive", "checkpoint_archive"),
         ("GET", "billing/usage/events", "billing_usage"),
         ("GET", "sessions/a/trace_export", "export_session_trace"),

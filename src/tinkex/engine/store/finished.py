@@ -1,0 +1,104 @@
+"""What has ended, in the order in which it did.
+
+Every ended operation gets the next number, in the commit that records its outcome; numbers never come twice, also not
+after a restart. So a poller that says how far it got misses nothing, and a session's trace can be drawn.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tinkex.engine.store.database import Database
+from tinkex.engine.store.futures import FutureStatus, Outcome
+
+CLIENT_NUMBERS = 1_000_000_000
+"""Each client of a sampler numbers its samples in a range of this size."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When an operation began to run, if it did, and what it cost."""
+
+    started_at: float | None = None
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class FinishedRow:
+    """One ended operation; times are seconds since 1970."""
+
+    number: int
+    request_id: str
+    target: str
+    seq_id: int | None
+    kind: str
+    accepted_at: float
+    started_at: float | None
+    finished_at: float
+    num_tokens: int
+    num_bytes: int
+    succeeded: bool
+
+
+class Finished:
+    """The ended operations of every user, for as long as their requests are remembered."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, outcomes: Sequence[tuple[str, Outcome]], timings: Mapping[str, Timing], now: float) -> None:
+        """Number operations that end now; call it before their outcomes are recorded, in the same commit."""
+        rows = []
+        for request_id, outcome in outcomes:
+            timing = timings.get(request_id, Timing())
+            done = outcome.status is FutureStatus.DONE
+            rows.append((timing.started_at, now, timing.num_tokens, len(outcome.result), done, request_id))
+        with self._database.transaction() as execute:
+            execute.many(
+                "INSERT INTO finished (request_id, target, seq_id, kind, accepted_at, started_at, finished_at, num_tokens, "
+                "num_bytes, succeeded) SELECT request_id, target, seq_id, kind, created_at, ?, ?, ?, ?, ? FROM futures "
+                "WHERE request_id = ? AND status = 'pending'",
+                rows,
+            )
+
+    def after(self, target: str, client: int, number: int, limit: int) -> Sequence[FinishedRow]:
+        """What ended of one client of a sampler since ``number``, in order."""
+        first = client * CLIENT_NUMBERS
+        rows = self._database.all(
+            "SELECT * FROM finished WHERE target = ? AND number > ? AND seq_id >= ? AND seq_id < ? "
+            "ORDER BY number LIMIT ?",
+            (target, number, first, first + CLIENT_NUMBERS, limit),
+        )
+        return [_finished(row) for row in rows]
+
+    def of_session(self, session_id: str) -> Sequence[FinishedRow]:
+        """What the runs and samplers of a session did, in the order in which it ended."""
+        rows = self._database.all(
+            "SELECT finished.* FROM finished WHERE target IN (SELECT run_id FROM runs WHERE session_id = ?1 "
+            "UNION SELECT sampler_id FROM samplers WHERE session_id = ?1) ORDER BY number",
+            (session_id,),
+        )
+        return [_finished(row) for row in rows]
+
+    def prune(self, before: float) -> None:
+        """Forget what ended before the given moment."""
+        with self._database.transaction() as execute:
+            execute("DELETE FROM finished WHERE finished_at < ?", (before,))
+
+
+def _finished(row: sqlite3.Row) -> FinishedRow:
+    return FinishedRow(
+        number=row["number"],
+        request_id=row["request_id"],
+        target=row["target"],
+        seq_id=row["seq_id"],
+        kind=row["kind"],
+        accepted_at=row["accepted_at"],
+        started_at=row["started_at"],
+        finished_at=row["finished_at"],
+        num_tokens=row["num_tokens"],
+        num_bytes=row["num_bytes"],
+        succeeded=bool(row["succeeded"]),
+    )
