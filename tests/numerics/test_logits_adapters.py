@@ -17,6 +17,7 @@ from tinkex.engine.model.attention import packed_causal
 from tinkex.engine.model.loader import load_transformer
 from tinkex.engine.model.lora import Adapter, LoraRows, LoraSpec
 from tinkex.engine.model.transformer import Transformer
+from tinkex.errors import InvalidInput
 
 TOLERANCE = 1e-4
 # PEFT says that merging an adapter of a tied unembedding would change the embedding; here nothing is merged.
@@ -72,18 +73,45 @@ def test_an_adapter_we_save_has_the_same_logits_in_peft(
     assert restored.spec.scale == spec.scale
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]},
-        {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "layers_to_transform": [1]},
-        {"r": 9, "lora_alpha": 16, "target_modules": "all-linear", "lora_dropout": 0.1},
-        {"r": 4, "lora_alpha": 16, "target_modules": ["down_proj", "lm_head"], "use_rslora": True},
-    ],
-)
-def test_an_adapter_made_by_peft_has_the_same_logits_here(tmp_path: Path, settings: dict[str, Any]) -> None:
-    directory = tiny_llama(tmp_path / "model", tie=False)
-    config = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **settings)
+MADE_BY_PEFT: dict[str, dict[str, Any]] = {
+    "some modules": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]},
+    "one layer": {
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": ["q_proj", "up_proj"],
+        "layers_to_transform": [1],
+    },
+    "a regular expression": {"r": 3, "lora_alpha": 5, "target_modules": r".*layers\.0\..*(k|down)_proj"},
+    "all linear modules": {"r": 9, "lora_alpha": 16, "target_modules": "all-linear", "lora_dropout": 0.1},
+    "the unembedding": {"r": 4, "lora_alpha": 16, "target_modules": ["down_proj", "lm_head"]},
+    "the scale of rank-stabilised LoRA": {
+        "r": 4,
+        "lora_alpha": 16,
+        "target_modules": ["down_proj", "o_proj"],
+        "use_rslora": True,
+    },
+    "ranks and alphas by pattern": {
+        "r": 4,
+        "lora_alpha": 12,
+        "target_modules": "all-linear",
+        "rank_pattern": {"q_proj": 7, r"layers\.1\..*down_proj": 2, "^model.layers.0.mlp.up_proj": 1},
+        "alpha_pattern": {"v_proj": 3, r"model\.layers\.\d+\.mlp\.gate_proj": 40, "q_proj": 21},
+    },
+    "patterns with rank-stabilised LoRA": {
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": ["q_proj", "k_proj", "up_proj"],
+        "rank_pattern": {"k_proj": 9},
+        "use_rslora": True,
+    },
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", MADE_BY_PEFT)
+def test_an_adapter_made_by_peft_has_the_same_logits_here(tmp_path: Path, kind: str, family: str) -> None:
+    directory = tiny_llama(tmp_path / "model", family=family, tie=False)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **MADE_BY_PEFT[kind])
     reference = peft.get_peft_model(_base(directory), config).eval()
     reference.save_pretrained(tmp_path / "adapter")
     model = load_transformer(directory)
@@ -91,7 +119,46 @@ def test_an_adapter_made_by_peft_has_the_same_logits_here(tmp_path: Path, settin
     with torch.no_grad():
         theirs = reference(TOKENS[None]).logits[0]
         ours = _logits(model, TOKENS, adapter)
+        untouched = _logits(model, TOKENS, None)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
+    assert (ours - untouched).abs().max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_adapter_stored_in_half_precision_is_read_exactly(tmp_path: Path, dtype: torch.dtype) -> None:
+    directory = tiny_llama(tmp_path / "model")
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", init_lora_weights=False, r=4, lora_alpha=8, target_modules="all-linear"
+    )
+    reference = peft.get_peft_model(_base(directory), config).eval()
+    reference.to(dtype).save_pretrained(tmp_path / "adapter")
+    reference = peft.PeftModel.from_pretrained(_base(directory), tmp_path / "adapter").float().eval()
+    model = load_transformer(directory)
+    with torch.no_grad():
+        theirs = reference(TOKENS[None]).logits[0]
+        ours = _logits(model, TOKENS, load_adapter(tmp_path / "adapter", model.arch))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"target_modules": ["q_proj"], "use_dora": True}, "use_dora"),
+        ({"target_modules": ["q_proj"], "bias": "lora_only"}, "lora_only"),
+        ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, "input embeddings"),
+        ({"target_modules": ["q_proj"], "trainable_token_indices": [3]}, "trainable_token_indices"),
+        ({"target_modules": ["q_proj"], "lora_bias": True}, "lora_bias"),
+    ],
+)
+def test_an_adapter_of_peft_that_is_not_plain_lora_is_refused_by_name(
+    tmp_path: Path, settings: dict[str, Any], name: str
+) -> None:
+    directory = tiny_llama(tmp_path / "model", tie=False, layers=1)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, r=2, **settings)
+    peft.get_peft_model(_base(directory), config).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(InvalidInput, match=name):
+        load_adapter(tmp_path / "adapter", load_transformer(directory).arch)
 
 
 def test_gradients_of_the_adapter_equal_those_of_peft(tmp_path: Path) -> None:

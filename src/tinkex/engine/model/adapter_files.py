@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import Tensor
 
+from tinkex.engine.model.adapter_config import CONFIG_FILE, AdapterConfig
 from tinkex.engine.model.architecture import Architecture
 from tinkex.engine.model.lora import (
     ATTENTION_MODULES,
@@ -31,8 +32,11 @@ from tinkex.errors import InvalidInput
 
 __all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "load_adapter", "save_adapter"]
 
-CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+PICKLE_FILE = "adapter_model.bin"
+
+StoredName = tuple[str, int | None, str]
+"""Module, layer (None for the unembedding) and half (A or B) of a stored tensor."""
 
 _PREFIX = "base_model.model."
 _TENSOR_NAME = re.compile(
@@ -43,36 +47,6 @@ _TENSOR_NAME = re.compile(
 )
 # PEFT copies the frozen base weight of an adapted unembedding into the adapter's file.
 _UNEMBED_BASE = "lm_head.base_layer.weight"
-# Fields that say how an adapter came to be, or what the tensors themselves show. Every other field must be
-# unset, null or empty, because it would change what the adapter computes.
-_HARMLESS = frozenset(
-    {
-        "arrow_config",
-        "auto_mapping",
-        "base_model_name_or_path",
-        "bias",
-        "eva_config",
-        "exclude_modules",
-        "inference_mode",
-        "init_lora_weights",
-        "layers_pattern",
-        "layers_to_transform",
-        "lora_alpha",
-        "lora_dropout",
-        "megatron_core",
-        "peft_type",
-        "peft_version",
-        "qalora_group_size",
-        "r",
-        "revision",
-        "runtime_config",
-        "target_modules",
-        "task_type",
-        "use_rslora",
-    }
-)
-# Other initialisations take their start out of the base weights, so the adapter does not fit the base as it is.
-_HARMLESS_INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 def save_adapter(directory: Path, adapter: Adapter, base_model: str) -> None:
@@ -114,18 +88,19 @@ def load_adapter(directory: Path, arch: Architecture) -> Adapter:
     """The adapter in a PEFT directory, for models of architecture ``arch``.
 
     A part of the model (attention, MLP, unembedding) counts as trained if the adapter has any tensor for it;
-    the rest of that part gets a B of zeros, which leaves the outputs as PEFT computes them. What cannot be
-    honoured is refused by name.
+    modules it leaves out get a B of zeros, and so do the further ranks of modules with a smaller rank than others,
+    which leaves the outputs as PEFT computes them. Scales that differ between modules become part of B. What cannot
+    be honoured is refused by name.
 
     Example:
         >>> adapter = load_adapter(Path("my-adapter"), model.arch)
         >>> adapter.spec.rank
         8
     """
-    config = _read_config(directory)
-    rank, alpha = _rank_and_alpha(config)
+    config = AdapterConfig.read(directory)
     stored = _read_tensors(directory, arch)
     modules = {module for module, _, _ in stored}
+    rank, alpha = _common_rank_and_alpha(config, stored)
     spec = LoraSpec(
         rank=rank,
         seed=0,  # for the A of modules the adapter leaves out, whose B is zero
@@ -136,13 +111,12 @@ def load_adapter(directory: Path, arch: Architecture) -> Adapter:
     )
     adapter = Adapter.create(arch, spec)
     for slot in adapter.layout.slots:
-        halves = [(half, stored.pop((slot.module, slot.layer, half), None)) for half in "AB"]
-        present = [half for half, tensor in halves if tensor is not None]
-        if len(present) == 1:
-            raise InvalidInput(f"adapter {directory} has only lora_{present[0]} of {_module_path(slot)}")
-        for view, (half, tensor) in zip(adapter.views[slot.module, slot.layer], halves, strict=True):
-            if tensor is not None:
-                _copy(view, tensor, f"{_module_path(slot)}.lora_{half}", directory)
+        a, b = (stored.pop((slot.module, slot.layer, half), None) for half in "AB")
+        if a is not None and b is not None:
+            _fill(adapter, slot, a, b, config, directory)
+        elif a is not None or b is not None:
+            present = "A" if a is not None else "B"
+            raise InvalidInput(f"adapter {directory} has only lora_{present} of {_module_path(slot)}")
     if stored:
         raise InvalidInput(
             f"adapter {directory} has tensors for layer {min(layer or 0 for _, layer, _ in stored)}, "
@@ -151,24 +125,52 @@ def load_adapter(directory: Path, arch: Architecture) -> Adapter:
     return adapter
 
 
+def _common_rank_and_alpha(config: AdapterConfig, stored: Mapping[StoredName, Tensor]) -> tuple[int, float]:
+    """The largest rank, and the alpha that gives modules of the adapter's own rank and alpha their scale."""
+    if config.uniform:
+        return config.rank, config.alpha * (math.sqrt(config.rank) if config.rank_stabilised else 1.0)
+    names = {_module_path_of(module, layer) for module, layer, _ in stored}
+    rank = max(map(config.rank_of, names))
+    scales = Counter(map(config.scale_of, names))
+    # Modules with the commonest scale keep their B bit for bit.
+    return rank, scales.most_common(1)[0][0] * rank
+
+
+def _fill(
+    adapter: Adapter, slot: LoraSlot, a: Tensor, b: Tensor, config: AdapterConfig, directory: Path
+) -> None:
+    """Puts one module's tensors in their place, the first ranks of it."""
+    name = _module_path(slot)
+    rank = config.rank_of(name)
+    _check(a, (rank, slot.in_features), f"{name}.lora_A", directory)
+    _check(b, (slot.out_features, rank), f"{name}.lora_B", directory)
+    a_view, b_view = adapter.views[slot.module, slot.layer]
+    a_view[:rank].copy_(a)
+    factor = 1.0 if config.uniform else config.scale_of(name) / adapter.spec.scale
+    b_view[:, :rank].copy_(b if math.isclose(factor, 1.0, rel_tol=1e-12) else b.double() * factor)
+
+
 def _module_path(slot: LoraSlot) -> str:
-    if slot.layer is None:
-        return slot.module
-    block = "self_attn" if slot.module in ATTENTION_MODULES else "mlp"
-    return f"model.layers.{slot.layer}.{block}.{slot.module}"
+    return _module_path_of(slot.module, slot.layer)
 
 
-def _copy(view: Tensor, tensor: Tensor, name: str, directory: Path) -> None:
-    if view.shape != tensor.shape:
+def _module_path_of(module: str, layer: int | None) -> str:
+    if layer is None:
+        return module
+    block = "self_attn" if module in ATTENTION_MODULES else "mlp"
+    return f"model.layers.{layer}.{block}.{module}"
+
+
+def _check(tensor: Tensor, shape: tuple[int, int], name: str, directory: Path) -> None:
+    if tuple(tensor.shape) != shape:
         raise InvalidInput(
-            f"{name} of adapter {directory} is {tuple(tensor.shape)}, and the base model makes it {tuple(view.shape)}; "
+            f"{name} of adapter {directory} is {tuple(tensor.shape)}, and the base model makes it {shape}; "
             "use the base model and the rank it was trained with"
         )
     if not tensor.is_floating_point():
         raise InvalidInput(
             f"{name} of adapter {directory} is stored as {tensor.dtype}; it must be a float type"
         )
-    view.copy_(tensor)
 
 
 def _check_unembedding(shape: Sequence[int], arch: Architecture, directory: Path) -> None:
@@ -180,52 +182,20 @@ def _check_unembedding(shape: Sequence[int], arch: Architecture, directory: Path
         )
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
-    path = directory / CONFIG_FILE
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InvalidInput(f"{directory} is not a PEFT adapter: it has no {CONFIG_FILE}") from error
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path} cannot be read as JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise InvalidInput(f"{path} must hold a JSON object")
-    return config
-
-
-def _rank_and_alpha(config: dict[str, Any]) -> tuple[int, float]:
-    """The rank and the alpha whose quotient is the adapter's scale; refuses what would compute something else."""
-    if config.get("peft_type") != "LORA":
-        raise InvalidInput(f"peft_type {config.get('peft_type')!r} is not supported; only LORA adapters are")
-    if config.get("bias", "none") != "none":
-        raise InvalidInput(f"bias {config['bias']!r} of this adapter is not supported; only 'none' is")
-    initialisation = config.get("init_lora_weights", True)
-    if initialisation not in _HARMLESS_INITIALISATIONS:
-        raise InvalidInput(
-            f"init_lora_weights {initialisation!r} of this adapter changed its base model; convert it to a plain LoRA first"
-        )
-    refused = sorted(name for name, value in config.items() if value and name not in _HARMLESS)
-    if refused:
-        raise InvalidInput(
-            f"{', '.join(refused)} of this adapter cannot be honoured; only plain LoRA adapters load"
-        )
-    rank, alpha = config.get("r"), config.get("lora_alpha", 8)
-    if not isinstance(rank, int) or rank < 1:
-        raise InvalidInput(f"r {rank!r} of this adapter must be a positive integer")
-    if not isinstance(alpha, int | float):
-        raise InvalidInput(f"lora_alpha {alpha!r} of this adapter must be a number")
-    # Rank-stabilised LoRA divides alpha by √r instead of r.
-    return rank, float(alpha) * (math.sqrt(rank) if config.get("use_rslora") else 1.0)
-
-
-def _read_tensors(directory: Path, arch: Architecture) -> dict[tuple[str, int | None, str], Tensor]:
-    """Every tensor of the adapter by (module, layer, half)."""
+def _read_tensors(directory: Path, arch: Architecture) -> dict[StoredName, Tensor]:
+    """Every tensor of the adapter."""
     path = directory / WEIGHTS_FILE
     if not path.is_file():
-        raise InvalidInput(
-            f"{directory} has no {WEIGHTS_FILE}; only safetensors adapters load, so save it as such"
+        pickled = (
+            f", only {PICKLE_FILE}, which can run code when it is read"
+            if (directory / PICKLE_FILE).exists()
+            else ""
         )
-    tensors: dict[tuple[str, int | None, str], Tensor] = {}
+        raise InvalidInput(
+            f"{directory} has no {WEIGHTS_FILE}{pickled}; only safetensors adapters load, so save it as such "
+            "(model.save_pretrained(directory, safe_serialization=True))"
+        )
+    tensors: dict[StoredName, Tensor] = {}
     try:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 -- a safetensors file is not a mapping
@@ -234,7 +204,7 @@ def _read_tensors(directory: Path, arch: Architecture) -> dict[tuple[str, int | 
                     continue
                 match = _TENSOR_NAME.fullmatch(name.removeprefix(_PREFIX))
                 if match is None:
-                    raise InvalidInput(f"tensor {name} of adapter {directory} has no place in the base model")
+                    raise _no_place(name, directory)
                 layer = None if match["layer"] is None else int(match["layer"])
                 key = (match["module"] or UNEMBED_MODULE, layer, match["half"])
                 if key in tensors:
@@ -245,3 +215,16 @@ def _read_tensors(directory: Path, arch: Architecture) -> dict[tuple[str, int | 
     if not tensors:
         raise InvalidInput(f"{path} holds no tensors")
     return tensors
+
+
+def _no_place(name: str, directory: Path) -> InvalidInput:
+    if "lora_embedding" in name or "embed_tokens" in name:
+        return InvalidInput(
+            f"tensor {name} of adapter {directory} changes the input embeddings, which is not supported; train it "
+            "without embed_tokens among target_modules and modules_to_save"
+        )
+    if "lora_magnitude_vector" in name:
+        return InvalidInput(
+            f"tensor {name} of adapter {directory} belongs to DoRA, which is not supported; only plain LoRA is"
+        )
+    return InvalidInput(f"tensor {name} of adapter {directory} has no place in the base model")

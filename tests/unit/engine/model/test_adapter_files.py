@@ -66,13 +66,24 @@ def test_the_unembedding_may_be_called_unembed_tokens(saved: Path, arch: Archite
         ({"use_dora": True}, "use_dora"),
         ({"bias": "all"}, "bias"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
-        ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern"),
+        ({"rank_pattern": ["q_proj"]}, "rank_pattern"),
+        ({"rank_pattern": {"(a+)+b": 8}}, "too involved"),
+        ({"rank_pattern": {".*.*.*.*b": 8}}, "too involved"),
+        ({"rank_pattern": {"q" * 1000: 8}}, "too involved"),
+        ({"alpha_pattern": {"q_proj": "8"}}, "alpha_pattern"),
+        ({"alpha_pattern": {"q_proj(": 8}}, "alpha_pattern"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication"),
+        ({"target_parameters": ["mlp.experts"]}, "target_parameters"),
         ({"init_lora_weights": "pissa"}, "pissa"),
         ({"lora_bias": True}, "lora_bias"),
         ({"some_new_option": 1}, "some_new_option"),
         ({"r": "8"}, "r '8'"),
+        ({"r": True}, "r True"),
         ({"lora_alpha": None}, "lora_alpha"),
+        ({"lora_alpha": float("nan")}, "lora_alpha"),
     ],
 )
 def test_options_that_cannot_be_honoured_are_refused_by_name(
@@ -91,7 +102,10 @@ def test_rank_stabilised_scaling_is_honoured(saved: Path, arch: Architecture) ->
 @pytest.mark.parametrize(
     ("name", "tensor", "words"),
     [
-        ("base_model.model.model.embed_tokens.lora_embedding_A", torch.zeros(3, 512), "has no place"),
+        ("base_model.model.model.embed_tokens.lora_embedding_A", torch.zeros(3, 512), "input embeddings"),
+        ("base_model.model.model.embed_tokens.weight", torch.zeros(512, 64), "input embeddings"),
+        ("base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector", torch.zeros(128), "DoRA"),
+        ("base_model.model.score.lora_A.weight", torch.zeros(3, 64), "has no place"),
         ("base_model.model.model.layers.7.mlp.up_proj.lora_A.weight", torch.zeros(3, 64), "layer 7"),
         ("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight", torch.zeros(2, 64), r"is \(2, 64\)"),
         ("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight", None, "only lora_B"),
@@ -119,6 +133,45 @@ def test_a_missing_file_is_named(saved: Path, arch: Architecture, name: str, wor
     (saved / name).unlink()
     with pytest.raises(InvalidInput, match=words):
         load_adapter(saved, arch)
+
+
+def test_a_pickled_adapter_is_refused_by_its_name(saved: Path, arch: Architecture) -> None:
+    (saved / WEIGHTS_FILE).rename(saved / "adapter_model.bin")
+    with pytest.raises(InvalidInput, match=r"only adapter_model\.bin, which can run code"):
+        load_adapter(saved, arch)
+
+
+def test_the_prefix_of_peft_and_the_name_of_an_adapter_may_vary(saved: Path, arch: Architecture) -> None:
+    expected = load_adapter(saved, arch)
+    tensors = load_file(saved / WEIGHTS_FILE)
+    renamed = {
+        name.removeprefix("base_model.model.").replace(".weight", ".default.weight"): tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(renamed, saved / WEIGHTS_FILE)
+    assert torch.equal(load_adapter(saved, arch).params, expected.params)
+
+
+def test_modules_of_smaller_rank_are_filled_up_with_ranks_that_change_nothing_and_can_train(
+    saved: Path, arch: Architecture
+) -> None:
+    tensors = load_file(saved / WEIGHTS_FILE)
+    name = "base_model.model.model.layers.1.mlp.up_proj"
+    tensors[f"{name}.lora_A.weight"] = tensors[f"{name}.lora_A.weight"][:2].contiguous()
+    tensors[f"{name}.lora_B.weight"] = tensors[f"{name}.lora_B.weight"][:, :2].contiguous()
+    save_file(tensors, saved / WEIGHTS_FILE)
+    _change_config(saved, rank_pattern={r"layers\.1\.mlp\.up_proj": 2})
+    adapter = load_adapter(saved, arch)
+    a, b = adapter.views["up_proj", 1]
+    assert adapter.spec.rank == 3
+    assert adapter.spec.scale == pytest.approx(32 / 3)
+    assert (b[:, 2:] == 0).all()
+    assert (a[2:] != 0).all()  # a zero A beside a zero B would never get a gradient
+    assert torch.equal(a[:2], tensors[f"{name}.lora_A.weight"])
+    # alpha / 2 for this module, alpha / 3 for the adapter: the difference is in B.
+    torch.testing.assert_close(b[:, :2], tensors[f"{name}.lora_B.weight"] * 1.5)
+    untouched, _ = adapter.views["up_proj", 0]
+    assert torch.equal(untouched, tensors["base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"])
 
 
 def test_a_damaged_file_is_an_input_error(saved: Path, arch: Architecture) -> None:
