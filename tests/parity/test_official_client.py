@@ -233,3 +233,8 @@ def test_an_unknown_model_is_answered_with_those_served(service: tinker.ServiceC
 
 def test_model_names_may_carry_a_suffix(service: tinker.ServiceClient) -> None:
     assert service.create_lora_training_client(f"{MODEL}:peft:262144", rank=2).get_info().lora_rank == 2
+
+
+def test_the_key_says_who_it_is(service: tinker.ServiceClient, served_engine: ServedEngine) -> None:
+    rest = tinker.RestClient(base_url=served_engine.url, api_key=served_engine.key)
+    assert rest.whoami().result().user_urn == "tml:user:local"

@@ -92,9 +92,9 @@ _ROWS = (
     Endpoint("get_server_capabilities", "GET", "/api/v1/get_server_capabilities", "rest", None, types.GetServerCapabilitiesResponse),
     Endpoint("telemetry", "POST", "/api/v1/telemetry", "telemetry", types.TelemetrySendRequest, types.TelemetryResponse, called_by_us=False),
     # identity
-    Endpoint("auth_token", "POST", "/api/v1/auth/token", "rest", None, types.AuthTokenResponse, served=False),
-    Endpoint("get_own_key", "GET", "/api/v1/auth/apikey/me", "rest", called_by_us=False, served=False),
-    Endpoint("delete_own_key", "DELETE", "/api/v1/auth/apikey/me", "rest", called_by_us=False, served=False),
+    Endpoint("auth_token", "POST", "/api/v1/auth/token", "rest", None, types.AuthTokenResponse),
+    Endpoint("get_own_key", "GET", "/api/v1/auth/apikey/me", "rest", called_by_us=False),
+    Endpoint("delete_own_key", "DELETE", "/api/v1/auth/apikey/me", "rest", called_by_us=False),
     # sessions
     Endpoint("create_session", "POST", "/api/v1/create_session", "session", types.CreateSessionRequest, types.CreateSessionResponse),
     Endpoint("session_heartbeat", "POST", "/api/v1/session_heartbeat", "session", types.SessionHeartbeatRequest, types.SessionHeartbeatResponse),

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tinkex._wire.endpoints import ENDPOINTS, Endpoint
-from tinkex.engine.api import futures, runs, sampling, search, sessions, tokenizers, training, usage
+from tinkex.engine.api import futures, identity, runs, sampling, search, sessions, tokenizers, training, usage
 from tinkex.engine.api.auth import authenticate
 from tinkex.engine.api.call import Call, Handler
 from tinkex.engine.api.decoding import decode_request, read_number
@@ -30,6 +30,7 @@ HANDLERS: Mapping[str, Handler] = {
     **runs.HANDLERS,
     **search.HANDLERS,
     **tokenizers.HANDLERS,
+    **identity.HANDLERS,
     **usage.HANDLERS,
 }
 

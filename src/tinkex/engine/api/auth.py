@@ -1,15 +1,20 @@
-"""Who is calling: the X-API-Key header against the stored hashes."""
+"""Who is calling: the X-API-Key header, which holds a key of this server or a token it gave for one."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
+from tinkex.engine.api.tokens import Signer
 from tinkex.engine.core import Engine
-from tinkex.engine.store import LOCAL_USER
+from tinkex.engine.store import LOCAL_USER, KeyRow
 from tinkex.errors import Unauthorized
 
-OPEN_TO_ALL = frozenset({"healthz"})
-"""Endpoints that answer without a key."""
+OPEN_TO_ALL = frozenset({"healthz", "download"})
+"""Endpoints that answer without a key; addresses of downloads are signed."""
+
+CALLS = "call"
+"""What tokens that stand for a key are good for."""
 
 _HOW = "the server prints its key when it starts, and keeps it in the file api_key of its data directory."
 
@@ -18,14 +23,28 @@ def authenticate(engine: Engine, endpoint: str, headers: Mapping[str, str]) -> s
     """The user a call acts for; raises :class:`Unauthorized` that says how to get a key."""
     if not engine.config.auth or endpoint in OPEN_TO_ALL:
         return LOCAL_USER
-    key = headers.get("x-api-key")
-    if not key:
+    credential = headers.get("x-api-key")
+    if not credential:
         raise Unauthorized(
             f"this call came without a key; send one in the X-API-Key header (TINKER_API_KEY): {_HOW}"
         )
-    owner = engine.store.users.find(key)
-    if owner is None:
+    key = key_of(engine, credential)
+    if key is None:
         raise Unauthorized(
             f"this server does not know that API key; set TINKER_API_KEY to the right one: {_HOW}"
         )
-    return owner
+    return key.user_id
+
+
+def key_of(engine: Engine, credential: str) -> KeyRow | None:
+    """The key a credential is, or a token stands for, as long as the key is in force."""
+    users = engine.store.users
+    if not credential.startswith("eyJ"):
+        return users.find_key(credential)
+    claims = signer_of(engine).read(CALLS, credential, time.time())
+    return users.key(int(claims["key"])) if claims is not None else None
+
+
+def signer_of(engine: Engine) -> Signer:
+    """Signs what this server hands out."""
+    return Signer(engine.store.signing_key)

@@ -25,9 +25,11 @@ from tinkex.types import (
 )
 
 
-async def client_config(_call: Call) -> Reply:
+async def client_config(call: Call) -> Reply:
     """How clients should behave: they use everything this server offers."""
     return ClientConfigResponse(
+        # Without keys there is nothing that a token could stand for.
+        pjwt_auth_enabled=call.engine.config.auth,
         # N samples in flight are one open poll, not N; that also makes a cap on them unnecessary.
         sample_use_retrieve_futures=True,
         sample_join_sampling_session=True,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,6 +26,7 @@ from tinkex.errors import SetupError
 
 DATABASE_FILE = "engine.db"
 KEY_FILE = "api_key"
+SIGNING_KEY_FILE = "signing_key"
 
 
 class Store:
@@ -65,19 +69,16 @@ class Store:
     def local_key(self, now: float) -> str:
         """The key of this server's own user: made at the first start, kept in a file only its owner can read."""
         file = self.root / KEY_FILE
-        try:
-            key = file.read_text("ascii").strip()
-        except FileNotFoundError:
-            key = new_key()
-            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                os.write(handle, f"{key}\n".encode("ascii"))
-            finally:
-                os.close(handle)
+        key = _secret(file, new_key)
         if self.users.add_key(LOCAL_USER, key, now).revoked_at is not None:
             file.unlink()
             return self.local_key(now)
         return key
+
+    @cached_property
+    def signing_key(self) -> bytes:
+        """What this server signs with; made at the first use, kept in a file only its owner can read."""
+        return _secret(self.root / SIGNING_KEY_FILE, lambda: secrets.token_hex(32)).encode("ascii")
 
     def close(self) -> None:
         """Close the database and let another engine take the directory."""
@@ -93,11 +94,26 @@ class Store:
         self.close()
 
 
+def _secret(file: Path, make: Callable[[], str]) -> str:
+    """The secret in a file, which is made if it is missing, readable by its owner alone."""
+    try:
+        return file.read_text("ascii").strip()
+    except FileNotFoundError:
+        made = make()
+    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(handle, f"{made}\n".encode("ascii"))
+    finally:
+        os.close(handle)
+    return made
+
+
 def _check_ours(root: Path) -> None:
     """Refuse a directory with other people's files: what no row mentions is cleared away at every start."""
     if (root / DATABASE_FILE).exists():
         return
-    foreign = next((entry.name for entry in root.iterdir() if entry.name not in {LOCK_FILE, KEY_FILE}), None)
+    known = {LOCK_FILE, KEY_FILE, SIGNING_KEY_FILE}
+    foreign = next((entry.name for entry in root.iterdir() if entry.name not in known), None)
     if foreign is not None:
         raise SetupError(
             f"{root} cannot become a data directory: it holds other files ({foreign}) and no engine data; "

@@ -45,6 +45,7 @@ class Users:
         self._database = database
         self._lock = threading.Lock()
         self._live: Mapping[bytes, KeyRow] | None = None
+        self._by_id: Mapping[int, KeyRow] = {}
 
     def add_key(self, user_id: str, key: str, now: float, name: str | None = None) -> KeyRow:
         """Let ``key`` act for ``user_id``, who is created if new; a key that exists already stays as it is."""
@@ -76,7 +77,8 @@ class Users:
 
     def key(self, key_id: int) -> KeyRow | None:
         """The key of an id, if it is in force."""
-        return next((row for row in self._in_force().values() if row.key_id == key_id), None)
+        self._in_force()
+        return self._by_id.get(key_id)
 
     def keys(self, user_id: str | None = None) -> Sequence[KeyRow]:
         """All keys, also revoked ones, or those of one user; oldest first."""
@@ -99,6 +101,7 @@ class Users:
             if self._live is None:
                 rows = self._database.all("SELECT * FROM keys WHERE revoked_at IS NULL")
                 self._live = {row["key_hash"]: _key(row) for row in rows}
+                self._by_id = {row.key_id: row for row in self._live.values()}
             return self._live
 
     def _changed(self) -> None:

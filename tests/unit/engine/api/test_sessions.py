@@ -5,7 +5,8 @@ from tests.unit.engine.api.asgi import Client
 
 def test_clients_are_configured(ada: Client) -> None:
     config = ada.post("client/config", {"sdk_version": "0.36.0"}).json
-    assert config["pjwt_auth_enabled"] is False
+    assert config["pjwt_auth_enabled"] is True
+    assert config["sample_use_retrieve_futures"] is True
     assert config["parallel_fwdbwd_chunks"] is True
     assert ada.post("client/dynamic_config", {}).json["sample_cancel_enabled"] is True
 

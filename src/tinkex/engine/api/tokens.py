@@ -1,0 +1,64 @@
+"""Signed statements of this server: short-lived credentials, and addresses that can be fetched without one.
+
+They are JSON Web Tokens signed with HMAC-SHA256 under a secret of the data directory, so they hold after a restart. Each
+says what it is for, and is good for nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+_HEADER = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9"  # {"alg":"HS256","typ":"JWT"}
+
+
+class Signer:
+    """Makes and checks tokens.
+
+    >>> signer = Signer(b"secret")
+    >>> token = signer.issue("call", {"sub": "ada"}, expires_at=100.0)
+    >>> signer.read("call", token, now=99.0)["sub"]
+    'ada'
+    >>> signer.read("call", token, now=100.0) is signer.read("download", token, now=99.0) is None
+    True
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def issue(self, use: str, claims: Mapping[str, Any], expires_at: float) -> str:
+        """A token that says this, for one use, until a moment."""
+        content = _encode(msgspec.json.encode({**claims, "use": use, "exp": int(expires_at)}))
+        return f"{_HEADER}.{content}.{self._signature(content)}"
+
+    def read(self, use: str, token: str, now: float) -> dict[str, Any] | None:
+        """What a token says, if it is ours, for this use and in time."""
+        header, _, rest = token.partition(".")
+        content, _, signature = rest.partition(".")
+        if header != _HEADER or not hmac.compare_digest(
+            signature.encode(), self._signature(content).encode()
+        ):
+            return None
+        try:
+            claims = msgspec.json.decode(_decode(content), type=dict[str, Any])
+        except (msgspec.DecodeError, binascii.Error, ValueError):
+            return None
+        return claims if claims.get("use") == use and now < claims.get("exp", 0) else None
+
+    def _signature(self, content: str) -> str:
+        message = f"{_HEADER}.{content}".encode("utf-8", "surrogateescape")
+        return _encode(hmac.digest(self._secret, message, hashlib.sha256))
+
+
+def _encode(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).decode("ascii").rstrip("=")
+
+
+def _decode(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

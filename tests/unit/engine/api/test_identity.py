@@ -1,0 +1,91 @@
+"""Keys, and the tokens that stand for them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.unit.engine.api.asgi import Client
+from tinkex.engine.api.app import build_app
+from tinkex.engine.api.auth import signer_of
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.core import Engine
+from tinkex.engine.store import Store
+
+
+def claims(token: str) -> dict[str, Any]:
+    body = token.split(".")[1]
+    told: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body + "=="))
+    return told
+
+
+def test_a_token_stands_for_its_key(engine: Engine, bob: Client) -> None:
+    session = bob.session()
+    token = bob.post("auth/token", {}).json["jwt"]
+    by_token = Client(bob.app, token)
+    assert by_token.get("sessions").json["sessions"][0] == session
+    assert claims(token)["sub"] == "tml:user:bob"
+    assert claims(token)["exp"] > time.time() + 600
+
+
+def test_a_token_that_was_changed_or_is_over_or_for_something_else_is_refused(
+    engine: Engine, bob: Client
+) -> None:
+    token = bob.post("auth/token", {}).json["jwt"]
+    head, body, signature = token.split(".")
+    forged = base64.urlsafe_b64encode(json.dumps({**claims(token), "key": 1}).encode()).decode().rstrip("=")
+    signer, key = signer_of(engine), claims(token)["key"]
+    bad = [
+        f"{head}.{forged}.{signature}",
+        f"{head}.{body}.",
+        f"{head}.{body}",
+        "eyJ",
+        signer.issue("call", {"key": key}, time.time() - 1),
+        signer.issue("download", {"key": key}, time.time() + 60),
+    ]
+    for credential in bad:
+        assert Client(bob.app, credential).get("sessions").status == 401, credential
+
+
+def test_a_key_tells_of_itself_and_can_be_revoked_with_its_tokens(engine: Engine) -> None:
+    key, row = engine.store.users.create_key("carol@example.org", time.time(), "laptop")
+    carol = Client(build_app(engine), key)
+    told = carol.get("auth/apikey/me").json
+    assert told["key_id"] == row.key_id
+    assert (told["name"], told["details"]["user_details"]["email"]) == ("laptop", "carol@example.org")
+    by_token = Client(carol.app, carol.post("auth/token", {}).json["jwt"])
+    assert by_token.get("sessions").status == 200
+    assert carol.call("DELETE", "/api/v1/auth/apikey/me").status == 200
+    assert carol.get("sessions").status == 401
+    assert by_token.get("sessions").status == 401
+
+
+def test_a_server_without_keys_says_that_it_has_none(tmp_path: Path, tiny_model: Path) -> None:
+    engine = Engine(EngineConfig(home=tmp_path, models={"tiny": str(tiny_model)}, auth=False))
+    try:
+        client = Client(build_app(engine))
+        assert not client.post("client/config", {}).json["pjwt_auth_enabled"]
+        answer = client.post("auth/token", {})
+        assert answer.status == 400
+        assert "--no-auth" in answer.detail
+    finally:
+        engine.close()
+
+
+def test_tokens_hold_after_a_restart_and_a_revoked_server_key_is_replaced(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        first, secret = store.local_key(0.0), store.signing_key
+        found = store.users.find_key(first)
+        assert found is not None
+        store.users.revoke(found.key_id, 1.0)
+    assert (tmp_path / "signing_key").stat().st_mode & 0o077 == 0
+    with Store(tmp_path) as store:
+        second = store.local_key(2.0)
+        assert store.signing_key == secret
+        assert second != first
+        assert store.users.find(first) is None
+        assert store.users.find(second) == "local"
+        assert [key.revoked_at for key in store.users.keys("local")] == [1.0, None]
