@@ -7,16 +7,17 @@ of each head interleaved for its own rotary order; they are put back to halves h
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tinkex.engine.model.gguf_tokenizer import build_tokenizer, special_tokens
 from tinkex.engine.model.progress import Progress, report
+from tinkex.engine.model.weight_files import WeightEntry, write_weights
 from tinkex.errors import SetupError
+from tinkex.gguf_tokenizer import build_tokenizer, special_tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,6 +44,7 @@ _TENSORS = {
     "ffn_down": "mlp.down_proj",
 }
 _ROPE_FACTORS = "rope_freqs.weight"
+_MAX_SHARD_BYTES = 20 << 30
 
 
 def convert_gguf(source: Path, directory: Path, progress: Progress | None = None) -> None:
@@ -56,7 +58,7 @@ def convert_gguf(source: Path, directory: Path, progress: Progress | None = None
     config = _config(metadata, tensors)
     tokenizer = build_tokenizer(metadata)
     directory.mkdir(parents=True, exist_ok=True)
-    _write_weights(directory / "model.safetensors", config, tensors, progress)
+    _write_weights(directory, config, tensors, progress)
     tokenizer.save(str(directory / "tokenizer.json"))
     special = special_tokens(metadata)
     tokenizer_config = {
@@ -205,27 +207,28 @@ def _generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_weights(
-    path: Path, config: Mapping[str, Any], tensors: Mapping[str, Any], progress: Progress | None
+    directory: Path, config: Mapping[str, Any], tensors: Mapping[str, Any], progress: Progress | None
 ) -> None:
-    """One safetensors file, written tensor by tensor, so that memory holds one of them at a time."""
-    names = {name: _hub_name(name) for name in tensors if name != _ROPE_FACTORS}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    total = 0
-    for name, hub_name in names.items():
-        shape = [int(size) for size in reversed(tensors[name].shape)]
-        size = 4 * int(np.prod(shape))
-        header[hub_name] = {"dtype": "F32", "shape": shape, "data_offsets": [total, total + size]}
-        total += size
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)  # the format wants the data aligned to 8 bytes
-    done = 0
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(encoded)) + encoded)
-        for name in names:
-            values = _dequantised(name, tensors[name], config)
-            file.write(np.ascontiguousarray(values).data)
-            done += values.nbytes
-            report(progress, "converting weights", done, total)
+    def content(name: str) -> memoryview:
+        return np.ascontiguousarray(_dequantised(name, tensors[name], config)).data
+
+    entries = [
+        WeightEntry(
+            _hub_name(name),
+            "F32",
+            tuple(int(size) for size in reversed(tensors[name].shape)),
+            partial(content, name),
+        )
+        for name in tensors
+        if name != _ROPE_FACTORS
+    ]
+    write_weights(
+        directory,
+        entries,
+        max_shard_bytes=_MAX_SHARD_BYTES,
+        phase="converting weights",
+        progress=progress,
+    )
 
 
 def _dequantised(name: str, tensor: Any, config: Mapping[str, Any]) -> Weights:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from tinkex.engine.model.architecture import Architecture
+from tinkex.engine.model.stored_tensors import StoredTensors, read_architecture
 from tinkex.engine.model.transformer import LayerWeights, Transformer
-from tinkex.errors import SetupError
 
 __all__ = ["load_transformer", "read_architecture"]
-
-_FLOATS = {torch.float16, torch.bfloat16, torch.float32}
 
 
 def load_transformer(directory: Path) -> Transformer:
@@ -34,20 +25,12 @@ def load_transformer(directory: Path) -> Transformer:
     """
     arch = read_architecture(directory)
     with ExitStack() as files:
-        stored = _StoredTensors(directory, files)
+        stored = StoredTensors(directory, files)
         stored.check_names(arch)
         return _assemble(arch, stored)
 
 
-def read_architecture(directory: Path) -> Architecture:
-    """The shape of the model in ``directory``, without reading its weights."""
-    return Architecture.from_config(
-        _read_json(directory / "config.json"),
-        _read_json(directory / "generation_config.json", optional=True),
-    )
-
-
-def _assemble(arch: Architecture, stored: _StoredTensors) -> Transformer:
+def _assemble(arch: Architecture, stored: StoredTensors) -> Transformer:
     hidden, inner = arch.hidden_size, arch.intermediate_size
     q_size, kv_size = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
     layers = []
@@ -84,131 +67,3 @@ def _assemble(arch: Architecture, stored: _StoredTensors) -> Transformer:
         if arch.tie_embeddings
         else stored.matrix("lm_head.weight", arch.vocab_size, hidden),
     )
-
-
-class _StoredTensors:
-    """The tensors of a directory by their names without the ``model.`` prefix, each read once, as fp32."""
-
-    def __init__(self, directory: Path, files: ExitStack) -> None:
-        self.directory = directory
-        self._files: dict[str, tuple[Any, str]] = {}
-        for path in _weight_files(directory):
-            try:
-                file = files.enter_context(safe_open(path, framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise SetupError(
-                    f"{path} cannot be read as safetensors ({error}); fetch the model again"
-                ) from error
-            for stored_name in file.keys():  # noqa: SIM118 -- a safetensors file is not a mapping
-                self._files[stored_name.removeprefix("model.")] = (file, stored_name)
-
-    def check_names(self, arch: Architecture) -> None:
-        """Refuses a directory with weights missing, or with weights this architecture has no place for."""
-        expected = set(_tensor_names(arch))
-        # Old checkpoints store rotary frequencies, which follow from the config, and some store a tied head twice.
-        redundant = {name for name in self._files if name.endswith(".rotary_emb.inv_freq")}
-        if arch.tie_embeddings:
-            redundant.add("lm_head.weight")
-        missing = sorted(expected - self._files.keys())
-        unexpected = sorted(self._files.keys() - expected - redundant)
-        if missing or unexpected:
-            problems = [
-                f"{kind} {_listed(names)}"
-                for kind, names in (("misses", missing), ("has unexpected", unexpected))
-                if names
-            ]
-            raise SetupError(
-                f"the weights in {self.directory} do not fit its config.json ({arch.family}, {arch.num_layers} layers): it "
-                f"{' and '.join(problems)}. Fetch the model again, or correct its config.json"
-            )
-
-    def matrix(self, name: str, rows: int, columns: int) -> Tensor:
-        return self._read(name, (rows, columns)).float().contiguous()
-
-    def vector(self, name: str, size: int) -> Tensor:
-        return self._read(name, (size,)).float().contiguous()
-
-    def joined_weight(self, parts: list[tuple[str, int]], columns: int) -> Tensor:
-        """The projections of ``parts`` (name, rows) one above the other, converted on the way in."""
-        joined = torch.empty(sum(rows for _, rows in parts), columns)
-        for (name, rows), target in zip(
-            parts, joined.split_with_sizes([rows for _, rows in parts]), strict=True
-        ):
-            target.copy_(self._read(f"{name}.weight", (rows, columns)))
-        return joined
-
-    def joined_bias(self, parts: list[tuple[str, int]]) -> Tensor:
-        return torch.cat([self.vector(f"{name}.bias", rows) for name, rows in parts])
-
-    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        file, stored_name = self._files[name]
-        tensor: Tensor = file.get_tensor(stored_name)
-        if tuple(tensor.shape) != shape:
-            raise SetupError(
-                f"tensor {stored_name} in {self.directory} is {tuple(tensor.shape)}, and config.json makes it {shape}"
-            )
-        if tensor.dtype not in _FLOATS:
-            raise SetupError(
-                f"tensor {stored_name} in {self.directory} is stored as {str(tensor.dtype).removeprefix('torch.')}; "
-                "supported are float16, bfloat16 and float32"
-            )
-        return tensor
-
-
-def _tensor_names(arch: Architecture) -> Iterator[str]:
-    yield "embed_tokens.weight"
-    yield "norm.weight"
-    if not arch.tie_embeddings:
-        yield "lm_head.weight"
-    for layer in range(arch.num_layers):
-        yield f"layers.{layer}.input_layernorm.weight"
-        yield f"layers.{layer}.post_attention_layernorm.weight"
-        attention, mlp = f"layers.{layer}.self_attn", f"layers.{layer}.mlp"
-        biased = {"q_proj": arch.attention_bias, "k_proj": arch.attention_bias, "v_proj": arch.attention_bias}
-        for name, bias in (biased | {"o_proj": arch.output_bias}).items():
-            yield from [f"{attention}.{name}.weight"] + [f"{attention}.{name}.bias"] * bias
-        for name in ("gate_proj", "up_proj", "down_proj"):
-            yield from [f"{mlp}.{name}.weight"] + [f"{mlp}.{name}.bias"] * arch.mlp_bias
-        if arch.qk_norm:
-            yield f"{attention}.q_norm.weight"
-            yield f"{attention}.k_norm.weight"
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if not index.is_file():
-        raise SetupError(
-            f"{directory} has no model.safetensors and no model.safetensors.index.json; "
-            "only safetensors weights are read, so convert other formats first"
-        )
-    weight_map = _read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise SetupError(f"{index} has no weight_map; fetch the model again")
-    names = sorted(set(weight_map.values()))
-    missing = [name for name in names if name != Path(name).name or not (directory / name).is_file()]
-    if missing:
-        raise SetupError(
-            f"{index} lists {_listed(missing)}, which {directory} does not have; fetch the model again"
-        )
-    return [directory / name for name in names]
-
-
-def _read_json(path: Path, *, optional: bool = False) -> Mapping[str, Any]:
-    if optional and not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise SetupError(f"{path.parent} is not a model directory: it has no {path.name}") from error
-    except (OSError, ValueError) as error:
-        raise SetupError(f"{path} cannot be read as JSON ({error}); fetch the model again") from error
-    if not isinstance(value, dict):
-        raise SetupError(f"{path} must hold a JSON object; fetch the model again")
-    return value
-
-
-def _listed(names: list[str], limit: int = 5) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
