@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from tinkex.engine.operations.admission import Admission, sequence_ids
+from tinkex.engine.operations.admission import Admission
 from tinkex.engine.operations.backlog import Backlog, Operation
 from tinkex.engine.operations.outcomes import failed, succeeded
+from tinkex.engine.operations.promises import sequence_ids
 from tinkex.engine.operations.served import Base, ServedModels
 from tinkex.engine.operations.snapshots import Snapshots
 from tinkex.engine.scheduler import FairShare, Work
