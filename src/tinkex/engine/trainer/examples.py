@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tinkex.engine.trainer.losses import Loss
+from tinkex.engine.trainer.loss_graph import LossGraph
+from tinkex.engine.trainer.losses import CUSTOM, Loss
 from tinkex.errors import InvalidInput
 from tinkex.types.inputs import EncodedTextChunk
 
@@ -39,6 +40,7 @@ class Example:
     targets: npt.NDArray[np.int64]  # (N·K,)
     inputs: Mapping[str, npt.NDArray[np.float32]]  # each (N·K,)
     shape: tuple[int, ...]  # of the caller's target_tokens: (N,) or (N, K)
+    graph_inputs: tuple[npt.NDArray[Any], ...] = ()  # of a custom loss, as the caller sent them
 
     @property
     def num_tokens(self) -> int:
@@ -52,11 +54,16 @@ class Example:
 
 
 def read_examples(
-    data: Sequence[Datum], loss: Loss, settings: Mapping[str, float], limits: Limits
+    data: Sequence[Datum],
+    loss: Loss,
+    settings: Mapping[str, float],
+    limits: Limits,
+    graph: LossGraph | None = None,
 ) -> list[Example]:
     """The datums as examples; an ``InvalidInput`` names the first datum and key that cannot be used.
 
     Inputs the caller may leave out arrive filled in: ``weights`` with ones, clip thresholds with the settings.
+    A custom loss reads what its ``graph`` declares, with the ranks declared there, and leaves the rest alone.
 
     Example:
         >>> datum = Datum(model_input=ModelInput.from_ints([5, 6]), loss_fn_inputs={"target_tokens": [6, 7]})
@@ -65,6 +72,8 @@ def read_examples(
     """
     if len(data) == 0:
         raise InvalidInput("data is empty; send at least one datum")
+    if graph is not None:
+        return [_read_custom(index, datum, graph, limits) for index, datum in enumerate(data)]
     return [_read(index, datum, loss, settings, limits) for index, datum in enumerate(data)]
 
 
@@ -86,6 +95,35 @@ def _read(index: int, datum: Datum, loss: Loss, settings: Mapping[str, float], l
     _check_thresholds(index, inputs)
     _check_sequence_mask(index, inputs)
     return Example(tokens_N, targets.reshape(-1), inputs, targets.shape)
+
+
+def _read_custom(index: int, datum: Datum, graph: LossGraph, limits: Limits) -> Example:
+    tokens_N = _tokens(index, datum.model_input, limits)
+    given = datum.loss_fn_inputs
+    for name in ("target_tokens", *graph.input_names):
+        if name not in given:
+            raise InvalidInput(
+                f"data[{index}].loss_fn_inputs lacks {name!r}, which this custom loss needs; "
+                f"it has {', '.join(given) or 'nothing'}"
+            )
+    targets = _targets(index, given["target_tokens"], len(tokens_N), CUSTOM, limits)
+    _check_rank(
+        f"data[{index}].loss_fn_inputs['target_tokens']", targets, graph.ranks["logprobs"], "logprobs"
+    )
+    values = []
+    for name in graph.input_names:
+        array = given[name].to_numpy()
+        _check_rank(f"data[{index}].loss_fn_inputs[{name!r}]", array, graph.ranks[name], name)
+        values.append(array)
+    return Example(tokens_N, targets.reshape(-1), {}, targets.shape, tuple(values))
+
+
+def _check_rank(where: str, array: npt.NDArray[Any], rank: int, name: str) -> None:
+    if array.ndim != rank:
+        raise InvalidInput(
+            f"{where} has shape {_shown(array.shape)}, and this custom loss declares {name!r} with rank {rank}; "
+            "send that many dimensions, or create the loss with other input_ranks"
+        )
 
 
 def _tokens(index: int, model_input: ModelInput, limits: Limits) -> npt.NDArray[np.int64]:

@@ -20,7 +20,16 @@ from torch import Tensor
 
 from tinkex.errors import InvalidInput
 
-__all__ = ["LOSSES", "SEQUENCE_LOG_RATIO", "Loss", "find_loss", "read_settings", "sequence_log_ratio"]
+__all__ = [
+    "CUSTOM",
+    "LOSSES",
+    "LOSS_GRADIENT",
+    "SEQUENCE_LOG_RATIO",
+    "Loss",
+    "find_loss",
+    "read_settings",
+    "sequence_log_ratio",
+]
 
 Inputs = Mapping[str, Tensor]
 Formula = Callable[[Tensor, Inputs], Tensor]
@@ -29,11 +38,12 @@ Floats = npt.NDArray[np.float32]
 SEQUENCE_LOG_RATIO = "sequence_log_ratio"
 """The input that a sequence-level formula gets besides the caller's: the same value at every token of a datum."""
 
+LOSS_GRADIENT = "loss_gradient"
+"""The input of a custom loss's surrogate: the derivative of the datum's loss by each logprob."""
+
 _CLIP = ("clip_low_threshold", "clip_high_threshold")
-_REFUSED = {
-    "custom": "the server-side custom loss",
-    "stable_reinforce": "stable_reinforce",
-}
+_LOSS_ID = "loss_id"
+_REFUSED = {"stable_reinforce": "its formula is not public"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class Loss:
 
     ``gate`` names the input that is zero exactly where a token can have no gradient; those tokens still get
     a logprob. ``None`` means that every token trains. ``clipped`` says, given log ratios, which tokens hit a
-    threshold.
+    threshold. ``sequence_level`` losses need the logprobs of a whole datum before the gradient of any token.
 
     Example:
         >>> LOSSES["ppo"].settings["clip_high_threshold"]
@@ -211,18 +221,36 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
 )
 
 
+def _surrogate(lp: Tensor, inputs: Inputs) -> Tensor:
+    """gradient·lp, which has the gradient of a custom loss, though not its value."""
+    return inputs[LOSS_GRADIENT] * lp
+
+
+CUSTOM = Loss(
+    name="custom",
+    output_type="CustomLossReturn",
+    formula=_surrogate,
+    inputs=(),
+    gate=LOSS_GRADIENT,
+    many_targets=True,
+    sequence_level=True,
+)
+"""A loss that a graph computes; see ``loss_graph``."""
+
+
 def find_loss(name: str) -> Loss:
     """The loss of that name; an ``InvalidInput`` that lists the known ones if there is none.
 
     >>> find_loss("dro").settings["beta"]
     0.05
     """
+    known = ", ".join((*LOSSES, CUSTOM.name))
     if name in _REFUSED:
-        raise InvalidInput(
-            f"loss_fn {name!r}: {_REFUSED[name]} is not supported by this engine yet; supported are {', '.join(LOSSES)}"
-        )
+        raise InvalidInput(f"loss_fn {name!r} is not supported: {_REFUSED[name]}; supported are {known}")
+    if name == CUSTOM.name:
+        return CUSTOM
     if name not in LOSSES:
-        raise InvalidInput(f"loss_fn {name!r} does not exist; this engine knows {', '.join(LOSSES)}")
+        raise InvalidInput(f"loss_fn {name!r} does not exist; this engine knows {known}")
     return LOSSES[name]
 
 
@@ -234,8 +262,10 @@ def read_settings(loss: Loss, config: Mapping[str, float | str] | None) -> dict[
     """
     settings = dict(loss.settings)
     for name, value in (config or {}).items():
+        if loss is CUSTOM and name == _LOSS_ID and isinstance(value, str):
+            continue  # whoever made the job has turned it into a graph
         if name not in settings:
-            known = ", ".join(settings) or "none"
+            known = ", ".join(settings) or (_LOSS_ID if loss is CUSTOM else "none")
             raise InvalidInput(
                 f"loss_fn_config has {name!r}, which {loss.name} does not read; its settings: {known}. Remove it"
             )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from tinkex.engine.model.lora import Adapter
+from tinkex.engine.trainer.loss_graph import LossGraph
 from tinkex.types.inputs import Datum
 
 __all__ = ["TrainJob", "TrainState"]
@@ -38,6 +39,8 @@ class TrainState:
 class TrainJob:
     """One forward pass over some datums, with or without gradients.
 
+    ``loss_fn`` "custom" runs ``custom_loss``, the graph its ``loss_id`` stands for; other losses take none.
+
     Example:
         >>> TrainJob(state, data, loss_fn="ppo", loss_fn_config={"clip_high_threshold": 1.3})
     """
@@ -47,3 +50,4 @@ class TrainJob:
     loss_fn: str
     loss_fn_config: Mapping[str, float | str] | None = None
     backward: bool = True
+    custom_loss: LossGraph | None = None

@@ -20,7 +20,14 @@ from tinkex.engine.trainer.batch import Pass, Segment, plan_passes
 from tinkex.engine.trainer.checkpoint import load_state, save_state
 from tinkex.engine.trainer.examples import Limits, read_examples
 from tinkex.engine.trainer.head import Head, HeadLora
-from tinkex.engine.trainer.losses import SEQUENCE_LOG_RATIO, find_loss, read_settings, sequence_log_ratio
+from tinkex.engine.trainer.losses import (
+    CUSTOM,
+    LOSS_GRADIENT,
+    SEQUENCE_LOG_RATIO,
+    find_loss,
+    read_settings,
+    sequence_log_ratio,
+)
 from tinkex.engine.trainer.optim import adam_step
 from tinkex.engine.trainer.state import TrainJob, TrainState
 from tinkex.engine.trainer.work import Work
@@ -116,7 +123,13 @@ class Trainer:
     def _read(self, job: TrainJob) -> Work:
         loss = find_loss(job.loss_fn)
         settings = read_settings(loss, job.loss_fn_config)
-        return Work(job, loss, read_examples(job.data, loss, settings, self._limits))
+        if loss is CUSTOM and job.custom_loss is None:
+            raise InvalidInput(
+                "loss_fn 'custom' runs a loss made by create_custom_loss; name it in loss_fn_config: {\"loss_id\": ...}"
+            )
+        if loss is not CUSTOM and job.custom_loss is not None:
+            raise InvalidInput(f"loss_fn {loss.name!r} takes no custom loss; send loss_fn 'custom' to run it")
+        return Work(job, loss, read_examples(job.data, loss, settings, self._limits, job.custom_loss))
 
     def _groups(self, works: Mapping[int, Work]) -> list[list[int]]:
         """Which jobs share passes: those of one kind, as many as their gradients leave memory for."""
@@ -182,7 +195,7 @@ class Trainer:
         loras = [works[s.job].head_lora() for s in packed.segments]
         lp_P = hidden_TD.new_empty(len(packed.targets_P))
         self._score_sequences(hidden_TD, packed, works, loras, lp_P)
-        inputs = [_with_sequence_ratios(s, works[s.job], lp_P) for s in packed.segments]
+        inputs = [_completed_inputs(s, works[s.job], lp_P) for s in packed.segments]
         tensors = [{name: torch.from_numpy(v) for name, v in by_name.items()} for by_name in inputs]
 
         def gradient(number: int, targets: npt.NDArray[np.int64], lp_m: Tensor) -> Tensor:
@@ -199,7 +212,7 @@ class Trainer:
             return gradient_m
 
         rows = np.arange(len(packed.tokens_T))
-        trains_T = _trained_rows(packed, works) if backward else np.zeros(len(rows), dtype=bool)
+        trains_T = _trained_rows(packed, works, inputs) if backward else np.zeros(len(rows), dtype=bool)
         grad_TD = torch.zeros_like(hidden_TD) if trains_T.any() else None
         if grad_TD is not None:
             self._head.train(hidden_TD, packed, loras, rows[trains_T], lp_P, gradient, grad_TD)
@@ -226,26 +239,32 @@ class Trainer:
                 self._head.score(hidden_TD, packed, loras, rows, lp_P)
 
 
-def _with_sequence_ratios(segment: Segment, work: Work, lp_P: Tensor) -> dict[str, Floats]:
-    """The loss inputs of a segment, completed by its sequences' ratios if its loss works with those."""
+def _completed_inputs(segment: Segment, work: Work, lp_P: Tensor) -> dict[str, Floats]:
+    """The loss inputs of a segment, with those that come from the logprobs of its whole sequences."""
     inputs = dict(segment.inputs)
     if work.loss.sequence_level:
-        lp_own: Floats = lp_P[segment.targets].numpy()
-        sizes = np.cumsum([member.example.targets.size for member in segment.members])[:-1]
-        per_datum = zip(np.split(lp_own, sizes), segment.members, strict=True)
-        inputs[SEQUENCE_LOG_RATIO] = np.concatenate(
-            [sequence_log_ratio(lp_N, member.example.inputs) for lp_N, member in per_datum]
-        )
+        sizes = [member.example.targets.size for member in segment.members]
+        per_datum = list(zip(lp_P[segment.targets].split_with_sizes(sizes), segment.members, strict=True))
+        if work.loss is CUSTOM:
+            inputs[LOSS_GRADIENT] = torch.cat(
+                [work.run_graph(member, lp_N) for lp_N, member in per_datum]
+            ).numpy()
+        else:
+            inputs[SEQUENCE_LOG_RATIO] = np.concatenate(
+                [sequence_log_ratio(lp_N.numpy(), member.example.inputs) for lp_N, member in per_datum]
+            )
     return inputs
 
 
-def _trained_rows(packed: Pass, works: Sequence[Work]) -> npt.NDArray[np.bool_]:
+def _trained_rows(
+    packed: Pass, works: Sequence[Work], inputs: Sequence[Mapping[str, Floats]]
+) -> npt.NDArray[np.bool_]:
     """Which rows can have a gradient: those with a target whose gate is not zero."""
     gates = [
         np.ones(segment.targets.stop - segment.targets.start, dtype=bool)
         if works[segment.job].loss.gate is None
-        else segment.inputs[str(works[segment.job].loss.gate)] != 0
-        for segment in packed.segments
+        else own[str(works[segment.job].loss.gate)] != 0
+        for segment, own in zip(packed.segments, inputs, strict=True)
     ]
     return np.logical_or.reduceat(np.concatenate(gates), packed.first_target_T1[:-1])
 

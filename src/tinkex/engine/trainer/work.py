@@ -5,6 +5,7 @@ Shapes: P target tokens of a datum or segment.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,10 +17,11 @@ from tinkex.engine.model.lora import UNEMBED_MODULE, Adapter
 from tinkex.engine.trainer.batch import Member
 from tinkex.engine.trainer.examples import Example
 from tinkex.engine.trainer.head import HeadLora
-from tinkex.engine.trainer.losses import SEQUENCE_LOG_RATIO, Loss
+from tinkex.engine.trainer.loss_graph import DatumLoss
+from tinkex.engine.trainer.losses import CUSTOM, SEQUENCE_LOG_RATIO, Loss
 from tinkex.engine.trainer.optim import all_finite
 from tinkex.engine.trainer.state import TrainJob
-from tinkex.errors import NumericalError, TinkexError
+from tinkex.errors import InvalidInput, NumericalError, TinkexError
 from tinkex.types.losses import ForwardBackwardOutput
 from tinkex.types.tensors import TensorData
 
@@ -47,11 +49,12 @@ class Work:
         self._lp: dict[int, Floats] = {}
         self._losses: dict[int, Floats] = {}
         self._inputs: dict[int, Mapping[str, Floats]] = {}
+        self._custom: dict[int, DatumLoss] = {}
 
     def start(self) -> None:
         """Makes ready for the passes, forgetting what earlier ones have brought."""
         self.error = None
-        self._lp, self._losses, self._inputs = {}, {}, {}
+        self._lp, self._losses, self._inputs, self._custom = {}, {}, {}, {}
         self.grad = torch.zeros_like(self.adapter.params) if self.job.backward else None
 
     def head_lora(self) -> HeadLora | None:
@@ -65,6 +68,26 @@ class Work:
         grad_a_RD, grad_b_VR = self.adapter.with_params(self.grad).views[UNEMBED_MODULE, None]
         return HeadLora(a_RD, b_VR, self.adapter.spec.scale, grad_a_RD, grad_b_VR)
 
+    def run_graph(self, member: Member, lp_P: Tensor) -> Tensor:
+        """The custom loss of one datum, which is kept; returns its derivative by each logprob, 0 if it failed."""
+        graph, example = self.job.custom_loss, member.example
+        assert graph is not None
+        gradient_P = torch.zeros_like(lp_P)
+        inputs = [torch.from_numpy(array.copy()) for array in example.graph_inputs]
+        try:
+            result = graph.evaluate(lp_P.reshape(example.shape), inputs, backward=self.grad is not None)
+        except InvalidInput as error:
+            self.error = self.error or InvalidInput(f"data[{member.index}]: {error}")
+            return gradient_P
+        if not math.isfinite(result.loss):
+            self.fail(f"the loss of data[{member.index}] is {result.loss}")
+        elif result.gradient is not None and not bool(torch.isfinite(result.gradient).all()):
+            self.fail(f"the gradient of data[{member.index}] is not finite")
+        elif result.gradient is not None:
+            gradient_P = result.gradient.reshape(-1)
+        self._custom[member.index] = result
+        return gradient_P
+
     def record(
         self, members: Sequence[Member], lp_P: Floats, loss_P: Floats, inputs: Mapping[str, Floats]
     ) -> None:
@@ -75,7 +98,7 @@ class Work:
             part = slice(start, stop)
             self._lp[member.index], self._losses[member.index] = lp_P[part], loss_P[part]
             self._inputs[member.index] = {name: values[part] for name, values in inputs.items()}
-            wrong = np.flatnonzero(~np.isfinite(loss_P[part]))
+            wrong = np.flatnonzero(~np.isfinite(loss_P[part])) if self.loss is not CUSTOM else np.empty(0)
             if wrong.size:
                 at = int(wrong[0])
                 self.fail(
@@ -86,10 +109,12 @@ class Work:
 
     def fail(self, what: str) -> None:
         """Ends the job with a ``NumericalError``; its state stays as it was."""
-        self.error = NumericalError(
-            f"{self.job.loss_fn}: {what}; nothing was accumulated. Check that weights and advantages are moderate and that "
-            "'logprobs' belong to these target tokens"
+        hint = (
+            "Look for logarithms and divisions of 0, and for large exponents"
+            if self.loss is CUSTOM
+            else "Check that weights and advantages are moderate and that 'logprobs' belong to these target tokens"
         )
+        self.error = NumericalError(f"{self.job.loss_fn}: {what}; nothing was accumulated. {hint}")
 
     def finish(self) -> ForwardBackwardOutput | TinkexError:
         """The job's output, with its gradient added to the state; or why it failed, with the state untouched."""
@@ -97,13 +122,16 @@ class Work:
             self.fail("the gradient is not finite")
         if self.error is not None:
             return self.error
+        fields = {"logprobs": self._lp}
+        if self.loss is not CUSTOM:  # whose loss belongs to the datum, not to its tokens
+            fields["elementwise_loss"] = self._losses
         state = self.job.state
         if self.grad is not None:
             state.grad = self.grad if state.grad is None else state.grad.add_(self.grad)
         outputs = [
             {
-                "logprobs": TensorData.from_numpy(self._lp[index].reshape(example.shape)),
-                "elementwise_loss": TensorData.from_numpy(self._losses[index].reshape(example.shape)),
+                name: TensorData.from_numpy(values[index].reshape(example.shape))
+                for name, values in fields.items()
             }
             for index, example in enumerate(self.examples)
         ]
@@ -111,9 +139,12 @@ class Work:
 
     def _metrics(self) -> dict[str, float]:
         """Sums over everything, and means over datums, so that chunks of one call combine exactly."""
+        num_tokens = float(sum(example.num_tokens for example in self.examples))
+        if self.loss is CUSTOM:
+            return {**self._custom_metrics(), "num_tokens:sum": num_tokens}
         metrics = {
             "loss:sum": sum(float(loss_P.sum(dtype=np.float64)) for loss_P in self._losses.values()),
-            "num_tokens:sum": float(sum(example.num_tokens for example in self.examples)),
+            "num_tokens:sum": num_tokens,
         }
         if "weights" in self._inputs[0]:
             metrics["weights:sum"] = sum(
@@ -124,6 +155,15 @@ class Work:
             metrics["kl_q_p:mean"] = float(np.mean(gaps))
             if self.loss.clipped is not None:
                 metrics["clip_fraction:mean"] = float(np.mean(clipped))
+        return metrics
+
+    def _custom_metrics(self) -> dict[str, float]:
+        """The sum of the losses, and each metric by its suffix; a metric is one of all datums."""
+        results = [self._custom[index] for index in range(len(self.examples))]
+        metrics = {"loss:sum": math.fsum(result.loss for result in results)}
+        for name in results[0].metrics:
+            total = sum(result.metrics[name] for result in results)
+            metrics[name] = total / len(results) if name.endswith(":mean") else total
         return metrics
 
     def _policy_means(self, index: int) -> tuple[float, float]:

@@ -1,0 +1,268 @@
+"""What an uploaded loss may do: the allow-list of its operations, each with the size its results can have.
+
+Everything that is not listed is refused: whatever works in place, draws at random, leaves torch, reaches a file or
+another device, or whose cost cannot be told from its arguments.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tinkex.engine.trainer import loss_sizes as sizes
+
+__all__ = ["ATTRIBUTES", "DTYPES", "METHODS", "REFUSED_KEYWORDS", "WORDS", "Operation", "find_function"]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One allowed call: the function, how large its results can be, and which arguments it takes.
+
+    ``most_positional`` stops before an argument that is not allowed, such as ``inplace``; ``keywords`` of None
+    stands for all but ``REFUSED_KEYWORDS``. ``plain`` are operators of Python, which work on more than tensors.
+    """
+
+    call: Callable[..., Any] = field(repr=False)
+    size: sizes.Sizing = field(default=sizes.same_or_broadcast, repr=False)
+    most_positional: int | None = None
+    keywords: frozenset[str] | None = None
+    plain: bool = False
+
+
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        name: getattr(torch, name)
+        for name in (
+            *("float32", "float64", "float16", "bfloat16"),
+            *("int64", "int32", "int16", "int8", "uint8", "bool"),
+        )
+    }
+)
+
+ATTRIBUTES = frozenset({"T", "data", "device", "dtype", "indices", "mT", "ndim", "shape", "values"})
+"""What can be read of a value; ``data`` is a tensor without its history."""
+
+REFUSED_KEYWORDS = frozenset(
+    {"generator", "inplace", "layout", "names", "out", "pin_memory", "requires_grad"}
+)
+"""Arguments that may only be left out, None or False."""
+
+WORDS = frozenset(
+    [
+        *("none", "mean", "sum", "batchmean"),  # how a loss is reduced
+        *("floor", "trunc"),  # how a division is rounded
+        *("ij", "xy"),  # how a grid is laid out
+        *("constant", "reflect", "replicate", "circular"),  # how a tensor is padded
+        *("linear", "lower", "higher", "midpoint", "nearest"),  # what lies between two quantiles
+        *("left", "right"),  # which side of a boundary
+        *("fro", "tanh"),  # a norm, an approximation of gelu
+        "cpu",  # where tensors are
+    ]
+)
+"""The texts an argument can be; the equation of einsum is read on its own."""
+
+_POINTWISE = """
+    abs absolute acos acosh add addcdiv addcmul arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan
+    atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min clip copysign cos cosh
+    deg2rad digamma div divide eq erf erfc erfinv exp exp2 expm1 fix float_power floor floor_divide fmax fmin fmod
+    frac ge greater greater_equal gt heaviside hypot isclose isfinite isinf isnan isneginf isposinf le lerp less
+    less_equal lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit
+    lt maximum minimum mul multiply nan_to_num ne neg negative not_equal positive pow rad2deg reciprocal relu
+    remainder round rsqrt sgn sigmoid sign signbit sin sinc sinh sqrt square sub subtract tan tanh true_divide trunc
+    where xlogy masked_fill softmax log_softmax
+"""
+_REDUCING = """
+    all amax amin aminmax any argmax argmin count_nonzero cummax cummin cumprod cumsum dist logcumsumexp logsumexp
+    max mean min nanmean nansum norm prod std sum var
+"""
+_SHAPING = """
+    chunk clone detach diagonal flatten flip moveaxis movedim narrow permute ravel reshape roll select split squeeze
+    swapaxes swapdims t transpose tril triu unbind unflatten unsqueeze
+"""
+_PICKING = """
+    argwhere gather index_add index_copy index_fill masked_scatter masked_select nonzero scatter scatter_add take
+    take_along_dim
+"""
+_SORTING = "argsort kthvalue median msort nanmedian nanquantile quantile sort topk"
+
+_LARGER: Mapping[str, Operation] = {
+    # functions and methods of one name whose results can be larger than their arguments
+    "bmm": Operation(torch.bmm, sizes.product),
+    "broadcast_to": Operation(torch.broadcast_to, sizes.widened),
+    # Its second argument is how many times it is applied.
+    "diff": Operation(torch.diff, sizes.joined, 1, frozenset({"dim", "prepend", "append"})),
+    "dot": Operation(torch.dot, sizes.product),
+    "index_select": Operation(torch.index_select, sizes.selected),
+    "inner": Operation(torch.inner, sizes.inner),
+    "matmul": Operation(torch.matmul, sizes.product),
+    "mm": Operation(torch.mm, sizes.product),
+    "mv": Operation(torch.mv, sizes.product),
+    "outer": Operation(torch.outer, sizes.pairs),
+    "repeat_interleave": Operation(torch.repeat_interleave, sizes.interleaved),
+    "tile": Operation(torch.tile, sizes.repeated),
+}
+
+
+def _listed(names: str, where: object, size: sizes.Sizing = sizes.same_or_broadcast) -> dict[str, Operation]:
+    return {name: Operation(getattr(where, name), size) for name in names.split()}
+
+
+_SHARED = " ".join((_POINTWISE, _REDUCING, _SHAPING, _PICKING))
+
+_TORCH: Mapping[str, Operation] = {
+    **_listed(_SHARED, torch),
+    **_listed(_SORTING, torch, sizes.many_passes),
+    **_LARGER,
+    **_listed("full_like numel ones_like zeros_like std_mean var_mean", torch),
+    **_listed("cosine_similarity pairwise_distance bucketize searchsorted", torch),
+    **_listed("cat column_stack concat concatenate dstack hstack stack vstack", torch, sizes.joined),
+    "arange": Operation(torch.arange, sizes.counted),
+    "broadcast_tensors": Operation(torch.broadcast_tensors, sizes.broadcast_all),
+    "einsum": Operation(torch.einsum, sizes.contracted),
+    "eye": Operation(torch.eye, sizes.square),
+    "full": Operation(torch.full, sizes.filled),
+    "linspace": Operation(torch.linspace, sizes.spaced),
+    "meshgrid": Operation(torch.meshgrid, sizes.grid),
+    "ones": Operation(torch.ones, sizes.shape),
+    "zeros": Operation(torch.zeros, sizes.shape),
+}
+
+_IN_PLACE_AFTER = {  # activations whose argument after these would overwrite their input
+    "celu": 2, "elu": 2, "hardsigmoid": 1, "hardswish": 1, "hardtanh": 3, "leaky_relu": 2, "mish": 1, "relu": 1,
+    "relu6": 1, "selu": 1, "silu": 1, "threshold": 3,
+}  # fmt: skip
+
+_NN: Mapping[str, Operation] = {
+    **_listed(
+        """
+        binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cosine_similarity cross_entropy
+        gaussian_nll_loss gelu hardshrink hinge_embedding_loss huber_loss kl_div l1_loss log_softmax logsigmoid
+        margin_ranking_loss mse_loss nll_loss normalize pairwise_distance poisson_nll_loss sigmoid smooth_l1_loss
+        soft_margin_loss softmax softmin softplus softshrink softsign tanh tanhshrink
+        """,
+        functional,
+    ),
+    **{name: Operation(getattr(functional, name), most_positional=n) for name, n in _IN_PLACE_AFTER.items()},
+    "log_sigmoid": Operation(functional.logsigmoid),
+    "one_hot": Operation(functional.one_hot, sizes.encoded),
+    "pad": Operation(functional.pad, sizes.padded),
+}
+
+_SPECIAL = _listed(
+    """
+    digamma entr erf erfc erfcx erfinv exp2 expit expm1 gammaln i0 i0e i1 i1e log1p log_ndtr log_softmax logit
+    logsumexp ndtr ndtri psi round sinc softmax xlog1py xlogy
+    """,
+    torch.special,
+)
+
+_LINALG: Mapping[str, Operation] = {
+    "norm": Operation(torch.linalg.norm, sizes.vector_norm),
+    "vector_norm": Operation(torch.linalg.vector_norm),
+    "vecdot": Operation(torch.linalg.vecdot),
+}
+
+_MATH = _listed(
+    """
+    acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh degrees erf erfc exp expm1 fabs floor fmod hypot
+    isclose isfinite isinf isnan log log10 log1p log2 pow radians sin sinh sqrt tan tanh trunc
+    """,
+    math,
+)
+
+_MOST_BITS = 63
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    whole = isinstance(base, int) and isinstance(exponent, int)
+    if whole and exponent > 0 and base.bit_length() * exponent > 2 * _MOST_BITS:
+        raise ValueError(f"{base} to the power of {exponent} is too large a number")
+    return base**exponent
+
+
+_OPERATOR: Mapping[str, Operation] = {
+    **{
+        name: Operation(getattr(operator, name), plain=True)
+        for name in (
+            *(
+                "abs",
+                "add",
+                "and_",
+                "eq",
+                "floordiv",
+                "ge",
+                "gt",
+                "inv",
+                "invert",
+                "le",
+                "lt",
+                "mod",
+                "mul",
+                "ne",
+            ),
+            *("neg", "not_", "or_", "pos", "sub", "truediv", "truth", "xor"),
+        )
+    },
+    "getitem": Operation(operator.getitem, sizes.indexed, plain=True),
+    "matmul": Operation(operator.matmul, sizes.product, plain=True),
+    "pow": Operation(_power, plain=True),
+}
+
+_NAMESPACES: tuple[tuple[str, Mapping[str, Operation]], ...] = (
+    # the longest first; torch names a function by the module it was made in
+    ("torch._C._special.special_", _SPECIAL),
+    ("torch._C._linalg.linalg_", _LINALG),
+    ("torch.nn.functional.", _NN),
+    ("torch._C._nn.", _NN),
+    ("torch.functional.", _TORCH),
+    ("torch.special.", _SPECIAL),
+    ("torch.linalg.", _LINALG),
+    ("torch.", _TORCH),
+    ("_operator.", _OPERATOR),
+    ("operator.", _OPERATOR),
+    ("math.", _MATH),
+)
+
+METHODS: Mapping[str, Operation] = MappingProxyType(
+    {
+        **_listed(_SHARED, Tensor),
+        **_listed(_SORTING, Tensor, sizes.many_passes),
+        **{
+            name: Operation(getattr(Tensor, name), larger.size, larger.most_positional, larger.keywords)
+            for name, larger in _LARGER.items()
+        },
+        **_listed("bfloat16 bool cpu double float half int long short to type type_as", Tensor),
+        **_listed("contiguous dim is_floating_point ndimension nelement numel size", Tensor),
+        **_listed("expand_as reshape_as view view_as", Tensor),
+        "expand": Operation(Tensor.expand, sizes.widened),
+        "new_full": Operation(Tensor.new_full, sizes.fresh_filled),
+        "new_tensor": Operation(Tensor.new_tensor, sizes.joined),
+        "new_ones": Operation(Tensor.new_ones, sizes.fresh),
+        "new_zeros": Operation(Tensor.new_zeros, sizes.fresh),
+        "repeat": Operation(Tensor.repeat, sizes.repeated),
+        "unfold": Operation(Tensor.unfold, sizes.windowed),
+    }
+)
+"""The methods of a tensor that are allowed, by name."""
+
+
+def find_function(target: str) -> Operation | None:
+    """The function of a qualified name, if it is allowed.
+
+    >>> find_function("torch._C._nn.softplus") is find_function("torch.nn.functional.softplus")
+    True
+    >>> find_function("torch.load") is None
+    True
+    """
+    for prefix, operations in _NAMESPACES:
+        if target.startswith(prefix):
+            return operations.get(target.removeprefix(prefix))
+    return None
