@@ -238,3 +238,24 @@ def test_model_names_may_carry_a_suffix(service: tinker.ServiceClient) -> None:
 def test_the_key_says_who_it_is(service: tinker.ServiceClient, served_engine: ServedEngine) -> None:
     rest = tinker.RestClient(base_url=served_engine.url, api_key=served_engine.key)
     assert rest.whoami().result().user_urn == "tml:user:local"
+
+
+def test_custom_losses_run_on_the_server(service: tinker.ServiceClient) -> None:
+    torch = pytest.importorskip("torch")
+    training = service.create_lora_training_client(MODEL, rank=2, seed=0)
+    tokens = sentence(5, 6)
+    data = [datum(tokens, [1.0] * 6)]
+
+    def neg_ll(logprobs, weights):
+        loss = -(logprobs * weights).sum()
+        return loss, {"custom/likelihood:mean": torch.exp(-loss)}
+
+    handle = service.create_custom_loss(neg_ll, {"logprobs": 1, "weights": 1}).result()
+    assert handle.loss_id
+    output = training.forward_backward_custom(data, handle).result()
+    plain = training.forward(data, "cross_entropy").result()
+    assert output.metrics["loss:sum"] == pytest.approx(plain.metrics["loss:sum"], rel=1e-5)
+    assert output.metrics["custom/likelihood:mean"] == pytest.approx(
+        np.exp(-output.metrics["loss:sum"]), rel=1e-4
+    )
+    training.optim_step(types.AdamParams()).result()

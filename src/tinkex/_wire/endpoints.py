@@ -112,7 +112,7 @@ _ROWS = (
     _later("save_weights", types.SaveWeightsRequest, types.SaveWeightsResponse, "SaveWeights"),
     _later("save_weights_for_sampler", types.SaveWeightsForSamplerRequest, types.SaveWeightsForSamplerResponse, "SaveWeightsForSampler"),
     _later("save_weights_external", types.SaveWeightsExternalRequest, types.SaveWeightsExternalResponse, "SaveWeightsExternal", served=False),
-    _later("create_custom_loss", types.CreateCustomLossRequest, types.CreateCustomLossResponse, "CreateCustomLoss", served=False),
+    _later("create_custom_loss", types.CreateCustomLossRequest, types.CreateCustomLossResponse, "CreateCustomLoss"),
     _later("load_weights", types.LoadWeightsRequest, types.LoadWeightsResponse, "LoadWeights"),
     _later("unload_model", types.UnloadModelRequest, types.UnloadModelResponse, "UnloadModel"),
     Endpoint("get_info", "POST", "/api/v1/get_info", "train", types.GetInfoRequest, types.GetInfoResponse),

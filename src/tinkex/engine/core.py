@@ -18,6 +18,7 @@ from tinkex.engine.operations.backlog import Backlog, Operation, QueueState, wor
 from tinkex.engine.operations.decoding import Decoding, cancelled
 from tinkex.engine.operations.execution import Ended, Operations
 from tinkex.engine.operations.health import Health
+from tinkex.engine.operations.losses import CustomLosses
 from tinkex.engine.operations.maintenance import Maintenance
 from tinkex.engine.operations.outcomes import failed
 from tinkex.engine.operations.recording import Event, Recorder
@@ -47,7 +48,7 @@ from tinkex.errors import (
     TinkexError,
     UnknownObject,
 )
-from tinkex.types import UntypedAPIFuture
+from tinkex.types import CreateCustomLossRequest, UntypedAPIFuture
 
 if TYPE_CHECKING:
     from tinkex.engine.model.catalog import Progress
@@ -61,6 +62,7 @@ RECORD_AGAIN_S = 1.0
 """How long to wait before results that could not be recorded are tried again."""
 
 Turn: TypeAlias = Plan[Operation] | Literal["decode"]
+Submission: TypeAlias = Operation | CreateCustomLossRequest
 Outcomes: TypeAlias = Sequence[tuple[str, Outcome]]
 
 
@@ -89,11 +91,12 @@ class Engine:
         snapshots = Snapshots(self.store.root, config.snapshots_in_memory)
         self.health = Health()
         self._recorder = Recorder(self.store, self.health)
-        self._operations = Operations(self.store, self.models, snapshots)
+        losses = CustomLosses(self.store)
+        self._operations = Operations(self.store, self.models, snapshots, losses)
         self._keeper = SavepointKeeper(config, self.store, self._operations.live, self.health)
         self._replay = Replay(self.store, self._operations, self._keeper)
         self.admission = Admission(
-            config, self.store, self.models, self._backlog, self._operations.live, self.health
+            config, self.store, self.models, self._backlog, self._operations.live, self.health, losses
         )
         self._decoding = Decoding(
             self.models, self._backlog, self.admission, snapshots, config.max_decode_batch
@@ -269,14 +272,14 @@ class Engine:
 
     # ---- for callers, on any thread
 
-    def submit(self, owner: str, request: Operation, body: bytes | None = None) -> UntypedAPIFuture:
+    def submit(self, owner: str, request: Submission, body: bytes | None = None) -> UntypedAPIFuture:
         """Accept an operation: it is recorded, and will have an outcome. Raises the reason if it is refused."""
         accepted = self.admission.submit(owner, request, body)
         with self._promising():
             self.store.database.flushed().result()
         return accepted
 
-    async def accept(self, owner: str, request: Operation, body: bytes | None = None) -> UntypedAPIFuture:
+    async def accept(self, owner: str, request: Submission, body: bytes | None = None) -> UntypedAPIFuture:
         """The same for an event loop: operations that are submitted at the same time share one flush to disk."""
         accepted = self.admission.submit(owner, request, body)
         with self._promising():

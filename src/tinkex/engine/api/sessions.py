@@ -34,6 +34,7 @@ async def client_config(call: Call) -> Reply:
         sample_use_retrieve_futures=True,
         sample_join_sampling_session=True,
         create_model_via_load_weights=True,
+        custom_loss_server_side=True,
     )
 
 

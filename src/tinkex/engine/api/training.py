@@ -63,6 +63,7 @@ async def weights_info(call: Call) -> Reply:
 
 HANDLERS: Mapping[str, Handler] = {
     "create_model": submit,
+    "create_custom_loss": submit,
     "forward_backward": submit,
     "forward": submit,
     "optim_step": submit,

@@ -23,6 +23,7 @@ from tinkex.engine.operations.bodies import decode_operation
 from tinkex.engine.operations.checks import ADAM, Checks
 from tinkex.engine.operations.execution import LiveRun
 from tinkex.engine.operations.health import Health
+from tinkex.engine.operations.losses import CustomLosses
 from tinkex.engine.operations.promises import Promises, new_request_id
 from tinkex.engine.operations.samplers import SamplerAdmission
 from tinkex.engine.operations.served import Base, ServedModels
@@ -45,6 +46,7 @@ from tinkex.errors import (
     Unsupported,
 )
 from tinkex.types import (
+    CreateCustomLossRequest,
     CreateModelRequest,
     CreateSamplingSessionRequest,
     ForwardBackwardRequest,
@@ -76,18 +78,22 @@ class Admission:
         backlog: Backlog,
         live: Mapping[str, LiveRun],
         health: Health,
+        losses: CustomLosses,
     ) -> None:
         self._store = store
         self._health = health
         self._models = models
         self._backlog = backlog
-        self._checks = Checks(config, store, models, live)
+        self._losses = losses
+        self._checks = Checks(config, store, models, live, losses)
         self._promises = Promises(store)
         self._samplers = SamplerAdmission(store, models, backlog, self._checks, self._promises)
         # One submission at a time: between looking up a number and recording it nothing may come in.
         self._lock = threading.Lock()
 
-    def submit(self, owner: str, request: Operation, body: bytes | None = None) -> UntypedAPIFuture:
+    def submit(
+        self, owner: str, request: Operation | CreateCustomLossRequest, body: bytes | None = None
+    ) -> UntypedAPIFuture:
         """Accept an operation, or raise the error that says why not.
 
         ``body`` is the request as it came in (protobuf for passes, JSON for the rest), if the caller has it.
@@ -106,8 +112,12 @@ class Admission:
         self._health.fine(SUBMISSIONS)
         return accepted
 
-    def _submit(self, owner: str, request: Operation, body: bytes | None) -> UntypedAPIFuture:
+    def _submit(
+        self, owner: str, request: Operation | CreateCustomLossRequest, body: bytes | None
+    ) -> UntypedAPIFuture:
         match request:
+            case CreateCustomLossRequest():
+                return self._losses.create(owner, request, self._promises)
             case CreateModelRequest():
                 return self._create(owner, request, body)
             case LoadWeightsRequest() if request.model_id is None:

@@ -9,6 +9,7 @@ from tinkex.engine.config import EngineConfig
 from tinkex.engine.operations.access import check_free, find_checkpoint
 from tinkex.engine.operations.backlog import Operation
 from tinkex.engine.operations.execution import LiveRun
+from tinkex.engine.operations.losses import CustomLosses
 from tinkex.engine.operations.served import Base, ServedModels
 from tinkex.engine.store import CheckpointKind, CheckpointRow, RunRow, Store, check_name
 from tinkex.errors import Busy, InvalidInput, Unsupported
@@ -30,12 +31,18 @@ class Checks:
     """Refuses what cannot work, with an error that says why and what to do. Safe to use from any thread."""
 
     def __init__(
-        self, config: EngineConfig, store: Store, models: ServedModels, live: Mapping[str, LiveRun]
+        self,
+        config: EngineConfig,
+        store: Store,
+        models: ServedModels,
+        live: Mapping[str, LiveRun],
+        losses: CustomLosses,
     ) -> None:
         self._config = config
         self._store = store
         self._models = models
         self._live = live
+        self._losses = losses
 
     def new_run(self, base: Base, request: CreateModelRequest) -> None:
         """Whether a run can be created as asked."""
@@ -115,10 +122,11 @@ class Checks:
             )
 
     def _pass(self, row: RunRow, request: ForwardBackwardRequest) -> int:
+        custom_loss = self._losses.of(row.owner, request)
         run = self._live.get(row.run_id)
         if run is not None:
             # A run that is still being created is checked when its turn comes: its model may not be loaded yet.
-            run.base.trainer.check(run.job(request))
+            run.base.trainer.check(run.job(request, custom_loss))
         return sum(num_tokens(datum.model_input) for datum in request.data)
 
     def _save_for_sampler(self, row: RunRow, request: SaveWeightsForSamplerRequest) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tinkex.engine.operations.access import check_free, find_checkpoint, lost
 from tinkex.engine.operations.backlog import Operation
+from tinkex.engine.operations.losses import CustomLosses
 from tinkex.engine.operations.outcomes import failed, succeeded
 from tinkex.engine.operations.recording import Effect
 from tinkex.engine.operations.served import Base, ServedModels
@@ -52,6 +53,7 @@ from tinkex.types import (
 from tinkex.types.base import Value
 
 if TYPE_CHECKING:
+    from tinkex.engine.trainer.loss_graph import LossGraph
     from tinkex.engine.trainer.state import TrainJob, TrainState
 
 
@@ -68,12 +70,14 @@ class LiveRun:
     snapshot: tuple[int, str] | None = None
     """The version that was last written as an unnamed snapshot, and where."""
 
-    def job(self, request: ForwardBackwardRequest) -> TrainJob:
+    def job(self, request: ForwardBackwardRequest, custom_loss: LossGraph | None) -> TrainJob:
         """What the trainer is asked to do for a request."""
         from tinkex.engine.trainer.state import TrainJob
 
         backward = not request.forward_only
-        return TrainJob(self.state, request.data, request.loss_fn, request.loss_fn_config, backward)
+        return TrainJob(
+            self.state, request.data, request.loss_fn, request.loss_fn_config, backward, custom_loss
+        )
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,11 @@ class Ended:
 class Operations:
     """Runs the operations of training runs, and keeps the live ones."""
 
-    def __init__(self, store: Store, models: ServedModels, snapshots: Snapshots) -> None:
+    def __init__(
+        self, store: Store, models: ServedModels, snapshots: Snapshots, losses: CustomLosses
+    ) -> None:
         self._store = store
+        self._losses = losses
         self._models = models
         self._snapshots = snapshots
         self._effects: list[Effect] = []
@@ -109,9 +116,12 @@ class Operations:
             assert isinstance(request, ForwardBackwardRequest)
             if run is None:
                 ended.append(Ended(work, failed(lost(self._store, work.run_id)), ran=False))
-            else:
-                jobs.append((work, run.job(request)))
-                run.next_seq = work.seq_id + 1
+                continue
+            run.next_seq = work.seq_id + 1
+            try:
+                jobs.append((work, run.job(request, self._losses.of(work.tenant, request))))
+            except TinkexError as error:
+                ended.append(Ended(work, failed(error)))
         if jobs:
             results = self.live[jobs[0][0].run_id].base.trainer.run([job for _, job in jobs])
             for (work, _), result in zip(jobs, results, strict=True):

@@ -8,6 +8,7 @@ from tinkex.engine.store.directories import check_name
 from tinkex.engine.store.finished import FinishedRow, Timing
 from tinkex.engine.store.futures import FutureRow, FutureStatus, Outcome, ResultFormat
 from tinkex.engine.store.journal import JournalRow, TurnEntry
+from tinkex.engine.store.losses import LossRow
 from tinkex.engine.store.runs import RunRow, RunStatus
 from tinkex.engine.store.samplers import SamplerRow
 from tinkex.engine.store.savepoints import SavepointRow, file_digest
@@ -24,6 +25,7 @@ __all__ = [
     "FutureStatus",
     "JournalRow",
     "KeyRow",
+    "LossRow",
     "Outcome",
     "ResultFormat",
     "RunRow",

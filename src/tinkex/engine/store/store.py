@@ -17,6 +17,7 @@ from tinkex.engine.store.finished import Finished
 from tinkex.engine.store.futures import Futures
 from tinkex.engine.store.journal import Journal
 from tinkex.engine.store.lock import LOCK_FILE, DirectoryLock
+from tinkex.engine.store.losses import Losses
 from tinkex.engine.store.runs import Runs
 from tinkex.engine.store.samplers import Samplers
 from tinkex.engine.store.savepoints import Savepoints
@@ -62,6 +63,7 @@ class Store:
         self.checkpoints = Checkpoints(self.database)
         self.finished = Finished(self.database)
         self.samplers = Samplers(self.database)
+        self.losses = Losses(self.database)
         self.journal = Journal(self.database)
         self.savepoints = Savepoints(self.database)
         self.directories = Directories(root)

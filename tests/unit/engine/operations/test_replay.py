@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.unit.engine.api.test_custom_losses import definition
 from tests.unit.engine.test_core import OWNER, Caller, config, forward_backward, optim_step, sample
 from tinkex._wire import proto as wire_proto
 from tinkex.engine.config import EngineConfig
@@ -21,8 +23,10 @@ from tinkex.engine.core import Engine
 from tinkex.engine.store import FutureStatus
 from tinkex.errors import Expired, InvalidInput, StorageUnavailable
 from tinkex.types import (
+    CreateCustomLossRequest,
     CreateModelRequest,
     Datum,
+    ForwardBackwardRequest,
     LoadWeightsRequest,
     LoraConfig,
     ModelInput,
@@ -30,6 +34,7 @@ from tinkex.types import (
     SaveWeightsRequest,
     UnloadModelRequest,
 )
+from tinkex.types.plain import from_plain
 
 
 @contextmanager
@@ -369,3 +374,24 @@ def test_results_that_cannot_be_recorded_are_told_when_they_are(tiny_model: Path
         with locked(ada.engine):
             assert asyncio.run(ada.engine.wait(OWNER, long, 1.5)) is None
         assert ada.outcome(long).status is FutureStatus.DONE
+
+
+def test_a_pass_with_an_uploaded_loss_is_repeated_after_a_restart(tiny_model: Path, tmp_path: Path) -> None:
+    def uploaded(run: str, seq_id: int, loss_id: str) -> ForwardBackwardRequest:
+        inputs = {**data(seq_id)[0].loss_fn_inputs, "weights": [0.5] * 9}
+        datum = Datum(data(seq_id)[0].model_input, inputs)
+        return ForwardBackwardRequest(run, seq_id, [datum], "custom", {"loss_id": loss_id})
+
+    with running(tmp_path, tiny_model) as ada:
+        run = ada.create()
+        session = run.partition(":")[0]
+        request = from_plain(definition(session), CreateCustomLossRequest)
+        told = ada.outcome(ada.engine.submit(OWNER, request).request_id)
+        loss_id = json.loads(told.result)["loss_id"]
+        ada.run(uploaded(run, 1, loss_id))
+        ada.run(optim_step(run, 2))
+        expected = state_of(ada, run, 3)
+    with running(tmp_path, tiny_model) as ada:
+        assert state_of(ada, run, 4) == expected
+        ada.run(uploaded(run, 5, loss_id))
+        assert ada.engine.submit(OWNER, request).request_id == ada.engine.submit(OWNER, request).request_id

@@ -1,0 +1,40 @@
+"""Losses that users uploaded: the traced graph as it came in, and whose it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tinkex.engine.store.database import Database
+
+
+@dataclass(frozen=True)
+class LossRow:
+    """One uploaded loss; ``definition`` is the whole request that made it."""
+
+    loss_id: str
+    session_id: str
+    owner: str
+    name: str
+    created_at: float
+    definition: bytes = field(repr=False)
+
+
+class Losses:
+    """The uploaded losses of every user."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, row: LossRow) -> None:
+        """Record a loss."""
+        with self._database.transaction() as execute:
+            execute(
+                "INSERT INTO custom_losses (loss_id, session_id, owner, name, created_at, definition) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                (row.loss_id, row.session_id, row.owner, row.name, row.created_at, row.definition),
+            )
+
+    def get(self, loss_id: str) -> LossRow | None:
+        """One loss, or None."""
+        row = self._database.one("SELECT * FROM custom_losses WHERE loss_id = ?", (loss_id,))
+        return LossRow(**dict(row)) if row is not None else None
