@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["fetch_from_hub", "fetch_from_server"]
 
-REQUIRED = "tokenizer.json"
+VOCABULARIES = ("tokenizer.json", "tiktoken.model")
+"""What a tokenizer cannot be without: one of these."""
 OPTIONAL = (
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -45,34 +46,58 @@ def fetch_from_server(caller: Caller, model: str) -> Path | None:
     return _stored(_cache_home() / digest.hexdigest()[:32], files)
 
 
-def fetch_from_hub(name: str) -> Path:
-    """The tokenizer files of a hub repository; raises OSError when the hub cannot give them."""
+def fetch_from_hub(
+    name: str,
+    *,
+    kimi: bool = False,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: str | Path | None = None,
+) -> Path:
+    """The tokenizer files of a hub repository, in the hub's own cache; raises OSError when it cannot give them.
+
+    Files that lie in the cache in that revision are not asked for again.
+    """
     try:
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ModuleNotFoundError as error:
         raise SetupError(
             f"the tokenizer of {name!r} lies on the Hugging Face Hub; install what fetches it with: "
             "pip install 'tinkex[hub]'"
         ) from error
-    file = Path(hf_hub_download(name, REQUIRED))
+
+    def fetch(file: str) -> Path:
+        return Path(hf_hub_download(name, file, revision=revision, token=token, cache_dir=cache_dir))
+
+    found = fetch(VOCABULARIES[kimi])
     for optional in OPTIONAL:
         try:
-            hf_hub_download(name, optional)
+            fetch(optional)
+        except LocalEntryNotFoundError:
+            continue  # without the hub the cache is all there is
         except EntryNotFoundError:
             continue
-    return file.parent
+    return found.parent
 
 
 async def _download(caller: Caller, model: str) -> dict[str, bytes]:
+    """The files that the server has; no vocabulary is a ``NotFoundError``."""
     row = endpoint("tokenizer_file")
+
+    async def fetch(name: str) -> bytes:
+        return (await caller.exchange(row, path={"file": name}, query={"model": model})).body
+
     files: dict[str, bytes] = {}
-    for name in (REQUIRED, *OPTIONAL):
+    try:
+        files[VOCABULARIES[0]] = await fetch(VOCABULARIES[0])
+    except NotFoundError:
+        files[VOCABULARIES[1]] = await fetch(VOCABULARIES[1])
+    for name in OPTIONAL:
         try:
-            files[name] = (await caller.exchange(row, path={"file": name}, query={"model": model})).body
+            files[name] = await fetch(name)
         except NotFoundError:
-            if name == REQUIRED:
-                raise
+            continue
     return files
 
 

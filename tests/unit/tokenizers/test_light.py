@@ -58,6 +58,11 @@ def test_chats_become_the_same_prompt(light: LightTokenizer, usual: Any, prompt:
     assert light.apply_chat_template(CHAT, add_generation_prompt=prompt) == ids
     both = light.apply_chat_template(CHAT, add_generation_prompt=prompt, return_dict=True)
     assert both["input_ids"] == ids
+    two = [CHAT, CHAT[1:]]
+    assert light.apply_chat_template(two, tokenize=False) == usual.apply_chat_template(two, tokenize=False)
+    assert light.apply_chat_template(two, return_dict=True)["input_ids"] == list(
+        usual.apply_chat_template(two, return_dict=False)
+    )
 
 
 def test_special_tokens_and_sizes_are_the_same(light: LightTokenizer, usual: Any) -> None:
@@ -67,7 +72,13 @@ def test_special_tokens_and_sizes_are_the_same(light: LightTokenizer, usual: Any
     assert light.vocab_size == usual.vocab_size
     assert len(light) == len(usual)
     assert light.get_vocab() == usual.get_vocab()
-    assert set(usual.all_special_ids) <= set(light.all_special_ids)
+    assert light.get_added_vocab() == usual.get_added_vocab()
+    assert light.special_tokens_map == usual.special_tokens_map
+    assert set(light.all_special_ids) == set(usual.all_special_ids) | {light.bos_token_id}
+    assert light.convert_tokens_to_ids(light.all_special_tokens) == light.all_special_ids
+    assert light.is_fast == usual.is_fast
+    assert light.padding_side == usual.padding_side
+    assert light.chat_template == usual.chat_template
 
 
 def test_single_tokens_are_looked_up_both_ways(light: LightTokenizer, usual: Any) -> None:
@@ -76,7 +87,10 @@ def test_single_tokens_are_looked_up_both_ways(light: LightTokenizer, usual: Any
     assert tokens == usual.convert_ids_to_tokens(ids)
     assert light.convert_tokens_to_ids(tokens) == ids
     assert light.convert_tokens_to_ids(light.convert_ids_to_tokens(ids[0])) == ids[0]
-    assert light.convert_tokens_to_ids("no such token") is None
+    unknown = [tokens[0], "no such token"]
+    assert light.convert_tokens_to_ids(unknown) == usual.convert_tokens_to_ids(unknown)
+    assert light.convert_tokens_to_ids("no such token") == usual.unk_token_id
+    assert light.convert_ids_to_tokens(np.array(ids)) == tokens
 
 
 def test_several_texts_and_arrays_are_taken(light: LightTokenizer) -> None:

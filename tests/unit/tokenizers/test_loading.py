@@ -105,7 +105,7 @@ def test_a_server_that_names_no_model_is_said_so(home: Path) -> None:
         ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
         ("Qwen/Qwen3-8B:peft:262144", "Qwen/Qwen3-8B"),
         ("org/model/variant", "org/model"),
-        ("meta-llama/Llama-3.1-8B", "thinkingmachineslabinc/meta-llama-3-tokenizer"),
+        ("meta-llama/Llama-3.1-8B", "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"),
     ],
 )
 def test_model_names_lead_to_hub_repositories(model: str, repository: str) -> None:

@@ -1,0 +1,62 @@
+"""What lies beside a tokenizer's vocabulary: the named special tokens and the chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tinkex.errors import SetupError
+from tinkex.tokenizers.everyday import NAMED_TOKENS
+
+__all__ = ["Description", "describe"]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the files of a tokenizer say about it."""
+
+    special_tokens: Mapping[str, str]
+    chat_template: str | None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """``tokenizer_config.json`` as it is."""
+
+
+def describe(directory: Path) -> Description:
+    """Reads ``tokenizer_config.json``, ``special_tokens_map.json`` and ``chat_template.jinja``, where they are."""
+    config = _read_json(directory / "tokenizer_config.json")
+    special = _special_tokens(_read_json(directory / "special_tokens_map.json"), config)
+    return Description(special, _chat_template(directory / "chat_template.jinja", config), config)
+
+
+def _special_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
+    """The named special tokens; a later config has the last word."""
+    found: dict[str, str] = {}
+    for config in configs:
+        for name in NAMED_TOKENS:
+            value = config.get(name)
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                found[name] = text
+    return found
+
+
+def _chat_template(file: Path, config: Mapping[str, Any]) -> str | None:
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SetupError(f"{path} is no JSON ({error}); fetch the tokenizer again") from error
+    return value if isinstance(value, dict) else {}
