@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 from tinkex.errors import InvalidInput
 
-__all__ = ["CONFIG_FILE", "AdapterConfig"]
+__all__ = ["CONFIG_FILE", "MAX_CONFIG_BYTES", "AdapterConfig"]
 
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 1 << 20
@@ -72,6 +72,8 @@ class AdapterConfig:
     """Whether alpha is divided by √rank instead of the rank."""
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
+    declared_base: str | None = None
+    """The base model it names, if any."""
 
     @classmethod
     def read(cls, directory: Path) -> AdapterConfig:
@@ -92,6 +94,7 @@ class AdapterConfig:
             rank_stabilised=bool(config.get("use_rslora")),
             rank_pattern=ranks,
             alpha_pattern={pattern: float(value) for pattern, value in alphas.items()},
+            declared_base=str(config.get("base_model_name_or_path") or "") or None,
         )
 
     @property

@@ -30,7 +30,14 @@ from tinkex.engine.model.lora import (
 )
 from tinkex.errors import InvalidInput
 
-__all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "load_adapter", "save_adapter"]
+__all__ = [
+    "CONFIG_FILE",
+    "UNEMBED_BASE_NAMES",
+    "WEIGHTS_FILE",
+    "load_adapter",
+    "refuse_pickle",
+    "save_adapter",
+]
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
@@ -45,8 +52,8 @@ _TENSOR_NAME = re.compile(
     r"|(?P<unembed>lm_head|unembed_tokens))"
     r"\.lora_(?P<half>[AB])(?:\.\w+)?\.weight"
 )
-# PEFT copies the frozen base weight of an adapted unembedding into the adapter's file.
-_UNEMBED_BASE = "lm_head.base_layer.weight"
+UNEMBED_BASE_NAMES = frozenset({"lm_head.base_layer.weight", f"{_PREFIX}lm_head.base_layer.weight"})
+"""PEFT copies the frozen base weight of an adapted unembedding into the adapter's file, under this name."""
 
 
 def save_adapter(directory: Path, adapter: Adapter, base_model: str) -> None:
@@ -125,6 +132,15 @@ def load_adapter(directory: Path, arch: Architecture) -> Adapter:
     return adapter
 
 
+def refuse_pickle(directory: Path) -> None:
+    """Refuses, by name, an adapter whose weights are stored as a pickle."""
+    if (directory / PICKLE_FILE).exists() and not (directory / WEIGHTS_FILE).exists():
+        raise InvalidInput(
+            f"{directory} has its weights only in {PICKLE_FILE}, which can run code when it is read; only safetensors adapters "
+            "load, so save it as such (model.save_pretrained(directory, safe_serialization=True))"
+        )
+
+
 def _common_rank_and_alpha(config: AdapterConfig, stored: Mapping[StoredName, Tensor]) -> tuple[int, float]:
     """The largest rank, and the alpha that gives modules of the adapter's own rank and alpha their scale."""
     if config.uniform:
@@ -186,20 +202,15 @@ def _read_tensors(directory: Path, arch: Architecture) -> dict[StoredName, Tenso
     """Every tensor of the adapter."""
     path = directory / WEIGHTS_FILE
     if not path.is_file():
-        pickled = (
-            f", only {PICKLE_FILE}, which can run code when it is read"
-            if (directory / PICKLE_FILE).exists()
-            else ""
-        )
+        refuse_pickle(directory)
         raise InvalidInput(
-            f"{directory} has no {WEIGHTS_FILE}{pickled}; only safetensors adapters load, so save it as such "
-            "(model.save_pretrained(directory, safe_serialization=True))"
+            f"{directory} has no {WEIGHTS_FILE}; only safetensors adapters load, so save it as such"
         )
     tensors: dict[StoredName, Tensor] = {}
     try:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 -- a safetensors file is not a mapping
-                if name.removeprefix(_PREFIX) == _UNEMBED_BASE:
+                if name in UNEMBED_BASE_NAMES:
                     _check_unembedding(file.get_slice(name).get_shape(), arch, directory)
                     continue
                 match = _TENSOR_NAME.fullmatch(name.removeprefix(_PREFIX))

@@ -137,7 +137,7 @@ def test_a_missing_file_is_named(saved: Path, arch: Architecture, name: str, wor
 
 def test_a_pickled_adapter_is_refused_by_its_name(saved: Path, arch: Architecture) -> None:
     (saved / WEIGHTS_FILE).rename(saved / "adapter_model.bin")
-    with pytest.raises(InvalidInput, match=r"only adapter_model\.bin, which can run code"):
+    with pytest.raises(InvalidInput, match=r"only in adapter_model\.bin, which can run code"):
         load_adapter(saved, arch)
 
 
