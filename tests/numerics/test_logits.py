@@ -40,7 +40,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
         {"rope_parameters": LLAMA3 | {"rope_theta": 500.0}},
     ),
+    "llama with heads wider than its hidden size": ("llama", {"head_dim": 24}, {}),
+    "llama with one key/value head and long wavelengths": (
+        "llama",
+        {"kv_heads": 1},
+        {"rope_theta": 5_000_000.0, "rms_norm_eps": 1e-6},
+    ),
     "mistral": ("mistral", {"tie": False}, {}),
+    "mistral with narrow heads": ("mistral", {"head_dim": 8, "kv_heads": 4}, {}),
     "mistral with a sliding window": ("mistral", {"tie": False}, {"sliding_window": 7}),
     "qwen2": ("qwen2", {}, {}),
     "qwen2 with yarn rope": ("qwen2", {}, {"rope_scaling": YARN}),
@@ -103,6 +110,46 @@ def test_logits_equal_those_of_transformers(variant: str, tmp_path: Path) -> Non
     for mine, expected in zip(ours, theirs, strict=True):
         assert mine.dtype == torch.float32
         torch.testing.assert_close(mine, expected, rtol=0, atol=TOLERANCE)
+
+
+SCALED = {
+    "plain": ("llama", {}),
+    "llama3": ("llama", {"rope_scaling": LLAMA3}),
+    "linear": ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    "dynamic": ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
+    "yarn": ("qwen2", {"rope_scaling": YARN}),
+    "yarn with mscale": ("qwen3", {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}}),
+    "llama3 on mistral with a window": ("mistral", {"rope_scaling": LLAMA3, "sliding_window": 100}),
+    "yarn on qwen3": ("qwen3", {"rope_scaling": YARN | {"beta_slow": 2.0}}),
+}
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_logits_hold_up_to_the_end_of_the_context_far_beyond_the_original_one(
+    kind: str, tmp_path: Path
+) -> None:
+    family, config = SCALED[kind]
+    directory = tiny_llama(tmp_path / "model", family=family, config=config, context=512, tie=False)
+    model, reference = load_transformer(directory), _reference(directory)
+    sequences = _tokens(512, 129)
+    with torch.no_grad():
+        ours = _packed_logits(model, sequences)
+        theirs = [reference(tokens[None]).logits[0] for tokens in sequences]
+    assert model.arch.max_context == 512
+    for mine, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_stored_half_precision_in_shards_is_computed_in_fp32(tmp_path: Path, family: str, dtype: str) -> None:
+    directory = tiny_llama(tmp_path / "model", family=family, dtype=dtype, num_shards=3, tie=False)
+    model, reference = load_transformer(directory), _reference(directory)
+    [tokens] = _tokens(30)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            _packed_logits(model, [tokens])[0], reference(tokens[None]).logits[0], rtol=0, atol=TOLERANCE
+        )
 
 
 @pytest.mark.parametrize("window", [None, 4])

@@ -33,6 +33,25 @@ def test_sizes_are_read_from_config_json() -> None:
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
         ({"architectures": None, "model_type": "gemma3"}, "gemma3"),
+        *(
+            ({"architectures": [name]}, name)
+            for name in (
+                "Gemma2ForCausalLM",
+                "Gemma3ForConditionalGeneration",
+                "Phi3ForCausalLM",
+                "PhimoeForCausalLM",
+                "Qwen2MoeForCausalLM",
+                "Qwen2VLForConditionalGeneration",
+                "Qwen3NextForCausalLM",
+                "DeepseekV3ForCausalLM",
+                "GptOssForCausalLM",
+                "GPT2LMHeadModel",
+                "GraniteForCausalLM",
+                "Mistral3ForConditionalGeneration",
+                "Olmo2ForCausalLM",
+                "SmolLM3ForCausalLM",
+            )
+        ),
     ],
 )
 def test_another_architecture_is_refused_by_its_name(config: dict[str, Any], name: str) -> None:
@@ -47,7 +66,13 @@ def test_a_model_type_stands_in_for_missing_architectures() -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        *(
+            ({"quantization_config": {"quant_method": method}}, method)
+            for method in ("gptq", "awq", "bitsandbytes", "fp8", "compressed-tensors", "mxfp4")
+        ),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"vocab_size": "512"}, "vocab_size"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}}, "mrope"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"hidden_size": None}, "hidden_size"),
         ({"num_key_value_heads": 2}, "not a multiple of 2"),

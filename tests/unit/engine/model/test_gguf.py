@@ -59,6 +59,8 @@ def write_gguf(
     quantization: Quantization = Quantization.F32,
     *,
     pre: str = "smollm",
+    tokenizer_model: str = "gpt2",
+    raw: dict[str, tuple[Quantization, np.ndarray]] | None = None,
     extra: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
 ) -> Path:
@@ -76,7 +78,7 @@ def write_gguf(
     writer.add_key_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_model(tokenizer_model)
     writer.add_tokenizer_pre(pre)
     vocab = sorted(tokenizer["model"]["vocab"].items(), key=lambda entry: entry[1])
     special = {token["id"] for token in tokenizer["added_tokens"]}
@@ -89,12 +91,18 @@ def write_gguf(
     writer.add_pad_token_id(2)
     writer.add_add_bos_token(value=False)
     writer.add_chat_template(CHAT_TEMPLATE)
+    if config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
     for key, value in (extra or {}).items():
         writer.add_key_value(
             key, value, gguf.GGUFValueType.STRING if isinstance(value, str) else gguf.GGUFValueType.FLOAT32
         )
     for name, weight in {**load_file(directory / "model.safetensors"), **(tensors or {})}.items():
         stored = weight
+        if name in (raw or {}):
+            raw_kind, blocks = (raw or {})[name]
+            writer.add_tensor(_gguf_name(name), blocks, raw_dtype=raw_kind)
+            continue
         if arch == "llama" and ".q_proj." in name:
             stored = _interleaved(weight, config["num_attention_heads"])
         elif arch == "llama" and ".k_proj." in name:
@@ -121,7 +129,8 @@ def _logits(directory: Path) -> torch.Tensor:
     ("family", "tie", "config"),
     [
         ("llama", True, {}),
-        ("llama", False, {"attention_bias": False}),
+        ("llama", False, {"attention_bias": True}),
+        ("mistral", False, {"sliding_window": 7}),
         ("qwen2", True, {}),
         ("qwen3", False, {}),
     ],
@@ -135,7 +144,7 @@ def test_an_unquantised_model_comes_back_with_the_same_logits(
     assert torch.equal(_logits(converted), _logits(original))
 
 
-@pytest.mark.parametrize("name", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("name", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 def test_quantised_weights_come_back_dequantised_and_in_order(tmp_path: Path, name: str) -> None:
     quantization = Quantization[name]
     original = tiny_llama(tmp_path / "original")
@@ -145,6 +154,76 @@ def test_quantised_weights_come_back_dequantised_and_in_order(tmp_path: Path, na
     for tensor, weight in expected.items():
         kind = quantization if weight.ndim == 2 else Quantization.F32
         np.testing.assert_array_equal(found[tensor], gguf.dequantize(gguf.quantize(weight, kind), kind))
+
+
+def _q4_k(block: np.ndarray) -> list[float]:
+    """256 numbers of a Q4_K block, one after the other, by the layout's definition."""
+    d, d_min = np.frombuffer(block[:4].tobytes(), np.float16).astype(np.float32)
+    values = []
+    for group in range(8):
+        scale, low = _scale_and_min(block[4:16], group)
+        for place in range(32):
+            byte = int(block[16 + group // 2 * 32 + place])
+            values.append(float(d * scale * (byte >> 4 if group % 2 else byte & 15) - d_min * low))
+    return values
+
+
+def _q5_k(block: np.ndarray) -> list[float]:
+    d, d_min = np.frombuffer(block[:4].tobytes(), np.float16).astype(np.float32)
+    values = []
+    for group in range(8):
+        scale, low = _scale_and_min(block[4:16], group)
+        for place in range(32):
+            byte = int(block[48 + group // 2 * 32 + place])
+            high = int(block[16 + place]) >> group & 1
+            values.append(
+                float(d * scale * ((byte >> 4 if group % 2 else byte & 15) + 16 * high) - d_min * low)
+            )
+    return values
+
+
+def _q6_k(block: np.ndarray) -> list[float]:
+    d = np.frombuffer(block[208:210].tobytes(), np.float16).astype(np.float32)[0]
+    scales = np.frombuffer(block[192:208].tobytes(), np.int8)
+    values = []
+    for place in range(256):
+        half, quarter, column = place // 128, place % 128 // 32, place % 32
+        low = int(block[half * 64 + quarter % 2 * 32 + column])
+        nibble = low >> 4 if quarter >= 2 else low & 15
+        high = int(block[128 + half * 32 + column]) >> (2 * quarter) & 3
+        values.append(float(d * scales[place // 16] * ((nibble | high << 4) - 32)))
+    return values
+
+
+def _scale_and_min(packed: np.ndarray, group: int) -> tuple[int, int]:
+    """Eight pairs of six bits in twelve bytes: the last four pairs keep their high bits in the first eight bytes."""
+    numbers = [int(byte) for byte in packed]
+    if group < 4:
+        return numbers[group] & 63, numbers[group + 4] & 63
+    return (
+        numbers[group + 4] & 15 | numbers[group - 4] >> 6 << 4,
+        numbers[group + 4] >> 4 | numbers[group] >> 6 << 4,
+    )
+
+
+K_QUANTS = {"Q4_K": (144, (0, 2), _q4_k), "Q5_K": (176, (0, 2), _q5_k), "Q6_K": (210, (208,), _q6_k)}
+
+
+@pytest.mark.parametrize("name", K_QUANTS)
+def test_k_quants_are_read_by_their_layout(tmp_path: Path, name: str) -> None:
+    """The package writes no such blocks, so these are random bytes, read here one number at a time."""
+    num_bytes, scales_at, decode = K_QUANTS[name]
+    original = tiny_llama(tmp_path / "original", layers=1, hidden=256, vocab=512, intermediate=32)
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 256, (32, num_bytes), dtype=np.uint8)
+    for at in scales_at:
+        blocks[:, at : at + 2] = rng.normal(0, 1e-3, (32, 1)).astype(np.float16).view(np.uint8)
+    tensor = "model.layers.0.mlp.up_proj.weight"
+    path = write_gguf(original, tmp_path / "model.gguf", raw={tensor: (Quantization[name], blocks)})
+    convert_gguf(path, tmp_path / "converted")
+    found = load_file(tmp_path / "converted" / "model.safetensors")[tensor]
+    assert found.shape == (32, 256)
+    np.testing.assert_allclose(found, [decode(block) for block in blocks], rtol=1e-5, atol=1e-7)
 
 
 def test_the_tokenizer_comes_back_with_its_special_tokens_and_template(tmp_path: Path) -> None:
@@ -220,6 +299,9 @@ def test_linear_and_yarn_rope_scaling_are_kept(tmp_path: Path) -> None:
         ({"extra": {"llama.expert_count": 8.0}}, "with experts"),
         ({"extra": {"llama.rope.scaling.type": "longrope"}}, "longrope"),
         ({"pre": "tekken"}, "tekken"),
+        ({"pre": "deepseek-llm"}, "deepseek-llm"),
+        ({"tokenizer_model": "llama"}, "tokenizer model 'llama'"),
+        ({"tokenizer_model": "t5"}, "tokenizer model 't5'"),
         ({"tensors": {"blk.0.ffn_gate_exps.weight": np.zeros((64, 64), np.float32)}}, "ffn_gate_exps"),
     ],
 )
