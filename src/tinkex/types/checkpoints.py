@@ -84,7 +84,7 @@ class ParsedCheckpointTinkerPath(Value, frozen=True, kw_only=True):
         )
 
 
-class SaveWeightsRequest(Value, frozen=True, kw_only=True):
+class SaveWeightsRequest(Options, frozen=True, kw_only=True):
     """Saves weights and optimizer state under a name."""
 
     model_id: str
@@ -107,7 +107,7 @@ class SaveWeightsResponse(Value, frozen=True, kw_only=True):
         return console_url(self.path)
 
 
-class SaveWeightsForSamplerRequest(Value, frozen=True, kw_only=True):
+class SaveWeightsForSamplerRequest(Options, frozen=True, kw_only=True):
     """Saves weights for sampling: under a name, or unnamed as a sampler of its own."""
 
     model_id: str
@@ -159,7 +159,7 @@ class SaveWeightsExternalResponse(Value, frozen=True, kw_only=True):
     type: Literal["save_weights_external"] | None = None
 
 
-class LoadWeightsRequest(Value, frozen=True, kw_only=True):
+class LoadWeightsRequest(Options, frozen=True, kw_only=True):
     """Loads a checkpoint into a run, or (by session) makes a run from it."""
 
     model_id: str | None = None
@@ -183,7 +183,7 @@ class LoadWeightsResponse(Value, frozen=True, kw_only=True):
     type: Literal["load_weights"] | None = None
 
 
-class WeightsInfoRequest(Value, frozen=True, kw_only=True):
+class WeightsInfoRequest(Options, frozen=True, kw_only=True):
     """Asks what a checkpoint holds."""
 
     tinker_path: str
@@ -222,7 +222,7 @@ class CopyWeightsResponse(Value, frozen=True, kw_only=True):
     tinker_path: str
 
 
-class SetCheckpointTTLRequest(Value, frozen=True, kw_only=True):
+class SetCheckpointTTLRequest(Options, frozen=True, kw_only=True):
     """How long a checkpoint is kept from now on; ``None``: until it is deleted."""
 
     ttl_seconds: int | None = None

@@ -161,7 +161,7 @@ class SampleResponse:
         return None if self.topk_prompt_logprobs_np is None else self.topk_prompt_logprobs_np.rows()
 
 
-class CreateSamplingSessionRequest(Value, frozen=True, kw_only=True):
+class CreateSamplingSessionRequest(Options, frozen=True, kw_only=True):
     """Opens a sampler on a base model or on saved weights."""
 
     session_id: str

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tinkex.types.base import Value
+from tinkex.types.base import Options, Value
 
 __all__ = [
     "AuthTokenResponse",
@@ -64,7 +64,7 @@ class ClientDynamicConfigResponse(Value, frozen=True, kw_only=True):
     sample_cancel_max_batch_size: int = 64
 
 
-class CreateSessionRequest(Value, frozen=True, kw_only=True):
+class CreateSessionRequest(Options, frozen=True, kw_only=True):
     """Opens a session: the life of one program on the server."""
 
     tags: list[str] = msgspec.field(default_factory=list)
@@ -104,7 +104,7 @@ class FinishReason(Value, frozen=True, kw_only=True):
     type: Literal["success", "errored", "interrupted"]
 
 
-class FinishSessionRequest(Value, frozen=True, kw_only=True):
+class FinishSessionRequest(Options, frozen=True, kw_only=True):
     """Closes a session."""
 
     reason: FinishReason
@@ -164,7 +164,7 @@ class AuthTokenResponse(Value, frozen=True, kw_only=True):
         return "AuthTokenResponse(jwt='…')"
 
 
-class AssignProjectRequest(Value, frozen=True, kw_only=True):
+class AssignProjectRequest(Options, frozen=True, kw_only=True):
     """Moves a session into a project."""
 
     project_id: str

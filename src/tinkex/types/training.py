@@ -50,7 +50,7 @@ class LoraConfig(Options, frozen=True, kw_only=True):
             raise ValueError("LoRA needs at least one of train_mlp, train_attn and train_unembed")
 
 
-class CreateModelRequest(Value, frozen=True, kw_only=True):
+class CreateModelRequest(Options, frozen=True, kw_only=True):
     """A new run: a base model with a fresh adapter."""
 
     session_id: str
@@ -69,7 +69,7 @@ class CreateModelResponse(Value, frozen=True, kw_only=True):
     type: Literal["create_model"] = "create_model"
 
 
-class OptimStepRequest(Value, frozen=True, kw_only=True):
+class OptimStepRequest(Options, frozen=True, kw_only=True):
     """Applies the accumulated gradient; exactly one kind of parameters is set."""
 
     model_id: ModelID
@@ -119,7 +119,7 @@ class GetInfoResponse(Value, frozen=True, kw_only=True):
     model_name: str | None = None
 
 
-class UnloadModelRequest(Value, frozen=True, kw_only=True):
+class UnloadModelRequest(Options, frozen=True, kw_only=True):
     """Frees the live weights of a run."""
 
     model_id: ModelID
