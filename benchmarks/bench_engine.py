@@ -1,0 +1,151 @@
+"""What the engine reaches beside transformers and PEFT on the same weights, in one run.
+
+    python benchmarks/bench_engine.py [--rounds N] [--threads N] [--json FILE] [--only CASE ...] [--no-growth]
+
+Every case runs in a process of its own, where the two sides take turns; the table shows the best of the rounds
+and their ratio. ``--no-growth`` leaves out how time and memory grow with batch, length, adapters and sequences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+ROUNDS = 3
+CASE_NAMES = (
+    "training", "uneven", "adam", "decode", "end_to_end", "arrivals", "shared_prompt", "tenants", "adapters",
+    "served", "memory",
+)  # fmt: skip
+GROWTH_NAMES = ("batch", "length", "adapters", "sequences")
+
+
+@dataclass(frozen=True)
+class Row:
+    title: str
+    case: str
+    unit: str
+    against: str
+    kind: Literal["speed", "time", "cost"]
+    """Speeds and times are compared as how many times better; costs as how many times as much."""
+    aim: float
+    ours: str = "ours"
+    theirs: str = "theirs"
+
+
+PEFT, HF, SELF = "transformers + PEFT", "transformers", "ourselves"
+ROWS = (
+    Row("forward_backward, 8 × 128 tokens, rank 32", "training", "tokens/s", PEFT, "speed", 1.5),
+    Row("the same, share of the matmul bound", "training", "tokens/s", "the bound", "speed", 0.6, theirs="bound, tokens/s"),
+    Row("the same, uneven lengths, 40 % weighted", "uneven", "tokens/s", PEFT + ", padded", "speed", 2.5),
+    Row("Adam step, rank 32", "adam", "ms", "torch.optim.AdamW", "time", 5),
+    *(
+        Row(f"decode, {n} at once", "decode", "tokens/s", HF, "speed", aim, ours=f"ours at {n}", theirs=f"theirs at {n}")
+        for n, aim in ((1, 2.5), (8, 2.1), (32, 1.7), (64, 1.7))
+    ),
+    Row("32 prompts of 64, 64 new tokens each", "end_to_end", "tokens/s", "generate, batch 32", "speed", 2),
+    Row("64 prompts arriving at random", "arrivals", "tokens/s", "generate, batches of 8", "speed", 4),
+    Row("16 samples of one prompt of 512, first tokens", "shared_prompt", "s", "16 prompts", "time", 5),
+    Row("8 adapters in one training pass", "tenants", "s", "one adapter", "cost", 1.1),
+    Row("8 adapters in one decode batch", "adapters", "s", "one adapter", "cost", 1.1),
+    Row("training step through the server", "served", "s", "the bare engine", "cost", 1.05),
+    Row("peak memory, training 8 × 512 tokens", "memory", "MB", PEFT, "cost", 0.5),
+)  # fmt: skip
+
+
+def measured(case: str, rounds: int, threads: int | None) -> dict[str, float]:
+    if case == "memory":
+        ours, theirs = (measured(f"memory_{side}", rounds, threads) for side in ("ours", "theirs"))
+        return {"ours": ours["peak, MB"], "theirs": theirs["peak, MB"]}
+    return _in_process(["--measure", case, str(rounds)], threads)
+
+
+def _in_process(arguments: list[str], threads: int | None) -> dict[str, float]:
+    environ = dict(os.environ)
+    if threads is not None:
+        environ["OMP_NUM_THREADS"] = str(threads)
+    command = [sys.executable, __file__, *arguments]
+    out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environ)
+    if out.returncode != 0:
+        raise SystemExit(f"{' '.join(arguments)} failed with exit code {out.returncode}")
+    found: dict[str, float] = json.loads(out.stdout.splitlines()[-1])
+    return found
+
+
+def lines(row: Row, figures: dict[str, float]) -> Iterator[tuple[str, bool]]:
+    ours, theirs = figures[row.ours], figures[row.theirs]
+    ratio = theirs / ours if row.kind == "time" else ours / theirs
+    reached = ratio <= row.aim if row.kind == "cost" else ratio >= row.aim
+    aim = f"{'≤' if row.kind == 'cost' else '≥'} {row.aim:g} ×"
+    yield (
+        f"| {row.title} | {ours:,.4g} {row.unit} | {theirs:,.4g} {row.unit} ({row.against}) | {ratio:.2f} × | {aim} |",
+        reached,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--threads", type=int, help="math threads of both sides; by default all cores")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--only", nargs="*", choices=CASE_NAMES, help="measure only these, without growth")
+    parser.add_argument("--no-growth", action="store_true", help="leave out how time and memory grow")
+    parser.add_argument("--measure", nargs=2, metavar=("CASE", "ROUNDS"), help=argparse.SUPPRESS)
+    parser.add_argument("--grow", nargs=2, metavar=("AXIS", "SIZE"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure or options.grow:
+        _answer(options)
+        return
+    found: dict[str, dict[str, float]] = {}
+    print("| what | ours | against | ratio | aim |\n| --- | --- | --- | --- | --- |", flush=True)
+    missed: list[str] = []
+    for case in options.only or CASE_NAMES:
+        found[case] = measured(case, options.rounds, options.threads)
+        for row in (row for row in ROWS if row.case == case):
+            for line, reached in lines(row, found[case]):
+                print(line, flush=True)
+                if not reached:
+                    missed.append(row.title)
+    for title in missed:
+        print(f"not reached: {title}")
+    if not (options.only or options.no_growth):
+        _grow(found, options.threads)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2))
+
+
+def _grow(found: dict[str, dict[str, float]], threads: int | None) -> None:
+    from engine_cases import GROWTH
+
+    for axis, (title, _, sizes) in GROWTH.items():
+        print(f"\n| {title} | s | tokens/s | peak MB |\n| --- | --- | --- | --- |", flush=True)
+        for size in sizes:
+            figures = _in_process(["--grow", axis, str(size)], threads)
+            found[f"{axis} {size}"] = figures
+            print(
+                f"| {size:,} | {figures['s']:.3f} | {figures['tokens/s']:,.1f} | {figures['peak, MB']:,.0f} |",
+                flush=True,
+            )
+
+
+def _answer(options: argparse.Namespace) -> None:
+    import torch
+    from engine_cases import CASES, GROWTH
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+    if options.measure:
+        case, rounds = options.measure
+        print(json.dumps(CASES[case](int(rounds))))
+    else:
+        axis, size = options.grow
+        print(json.dumps(GROWTH[axis][1](int(size))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""The two sides of the engine benchmark on the same weights: our trainer and sampler, and transformers with PEFT."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tinkex import types
+from tinkex.engine.config import tinkex_home
+from tinkex.engine.model.catalog import DEFAULT_MODEL, load_model, resolve
+from tinkex.engine.model.lora import Adapter
+from tinkex.engine.sampler.sampler import SampleJob, Sampler
+from tinkex.engine.trainer.trainer import Trainer, TrainJob, TrainState
+
+__all__ = ["Ours", "Theirs", "datum", "finish", "random_tokens", "timed"]
+
+RANK, ALPHA = 32, 32
+
+
+def models_home() -> Path:
+    return tinkex_home() / "models"
+
+
+@contextmanager
+def timed(times: list[float]) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    times.append(time.perf_counter() - began)
+
+
+def random_tokens(length: int, seed: int) -> list[int]:
+    rng = np.random.default_rng(seed)
+    return [int(t) for t in rng.integers(1000, 40_000, size=length)]
+
+
+def datum(length: int, seed: int, weighted: float = 1.0) -> types.Datum:
+    """A text of the length, of whose tokens the last share is weighted."""
+    tokens = random_tokens(length + 1, seed)
+    first = length - round(length * weighted)
+    return types.Datum(
+        types.ModelInput.from_ints(tokens[:-1]),
+        {"target_tokens": tokens[1:], "weights": [float(i >= first) for i in range(length)]},
+    )
+
+
+class Ours:
+    """Our engine without a server: the trainer and the sampler on the default model."""
+
+    def __init__(self) -> None:
+        self.model = load_model(DEFAULT_MODEL, models_home())
+        self.trainer = Trainer(self.model.transformer)
+        self._ids = itertools.count()
+
+    def state(self, seed: int = 0, rank: int = RANK) -> TrainState:
+        # the unembedding stays as it is, as in PEFT's usual choice of modules
+        return self.trainer.create(types.LoraConfig(rank=rank, seed=seed, train_unembed=False))
+
+    def adapter(self, seed: int, rank: int = RANK) -> Adapter:
+        adapter = self.state(seed, rank).adapter
+        generator = torch.Generator().manual_seed(seed)
+        return adapter.with_params(
+            adapter.params + 0.001 * torch.randn(adapter.params.shape, generator=generator)
+        )
+
+    def forward_backward(self, jobs: Sequence[tuple[TrainState, Sequence[types.Datum]]]) -> None:
+        for outcome in self.trainer.run([TrainJob(s, d, "cross_entropy") for s, d in jobs]):
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    def sampler(self, **options: Any) -> Sampler:
+        return Sampler(self.model.transformer, self.model.tokenizer, **options)
+
+    def job(
+        self, prompt: Sequence[int], new_tokens: int, adapter: Adapter | None = None, num_samples: int = 1
+    ) -> SampleJob:
+        name = f"job-{next(self._ids)}"
+        params = types.SamplingParams(max_tokens=new_tokens, temperature=1.0, seed=7, stop=[])
+        ids = [f"{name}-{i}" for i in range(num_samples)]
+        return SampleJob(name, adapter, np.asarray(prompt, np.int32), num_samples, params, ids)
+
+
+def finish(sampler: Sampler) -> int:
+    """Runs the sampler until it is idle and counts the tokens it made."""
+    tokens = 0
+    while sampler.busy:
+        for _, outcome in sampler.step():
+            if isinstance(outcome, Exception):
+                raise outcome
+            tokens += sum(len(sequence.tokens_np) for sequence in outcome.sequences)
+    return tokens
+
+
+class Theirs:
+    """transformers, with PEFT's LoRA for training, on the directory our engine reads."""
+
+    def __init__(self) -> None:
+        from transformers import AutoModelForCausalLM
+
+        directory = resolve(DEFAULT_MODEL, models_home())
+        self.model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        self.model.eval()
+        self._trained: Any = None
+
+    @property
+    def trained(self) -> Any:
+        """The model with a LoRA on every linear layer of attention and MLP."""
+        from peft import LoraConfig, get_peft_model
+
+        if self._trained is None:
+            names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+            config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=names, lora_dropout=0.0)
+            self._trained = get_peft_model(self.model, config)
+        return self._trained
+
+    def forward_backward(self, data: Sequence[types.Datum]) -> None:
+        """One padded batch, summed cross-entropy over the weighted tokens."""
+        longest = max(d.model_input.length for d in data)
+        ids_BT = torch.zeros((len(data), longest), dtype=torch.int64)
+        mask_BT, weights_BT = torch.zeros_like(ids_BT), torch.zeros((len(data), longest))
+        targets_BT = torch.zeros_like(ids_BT)
+        for row, one in enumerate(data):
+            n = one.model_input.length
+            ids_BT[row, :n] = torch.tensor(one.model_input.to_ints())
+            targets_BT[row, :n] = one.loss_fn_inputs["target_tokens"].to_torch()
+            weights_BT[row, :n] = one.loss_fn_inputs["weights"].to_torch()
+            mask_BT[row, :n] = 1
+        logits_BTV = self.trained(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).logits
+        losses = torch.nn.functional.cross_entropy(
+            logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none"
+        )
+        (losses * weights_BT.flatten()).sum().backward()
+
+    @torch.inference_mode()
+    def decode(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> float:
+        """Seconds for the steps after the prompts' own pass, every step sampling from the softmax."""
+        ids_BT = torch.tensor(prompts)
+        out = self.model(input_ids=ids_BT, use_cache=True, logits_to_keep=1)
+        began = 0.0
+        for step in range(new_tokens + 1):
+            if step == 1:
+                began = time.perf_counter()
+            probs_BV = torch.softmax(out.logits[:, -1], -1)
+            next_B1 = torch.multinomial(probs_BV, 1)
+            if step < new_tokens:
+                out = self.model(input_ids=next_B1, past_key_values=out.past_key_values, use_cache=True)
+        return time.perf_counter() - began
+
+    @torch.inference_mode()
+    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
+        """``generate`` with sampling; shorter prompts are padded on the left."""
+        longest = max(map(len, prompts))
+        ids_BT = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts])
+        mask_BT = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+        self.model.generate(
+            input_ids=ids_BT, attention_mask=mask_BT, do_sample=True, top_k=0, pad_token_id=0,
+            max_new_tokens=new_tokens, min_new_tokens=new_tokens,
+        )  # fmt: skip
