@@ -18,6 +18,7 @@ from tinkex._transport.caller import PROTOBUF, error_of, is_proxy_refusal
 from tinkex._transport.retry import PAYMENT_PAUSE_S, is_transient, server_wait
 from tinkex._wire import json
 from tinkex._wire.endpoints import endpoint
+from tinkex.config_values import POLL_BACKOFF
 from tinkex.errors import (
     APIConnectionError,
     APIResponseValidationError,
@@ -45,7 +46,6 @@ T_co = TypeVar("T_co", covariant=True)
 POLL_TIMEOUT_S = 45.0
 HELD_S = 1.0
 """A poll answered sooner was not held by the server: the next one waits, so that nobody spins."""
-HURRY_BASE_S, HURRY_CAP_S = 0.05, 5.0
 SETBACK_CAP_S = 30.0
 MAX_REFUSALS = 3
 
@@ -142,6 +142,8 @@ class Polled:
     wants_proto: bool
     about: HttpRequest
     payment_pause_s: float = 0.0
+    backoff: tuple[float, float] = POLL_BACKOFF
+    """The first and the longest wait after answers that the server gave at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +227,9 @@ def next_step(
     calm = replace(state, setbacks=0)
     if got.status == 408 or (got.status >= 500 and is_transient(got.status)):
         trouble = None if got.status == 408 else f"status {got.status}"
-        return _not_yet(replace(calm, refusals=0), held_s, _queue_of(got), trouble)
+        return _not_yet(replace(calm, refusals=0), held_s, polled, _queue_of(got), trouble)
     if got.status == 400 and state.refusals < MAX_REFUSALS:
-        return _not_yet(replace(calm, refusals=state.refusals + 1), held_s, None, "status 400")
+        return _not_yet(replace(calm, refusals=state.refusals + 1), held_s, polled, None, "status 400")
     if got.status == 402 and state.payment_waited_s < polled.payment_pause_s:
         waited = replace(calm, payment_waited_s=state.payment_waited_s + PAYMENT_PAUSE_S)
         return Again(PAYMENT_PAUSE_S, waited, trouble="the account cannot pay (402)")
@@ -251,7 +253,7 @@ def _answered(state: PollState, reply: Reply, held_s: float, polled: Polled) -> 
     if not isinstance(plain, dict):
         return _unreadable(reply, polled, "no JSON object")
     if plain.get("type") == "try_again":
-        return _not_yet(replace(state, refusals=0), held_s, _queue_state(plain))
+        return _not_yet(replace(state, refusals=0), held_s, polled, _queue_state(plain))
     if plain.get("status") == "complete_metadata":
         if not state.allow_metadata:
             return _unreadable(reply, polled, "the size of the result where the result itself was asked for")
@@ -271,11 +273,16 @@ def _is_proto(reply: Reply) -> bool:
 
 
 def _not_yet(
-    state: PollState, held_s: float, queue: tuple[str, str | None] | None, trouble: str | None = None
+    state: PollState,
+    held_s: float,
+    polled: Polled,
+    queue: tuple[str, str | None] | None,
+    trouble: str | None = None,
 ) -> Again:
     if held_s >= HELD_S:
         return Again(0.0, replace(state, hurries=0), queue, trouble=trouble)
-    after = min(HURRY_BASE_S * 2.0 ** min(state.hurries, 60), HURRY_CAP_S)
+    first, longest = polled.backoff
+    after = min(first * 2.0 ** min(state.hurries, 60), longest)
     return Again(after, replace(state, hurries=state.hurries + 1), queue, trouble=trouble)
 
 
@@ -339,6 +346,7 @@ class Results:
             row.result_wire == "proto",
             self._about,
             self._payment_pause_s,
+            self._caller.config.poll_backoff,
         )
         state = PollState(allow_metadata=payload_bytes == 0)
         queue: tuple[str, str | None] | None = None

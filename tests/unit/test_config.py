@@ -46,6 +46,13 @@ def test_every_setting_is_read_from_its_environment_variable() -> None:
             "CLOUDFLARE_ACCESS_CLIENT_ID": "cf-id",
             "CLOUDFLARE_ACCESS_CLIENT_SECRET": "cf-secret",
             "TINKEX_PROXY": "http://user:hidden@proxy:3128",
+            "TINKEX_PROXY_HEADERS": '[["x-route", "a"]]',
+            "TINKEX_POOL_SIZE": "12",
+            "TINKEX_POLL_BACKOFF": "0.5, 20",
+            "TINKER_TELEMETRY": "off",
+            "TINKER_LOG": "WARN",
+            "TINKEX_DUMP_HEADERS": "yes",
+            "TINKEX_PARITY": "Elixir",
         }
     )
     assert config == Config(
@@ -60,6 +67,13 @@ def test_every_setting_is_read_from_its_environment_variable() -> None:
         cloudflare_client_id="cf-id",
         cloudflare_client_secret="cf-secret",
         proxy="http://user:hidden@proxy:3128",
+        proxy_headers={"x-route": "a"},
+        pool_size=12,
+        poll_backoff=(0.5, 20.0),
+        telemetry=False,
+        log_level="warning",
+        dump_headers=True,
+        parity="beam",
     )
     assert {s.env for s in SETTINGS.values()} >= {"TINKER_API_KEY", "TINKEX_PROXY"}
 
@@ -82,6 +96,15 @@ def test_every_setting_is_read_from_its_environment_variable() -> None:
         ({}, {"api_key": KEY, "default_headers": {"x-a": "two\nlines"}}, "argument default_headers"),
         ({"TINKEX_PROXY": "proxy"}, {"api_key": KEY}, "environment variable TINKEX_PROXY"),
         ({}, {"api_key": KEY, "user_metadata": ["a"]}, "argument user_metadata"),
+        ({"TINKEX_PROXY_HEADERS": "[1]"}, {"api_key": KEY}, "TINKEX_PROXY_HEADERS"),
+        ({"TINKEX_PROXY_HEADERS": "{"}, {"api_key": KEY}, "TINKEX_PROXY_HEADERS"),
+        ({}, {"api_key": KEY, "proxy_headers": {"x-a": "b"}}, "there is none"),
+        ({"TINKEX_POOL_SIZE": "0"}, {"api_key": KEY}, "TINKEX_POOL_SIZE"),
+        ({"TINKEX_POLL_BACKOFF": "none"}, {"api_key": KEY}, "would spin"),
+        ({}, {"api_key": KEY, "poll_backoff": (2, 1)}, "argument poll_backoff"),
+        ({"TINKER_TELEMETRY": "maybe"}, {"api_key": KEY}, "TINKER_TELEMETRY"),
+        ({"TINKER_LOG": "loud"}, {"api_key": KEY}, "TINKER_LOG"),
+        ({"TINKEX_PARITY": "ruby"}, {"api_key": KEY}, "TINKEX_PARITY"),
         ({}, {"api_key": KEY, "tags": [1]}, "argument tags"),
     ],
 )
@@ -92,6 +115,24 @@ def test_a_bad_value_is_refused_with_the_place_it_came_from(
         resolve(environ, **arguments)
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, TinkexError)
+
+
+@pytest.mark.parametrize(
+    ("environ", "arguments", "expected"),
+    [
+        ({}, {}, (60.0, None)),
+        ({"TINKEX_PARITY": "python"}, {}, (60.0, None)),
+        ({"TINKEX_PARITY": "BEAM"}, {}, (120.0, 2)),
+        ({"TINKEX_PARITY": "beam"}, {"parity": "python"}, (60.0, None)),
+        ({}, {"parity": "elixir", "timeout": 7}, (7.0, 2)),
+        ({"TINKEX_MAX_RETRIES": "5", "TINKEX_PARITY": "beam"}, {}, (120.0, 5)),
+    ],
+)
+def test_a_parity_mode_changes_defaults_and_nothing_that_is_given(
+    environ: dict[str, str], arguments: dict[str, Any], expected: tuple[float, int | None]
+) -> None:
+    config = resolve({"TINKER_API_KEY": KEY, **environ}, **arguments)
+    assert (config.timeout, config.max_retries) == expected
 
 
 def test_a_config_built_by_hand_is_checked_too() -> None:
@@ -159,7 +200,8 @@ def test_no_secret_is_in_the_text_form_or_in_errors() -> None:
     for secret in ("0123456789", "hidden", "hush", "quiet"):
         assert secret not in text
     assert "proxy:3128" in text
-    assert "alpha" in text
+    assert "x-team" in text
+    assert "alpha" not in text  # what headers say may be secret, whatever they are called
     with pytest.raises(ConfigError) as caught:
         resolve(api_key=KEY, proxy="gopher://user:hidden@proxy")
     assert "hidden" not in str(caught.value)

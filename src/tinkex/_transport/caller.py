@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
 import secrets
 import time
@@ -34,13 +35,24 @@ if TYPE_CHECKING:
     from tinkex.config import Config
     from tinkex.events import Sink
 
-__all__ = ["PROTOBUF", "PROTOCOL_VERSION", "Caller", "encode", "error_of", "is_proxy_refusal"]
+__all__ = [
+    "PROTOBUF",
+    "PROTOCOL_VERSION",
+    "Caller",
+    "encode",
+    "error_of",
+    "is_proxy_refusal",
+    "shown_headers",
+]
 
 PROTOCOL_VERSION = "0.36.0"
 """The version of the official client whose protocol we speak; servers read it to know what we understand."""
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
+
+SHORTEST_SECRET = 8
+"""Shorter texts are left alone where a reply quotes them: they would be found in every other word."""
 
 _EXPLICIT_NULL = frozenset({"finish_session"})
 """Calls whose absent values travel as ``null`` instead of being left out."""
@@ -187,6 +199,10 @@ class Caller:
         task = asyncio.current_task()
         assert task is not None
         self.sink.emit(RequestStarted(row.name, attempt))
+        if self.config.dump_headers:
+            logging.getLogger("tinkex").info(
+                "%s %s try %d %s", request.method, request.path, attempt, shown_headers(request.headers)
+            )
         began = time.monotonic()
         self._under_way.add(task)
         try:
@@ -203,7 +219,7 @@ class Caller:
         finally:
             self._under_way.discard(task)
         self.sink.emit(RequestFinished(row.name, attempt, reply.status, time.monotonic() - began))
-        return reply if 200 <= reply.status < 300 else self._without_key(reply)
+        return reply if 200 <= reply.status < 300 else _without_secrets(reply, request)
 
     def _request(
         self,
@@ -235,13 +251,6 @@ class Caller:
             row.purpose,
             timeout or self.config.timeout,
         )
-
-    def _without_key(self, reply: Reply) -> Reply:
-        """The reply without the key: some servers and proxies quote what they refuse, and errors are shown."""
-        key = self.config.api_key
-        if not key or key.encode() not in reply.body:
-            return reply
-        return replace(reply, body=reply.body.replace(key.encode(), mask(key).encode()))
 
     def about(self, row: Endpoint, path: Mapping[str, str] | None = None) -> HttpRequest:
         """The request as errors show it."""
@@ -276,6 +285,40 @@ def error_of(reply: Reply, about: HttpRequest) -> APIStatusError:
         body = None
     plain = status_error(response, body)
     return type(plain)(f"{plain.message} (from {about.url}). {advice(reply.status)}".strip(), response, body)
+
+
+def _without_secrets(reply: Reply, request: Request) -> Reply:
+    """The reply without what was secret in the request: some servers and proxies quote what they refuse."""
+    sent = [value for name, value in request.headers.items() if not name.startswith(_HARMLESS)]
+    body, headers = reply.body, dict(reply.headers)
+    for value in [*sent, *request.query.values()]:
+        for secret in {value, value.rpartition(" ")[2]}:  # also the key of "Bearer key"
+            if len(secret) >= SHORTEST_SECRET:
+                body = body.replace(secret.encode(), mask(secret).encode())
+                headers = {name: text.replace(secret, mask(secret)) for name, text in headers.items()}
+    return replace(reply, body=body, headers=headers)
+
+
+def shown_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers as they may be written down: only those that never hold a secret say what they hold.
+
+    >>> shown_headers({"accept": "application/json", "x-api-key": "tml-secret"})
+    {'accept': 'application/json', 'x-api-key': '…'}
+    """
+    return {name: value if name.lower().startswith(_HARMLESS) else "…" for name, value in headers.items()}
+
+
+_HARMLESS = (
+    "accept",
+    "content-",
+    "user-agent",
+    "x-idempotency-key",
+    "x-sdk-",
+    "x-stainless-",
+    "x-tinker-create-promise",
+    "x-tinker-request-",
+    "x-tinker-sampling-",
+)
 
 
 def _response(reply: Reply, about: HttpRequest) -> HttpResponse:

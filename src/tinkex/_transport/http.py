@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from tinkex._transport.base import Reply, Request
 from tinkex._transport.plain import PlainHttp
+from tinkex.config_values import without_userinfo
 from tinkex.errors import APIConnectionError, APITimeoutError, HttpRequest, SetupError
 
 if TYPE_CHECKING:
@@ -34,8 +36,14 @@ class HttpTransport:
     def __init__(self, config: Config) -> None:
         self._base_url = config.base_url
         self._proxy = config.proxy
+        self._proxy_headers = dict(config.proxy_headers)
+        self._via = f" through the proxy {without_userinfo(config.proxy)}" if config.proxy else ""
+        self._ca_file = config.ca_file
+        self._pool_size = config.pool_size
         self._pools: dict[tuple[Purpose, float], tuple[pyqwest.HTTPTransport, pyqwest.Client]] = {}
-        self._plain = PlainHttp(config.base_url) if _goes_straight(config) else None
+        self._plain = (
+            PlainHttp(config.base_url, pool_size=config.pool_size) if _goes_straight(config) else None
+        )
         self._closed = False
 
     async def send(self, request: Request) -> Reply:
@@ -69,12 +77,14 @@ class HttpTransport:
             )
         except TimeoutError as error:
             if isinstance(error, ConnectionError):  # pyqwest's ConnectTimeout is both
-                raise APITimeoutError(about, f"no connection to {self._base_url} in time") from error
+                message = f"no connection to {self._base_url}{self._via} in time"
+                raise APITimeoutError(about, message) from error
             raise APITimeoutError(
                 about, f"{self._base_url} did not answer {request.path} within {request.timeout:g} s"
             ) from error
         except (ConnectionError, pyqwest.RemoteProtocolError, pyqwest.ReadError, pyqwest.WriteError) as error:
-            raise APIConnectionError(about, f"no answer from {self._base_url}: {_cause(error)}") from error
+            message = f"no answer from {self._base_url}{self._via}: {_cause(error)}"
+            raise APIConnectionError(about, message) from error
         return Reply(
             reply.status, {name.lower(): value for name, value in reply.headers.items()}, reply.content
         )
@@ -89,10 +99,12 @@ class HttpTransport:
             transport = pyqwest.HTTPTransport(
                 tls_include_system_certs=self._base_url.startswith("https:")
                 or (self._proxy or "").startswith("https:"),
-                proxy=pyqwest.Proxy(self._proxy) if self._proxy else None,
+                tls_ca_cert=None if self._ca_file is None else self._ca_file.read_bytes(),
+                proxy=_proxy(self._proxy, self._proxy_headers) if self._proxy else None,
                 timeout=timeout,
                 connect_timeout=CONNECT_TIMEOUT_S,
-                pool_max_idle_per_host=IDLE_CONNECTIONS,
+                pool_max_idle_per_host=min(IDLE_CONNECTIONS, self._pool_size or IDLE_CONNECTIONS),
+                max_connections_per_address=self._pool_size,
                 use_system_dns=True,
                 follow_redirects=False,
                 enable_otel=False,
@@ -107,9 +119,25 @@ def _goes_straight(config: Config) -> bool:
     return config.base_url.startswith("http://") and config.proxy is None and not named
 
 
+def _proxy(url: str, headers: Mapping[str, str]) -> pyqwest.Proxy:
+    """The proxy with its headers; authorization among them stands for the user and password in its address."""
+    import pyqwest
+
+    if any(name.lower() == "proxy-authorization" for name in headers):
+        parts = urlsplit(url)
+        url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return pyqwest.Proxy(url, headers=headers)
+
+
 def _cause(error: Exception) -> str:
     """The last, most concrete part of the library's chain of messages."""
-    return str(error).rpartition(": ")[2]
+    cause = str(error).rpartition(": ")[2]
+    if cause == "UnknownIssuer":
+        return (
+            "its certificate comes from an authority that this machine does not know; "
+            "if you do, give the authority's certificate as ca_file=… or in SSL_CERT_FILE"
+        )
+    return cause
 
 
 _http_process: int | None = None

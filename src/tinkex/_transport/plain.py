@@ -34,11 +34,12 @@ PATIENCE_S = 0.002
 class PlainHttp:
     """Sends requests to an ``http://`` address; each purpose has connections of its own."""
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, *, pool_size: int | None = None) -> None:
         parts = urlsplit(base_url)
         assert parts.hostname is not None
         self._base_url = base_url
         self._address = (parts.hostname, parts.port or 80)
+        self._pool_size = pool_size
         self._prefix = parts.path
         self._common = f" HTTP/1.1\r\nhost: {parts.netloc}\r\naccept-encoding: {accepted_encodings()}\r\n"
         self._start_afresh()
@@ -49,7 +50,7 @@ class PlainHttp:
             self._start_afresh()
         pool = self._pools.get(request.purpose)
         if pool is None:
-            pool = self._pools[request.purpose] = _Pool(*self._address)
+            pool = self._pools[request.purpose] = _Pool(*self._address, self._pool_size)
         deadline = pool.loop.time() + request.timeout
         pool.watch(deadline)
         connection = None
@@ -100,8 +101,9 @@ class PlainHttp:
 class _Pool:
     """The connections of one purpose: reused last in first out, more are made while requests wait."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, size: int | None = None) -> None:
         self.loop = asyncio.get_running_loop()
+        self._size = size
         self.idle: list[Connection] = []
         self._host, self._port = host, port
         self._waiting: deque[tuple[asyncio.Future[Connection], float]] = deque()
@@ -119,7 +121,9 @@ class _Pool:
         """Waits in line for a connection; :class:`Late` when the deadline passes meanwhile."""
         turn: asyncio.Future[Connection] = self.loop.create_future()
         self._waiting.append((turn, deadline))
-        if len(self._open) + len(self._dials) < FIRST_CONNECTIONS:
+        if self._full:
+            pass  # a connection that is there will come free
+        elif len(self._open) + len(self._dials) < FIRST_CONNECTIONS:
             self._dial()
         elif self._growing is None:
             self._freed = 0
@@ -186,9 +190,14 @@ class _Pool:
         if self._freed < len(self._open):
             wanted = min(len(self._waiting), max(FIRST_CONNECTIONS, len(self._open))) - len(self._dials)
             for _ in range(wanted):
-                self._dial()
+                if not self._full:
+                    self._dial()
         self._freed = 0
         self._growing = self.loop.call_later(PATIENCE_S, self._grow)
+
+    @property
+    def _full(self) -> bool:
+        return self._size is not None and len(self._open) + len(self._dials) >= self._size
 
     def _dial(self) -> None:
         dial = self.loop.create_task(self._connect())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from tinkex._transport.caller import Caller
@@ -24,9 +25,21 @@ def connect(
         raise TypeError(f"config holds all settings; {given[0]!r} was given as well")
     if config is None:
         config = Config.resolve(needs_key=transport is None, **settings)
+    if config.log_level is not None:
+        _log_at(config.log_level)
     if transport is None:
         transport = _transport(config)
     return Caller(transport, config, sink=events or LogSink())
+
+
+def _log_at(level: str) -> None:
+    """Lets the client's logger say that much, on stderr where the program has set up no logging itself."""
+    logger = logging.getLogger("tinkex")
+    logger.setLevel(level.upper())
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+        logger.addHandler(handler)
 
 
 def _transport(config: Config) -> Transport:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.transport.loopback import Seen, Speak, loopback, says, sleeps
 from tinkex._transport.base import Request
-from tinkex._transport.plain import FIRST_CONNECTIONS, PlainHttp
+from tinkex._transport.plain import PlainHttp
 from tinkex.errors import APIConnectionError, APITimeoutError
 
 
@@ -84,12 +84,21 @@ async def test_what_is_no_reply_is_refused_in_words(speak: Speak, words: str) ->
             await ask(server.url)
 
 
-async def test_a_quick_server_is_asked_over_few_connections() -> None:
+async def test_a_quick_server_is_asked_over_fewer_connections_than_there_are_requests() -> None:
     async with loopback(says()) as server:
         plain = PlainHttp(server.url)
         await asyncio.gather(*(plain.send(Request("POST", "/x")) for _ in range(500)))
         assert len(server.seen) == 500
-        assert server.connections <= 8 * FIRST_CONNECTIONS
+        assert server.connections < 500
+        await plain.close()
+
+
+async def test_a_pool_never_has_more_connections_than_it_may() -> None:
+    async with loopback(says()) as server:
+        plain = PlainHttp(server.url, pool_size=3)
+        await asyncio.gather(*(plain.send(Request("POST", "/x")) for _ in range(100)))
+        assert len(server.seen) == 100
+        assert server.connections <= 3
         await plain.close()
 
 

@@ -1,0 +1,136 @@
+"""TLS, HTTP/2, private certificate authorities and proxies, each with a real counterpart."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scripted import ScriptedServer, over_http
+from tests.unit.transport.tls import Certificates, certificates, proxy, secure
+from tinkex import APIConnectionError, Config, ConfigError, RestClient, ServiceClient, types
+from tinkex._transport.retry import NEVER
+
+PARAMS = types.SamplingParams(max_tokens=3)
+KEY = "tml-test-0123456789"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(autouse=True)
+def no_proxies_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+
+
+def use(config: Config) -> None:
+    """A whole small program: training and a hundred samples at once."""
+    with ServiceClient(config=config) as service:
+        training = service.create_lora_training_client("toy", rank=8)
+        datum = types.Datum(types.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4]})
+        assert training.forward_backward([datum], "cross_entropy").result(30).metrics["loss:sum"] == 6.0
+        sampler = training.save_weights_and_get_sampling_client()
+        prompts = [types.ModelInput.from_ints([place, 7]) for place in range(100)]
+        samples = [sampler.sample(prompt, 1, PARAMS) for prompt in prompts]
+        assert [s.result(30).sequences[0].tokens for s in samples] == [[place, 7] for place in range(100)]
+
+
+def test_over_tls_requests_share_a_few_connections_by_http_2(files: Certificates) -> None:
+    with secure(ScriptedServer(), files) as server:
+        use(Config(api_key=KEY, base_url=server.url, ca_file=files.authority))
+    assert set(server.versions) == {"2"}
+    assert len(server.versions) > 200
+    assert len(server.peers) <= 12  # one per purpose and timeout, not one per request
+
+
+def test_a_private_authority_is_trusted_by_the_usual_variable_too(
+    files: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(files.authority))
+    with secure(ScriptedServer(), files) as server:
+        rest = RestClient(base_url=server.url, api_key=KEY)
+        assert rest.get_sampler("s:sample:0").result(30).base_model == "toy"
+        assert server.versions == ["2", "2"][: len(server.versions)]
+
+
+def test_a_certificate_of_an_unknown_authority_is_refused(files: Certificates) -> None:
+    with secure(ScriptedServer(), files) as server:
+        config = Config(api_key=KEY, base_url=server.url, max_retries=0)
+        with pytest.raises(APIConnectionError, match=r"(?i)certificate.*ca_file") as refused:
+            RestClient(config=config).get_sampler("x").result(30)
+        assert KEY not in str(refused.value)
+        assert server.versions == []
+
+
+def test_a_file_of_certificates_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.pem' cannot be read"):
+        Config(ca_file=tmp_path / "nowhere.pem")
+    (tmp_path / "empty.pem").write_text("no certificate")
+    with pytest.raises(ConfigError, match="no certificate in PEM"):
+        Config(ca_file=tmp_path / "empty.pem")
+
+
+BASIC = "Basic " + base64.b64encode(b"user:pass word").decode()
+
+
+def with_user(url: str) -> str:
+    return url.replace("http://", "http://user:pass%20word@")
+
+
+@pytest.mark.parametrize(
+    ("address", "headers", "expected"),
+    [
+        (with_user, {}, BASIC),
+        (with_user, {"Proxy-Authorization": "Bearer own"}, "Bearer own"),
+        (str, {"x-route": "a"}, None),
+    ],
+)
+def test_https_goes_through_a_tunnel_and_http_by_its_whole_address(
+    files: Certificates, address: Any, headers: dict[str, str], expected: str | None
+) -> None:
+    scripted = ScriptedServer()
+    with proxy() as between, secure(scripted, files) as server, over_http(scripted) as plain_url:
+        for url in (server.url, plain_url):
+            config = Config(
+                api_key=KEY,
+                base_url=url,
+                ca_file=files.authority,
+                proxy=address(between.url),
+                proxy_headers=headers,
+            )
+            assert RestClient(config=config).get_sampler("s:sample:0").result(30).base_model == "toy"
+    tunnels = [(first, seen) for first, seen in between.heads if first.startswith("CONNECT ")]
+    whole = [(first, seen) for first, seen in between.heads if not first.startswith("CONNECT ")]
+    assert {first.split()[1] for first, _ in tunnels} == {server.url.removeprefix("https://")}
+    assert any(first.startswith(f"GET {plain_url}/api/v1/samplers/s:sample:0 ") for first, _ in whole)
+    for _, seen in between.heads:
+        assert seen.get("proxy-authorization") == expected
+        assert seen.get("x-route") == headers.get("x-route")
+    # what is meant for the server stays inside the tunnel
+    assert all("x-api-key" not in seen for _, seen in tunnels)
+    assert all("proxy-authorization" not in seen for seen in server.headers)
+    assert server.headers[0]["x-api-key"] == KEY
+
+
+def test_a_proxy_that_is_not_there_is_said_so() -> None:
+    config = Config(api_key=KEY, base_url="http://127.0.0.1:9", proxy="http://user:hidden@127.0.0.1:1")
+    rest = RestClient(config=config)
+    rest._caller.policy = NEVER
+    with pytest.raises(APIConnectionError, match=r"through the proxy http://…@127\.0\.0\.1:1") as lost:
+        rest.get_sampler("x").result(30)
+    assert "hidden" not in str(lost.value)
+
+
+def test_the_environment_names_the_proxy_and_its_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with proxy() as between, over_http(ScriptedServer()) as url:
+        monkeypatch.setenv("TINKEX_PROXY", between.url)
+        monkeypatch.setenv("TINKEX_PROXY_HEADERS", '[["x-route", "b"]]')
+        rest = RestClient(base_url=url, api_key=KEY)
+        assert rest.get_sampler("s:sample:0").result(30).base_model == "toy"
+    assert {seen["x-route"] for _, seen in between.heads} == {"b"}

@@ -1,0 +1,206 @@
+"""A private certificate authority, a server that speaks HTTP/2 over TLS, and a proxy, all on the loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import ipaddress
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from hypercorn.asyncio import serve
+from hypercorn.config import Config as HypercornConfig
+
+from tests.scripted import ScriptedServer
+from tinkex.testing import Reply, Request
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Files in PEM: the authority's certificate, and a server's own for 127.0.0.1 and localhost."""
+
+    authority: Path
+    server: Path
+    key: Path
+
+
+def certificates(directory: Path) -> Certificates:
+    issuer_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    issuer = _name("Tinkex test authority")
+    authority = (
+        _certificate(issuer, issuer, issuer_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(issuer_key, hashes.SHA256())
+    )
+    names = x509.SubjectAlternativeName(
+        [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    )
+    server = (
+        _certificate(_name("localhost"), issuer, key.public_key())
+        .add_extension(names, critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(issuer_key, hashes.SHA256())
+    )
+    files = Certificates(directory / "authority.pem", directory / "server.pem", directory / "key.pem")
+    files.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
+    files.server.write_bytes(server.public_bytes(serialization.Encoding.PEM))
+    files.key.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    return files
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, key: Any) -> x509.CertificateBuilder:
+    now = dt.datetime.now(dt.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+    )
+
+
+@dataclass
+class SecureServer:
+    """A scripted server behind TLS; ``versions`` and ``peers`` say how each request came."""
+
+    scripted: ScriptedServer
+    url: str = ""
+    versions: list[str] = field(default_factory=list)
+    peers: set[Any] = field(default_factory=set)
+    headers: list[dict[str, str]] = field(default_factory=list)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            while True:
+                event = (await receive())["type"]
+                await send({"type": f"{event}.complete"})
+                if event == "lifespan.shutdown":
+                    return
+        self.versions.append(scope["http_version"])
+        self.peers.add(scope["client"])
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        self.headers.append(headers)
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        given = self.scripted.handle(Request(scope["method"], scope["path"], headers, body))
+        answer = given if isinstance(given, Reply) else await given
+        sent = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
+        await send({"type": "http.response.start", "status": answer.status, "headers": sent})
+        await send({"type": "http.response.body", "body": answer.body})
+
+
+@contextmanager
+def secure(scripted: ScriptedServer, files: Certificates) -> Iterator[SecureServer]:
+    """The scripted server over TLS, with HTTP/2 where the client takes it."""
+    server = SecureServer(scripted)
+    listening = socket.create_server(("127.0.0.1", 0))
+    server.url = f"https://127.0.0.1:{listening.getsockname()[1]}"
+    config = HypercornConfig()
+    config.bind = [f"fd://{listening.detach()}"]
+    config.certfile, config.keyfile = str(files.server), str(files.key)
+    config.alpn_protocols = ["h2", "http/1.1"]
+    config.errorlog = None
+    config.graceful_timeout = 0
+    with _in_background(lambda stop: serve(server, config, shutdown_trigger=stop.wait)):  # type: ignore[arg-type]
+        yield server
+
+
+@dataclass
+class Proxy:
+    """``heads`` are the first lines and headers that came from the client."""
+
+    url: str = ""
+    heads: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+
+
+@contextmanager
+def proxy() -> Iterator[Proxy]:
+    """A proxy that tunnels what is asked by CONNECT and passes on what is asked by its whole address."""
+    state = Proxy()
+    listening = socket.create_server(("127.0.0.1", 0))
+    state.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            first, *lines = head.rstrip().split("\r\n")
+            headers = {n.lower(): v.strip() for n, _, v in (line.partition(":") for line in lines)}
+            state.heads.append((first, headers))
+            method, target, _ = first.split(" ")
+            parts = urlsplit(f"//{target}" if method == "CONNECT" else target)
+            onward_reader, onward = await asyncio.open_connection(parts.hostname, parts.port)
+            if method == "CONNECT":
+                writer.write(b"HTTP/1.1 200 Connected\r\n\r\n")
+            else:
+                kept = [line for line in lines if not line.lower().startswith("proxy-")]
+                onward.write(
+                    "\r\n".join(
+                        [f"{method} {parts.path} HTTP/1.1", "connection: close", *kept, "", ""]
+                    ).encode()
+                )
+            await asyncio.gather(_pour(reader, onward), _pour(onward_reader, writer))
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # one of the two went away
+        finally:
+            writer.close()
+
+    async def run(stop: asyncio.Event) -> None:
+        server = await asyncio.start_server(converse, sock=listening)
+        await stop.wait()
+        server.close()
+
+    with _in_background(run):
+        yield state
+
+
+async def _pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+@contextmanager
+def _in_background(run: Callable[[asyncio.Event], Awaitable[None]]) -> Iterator[None]:
+    started = threading.Event()
+    handles: dict[str, Any] = {}
+
+    async def main() -> None:
+        handles["loop"], handles["stop"] = asyncio.get_running_loop(), asyncio.Event()
+        started.set()
+        await run(handles["stop"])
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
+    thread.start()
+    started.wait(10)
+    try:
+        yield
+    finally:
+        handles["loop"].call_soon_threadsafe(handles["stop"].set)
+        thread.join(10)
