@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import tarfile
 import threading
+import urllib.request
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -213,10 +216,72 @@ def test_both_rest_clients_manage_checkpoints_of_our_server(
             (session,) = rest.search_sessions(request).result().sessions
         assert session.checkpoints_count == 1
         assert isinstance(session.status, package.types.SessionActive)
-        with pytest.raises(package.BadRequestError, match="billing_usage"):
-            package.AdminClient(**login).get_billing_usage(WHEN, WHEN).result()
+        rest.assign_session_project(session.session_id, f"project-{package.__name__}").result()
+        runs = rest.list_training_runs(project_id=f"project-{package.__name__}").result().training_runs
+        assert training.model_id in [run.training_run_id for run in runs]
     rest.delete_checkpoint_from_tinker_path(path).result()
     assert rest.list_checkpoints(training.model_id).result().checkpoints == []
+
+
+@pytest.mark.parametrize("package", [tinker, tinkex], ids=lambda p: p.__name__)
+def test_both_export_and_copy_weights_of_our_server(package: Any, served_engine: ServedEngine) -> None:
+    login = {"base_url": served_engine.url, "api_key": served_engine.key}
+    rest = package.RestClient(**login)
+    with package.ServiceClient(**login, project_id="kept-things") as service:
+        training = service.create_lora_training_client("tiny/llama", rank=4)
+        path = training.save_state("original").result().path
+        exported = training.save_weights_external("out", ttl_seconds=3600).result().path
+        answer = rest.get_external_weights_urls(exported).result()
+        assert answer.expires.tzinfo is not None
+        for name, url in answer.urls.items():
+            with urllib.request.urlopen(url, timeout=20) as file:
+                assert len(file.read()) == int(file.headers["content-length"]) > 0, name
+        copied = service.copy_weights(path, ttl_seconds=7200).result()
+        assert copied != path
+        assert rest.copy_weights(path, "elsewhere").result() not in {path, copied}
+        info = rest.get_weights_info_by_tinker_path(copied).result()
+        assert (info.base_model, info.lora_rank) == ("tiny/llama", 4)
+        resumed = service.create_training_client_from_state_with_optimizer(copied)
+        assert resumed.get_info().lora_rank == 4
+        again = service.create_training_client_from_state(path, weights_access_token=served_engine.key)
+        assert again.get_info().lora_rank == 4
+
+
+@pytest.mark.parametrize("package", [tinker, tinkex], ids=lambda p: p.__name__)
+def test_both_read_what_was_done_and_used_on_our_server(package: Any, served_engine: ServedEngine) -> None:
+    login = {"base_url": served_engine.url, "api_key": served_engine.key}
+    rest, admin = package.RestClient(**login), package.AdminClient(**login)
+    with package.ServiceClient(**login, user_metadata={"why": "usage"}) as service:
+        training = service.create_lora_training_client("tiny/llama", rank=4)
+        training.save_state("counted").result()
+        session_id = training.model_id.partition(":")[0]
+        url = rest.export_session_trace(session_id).result()
+        with urllib.request.urlopen(url, timeout=20) as file:
+            names = [event["name"] for event in json.load(file)["traceEvents"]]
+        assert {"create_model", "save_weights"} <= set(names)
+        entries = admin.get_audit_log("checkpoints").result().entries
+        assert training.model_id in [entry.model_id for entry in entries]
+        hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+        window = (hour - timedelta(hours=1), hour + timedelta(hours=1))
+        used = admin.get_billing_usage(*window).result()
+        mine = [event for event in used.data if event.session_id == session_id]
+        assert [event.event_info.type for event in mine] == ["checkpoint"]
+        assert used.sessions[session_id].user_metadata == {"why": "usage"}
+        assert sum(
+            item.checkpoint_count for item in admin.get_current_checkpoint_storage_usage().result().data
+        )
+
+
+def test_archives_are_for_older_clients_and_ours(served_engine: ServedEngine) -> None:
+    login = {"base_url": served_engine.url, "api_key": served_engine.key}
+    rest = tinkex.RestClient(**login)
+    with tinkex.ServiceClient(**login) as service:
+        path = service.create_lora_training_client("tiny/llama", rank=4).save_state("a").result().path
+    found = rest.get_checkpoint_archive_url_from_tinker_path(path).result()
+    with urllib.request.urlopen(found.url, timeout=20) as file:
+        assert int(file.headers["content-length"]) > 0
+        with tarfile.open(fileobj=io.BytesIO(file.read())) as tar:
+            assert "adapter_model.safetensors" in tar.getnames()
 
 
 def test_our_iterators_go_through_all_pages_of_our_server(served_engine: ServedEngine) -> None:

@@ -39,8 +39,6 @@ class Endpoint:
     """The value of X-Tinker-Request-Type when the result is polled."""
     called_by_us: bool = True
     """False for calls only other (older or official) clients make."""
-    served: bool = True
-    """False for calls that our own server refuses by name; other servers may offer them."""
 
     @property
     def is_future(self) -> bool:
@@ -102,8 +100,8 @@ _ROWS = (
     Endpoint("list_sessions", "GET", "/api/v1/sessions", "rest", None, types.ListSessionsResponse),
     Endpoint("get_session", "GET", "/api/v1/sessions/{session_id}", "rest", None, types.GetSessionResponse),
     Endpoint("search_sessions", "POST", "/api/v1/sessions/search", "rest", types.SessionSearchRequest, types.SessionSearchResponse),
-    Endpoint("assign_session_project", "PUT", "/api/v1/sessions/{session_id}/project", "rest", types.AssignProjectRequest, None, served=False),
-    Endpoint("export_session_trace", "GET", "/api/v1/sessions/{session_id}/trace_export", "rest", None, types.TraceExportResponse, served=False),
+    Endpoint("assign_session_project", "PUT", "/api/v1/sessions/{session_id}/project", "rest", types.AssignProjectRequest, None),
+    Endpoint("export_session_trace", "GET", "/api/v1/sessions/{session_id}/trace_export", "rest", None, types.TraceExportResponse),
     # training
     _later("create_model", types.CreateModelRequest, types.CreateModelResponse, "CreateModel"),
     _later("forward_backward", types.ForwardBackwardRequest, types.ForwardBackwardOutput, "ForwardBackward", request_wire="proto", result_wire="proto"),
@@ -111,7 +109,7 @@ _ROWS = (
     _later("optim_step", types.OptimStepRequest, types.OptimStepResponse, "OptimStep"),
     _later("save_weights", types.SaveWeightsRequest, types.SaveWeightsResponse, "SaveWeights"),
     _later("save_weights_for_sampler", types.SaveWeightsForSamplerRequest, types.SaveWeightsForSamplerResponse, "SaveWeightsForSampler"),
-    _later("save_weights_external", types.SaveWeightsExternalRequest, types.SaveWeightsExternalResponse, "SaveWeightsExternal", served=False),
+    _later("save_weights_external", types.SaveWeightsExternalRequest, types.SaveWeightsExternalResponse, "SaveWeightsExternal"),
     _later("create_custom_loss", types.CreateCustomLossRequest, types.CreateCustomLossResponse, "CreateCustomLoss"),
     _later("load_weights", types.LoadWeightsRequest, types.LoadWeightsResponse, "LoadWeights"),
     _later("unload_model", types.UnloadModelRequest, types.UnloadModelResponse, "UnloadModel"),
@@ -135,12 +133,14 @@ _ROWS = (
     Endpoint("publish_checkpoint", "POST", f"{_CHECKPOINT}/publish", "rest", None, None),
     Endpoint("unpublish_checkpoint", "DELETE", f"{_CHECKPOINT}/publish", "rest", None, None),
     Endpoint("set_checkpoint_ttl", "PUT", f"{_CHECKPOINT}/ttl", "rest", types.SetCheckpointTTLRequest, None),
-    Endpoint("external_weights_urls", "GET", f"{_CHECKPOINT}/external_weights_urls", "rest", None, types.ExternalWeightsUrlsResponse, served=False),
-    Endpoint("checkpoint_archive", "GET", f"{_CHECKPOINT}/archive", "rest", None, types.CheckpointArchiveUrlResponse, served=False),
-    Endpoint("copy_weights", "POST", "/api/v1/copy_weights", "rest", types.CopyWeightsRequest, types.CopyWeightsResponse, served=False),
+    Endpoint("external_weights_urls", "GET", f"{_CHECKPOINT}/external_weights_urls", "rest", None, types.ExternalWeightsUrlsResponse),
+    Endpoint("checkpoint_archive", "GET", f"{_CHECKPOINT}/archive", "rest", None, types.CheckpointArchiveUrlResponse),
+    Endpoint("copy_weights", "POST", "/api/v1/copy_weights", "rest", types.CopyWeightsRequest, types.CopyWeightsResponse),
+    # signed addresses, fetched without a key
+    Endpoint("download", "GET", "/api/v1/downloads/{token}/{file}", "rest", called_by_us=False),
     # administration
-    Endpoint("audit_log", "GET", "/api/v1/audit", "rest", None, types.AuditLogResponse, served=False),
-    Endpoint("billing_usage", "GET", "/api/v1/billing/usage/events", "rest", None, types.BillingUsageResponse, served=False),
+    Endpoint("audit_log", "GET", "/api/v1/audit", "rest", None, types.AuditLogResponse),
+    Endpoint("billing_usage", "GET", "/api/v1/billing/usage/events", "rest", None, types.BillingUsageResponse),
     Endpoint("checkpoint_storage_usage", "GET", "/api/v1/billing/usage/checkpoints/current", "rest", None, types.CurrentCheckpointStorageUsageResponse),
     # files for clients that reach no hub
     Endpoint("tokenizer_file", "GET", "/api/v1/tokenizers/{file}", "rest", None, None),

@@ -84,6 +84,8 @@ class EngineConfig:
     """How long a result that nobody fetched stays."""
     expired_retention_s: float = 7 * 86_400.0
     """How long an expired request is still answered with 410 instead of 404."""
+    audit_retention_s: float = 365 * 86_400.0
+    """How long the audit log remembers."""
     session_idle_s: float = 86_400.0
     """How long a session may be silent before its live weights and unnamed snapshots are released."""
     session_grace_s: float = 3600.0

@@ -20,6 +20,7 @@ from tinkex.engine.operations.execution import Ended, Operations
 from tinkex.engine.operations.health import Health
 from tinkex.engine.operations.losses import CustomLosses
 from tinkex.engine.operations.maintenance import Maintenance
+from tinkex.engine.operations.metering import Metering
 from tinkex.engine.operations.outcomes import failed
 from tinkex.engine.operations.recording import Event, Recorder
 from tinkex.engine.operations.recovery import recover
@@ -91,6 +92,7 @@ class Engine:
         snapshots = Snapshots(self.store.root, config.snapshots_in_memory)
         self.health = Health()
         self._recorder = Recorder(self.store, self.health)
+        self._metering = Metering(self.store)
         losses = CustomLosses(self.store)
         self._operations = Operations(self.store, self.models, snapshots, losses)
         self._keeper = SavepointKeeper(config, self.store, self._operations.live, self.health)
@@ -99,7 +101,7 @@ class Engine:
             config, self.store, self.models, self._backlog, self._operations.live, self.health, losses
         )
         self._decoding = Decoding(
-            self.models, self._backlog, self.admission, snapshots, config.max_decode_batch
+            self.models, self._backlog, self.admission, snapshots, config.max_decode_batch, self._metering
         )
         self._maintenance = Maintenance(config, self.store, snapshots, self._release)
         self._waiters = Waiters()
@@ -185,6 +187,7 @@ class Engine:
         self._recorder.turn += 1
         turn = self._recorder.turn
         effects = [*self._operations.take_effects()]
+        self._metering.trained(ended)
         entries = [
             TurnEntry(turn, place, e.work.run_id, e.work.seq_id, e.work.request_id, e.outcome.status is DONE)
             for place, e in enumerate(ended)
@@ -208,7 +211,8 @@ class Engine:
         """Record what happened in one commit, and wake those who wait for it."""
         if event.outcomes:
             timings = self._backlog.timings(request_id for request_id, _ in event.outcomes)
-            self._tell(self._recorder.record(replace(event, timings=timings)))
+            effects = [*event.effects, *self._metering.take()]
+            self._tell(self._recorder.record(replace(event, effects=effects, timings=timings)))
 
     def _tell(self, outcomes: Outcomes) -> None:
         if outcomes:

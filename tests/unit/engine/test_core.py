@@ -29,6 +29,7 @@ from tinkex.types import (
     SampleRequest,
     SampleResponse,
     SamplingParams,
+    SaveWeightsExternalRequest,
     SaveWeightsForSamplerRequest,
     SaveWeightsRequest,
     UnloadModelRequest,
@@ -277,11 +278,12 @@ def test_what_cannot_work_is_refused_with_a_reason(ada: Caller, request_: Any, m
             "no checkpoint",
         ),
         (
-            lambda run: LoadWeightsRequest(
-                model_id=run, seq_id=1, path="tinker://x/weights/y", weights_access_token="t"
+            lambda run: SaveWeightsExternalRequest(
+                model_id=run, seq_id=1, path="x", age_encryption_recipients=["nobody"]
             ),
-            "weights_access_token",
+            "nobody",
         ),
+        (lambda run: SaveWeightsExternalRequest(model_id=run, seq_id=1, path="../x"), "name"),
     ],
 )
 def test_an_operation_that_cannot_work_is_refused_and_the_run_goes_on(

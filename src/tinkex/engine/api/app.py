@@ -11,16 +11,28 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tinkex._wire.endpoints import ENDPOINTS, Endpoint
-from tinkex.engine.api import futures, identity, runs, sampling, search, sessions, tokenizers, training, usage
+from tinkex.engine.api import (
+    audit,
+    copying,
+    downloads,
+    futures,
+    identity,
+    runs,
+    sampling,
+    search,
+    sessions,
+    tokenizers,
+    training,
+    usage,
+)
 from tinkex.engine.api.auth import authenticate
 from tinkex.engine.api.call import Call, Handler
 from tinkex.engine.api.decoding import decode_request, read_number
 from tinkex.engine.api.errors import error_response, failure_response, json_response
 from tinkex.engine.api.limits import read_body
-from tinkex.engine.api.unoffered import refusing_routes
 from tinkex.engine.config import LOOPBACK_HOSTS
 from tinkex.engine.core import Engine
-from tinkex.errors import InvalidInput, ModelUnavailable, TinkexError
+from tinkex.errors import InvalidInput, ModelUnavailable, TinkexError, Unauthorized
 
 HANDLERS: Mapping[str, Handler] = {
     **sampling.HANDLERS,
@@ -31,6 +43,9 @@ HANDLERS: Mapping[str, Handler] = {
     **search.HANDLERS,
     **tokenizers.HANDLERS,
     **identity.HANDLERS,
+    **downloads.HANDLERS,
+    **copying.HANDLERS,
+    **audit.HANDLERS,
     **usage.HANDLERS,
 }
 
@@ -41,20 +56,24 @@ def build_app(engine: Engine) -> Starlette:
     Example:
         >>> uvicorn.run(build_app(engine), host="127.0.0.1", port=8787)
     """
-    rows = [ENDPOINTS[name] for name in HANDLERS]
+    refusals = audit.Refusals()
     served = [
-        Route(row.path, _endpoint(engine, row, HANDLERS[row.name]), methods=[row.method]) for row in rows
+        Route(row.path, _endpoint(engine, row, handler, refusals), methods=[row.method])
+        for name, handler in HANDLERS.items()
+        for row in [ENDPOINTS[name]]
     ]
     # Exact paths first, the hot ones of sampling and polling at the head. Then the longer of two that both
     # fit: …/checkpoints/{checkpoint_id:path} takes everything behind it, also …/publish.
     exact = [route for route in served if "{" not in route.path]
-    named = [route for route in [*served, *refusing_routes()] if route not in exact]
+    named = [route for route in served if route not in exact]
     named.sort(key=lambda route: len(route.path), reverse=True)
     routes = [*exact, *named]
     return Starlette(routes=routes, exception_handlers={404: _no_such_endpoint, 405: _no_such_endpoint})
 
 
-def _endpoint(engine: Engine, row: Endpoint, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(
+    engine: Engine, row: Endpoint, handler: Handler, refusals: audit.Refusals
+) -> Callable[[Request], Awaitable[Response]]:
     async def serve(request: Request) -> Response:
         try:
             if engine.closed:
@@ -70,8 +89,14 @@ def _endpoint(engine: Engine, row: Endpoint, handler: Handler) -> Callable[[Requ
                 query=request.query_params,
                 headers=request.headers,
                 is_local=request.client is None or request.client.host in LOOPBACK_HOSTS,
+                origin=str(request.base_url).rstrip("/"),
+                is_embedded=request.client is None,
             )
             reply = await handler(call)
+            audit.write_down(row.name, call)
+        except Unauthorized as error:
+            refusals.note(engine, request)
+            return error_response(error)
         except TinkexError as error:
             return error_response(error)
         except Exception as error:  # noqa: BLE001 -- logged and answered

@@ -25,6 +25,10 @@ class Call:
     headers: Mapping[str, str]
     is_local: bool
     """Whether the caller is on this machine, and so can read files of it."""
+    origin: str
+    """Where the caller reaches this server: scheme, host and port."""
+    is_embedded: bool = False
+    """Whether the caller is in this process, and reaches no address."""
 
 
 Reply: TypeAlias = Value | Response | None

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.limits import page
-from tinkex.engine.operations.access import find_checkpoint, find_run
+from tinkex.engine.operations.access import checkpoint_of_url, find_checkpoint, find_run
 from tinkex.engine.store import CheckpointKind, CheckpointRow, RunRow, RunStatus, Store
 from tinkex.errors import InvalidInput, NotAllowed
 from tinkex.types import Checkpoint, CheckpointsListResponse, Cursor, TrainingRun, TrainingRunsResponse
@@ -81,8 +81,7 @@ async def set_checkpoint_ttl(call: Call) -> Reply:
 
 
 def _own_checkpoint(call: Call, deed: str) -> CheckpointRow:
-    parameters = call.parameters
-    path = f"tinker://{parameters['training_run_id']}/{parameters['checkpoint_id']}"
+    path = checkpoint_of_url(call.parameters)
     checkpoint = find_checkpoint(call.engine.store, call.owner, path)
     if checkpoint.owner != call.owner:
         raise NotAllowed(f"{path} is public, but not yours; only its owner can {deed}.")

@@ -10,7 +10,7 @@ from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.limits import page
 from tinkex.engine.operations.access import find_session
 from tinkex.engine.store import SessionRow
-from tinkex.errors import Expired
+from tinkex.errors import Expired, InvalidInput
 from tinkex.types import (
     ClientConfigResponse,
     ClientDynamicConfigResponse,
@@ -102,6 +102,15 @@ async def finish_session(call: Call) -> Reply:
     return None
 
 
+async def assign_session_project(call: Call) -> Reply:
+    """Move a session, with its runs and checkpoints, into a project."""
+    session = find_session(call.engine.store, call.owner, call.parameters["session_id"])
+    if not call.request.project_id:
+        raise InvalidInput("project_id is empty; name the project that the session moves into.")
+    call.engine.store.sessions.assign(session.session_id, call.request.project_id)
+    return None
+
+
 async def list_sessions(call: Call) -> Reply:
     """The caller's sessions, newest first."""
     limit, offset = page(call.query, default_limit=20)
@@ -130,6 +139,7 @@ HANDLERS: Mapping[str, Handler] = {
     "create_session": create_session,
     "session_heartbeat": session_heartbeat,
     "finish_session": finish_session,
+    "assign_session_project": assign_session_project,
     "list_sessions": list_sessions,
     "get_session": get_session,
 }

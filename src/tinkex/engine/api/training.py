@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Mapping
 
 from tinkex.engine.api.call import Call, Handler, Reply
+from tinkex.engine.api.copying import with_grant
 from tinkex.engine.api.decoding import is_proto
 from tinkex.engine.operations.access import find_checkpoint, find_run
 from tinkex.types import (
     AdamOptimizerConfig,
     ForwardBackwardRequest,
     GetInfoResponse,
+    LoadWeightsRequest,
     ModelData,
     OptimizerConfigBase,
     WeightsInfoResponse,
@@ -23,6 +25,8 @@ async def submit(call: Call) -> Reply:
     is_older_form = isinstance(call.request, ForwardBackwardRequest) and not is_proto(
         call.headers.get("content-type", "")
     )
+    if isinstance(call.request, LoadWeightsRequest) and call.request.weights_access_token is not None:
+        return await call.engine.accept(call.owner, with_grant(call, call.request))
     return await call.engine.accept(call.owner, call.request, None if is_older_form else call.body)
 
 
@@ -69,6 +73,7 @@ HANDLERS: Mapping[str, Handler] = {
     "optim_step": submit,
     "save_weights": submit,
     "save_weights_for_sampler": submit,
+    "save_weights_external": submit,
     "load_weights": submit,
     "unload_model": submit,
     "get_info": get_info,

@@ -1,13 +1,26 @@
-"""How much the caller keeps on this server: checkpoints by project."""
+"""How much the caller uses and keeps: tokens and checkpoints by the hour, what is stored by project."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 
 from tinkex.engine.api.call import Call, Handler, Reply
-from tinkex.engine.store import CheckpointRow, Store
-from tinkex.types import CurrentCheckpointStorageUsageItem, CurrentCheckpointStorageUsageResponse
+from tinkex.engine.store import HOUR_S, Account, CheckpointRow, SessionRow, Store, UsageKind
+from tinkex.errors import InvalidInput
+from tinkex.types import (
+    BillingEventInfo,
+    BillingUsageEvent,
+    BillingUsageResponse,
+    BillingUsageSession,
+    CheckpointBillingEvent,
+    CurrentCheckpointStorageUsageItem,
+    CurrentCheckpointStorageUsageResponse,
+    SamplingPrefillBillingEvent,
+    SamplingSampleBillingEvent,
+    TrainingBillingEvent,
+)
 
 _BATCH = 500
 _GIGABYTE = 1e9
@@ -40,6 +53,68 @@ async def checkpoint_storage_usage(call: Call) -> Reply:
     )
 
 
+async def billing_usage(call: Call) -> Reply:
+    """What the caller used in a window of whole hours; nobody is billed, so every price is zero."""
+    start, stop = _hour(call.query, "starting_on"), _hour(call.query, "ending_before")
+    if start >= stop:
+        raise InvalidInput("starting_on is not before ending_before; ask for at least one hour.")
+    store = call.engine.store
+    used = store.usage.between(call.owner, start.timestamp(), stop.timestamp())
+    sessions = {account.session_id: store.sessions.get(account.session_id) for account, _ in used}
+    return BillingUsageResponse(
+        data=[_event(account, amount, sessions[account.session_id]) for account, amount in used],
+        sessions={
+            name: BillingUsageSession(
+                user_metadata={key: str(value) for key, value in (row.user_metadata or {}).items()} or None
+            )
+            for name, row in sessions.items()
+            if row is not None
+        },
+        cost_data_through=stop,
+    )
+
+
+def _event(account: Account, amount: int, session: SessionRow | None) -> BillingUsageEvent:
+    start = datetime.fromtimestamp(account.hour, UTC)
+    return BillingUsageEvent(
+        bucket_start=start,
+        bucket_end=start + timedelta(seconds=HOUR_S),
+        base_model=account.base_model,
+        user_id=account.owner,
+        user_name=account.owner,
+        session_id=account.session_id or None,
+        project_id=session.project_id if session is not None else None,
+        estimated_cost_usd=0.0,
+        effective_rate_usd_per_million_tokens=None if account.kind is UsageKind.CHECKPOINT else 0.0,
+        event_info=_info(account.kind, amount),
+    )
+
+
+def _info(kind: UsageKind, amount: int) -> BillingEventInfo:
+    match kind:
+        case UsageKind.TRAINING:
+            return TrainingBillingEvent(token_count=amount)
+        case UsageKind.SAMPLE:
+            return SamplingSampleBillingEvent(token_count=amount)
+        case UsageKind.CHECKPOINT:
+            return CheckpointBillingEvent(count=amount)
+        case UsageKind.PREFILL | UsageKind.PREFILL_CACHED:
+            return SamplingPrefillBillingEvent(cached=kind is UsageKind.PREFILL_CACHED, token_count=amount)
+
+
+def _hour(query: Mapping[str, str], name: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(query[name])
+    except (KeyError, ValueError):
+        raise InvalidInput(
+            f"{name} is {query.get(name)!r}; give a moment such as 2026-07-13T00:00:00Z."
+        ) from None
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    if moment.timestamp() % HOUR_S:
+        raise InvalidInput(f"{name} is {query[name]}; usage is counted in whole hours of UTC.")
+    return moment
+
+
 def _checkpoints(store: Store, owner: str) -> Iterator[CheckpointRow]:
     now, offset = time.time(), 0
     while batch := store.checkpoints.of_owner(owner, now, _BATCH, offset):
@@ -53,4 +128,7 @@ def _project(store: Store, run_id: str) -> str | None:
     return session.project_id if session is not None else None
 
 
-HANDLERS: Mapping[str, Handler] = {"checkpoint_storage_usage": checkpoint_storage_usage}
+HANDLERS: Mapping[str, Handler] = {
+    "billing_usage": billing_usage,
+    "checkpoint_storage_usage": checkpoint_storage_usage,
+}

@@ -6,6 +6,7 @@ Things of other users look like things that do not exist: a stranger learns noth
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from tinkex.engine.store import (
     CheckpointKind,
@@ -92,15 +93,24 @@ def find_sampler(store: Store, owner: str, sampler_id: str) -> SamplerRow:
     return row
 
 
-def find_checkpoint(store: Store, owner: str, path: str) -> CheckpointRow:
-    """The live checkpoint of a path, if this user may read it."""
+def checkpoint_of_url(parameters: Mapping[str, str]) -> str:
+    """The path of the checkpoint that an address names.
+
+    >>> checkpoint_of_url({"training_run_id": "s:train:0", "checkpoint_id": "weights/0001"})
+    'tinker://s:train:0/weights/0001'
+    """
+    return f"tinker://{parameters['training_run_id']}/{parameters['checkpoint_id']}"
+
+
+def find_checkpoint(store: Store, owner: str, path: str, granted: str | None = None) -> CheckpointRow:
+    """The live checkpoint of a path, if this user, or the account that granted them access, may read it."""
     try:
         parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
     except ValueError as error:
         raise InvalidInput(str(error)) from error
     kind, name = parsed.checkpoint_id.split("/")
     row = store.checkpoints.get(parsed.training_run_id, kind, name)
-    if row is None or (row.owner != owner and not row.public):
+    if row is None or not (row.public or row.owner in {owner, granted}):
         raise UnknownObject(
             f"there is no checkpoint {path} that this key can see; list yours with RestClient().list_user_checkpoints()"
         )

@@ -54,6 +54,7 @@ from tinkex.types import (
     LoraConfig,
     OptimStepRequest,
     SampleRequest,
+    SaveWeightsExternalRequest,
     SaveWeightsForSamplerRequest,
     SaveWeightsRequest,
     UnloadModelRequest,
@@ -250,6 +251,7 @@ class Admission:
         | OptimStepRequest
         | SaveWeightsRequest
         | SaveWeightsForSamplerRequest
+        | SaveWeightsExternalRequest
         | LoadWeightsRequest
         | UnloadModelRequest,
         body: bytes | None,
@@ -317,6 +319,8 @@ def _kind(request: Operation) -> Kind:
             return Kind.SAVE
         case SaveWeightsForSamplerRequest():
             return Kind.SAVE_FOR_SAMPLER
+        case SaveWeightsExternalRequest():
+            return Kind.SAVE_EXTERNAL
         case LoadWeightsRequest():
             return Kind.LOAD
         case UnloadModelRequest():

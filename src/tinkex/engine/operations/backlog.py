@@ -18,6 +18,7 @@ from tinkex.types import (
     LoadWeightsRequest,
     OptimStepRequest,
     SampleRequest,
+    SaveWeightsExternalRequest,
     SaveWeightsForSamplerRequest,
     SaveWeightsRequest,
     UnloadModelRequest,
@@ -29,6 +30,7 @@ Operation: TypeAlias = (
     | OptimStepRequest
     | SaveWeightsRequest
     | SaveWeightsForSamplerRequest
+    | SaveWeightsExternalRequest
     | LoadWeightsRequest
     | UnloadModelRequest
     | SampleRequest

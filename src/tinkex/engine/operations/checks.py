@@ -9,6 +9,7 @@ from tinkex.engine.config import EngineConfig
 from tinkex.engine.operations.access import check_free, find_checkpoint
 from tinkex.engine.operations.backlog import Operation
 from tinkex.engine.operations.execution import LiveRun
+from tinkex.engine.operations.exports import check_recipients
 from tinkex.engine.operations.losses import CustomLosses
 from tinkex.engine.operations.served import Base, ServedModels
 from tinkex.engine.store import CheckpointKind, CheckpointRow, RunRow, Store, check_name
@@ -20,6 +21,7 @@ from tinkex.types import (
     ModelInput,
     OptimStepRequest,
     SampleRequest,
+    SaveWeightsExternalRequest,
     SaveWeightsForSamplerRequest,
     SaveWeightsRequest,
 )
@@ -90,6 +92,11 @@ class Checks:
                 _ttl(request.ttl_seconds)
                 kind, name = CheckpointKind.WEIGHTS, check_name(request.path)
                 check_free(self._store, row.run_id, kind, name, overwrite=request.overwrite)
+            case SaveWeightsExternalRequest():
+                _ttl(request.ttl_seconds)
+                check_recipients(request.age_encryption_recipients)
+                kind, name = CheckpointKind.EXTERNAL_WEIGHTS, check_name(request.path)
+                check_free(self._store, row.run_id, kind, name, overwrite=False)
             case SaveWeightsForSamplerRequest():
                 self._save_for_sampler(row, request)
             case LoadWeightsRequest():
@@ -142,11 +149,9 @@ class Checks:
             check_free(self._store, row.run_id, kind, check_name(request.path), overwrite=False)
 
     def _load(self, owner: str, request: LoadWeightsRequest) -> CheckpointRow:
-        if request.weights_access_token is not None:
-            raise Unsupported(
-                "weights_access_token is not offered by this server; load weights of your own, or public ones."
-            )
-        checkpoint = find_checkpoint(self._store, owner, request.path)
+        checkpoint = find_checkpoint(self._store, owner, request.path, request.weights_access_token)
+        if checkpoint.kind is CheckpointKind.EXTERNAL_WEIGHTS:
+            raise InvalidInput(f"{request.path} was exported for use elsewhere; load what save_state saved.")
         if request.optimizer and not checkpoint.has_optimizer:
             raise InvalidInput(
                 f"{request.path} holds no optimizer state; load it without, or load a checkpoint made by save_state."

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tinkex.engine.operations.admission import Admission
 from tinkex.engine.operations.backlog import Backlog, Operation
+from tinkex.engine.operations.metering import Metering
 from tinkex.engine.operations.outcomes import failed, succeeded
 from tinkex.engine.operations.promises import sequence_ids
 from tinkex.engine.operations.served import Base, ServedModels
@@ -29,13 +30,15 @@ class Decoding:
         admission: Admission,
         snapshots: Snapshots,
         max_batch: int,
+        metering: Metering,
     ) -> None:
         self._models = models
         self._backlog = backlog
         self._admission = admission
         self._snapshots = snapshots
         self._max_batch = max_batch
-        self._in_batch: dict[str, set[str]] = {}
+        self._metering = metering
+        self._in_batch: dict[str, dict[str, Work[Operation]]] = {}
         self._turns = FairShare[str]()
 
     def wanted(self) -> bool:
@@ -58,7 +61,8 @@ class Decoding:
         outcomes = [*self._fill(base)]
         if base.sampler.busy:
             outcomes += self._advance(base)
-        self._in_batch.get(source, set()).difference_update(request_id for request_id, _ in outcomes)
+        for request_id, _ in outcomes:
+            self._in_batch.get(source, {}).pop(request_id, None)
         return outcomes
 
     def drop_cancelled(self) -> Sequence[tuple[str, Outcome]]:
@@ -67,7 +71,7 @@ class Decoding:
         for request_id in self._backlog.take_cancelled():
             for source, members in self._in_batch.items():
                 if request_id in members:
-                    members.remove(request_id)
+                    del members[request_id]
                     self._models.by_source(source).sampler.cancel(request_id)
                     outcomes.append((request_id, cancelled()))
         return outcomes
@@ -100,7 +104,7 @@ class Decoding:
             adapter = self._snapshots.get(sampler.directory, base.model.transformer.arch)
         ids = sequence_ids(work.request_id, request.num_samples)
         base.sampler.add(SampleJob.of(request, request_id=work.request_id, adapter=adapter, sequence_ids=ids))
-        self._in_batch.setdefault(base.source, set()).add(work.request_id)
+        self._in_batch.setdefault(base.source, {})[work.request_id] = work
 
     def _advance(self, base: Base) -> Sequence[tuple[str, Outcome]]:
         try:
@@ -108,15 +112,19 @@ class Decoding:
         except Exception as error:
             # The state of the batch is unknown now: everyone in it fails, and the next samples start afresh.
             logger.exception("a decode step failed in a way it should not")
-            members = self._in_batch.pop(base.source, set())
+            members = self._in_batch.pop(base.source, {})
             for request_id in members:
                 base.sampler.cancel(request_id)
             failure = failed(EngineFailure(f"sampling failed: {type(error).__name__}: {error}"))
             return [(request_id, failure) for request_id in members]
-        return [
-            (request_id, failed(response) if isinstance(response, TinkexError) else succeeded(response))
-            for request_id, response in finished
-        ]
+        outcomes: list[tuple[str, Outcome]] = []
+        for request_id, response in finished:
+            if isinstance(response, TinkexError):
+                outcomes.append((request_id, failed(response)))
+            else:
+                self._metering.sampled(self._in_batch[base.source][request_id], response)
+                outcomes.append((request_id, succeeded(response)))
+        return outcomes
 
     def _fail_waiting(self, source: str, error: TinkexError) -> Sequence[tuple[str, Outcome]]:
         outcomes: list[tuple[str, Outcome]] = []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tinkex.engine.operations.access import check_free, find_checkpoint, lost
 from tinkex.engine.operations.backlog import Operation
+from tinkex.engine.operations.exports import write_export
 from tinkex.engine.operations.losses import CustomLosses
 from tinkex.engine.operations.outcomes import failed, succeeded
 from tinkex.engine.operations.recording import Effect
@@ -43,6 +44,8 @@ from tinkex.types import (
     LoraConfig,
     OptimStepRequest,
     OptimStepResponse,
+    SaveWeightsExternalRequest,
+    SaveWeightsExternalResponse,
     SaveWeightsForSamplerRequest,
     SaveWeightsForSamplerResponse,
     SaveWeightsRequest,
@@ -170,6 +173,8 @@ class Operations:
                 return self._save(run, request)
             case SaveWeightsForSamplerRequest():
                 return self._save_for_sampler(run, request)
+            case SaveWeightsExternalRequest():
+                return self._save_external(run, request)
             case LoadWeightsRequest():
                 return self._load(run, request)
             case UnloadModelRequest():
@@ -189,7 +194,7 @@ class Operations:
 
     def _create_from_checkpoint(self, work: Work[Operation], request: LoadWeightsRequest) -> Value:
         row = self._row(work.run_id)
-        checkpoint = find_checkpoint(self._store, row.owner, request.path)
+        checkpoint = find_checkpoint(self._store, row.owner, request.path, request.weights_access_token)
         base = self.ready_base(row.base_model)
         run = LiveRun(row.run_id, base, base.trainer.create(checkpoint.lora))
         self._load_into(run, checkpoint, optimizer=request.optimizer)
@@ -198,7 +203,8 @@ class Operations:
         return LoadWeightsResponse(path=request.path, model_id=row.run_id)
 
     def _load(self, run: LiveRun, request: LoadWeightsRequest) -> Value:
-        checkpoint = find_checkpoint(self._store, self._row(run.run_id).owner, request.path)
+        owner = self._row(run.run_id).owner
+        checkpoint = find_checkpoint(self._store, owner, request.path, request.weights_access_token)
         self._load_into(run, checkpoint, optimizer=request.optimizer)
         return LoadWeightsResponse(path=request.path, model_id=run.run_id)
 
@@ -233,6 +239,16 @@ class Operations:
         self._record(checkpoint)
         self._snapshots.put(writing.final, adapter)
         return SaveWeightsForSamplerResponse(path=checkpoint.path)
+
+    def _save_external(self, run: LiveRun, request: SaveWeightsExternalRequest) -> Value:
+        row, kind = self._row(run.run_id), CheckpointKind.EXTERNAL_WEIGHTS
+        check_free(self._store, run.run_id, kind, request.path, overwrite=False)
+        adapter = run.base.trainer.snapshot(run.state)
+        with self._store.directories.checkpoint(run.run_id, kind, request.path) as writing:
+            write_export(writing.temporary, adapter, row.base_model, request.age_encryption_recipients)
+        checkpoint = _checkpoint(row, kind, request, writing.final, writing.size_bytes)
+        self._record(checkpoint)
+        return SaveWeightsExternalResponse(path=checkpoint.path, size_bytes=writing.size_bytes)
 
     def _snapshot(self, run: LiveRun, row: RunRow, request: SaveWeightsForSamplerRequest) -> Value:
         from tinkex.engine.model.adapter_files import save_adapter
@@ -295,7 +311,7 @@ class Operations:
 def _checkpoint(
     row: RunRow,
     kind: CheckpointKind,
-    request: SaveWeightsRequest | SaveWeightsForSamplerRequest,
+    request: SaveWeightsRequest | SaveWeightsForSamplerRequest | SaveWeightsExternalRequest,
     directory: str,
     size_bytes: int,
 ) -> CheckpointRow:
@@ -315,5 +331,5 @@ def _checkpoint(
         directory=directory,
         optimizer_config=row.optimizer_config,
         expires_at=now + request.ttl_seconds if request.ttl_seconds is not None else None,
-        user_metadata=request.user_metadata,
+        user_metadata=None if isinstance(request, SaveWeightsExternalRequest) else request.user_metadata,
     )

@@ -23,7 +23,7 @@ from tinkex.engine.store import FutureStatus, Outcome, ResultFormat, RunStatus, 
 
 logger = logging.getLogger("tinkex.engine")
 
-WITHOUT_EFFECT_ON_WEIGHTS = frozenset({Kind.SAVE, Kind.SAVE_FOR_SAMPLER, Kind.UNLOAD})
+WITHOUT_EFFECT_ON_WEIGHTS = frozenset({Kind.SAVE, Kind.SAVE_FOR_SAMPLER, Kind.SAVE_EXTERNAL, Kind.UNLOAD})
 
 
 class Replay:

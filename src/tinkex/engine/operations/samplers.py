@@ -10,7 +10,7 @@ from tinkex.engine.operations.checks import Checks
 from tinkex.engine.operations.promises import Promises, new_request_id, sequence_ids
 from tinkex.engine.operations.served import ServedModels
 from tinkex.engine.scheduler import Kind, Work
-from tinkex.engine.store import FutureRow, SamplerRow, Store
+from tinkex.engine.store import CheckpointKind, FutureRow, SamplerRow, Store
 from tinkex.errors import InvalidInput
 from tinkex.types import CreateSamplingSessionRequest, SampleRequest, UntypedAPIFuture
 
@@ -86,6 +86,10 @@ class SamplerAdmission:
     ) -> SamplerRow:
         if model_path is not None:
             checkpoint = find_checkpoint(self._store, owner, model_path)
+            if checkpoint.kind is CheckpointKind.EXTERNAL_WEIGHTS:
+                raise InvalidInput(
+                    f"{model_path} was exported for use elsewhere; sample from sampler_weights."
+                )
             if base_model is not None:
                 self._checks.same_base(self._models.find(base_model), checkpoint, model_path)
             base_model, directory = base_model or checkpoint.base_model, checkpoint.directory

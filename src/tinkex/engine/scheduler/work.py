@@ -18,6 +18,7 @@ class Kind(StrEnum):
     OPTIM_STEP = "optim_step"
     SAVE = "save_weights"
     SAVE_FOR_SAMPLER = "save_weights_for_sampler"
+    SAVE_EXTERNAL = "save_weights_external"
     LOAD = "load_weights"
     UNLOAD = "unload_model"
     SAMPLE = "sample"

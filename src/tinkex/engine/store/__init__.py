@@ -3,6 +3,7 @@
 :class:`Store` opens a data directory; each kind of row has a module of its own.
 """
 
+from tinkex.engine.store.audit import AuditRow
 from tinkex.engine.store.checkpoints import CheckpointKind, CheckpointRow
 from tinkex.engine.store.directories import check_name
 from tinkex.engine.store.finished import FinishedRow, Timing
@@ -14,10 +15,14 @@ from tinkex.engine.store.samplers import SamplerRow
 from tinkex.engine.store.savepoints import SavepointRow, file_digest
 from tinkex.engine.store.sessions import SessionRow
 from tinkex.engine.store.store import Store
+from tinkex.engine.store.usage import HOUR_S, Account, UsageKind
 from tinkex.engine.store.users import LOCAL_USER, KeyRow
 
 __all__ = [
+    "HOUR_S",
     "LOCAL_USER",
+    "Account",
+    "AuditRow",
     "CheckpointKind",
     "CheckpointRow",
     "FinishedRow",
@@ -36,6 +41,7 @@ __all__ = [
     "Store",
     "Timing",
     "TurnEntry",
+    "UsageKind",
     "check_name",
     "file_digest",
 ]

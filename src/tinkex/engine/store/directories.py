@@ -1,7 +1,7 @@
 """Weights on disk: directories that appear complete or not at all.
 
 Layout under the data directory: ``checkpoints/<run>/<kind>/<name>``, ``snapshots/<number>`` and the files
-``savepoints/<number>``. Everything is written under a temporary name, renamed, and only then mentioned by a row of the
+``savepoints/<number>`` and ``downloads/<number>/<file>``. Everything is written under a temporary name, renamed, and only then mentioned by a row of the
 database; what no row mentions is litter of a crash, and is cleared away at the next start.
 """
 
@@ -21,6 +21,7 @@ from tinkex.errors import InvalidInput
 CHECKPOINTS = "checkpoints"
 SNAPSHOTS = "snapshots"
 SAVEPOINTS = "savepoints"
+DOWNLOADS = "downloads"
 _UNFINISHED = ".unfinished-"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -112,6 +113,12 @@ class Directories:
             writing.temporary.unlink(missing_ok=True)
             raise
 
+    def downloads(self) -> Path:
+        """Where files lie that callers in this process were told to read; they go at the next start."""
+        folder = self.root / DOWNLOADS
+        folder.mkdir(exist_ok=True)
+        return folder
+
     def remove_savepoint(self, file: str) -> None:
         """Delete the file of a savepoint; one that is gone already is fine."""
         (self.root / file).unlink(missing_ok=True)
@@ -123,7 +130,11 @@ class Directories:
     def clear_litter(self, known: Iterable[str]) -> int:
         """Delete every weight directory and savepoint that ``known`` does not name; says how many."""
         kept = {self.root / directory for directory in known}
-        found = [*self.root.glob(f"{CHECKPOINTS}/*/*/*"), *self.root.glob(f"{SNAPSHOTS}/*")]
+        found = [
+            *self.root.glob(f"{CHECKPOINTS}/*/*/*"),
+            *self.root.glob(f"{SNAPSHOTS}/*"),
+            *self.root.glob(f"{DOWNLOADS}/*"),
+        ]
         litter = [directory for directory in found if directory not in kept]
         for directory in litter:
             shutil.rmtree(directory, ignore_errors=True)

@@ -72,6 +72,11 @@ class Sessions:
         with self._database.transaction() as execute:
             execute("UPDATE sessions SET seen_at = ? WHERE session_id = ?", (now, session_id))
 
+    def assign(self, session_id: str, project_id: str) -> None:
+        """Move a session, with all that it made, into a project."""
+        with self._database.transaction() as execute:
+            execute("UPDATE sessions SET project_id = ? WHERE session_id = ?", (project_id, session_id))
+
     def finish(self, session_id: str, now: float, reason: str, detail: str | None) -> bool:
         """End a session; the first reason stays. Says whether this call ended it."""
         with self._database.transaction() as execute:

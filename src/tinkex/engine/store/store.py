@@ -10,7 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tinkex.engine.store.audit import Audit
 from tinkex.engine.store.checkpoints import Checkpoints
+from tinkex.engine.store.copies import Copies
 from tinkex.engine.store.database import Database
 from tinkex.engine.store.directories import Directories
 from tinkex.engine.store.finished import Finished
@@ -22,6 +24,7 @@ from tinkex.engine.store.runs import Runs
 from tinkex.engine.store.samplers import Samplers
 from tinkex.engine.store.savepoints import Savepoints
 from tinkex.engine.store.sessions import Sessions
+from tinkex.engine.store.usage import Usage
 from tinkex.engine.store.users import LOCAL_USER, Users, new_key
 from tinkex.errors import SetupError
 
@@ -62,8 +65,11 @@ class Store:
         self.futures = Futures(self.database)
         self.checkpoints = Checkpoints(self.database)
         self.finished = Finished(self.database)
+        self.copies = Copies(self.database, self.checkpoints)
         self.samplers = Samplers(self.database)
         self.losses = Losses(self.database)
+        self.audit = Audit(self.database)
+        self.usage = Usage(self.database)
         self.journal = Journal(self.database)
         self.savepoints = Savepoints(self.database)
         self.directories = Directories(root)

@@ -79,7 +79,10 @@ class Client:
         sent: list[dict[str, Any]] = []
 
         async def receive() -> dict[str, Any]:
-            return pieces.pop(0) if pieces else {"type": "http.disconnect"}
+            if not pieces:
+                # The caller stays on the line until the answer is complete.
+                await asyncio.get_running_loop().create_future()
+            return pieces.pop(0)
 
         async def send(message: dict[str, Any]) -> None:
             sent.append(message)

@@ -1,0 +1,75 @@
+"""Who did what, and when."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tinkex.engine.store.database import Database
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """One thing somebody did; ``category`` is the kind of thing it was done to."""
+
+    owner: str
+    at: float
+    category: str
+    event: str
+    model_id: str | None = None
+    tinker_path: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Audit:
+    """Everything that was done, oldest first."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, row: AuditRow) -> None:
+        """Write down what was done."""
+        with self._database.transaction() as execute:
+            execute(
+                "INSERT INTO audit (owner, at, category, event, model_id, tinker_path, details) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    row.owner,
+                    row.at,
+                    row.category,
+                    row.event,
+                    row.model_id,
+                    row.tinker_path,
+                    json.dumps(dict(row.details)),
+                ),
+            )
+
+    def between(
+        self, owner: str | None, start: float, stop: float, category: str | None, limit: int
+    ) -> Sequence[AuditRow]:
+        """What one user did in a window of time, or everybody; of one category, or of all."""
+        rows = self._database.all(
+            "SELECT * FROM audit WHERE at >= ?1 AND at < ?2 AND (?3 IS NULL OR owner = ?3) AND (?4 IS NULL OR category = ?4) "
+            "ORDER BY at, number LIMIT ?5",
+            (start, stop, owner, category, limit),
+        )
+        return [_audit(row) for row in rows]
+
+    def prune(self, before: float) -> None:
+        """Forget what was done before the given moment."""
+        with self._database.transaction() as execute:
+            execute("DELETE FROM audit WHERE at < ?", (before,))
+
+
+def _audit(row: sqlite3.Row) -> AuditRow:
+    return AuditRow(
+        owner=row["owner"],
+        at=row["at"],
+        category=row["category"],
+        event=row["event"],
+        model_id=row["model_id"],
+        tinker_path=row["tinker_path"],
+        details=json.loads(row["details"]),
+    )

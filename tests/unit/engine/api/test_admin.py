@@ -1,0 +1,150 @@
+"""What administrators read: the audit log, usage, a session's trace; and moving sessions between projects."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+from tests.unit.engine.api.asgi import PROTO, Client
+from tests.unit.engine.api.test_downloads import save
+from tests.unit.engine.api.test_sampling import request, sampler
+from tests.unit.engine.api.test_training import TOKENS, pass_body, send_pass
+from tinkex.engine.api.app import build_app
+from tinkex.engine.core import Engine
+
+
+def entries(client: Client, **query: str) -> list[dict[str, Any]]:
+    answer = client.get("audit?" + "&".join(f"{k}={v}" for k, v in query.items()))
+    assert answer.status == 200, answer.body
+    found: list[dict[str, Any]] = answer.json["entries"]
+    return found
+
+
+def usage(client: Client) -> list[dict[str, Any]]:
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    window = [quote(when.isoformat()) for when in (hour - timedelta(hours=1), hour + timedelta(hours=1))]
+    answer = client.get(f"billing/usage/events?starting_on={window[0]}&ending_before={window[1]}")
+    assert answer.status == 200, answer.body
+    found: list[dict[str, Any]] = answer.json["data"]
+    return found
+
+
+@pytest.fixture
+def carol(engine: Engine) -> Client:
+    """A user nobody else acts for."""
+    key, _ = engine.store.users.create_key(f"carol-{len(engine.store.users.keys())}", 0.0)
+    return Client(build_app(engine), key)
+
+
+def test_what_a_user_did_is_in_the_audit_log(ada: Client, bob: Client, carol: Client) -> None:
+    run = carol.create()
+    path = save(carol, run, 1)
+    base = f"/api/v1/training_runs/{run}/checkpoints/weights/kept"
+    carol.call("POST", f"{base}/publish")
+    carol.call("DELETE", f"{base}/publish")
+    carol.call("PUT", f"{base}/ttl", {"ttl_seconds": 3600})
+    carol.get(f"training_runs/{run}/checkpoints/weights/kept/archive")
+    carol.call("DELETE", base)
+    events = ["create", "publish", "unpublish", "ttl_set", "read", "delete"]
+    found = entries(carol, event_type="checkpoints")
+    assert [entry["event"] for entry in found] == [f"checkpoint_{event}" for event in events]
+    assert {entry["tinker_path"] for entry in found} == {path}
+    assert {entry["model_id"] for entry in found} == {run}
+    assert {entry["event_details"]["user"] for entry in found} == {found[0]["event_details"]["user"]}
+    everything = [entry["event"] for entry in entries(carol)]
+    assert everything[:2] == ["session_create", "run_create"]
+    assert entries(carol, day="2001-01-01") == []
+    assert entries(carol, event_type="teams") == []
+    # The server's own user sees what everybody did, others only what is theirs.
+    seen = [[entry["tinker_path"] for entry in entries(client)] for client in (ada, bob)]
+    assert path in seen[0]
+    assert path not in seen[1]
+
+
+def test_a_refused_call_is_not_in_the_log_as_done(carol: Client) -> None:
+    carol.call("DELETE", "/api/v1/training_runs/nobody/checkpoints/weights/x")
+    assert entries(carol) == []
+
+
+def test_unknown_keys_are_noted_once_in_a_while(engine: Engine, ada: Client) -> None:
+    stranger = Client(build_app(engine), "tml-guess", host="203.0.113.9")
+    for _ in range(5):
+        assert stranger.get("sessions").status == 401
+    noted = [entry for entry in entries(ada, event_type="organizations") if entry["event"] == "login_refused"]
+    assert [n["event_details"]["host"] for n in noted].count("203.0.113.9") == 1
+    assert "tml-guess" not in json.dumps(noted)
+
+
+@pytest.mark.parametrize("query", ["event_type=everything", "day=yesterday"])
+def test_a_question_to_the_log_without_sense_is_refused(ada: Client, query: str) -> None:
+    assert ada.get(f"audit?{query}").status == 400
+
+
+def test_usage_counts_tokens_and_checkpoints_once(carol: Client, bob: Client) -> None:
+    session = carol.session()
+    run = carol.create(session)
+    carol.result(send_pass(carol, pass_body(run, 1)), accept=PROTO)
+    send_pass(carol, pass_body(run, 1))  # a retry
+    save(carol, run, 2)
+    sampler_id = sampler(carol, session)
+    for seq_id in (0, 1):
+        carol.result(carol.post("asample", request(sampler_id, seq_id, num_samples=2)), accept=PROTO)
+    found = usage(carol)
+    counted = {(e["event_info"]["type"], e["event_info"].get("cached")): e["event_info"] for e in found}
+    assert counted["training", None]["token_count"] == len(TOKENS) - 1
+    assert counted["sampling_sample", None]["token_count"] == 12
+    prompts = [info["token_count"] for (kind, _), info in counted.items() if kind == "sampling_prefill"]
+    assert sum(prompts) == 6
+    assert counted["checkpoint", None]["count"] == 1
+    assert {e["session_id"] for e in found} == {session}
+    assert {e["base_model"] for e in found} == {"tiny"}
+    assert {e["estimated_cost_usd"] for e in found} == {0.0}
+    assert session not in {e["session_id"] for e in usage(bob)}
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        ("", ""),
+        ("2026-07-13T00:00:00Z", "2026-07-13T00:00:00Z"),
+        ("2026-07-13T00:30:00Z", "2026-07-14T00:00:00Z"),
+    ],
+)
+def test_a_window_without_sense_is_refused(ada: Client, window: tuple[str, str]) -> None:
+    answer = ada.get(f"billing/usage/events?starting_on={window[0]}&ending_before={window[1]}")
+    assert answer.status == 400
+
+
+def test_the_trace_of_a_session_shows_its_operations(engine: Engine, carol: Client, bob: Client) -> None:
+    session = carol.session()
+    run = carol.create(session)
+    carol.result(send_pass(carol, pass_body(run, 1)), accept=PROTO)
+    sampler_id = sampler(carol, session)
+    carol.result(carol.post("asample", request(sampler_id)), accept=PROTO)
+    answer = carol.get(f"sessions/{session}/trace_export").json
+    assert answer["status"] == "ready"
+    trace = Client(build_app(engine)).call("GET", urlsplit(answer["url"]).path).json
+    begun = [e for e in trace["traceEvents"] if e["ph"] == "b" and e["name"] != "queued"]
+    ended = {(e["id"], e["name"]): e["ts"] for e in trace["traceEvents"] if e["ph"] == "e"}
+    assert [e["name"] for e in begun] == ["create_model", "forward_backward", "sample"]
+    assert all(ended[e["id"], e["name"]] >= e["ts"] for e in begun)
+    assert begun[1]["args"]["num_tokens"] == len(TOKENS) - 1
+    rows = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert rows == {run, sampler_id}
+    assert bob.get(f"sessions/{session}/trace_export").status == 404
+
+
+def test_a_session_moves_into_a_project_with_all_it_made(carol: Client, bob: Client) -> None:
+    session = carol.session()
+    run = carol.create(session)
+    move = f"/api/v1/sessions/{session}/project"
+    assert bob.call("PUT", move, {"project_id": "theirs"}).status == 404
+    assert carol.call("PUT", move, {"project_id": ""}).status == 400
+    assert carol.call("PUT", move, {"project_id": "mine"}).status == 200
+    found = carol.get("training_runs?project_id=mine").json["training_runs"]
+    assert [each["training_run_id"] for each in found] == [run]
+    assert carol.get("training_runs?project_id=other").json["training_runs"] == []

@@ -1,0 +1,262 @@
+"""Exports, archives and copies: what leaves the server, by which address, and for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import tarfile
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import pyrage
+import pytest
+from safetensors.numpy import load
+
+from tests.unit.engine.api.asgi import Answer, Client
+from tests.unit.engine.api.test_training import optim_step, pass_body, send_pass
+from tinkex.engine.api.app import build_app
+from tinkex.engine.api.auth import signer_of
+from tinkex.engine.core import Engine
+
+FILES = {"adapter_config.json", "adapter_model.safetensors"}
+
+
+def save(client: Client, run: str, seq_id: int, name: str = "kept") -> str:
+    request = {"model_id": run, "path": name, "seq_id": seq_id, "overwrite": False, "type": "save_weights"}
+    path: str = client.result(client.post("save_weights", request)).json["path"]
+    return path
+
+
+def export(client: Client, run: str, seq_id: int, name: str = "out", **more: Any) -> Answer:
+    request = {"model_id": run, "path": name, "seq_id": seq_id, "type": "save_weights_external", **more}
+    submitted = client.post("save_weights_external", request)
+    return client.result(submitted) if submitted.status == 200 else submitted
+
+
+def urls(client: Client, path: str) -> Answer:
+    run, kind, name = path.removeprefix("tinker://").split("/")
+    return client.get(f"training_runs/{run}/checkpoints/{kind}/{name}/external_weights_urls")
+
+
+def archive(client: Client, path: str) -> Answer:
+    run, kind, name = path.removeprefix("tinker://").split("/")
+    return client.get(f"training_runs/{run}/checkpoints/{kind}/{name}/archive")
+
+
+def fetch(engine: Engine, url: str, **headers: str) -> Answer:
+    """As urllib does: no key, nothing but the address."""
+    parts = urlsplit(url)
+    assert (parts.scheme, parts.netloc) == ("http", "127.0.0.1")
+    return Client(build_app(engine)).call("GET", parts.path, headers=headers)
+
+
+def test_an_export_is_a_peft_directory_behind_signed_addresses(engine: Engine, ada: Client) -> None:
+    run = ada.create(rank=4)
+    told = export(ada, run, 1).json
+    assert told["path"] == f"tinker://{run}/external_weights/out"
+    answer = urls(ada, told["path"]).json
+    assert set(answer["urls"]) == FILES
+    left = datetime.fromisoformat(answer["expires"]).timestamp() - time.time()
+    assert 600 < left <= 3600
+    files = {name: fetch(engine, url) for name, url in answer["urls"].items()}
+    for file in files.values():
+        assert file.status == 200
+        assert int(file.headers["content-length"]) == len(file.body)
+    assert sum(len(file.body) for file in files.values()) == told["size_bytes"]
+    config = json.loads(files["adapter_config.json"].body)
+    assert (config["r"], config["lora_alpha"]) == (4, 32)
+    tensors = load(files["adapter_model.safetensors"].body)
+    assert tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"].shape[0] == 4
+
+
+def test_an_address_that_was_changed_or_is_over_leads_nowhere(engine: Engine, ada: Client) -> None:
+    path = export(ada, ada.create(), 1).json["path"]
+    url = urls(ada, path).json["urls"]["adapter_config.json"]
+    token = url.split("/")[-2]
+    broken = url.replace(token, token[:-3] + ("AAA" if token[-3:] != "AAA" else "BBB"))
+    assert fetch(engine, broken).status == 410
+    claims = {"owner": "local", "path": path, "directory": "../..", "file": "api_key"}
+    signer = signer_of(engine)
+    for late in (-1.0, 60.0):
+        forged = signer.issue("download", claims, time.time() + late)
+        assert fetch(engine, url.replace(token, forged)).status == 410
+    ada.call(
+        "DELETE", f"/api/v1/training_runs/{path.removeprefix('tinker://').replace('/', '/checkpoints/', 1)}"
+    )
+    assert fetch(engine, url).status == 404
+
+
+def test_an_archive_comes_whole_or_in_parts(engine: Engine, ada: Client) -> None:
+    run = ada.create()
+    ada.result(send_pass(ada, pass_body(run, 1)))
+    ada.result(ada.post("optim_step", optim_step(run, 2)))
+    answer = archive(ada, save(ada, run, 3))
+    assert answer.status == 302
+    url = answer.headers["location"]
+    assert answer.json["url"] == url
+    assert answer.headers["expires"].endswith("GMT")
+    whole = fetch(engine, url)
+    assert int(whole.headers["content-length"]) == len(whole.body)
+    with tarfile.open(fileobj=io.BytesIO(whole.body)) as tar:
+        assert FILES | {"optimizer.safetensors", "manifest.json"} == set(tar.getnames())
+        member = tar.extractfile("adapter_model.safetensors")
+        assert member is not None
+        assert load(member.read())
+    half = len(whole.body) // 2
+    first, rest = (fetch(engine, url, range=f"bytes={span}") for span in (f"0-{half - 1}", f"{half}-"))
+    assert (first.status, rest.status) == (206, 206)
+    assert rest.headers["content-range"] == f"bytes {half}-{len(whole.body) - 1}/{len(whole.body)}"
+    assert first.body + rest.body == whole.body
+    assert fetch(engine, url, range=f"bytes={len(whole.body)}-").status == 416
+
+
+def test_an_encrypted_export_opens_with_the_identity_only(engine: Engine, ada: Client) -> None:
+    run, identity = ada.create(), pyrage.x25519.Identity.generate()
+    recipients = [str(identity.to_public())]
+    path = export(ada, run, 1, age_encryption_recipients=recipients).json["path"]
+    links = urls(ada, path).json["urls"]
+    assert set(links) == {f"{name}.age" for name in FILES}
+    secret = fetch(engine, links["adapter_config.json.age"]).body
+    assert json.loads(pyrage.decrypt(secret, [identity]))["r"] == 4
+    with pytest.raises(pyrage.DecryptError):
+        pyrage.decrypt(secret, [pyrage.x25519.Identity.generate()])
+
+
+@pytest.mark.parametrize("recipients", [[], ["nobody"], ["age1", "ssh-rsa x"]])
+def test_recipients_that_are_none_are_refused_and_the_run_goes_on(ada: Client, recipients: list[str]) -> None:
+    run = ada.create()
+    answer = export(ada, run, 1, age_encryption_recipients=recipients)
+    assert answer.status == 400
+    assert "recipient" in answer.detail
+    assert export(ada, run, 2).json["path"]
+
+
+def test_an_export_is_neither_loaded_nor_sampled_nor_taken_twice(ada: Client) -> None:
+    session = ada.session()
+    run = ada.create(session)
+    path = export(ada, run, 1).json["path"]
+    assert "exists already" in export(ada, run, 2).detail
+    load_request = {"model_id": run, "seq_id": 3, "path": path, "type": "load_weights"}
+    assert ada.post("load_weights", load_request).status == 400
+    sampling = {"session_id": session, "sampling_session_seq_id": 9, "model_path": path}
+    assert ada.post("create_sampling_session", sampling).status == 400
+    assert urls(ada, save(ada, run, 4)).status == 400
+
+
+def test_a_copy_is_a_checkpoint_of_its_own(engine: Engine, ada: Client) -> None:
+    run = ada.create()
+    ada.result(send_pass(ada, pass_body(run, 1)))
+    ada.result(ada.post("optim_step", optim_step(run, 2)))
+    path = save(ada, run, 3)
+    request = {"source_path": path, "destination_project_id": "archive", "ttl_seconds": 7200}
+    copied = ada.post("copy_weights", request, x_idempotency_key="k1").json["tinker_path"]
+    assert ada.post("copy_weights", request, x_idempotency_key="k1").json["tinker_path"] == copied
+    assert ada.post("copy_weights", request, x_idempotency_key="k2").json["tinker_path"] != copied
+    new_run, kind, name = copied.removeprefix("tinker://").split("/")
+    assert (kind, name) == ("weights", "kept")
+    assert [r["training_run_id"] for r in ada.get("training_runs?project_id=archive").json["training_runs"]]
+    store = engine.store
+    source, target = (store.checkpoints.get(r, "weights", "kept") for r in (run, new_run))
+    assert source is not None
+    assert target is not None
+    assert target.expires_at is not None
+    files = [store.directories.resolve(row.directory) / "optimizer.safetensors" for row in (source, target)]
+    assert files[0].stat().st_ino == files[1].stat().st_ino, "no bytes are copied"
+    ada.call("DELETE", f"/api/v1/training_runs/{run}/checkpoints/weights/kept")
+    session = ada.session()
+    create = {
+        "session_id": session,
+        "model_seq_id": 0,
+        "path": copied,
+        "optimizer": True,
+        "type": "load_weights",
+    }
+    resumed = ada.result(ada.post("load_weights", create)).json
+    assert resumed["model_id"] == f"{session}:train:0"
+    assert send_pass(ada, pass_body(new_run, 1)).status == 410, "a copy cannot be trained on"
+
+
+def test_a_copy_can_take_a_place_in_a_session(ada: Client) -> None:
+    session = ada.session()
+    path = save(ada, ada.create(session), 1)
+    request = {"source_path": path, "session_id": session, "model_seq_id": 5}
+    assert ada.post("copy_weights", request).json["tinker_path"] == f"tinker://{session}:train:5/weights/kept"
+    assert ada.post("copy_weights", request).status == 400
+    assert ada.post("copy_weights", {"source_path": path, "session_id": session}).status == 400
+
+
+def test_weights_of_others_need_to_be_public_or_come_with_their_key(ada: Client, bob: Client) -> None:
+    run = ada.create()
+    path, exported = save(ada, run, 1), export(ada, run, 2).json["path"]
+    copy = {"source_path": path, "destination_project_id": "p"}
+    assert bob.post("copy_weights", copy).status == 404
+    assert archive(bob, path).status == 404
+    assert urls(bob, exported).status == 404
+    assert ada.key is not None
+    header = {"x_tinker_weights_access_token": ada.key}
+    assert bob.post("copy_weights", copy, **header).status == 200
+    assert bob.post("copy_weights", copy, x_tinker_weights_access_token="tml-wrong").status == 403
+    token = ada.post("auth/token", {}).json["jwt"]
+    session = bob.session()
+    for number, (secret, status) in enumerate([(None, 404), ("tml-wrong", 403), (token, 200)]):
+        request = {"session_id": session, "model_seq_id": number, "path": path, "type": "load_weights"}
+        answer = bob.post("load_weights", {**request, **({"weights_access_token": secret} if secret else {})})
+        assert answer.status == status, answer.body
+    assert bob.result(answer).json["model_id"] == f"{session}:train:2"
+    publish = f"/api/v1/training_runs/{run}/checkpoints/weights/kept/publish"
+    ada.call("POST", publish)
+    assert bob.post("copy_weights", copy).status == 200
+    public = archive(bob, path)
+    ada.call("DELETE", publish)
+    assert bob.post("copy_weights", copy).status == 404
+    assert Client(bob.app).call("GET", urlsplit(public.headers["location"]).path).status == 404
+
+
+def test_the_secret_of_another_account_is_never_written_down(
+    engine: Engine, ada: Client, bob: Client
+) -> None:
+    path = save(ada, ada.create(), 1)
+    secret = f"tml-{'s' * 30}"
+    engine.store.users.add_key("local", secret, 0.0)
+    request = {"session_id": bob.session(), "model_seq_id": 0, "path": path, "weights_access_token": secret}
+    bob.result(bob.post("load_weights", request))
+    for file in engine.store.root.glob("engine.db*"):
+        assert secret.encode() not in file.read_bytes()
+
+
+def test_callers_in_the_process_get_files_to_read(engine: Engine, ada: Client) -> None:
+    run = ada.create()
+    path, exported = save(ada, run, 1), export(ada, run, 2).json["path"]
+
+    def embedded(url: str) -> Answer:
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http", "http_version": "1.1", "method": "GET", "scheme": "http", "path": url, "query_string": b"",
+            "root_path": "", "headers": [(b"x-api-key", (ada.key or "").encode())], "client": None, "server": ("local", None),
+        }  # fmt: skip
+        asyncio.run(ada.app(scope, receive, send))
+        headers = {k.decode(): v.decode() for k, v in sent[0]["headers"]}
+        return Answer(sent[0]["status"], headers, b"".join(m.get("body", b"") for m in sent[1:]))
+
+    base = f"/api/v1/training_runs/{run}/checkpoints"
+    links = embedded(f"{base}/external_weights/out/external_weights_urls").json["urls"]
+    with urlopen(links["adapter_config.json"]) as file:
+        assert json.loads(file.read())["r"] == 4
+    location = embedded(f"{base}/weights/kept/archive").headers["location"]
+    with urlopen(location) as file, tarfile.open(fileobj=io.BytesIO(file.read())) as tar:
+        assert "manifest.json" in tar.getnames()
+    assert Path(urlsplit(links["adapter_config.json"]).path).is_relative_to(engine.store.root)
+    assert exported
+    assert path
