@@ -114,3 +114,26 @@ def test_provenance_spans_tile_alike() -> None:
         return [(s.sequence_id, s.offset, s.length) for s in told.model_input_spans]
 
     assert read(tinkex) == read(tinker)
+
+
+def test_values_keep_what_they_were_built_from_when_the_caller_goes_on_with_its_lists() -> None:
+    def read(package: Any) -> Any:
+        tokens, more, chunks, stop = [1, 2, 3], [4, 5], [package.EncodedTextChunk(tokens=[6])], ["a"]
+        inputs: dict[str, Any] = {"weights": [1.0]}
+        chunk = package.EncodedTextChunk(tokens=tokens)
+        short = package.ModelInput.from_ints(more)
+        built = package.ModelInput(chunks=chunks)
+        params = package.SamplingParams(stop=stop)
+        datum = package.Datum(model_input=short, loss_fn_inputs=inputs)
+        for given in (tokens, more, chunks, stop, inputs):
+            given.clear()
+        return (
+            list(chunk.tokens),
+            short.to_ints(),
+            built.to_ints(),
+            params.stop,
+            datum.loss_fn_inputs["weights"].tolist(),
+        )
+
+    assert read(tinkex) == read(tinker)
+    assert read(tinkex)[0] == [1, 2, 3]

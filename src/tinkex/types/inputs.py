@@ -327,7 +327,7 @@ def _token_list(tokens: Sequence[int] | npt.NDArray[Any]) -> list[int]:
     if type(tokens) is list:
         packed = None if tokens and type(tokens[0]) is bool else _packed(tokens, "i", np.dtype("<i4"))
         if packed is not None and (not tokens or int(packed.min()) >= 0):
-            return tokens
+            return tokens.copy()  # programs fill and clear one list for chunk after chunk
         array = np.asarray(tokens)
     else:
         array = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens))
@@ -337,7 +337,7 @@ def _token_list(tokens: Sequence[int] | npt.NDArray[Any]) -> list[int]:
         raise ValueError(f"tokens must be ints, got values of type {array.dtype}")
     if array.size and (int(array.min()) < 0 or int(array.max()) > np.iinfo(np.int32).max):
         raise ValueError(f"token ids must lie in 0…2147483647, got {int(array.min())}…{int(array.max())}")
-    return tokens if type(tokens) is list else array.tolist()
+    return array.tolist()
 
 
 def _packed(values: Sequence[Any], code: str, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -62,8 +63,12 @@ class SamplingParams(Options, frozen=True, kw_only=True):
             raise ValueError(f"SamplingParams.top_k must be at least 1, or -1 for off, got {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"SamplingParams.top_p must lie in (0, 1], got {self.top_p}")
-        if isinstance(self.stop, list) and len({type(s) for s in self.stop}) > 1:
-            raise ValueError("SamplingParams.stop mixes texts and token ids; give one kind")
+        if isinstance(self.stop, list):
+            if len({type(s) for s in self.stop}) > 1:
+                raise ValueError("SamplingParams.stop mixes texts and token ids; give one kind")
+            msgspec.structs.force_setattr(
+                self, "stop", self.stop.copy()
+            )  # the caller may go on with its list
 
 
 class SampleRequest(Options, frozen=True, kw_only=True):
