@@ -1,0 +1,190 @@
+"""Proofs for what a request to sample may ask."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.engine_fields.rig import MODEL, OTHER_MODEL, TOKENS, Rig, refused
+from tests.engine_fields.table import proves
+from tinkex.types.sampling import EMPTY_LOGPROB
+
+
+@proves("SamplingParams.max_tokens")
+def max_tokens(rig: Rig) -> None:
+    assert [len(rig.tokens({"max_tokens": most})[0]) for most in (1, 4)] == [1, 4]
+    assert len(rig.tokens({"max_tokens": None})[0]) == 512 - len(TOKENS)
+
+
+@proves("SamplingParams.seed")
+def seed(rig: Rig) -> None:
+    first, again, other = (rig.tokens({"seed": number}) for number in (5, 5, 6))
+    assert first == again != other
+
+
+@proves("SamplingParams.stop")
+def stop(rig: Rig) -> None:
+    [tokens] = rig.tokens()
+    assert rig.tokens({"stop": [tokens[2]]}) == [tokens[: tokens.index(tokens[2]) + 1]]
+
+
+@proves("SamplingParams.temperature")
+def temperature(rig: Rig) -> None:
+    assert rig.tokens({"temperature": 0, "seed": 1}) == rig.tokens({"temperature": 0, "seed": 2})
+    assert rig.tokens({"temperature": 9.0}) != rig.tokens({"temperature": 0.1})
+
+
+@proves("SamplingParams.top_k")
+def top_k(rig: Rig) -> None:
+    greedy = rig.tokens({"temperature": 0})
+    assert rig.tokens({"temperature": 5.0, "top_k": 1}) == greedy != rig.tokens({"temperature": 5.0})
+
+
+@proves("SamplingParams.top_p")
+def top_p(rig: Rig) -> None:
+    greedy = rig.tokens({"temperature": 0})
+    assert rig.tokens({"temperature": 5.0, "top_p": 1e-6}) == greedy != rig.tokens({"temperature": 5.0})
+
+
+@proves("SampleRequest.prompt")
+def prompt(rig: Rig) -> None:
+    other = {"chunks": [{"type": "encoded_text", "tokens": [9, 8]}]}
+    assert rig.tokens(prompt=other) != rig.tokens()
+
+
+@proves("SampleRequest.sampling_params")
+def sampling_params(rig: Rig) -> None:
+    refused(rig.submit_sample({"min_p": 0.1}), "min_p")
+
+
+@proves("SampleRequest.num_samples")
+def num_samples(rig: Rig) -> None:
+    three = rig.tokens(num_samples=3)
+    assert len({tuple(tokens) for tokens in three}) == 3
+
+
+@proves("SampleRequest.sampling_session_id")
+def sampling_session_id(rig: Rig) -> None:
+    refused(rig.submit_sample(sampling_session_id="nobody:sample:0"), "nobody:sample:0", 404)
+    other = rig.sampler(base_model=OTHER_MODEL)
+    assert rig.tokens(sampling_session_id=other) != rig.tokens()
+
+
+@proves("SampleRequest.seq_id")
+def seq_id(rig: Rig) -> None:
+    request = rig.sample_request()
+    first, again = (rig.ada.post("asample", request).json["request_id"] for _ in range(2))
+    other = rig.ada.post("asample", {**request, "seq_id": request["seq_id"] + 10**6}).json["request_id"]
+    assert first == again != other
+    changed = {**request, "num_samples": 2}
+    refused(rig.ada.post("asample", changed), "already used by another")
+
+
+@proves("SampleRequest.base_model")
+def base_model(rig: Rig) -> None:
+    named = {"sampling_session_id": None, "seq_id": None}
+    assert rig.tokens(**named, base_model=MODEL) == rig.tokens()
+    assert rig.tokens(**named, base_model=OTHER_MODEL) != rig.tokens()
+
+
+@proves("SampleRequest.model_path")
+def model_path(rig: Rig) -> None:
+    run = rig.run()
+    run.train(5, learning_rate=0.1)
+    named = {"sampling_session_id": None, "seq_id": None}
+    assert rig.tokens(**named, model_path=run.save()) != rig.tokens()
+
+
+@proves("SampleRequest.prompt_logprobs")
+def prompt_logprobs(rig: Rig) -> None:
+    assert rig.sample().prompt_logprobs is None
+    assert len(rig.sample(prompt_logprobs=True).prompt_logprobs or []) == len(TOKENS)
+
+
+@proves("SampleRequest.topk_prompt_logprobs")
+def topk_prompt_logprobs(rig: Rig) -> None:
+    assert rig.sample().topk_prompt_logprobs is None
+    rows = rig.sample(topk_prompt_logprobs=2).topk_prompt_logprobs
+    assert rows is not None
+    assert [len(row or []) for row in rows] == [0] + [2] * (len(TOKENS) - 1)
+
+
+@proves("SampleRequest.topk_sample_logprobs")
+def topk_sample_logprobs(rig: Rig) -> None:
+    assert rig.sample().sequences[0].topk_logprobs is None
+    rows = rig.sample(topk_sample_logprobs=3).sequences[0].topk_logprobs
+    assert rows is not None
+    assert [len(row or []) for row in rows] == [3] * 6
+
+
+@proves("SampleRequest.target_prompt_logprobs")
+def target_prompt_logprobs(rig: Rig) -> None:
+    cells = {"data": [TOKENS[1], *[-1] * (len(TOKENS) - 2)], "dtype": "int64", "shape": [len(TOKENS) - 1, 1]}
+    got = rig.sample(target_prompt_logprobs=cells, prompt_logprobs=True)
+    assert got.target_prompt_logprobs is not None
+    assert got.prompt_logprobs is not None
+    values = got.target_prompt_logprobs.to_numpy()[:, 0]
+    assert np.isclose(values[0], got.prompt_logprobs[1])
+    assert np.isnan(values[1:]).all()
+
+
+@proves("SampleRequest.prompt_alt_tokens_k")
+def prompt_alt_tokens_k(rig: Rig) -> None:
+    assert rig.sample().prompt_alt_tokens is None
+    drawn = rig.sample(prompt_alt_tokens_k=4).prompt_alt_tokens
+    assert drawn is not None
+    assert drawn.tokens.shape == [len(TOKENS) - 1, 4]
+
+
+@proves("SampleRequest.prompt_logprobs_last_n")
+def prompt_logprobs_last_n(rig: Rig) -> None:
+    got = rig.sample(prompt_logprobs=True, topk_prompt_logprobs=1, prompt_logprobs_last_n=2)
+    assert got.prompt_logprobs is not None
+    assert [number is None for number in got.prompt_logprobs] == [True] * (len(TOKENS) - 2) + [False] * 2
+    assert got.topk_prompt_logprobs_np is not None
+    assert (got.topk_prompt_logprobs_np.logprobs[:-2] == EMPTY_LOGPROB).all()
+
+
+@proves("SampleRequest.record_stability_info")
+def record_stability_info(rig: Rig) -> None:
+    refused(rig.submit_sample(record_stability_info=True), "record_stability_info", 400, 501)
+
+
+@proves("CreateSamplingSessionRequest.session_id", "CreateSamplingSessionRequest.sampling_session_seq_id")
+def sampler_number(rig: Rig) -> None:
+    session = rig.ada.session()
+    made = [
+        rig.ada.post(
+            "create_sampling_session",
+            {"session_id": session, "sampling_session_seq_id": number, "base_model": MODEL},
+        ).json["sampling_session_id"]
+        for number in (3, 4)
+    ]
+    assert made == [f"{session}:sample:3", f"{session}:sample:4"]
+    unknown = {"session_id": "nowhere", "base_model": MODEL}
+    refused(rig.ada.post("create_sampling_session", unknown), "nowhere", 404)
+
+
+@proves("CreateSamplingSessionRequest.base_model")
+def sampler_base_model(rig: Rig) -> None:
+    unknown = {"session_id": rig.ada.session(), "base_model": "unheard-of"}
+    refused(rig.ada.post("create_sampling_session", unknown), "unheard-of", 404)
+    shown = rig.ada.get(f"samplers/{rig.sampler(base_model=OTHER_MODEL)}").json
+    assert shown["base_model"] == OTHER_MODEL
+
+
+@proves("CreateSamplingSessionRequest.model_path")
+def sampler_model_path(rig: Rig) -> None:
+    run = rig.run()
+    run.train(5, learning_rate=0.1)
+    assert rig.tokens(sampling_session_id=rig.sampler(model_path=run.save())) != rig.tokens()
+
+
+@proves("JoinSamplingSessionRequest.sampling_session_id")
+def join_sampling_session(rig: Rig) -> None:
+    refused(rig.ada.post("join_sampling_session", {"sampling_session_id": "no:sample:0"}), "no:sample:0", 404)
+    mine = rig.sampler()
+    numbers = [
+        rig.ada.post("join_sampling_session", {"sampling_session_id": mine}).json["client_counter"]
+        for _ in range(2)
+    ]
+    assert numbers[0] != numbers[1]
