@@ -18,16 +18,14 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from functools import cache
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from tinkex.engine.model.lora import LoraRows
+from tinkex.engine.sampler.compute import Way, choose_compute
 from tinkex.engine.sampler.job import SampleJob, check_job
-from tinkex.engine.sampler.kv_cache import SlotTable, prefill_attend
-from tinkex.engine.sampler.logits import draw
+from tinkex.engine.sampler.kv_cache import SlotTable
 from tinkex.engine.sampler.prefill import Prefill, share_chunk
 from tinkex.engine.sampler.prompt_cache import CachedPrompt, PromptCache, PromptMatch
 from tinkex.engine.sampler.request import Continuation, Request
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tinkex.engine.model.lora import Adapter
     from tinkex.engine.model.tokenizer import EngineTokenizer
     from tinkex.engine.model.transformer import Transformer
 
@@ -54,6 +51,9 @@ class Sampler:
 
     Everything but ``check`` belongs to one thread. Logprobs are those of the temperature-scaled distribution,
     before top-k and top-p; those of greedy sequences, and of prompts, are at temperature 1.
+
+    ``compute`` insists on the ``"compiled"`` core or on ``"torch"``; by itself the sampler takes the core if there is
+    one.
 
     Example:
         >>> sampler = Sampler(model, tokenizer)
@@ -72,8 +72,10 @@ class Sampler:
         prefill_chunk: int = 512,
         kv_budget_bytes: int = 2 << 30,
         prompt_cache_bytes: int = 512 << 20,
+        compute: Way = "auto",
     ) -> None:
-        self._model = model
+        self._arch = model.arch
+        self._compute = choose_compute(model, compute)
         self._eos_token_ids = tokenizer.eos_token_ids
         self._token_bytes = cache(lambda token: tokenizer.decode_bytes([token]))
         self._max_batch = max_batch
@@ -94,6 +96,11 @@ class Sampler:
         self._decode_next = False
 
     @property
+    def computes_with(self) -> str:
+        """What computes the numbers, for people: ``compiled (avx2)``, or ``torch`` and why."""
+        return self._compute.description
+
+    @property
     def busy(self) -> bool:
         """Whether there is anything left to do."""
         return bool(self._requests)
@@ -110,17 +117,17 @@ class Sampler:
 
     def check(self, job: SampleJob) -> None:
         """Raises ``InvalidInput`` for a job that cannot be run; quick, and safe from any thread."""
-        check_job(job, self._model.arch, self._eos_token_ids)
+        check_job(job, self._arch, self._eos_token_ids)
 
     def add(self, job: SampleJob) -> None:
         """Puts a job in line."""
-        stop = check_job(job, self._model.arch, self._eos_token_ids)
+        stop = check_job(job, self._arch, self._eos_token_ids)
         if job.request_id in self._requests:
             raise Conflict(
                 f"request {job.request_id!r} is already being sampled; give each request an id of its own"
             )
         request = Request(
-            job, order=self._next_order, arch=self._model.arch, stop=stop, token_bytes=self._token_bytes
+            job, order=self._next_order, arch=self._arch, stop=stop, token_bytes=self._token_bytes
         )
         self._next_order += 1
         self._requests[job.request_id] = request
@@ -221,11 +228,10 @@ class Sampler:
         tokens = [
             prefill.tokens_P[start:end] for (prefill, _), (start, end) in zip(pieces, spans, strict=True)
         ]
-        hidden_TD = self._model.hidden(
-            torch.from_numpy(np.concatenate(tokens).astype(np.int64)),
-            torch.cat([torch.arange(start, end) for start, end in spans]),
-            prefill_attend([(prefill.kv, count) for prefill, count in pieces], self._model.arch),
-            _lora_rows([(prefill.adapter, count) for prefill, count in pieces]),
+        hidden_TD = self._compute.prefill(
+            np.concatenate(tokens),
+            [(prefill.kv, count) for prefill, count in pieces],
+            [(prefill.adapter, count) for prefill, count in pieces],
         )
         rows = torch.split(hidden_TD, [count for _, count in pieces])
         for (prefill, _), (start, end), rows_TD in zip(pieces, spans, rows, strict=True):
@@ -233,7 +239,9 @@ class Sampler:
                 needed = prefill.scores.rows_needed(start, end)
                 for first in needed[::_HEAD_ROWS]:
                     part_RD = rows_TD[first - start : min(first + _HEAD_ROWS, needed.stop) - start]
-                    prefill.scores.add(first, self._head(part_RD, [(prefill.adapter, len(part_RD))]))
+                    prefill.scores.add(
+                        first, self._compute.logits(part_RD, [(prefill.adapter, len(part_RD))])
+                    )
             prefill.kv.filled = end
             if not prefill.remaining:
                 prefill.kv.last_hidden_D = rows_TD[-1].clone()  # not a view that keeps the whole pass
@@ -243,7 +251,7 @@ class Sampler:
         last_ND = torch.stack(
             [prefill.kv.last_hidden_D for prefill in complete if prefill.kv.last_hidden_D is not None]
         )
-        logits_NV = self._head(last_ND, [(prefill.adapter, 1) for prefill in complete])
+        logits_NV = self._compute.logits(last_ND, [(prefill.adapter, 1) for prefill in complete])
         rows = [(row, new) for row, prefill in enumerate(complete) for new in prefill.continuations]
         for start in range(0, len(rows), _HEAD_ROWS):
             part = rows[start : start + _HEAD_ROWS]
@@ -281,13 +289,10 @@ class Sampler:
             return  # all of them gave way to older prompts
         slots = [continuation.slot for continuation in batch if continuation.slot is not None]
         segments = [(continuation.request.job.adapter, 1) for continuation in batch]
-        hidden_BD = self._model.hidden(
-            torch.tensor([continuation.tokens[-1] for continuation in batch]),
-            torch.tensor([slot.length for slot in slots]),
-            self._slots.attend(slots),
-            _lora_rows(segments),
+        hidden_BD = self._compute.decode(
+            [continuation.tokens[-1] for continuation in batch], self._slots, slots, segments
         )
-        logits_BV = self._head(hidden_BD, segments)
+        logits_BV = self._compute.logits(hidden_BD, segments)
         for slot in slots:
             slot.length += 1
         self._extend(batch, logits_BV)
@@ -333,7 +338,7 @@ class Sampler:
 
     def _extend(self, continuations: Sequence[Continuation], logits_BV: Tensor) -> None:
         """Draws a token for each row's continuation, and completes what ends with it."""
-        drawn = draw(
+        drawn = self._compute.draw(
             logits_BV, [each.settings for each in continuations], [each.uniform() for each in continuations]
         )
         tokens, logprobs, finite = drawn.tokens_B.tolist(), drawn.logprobs_B.tolist(), drawn.finite_B.tolist()
@@ -346,7 +351,7 @@ class Sampler:
                 self._finished.append((request.job.request_id, _not_finite(request)))
                 continue
             if request.job.topk_sample_logprobs:
-                best = drawn.distribution_BV[row].topk(request.job.topk_sample_logprobs)
+                best = drawn.distribution([row])[0].topk(request.job.topk_sample_logprobs)
                 continuation.take_topk(best.indices.tolist(), best.values.tolist())
             continuation.take(tokens[row], logprobs[row])
             if continuation.stop_reason is not None:
@@ -354,10 +359,6 @@ class Sampler:
             if request.done:
                 del self._requests[request.job.request_id]
                 self._finished.append((request.job.request_id, request.response()))
-
-    def _head(self, hidden_RD: Tensor, segments: Sequence[tuple[Adapter | None, int]]) -> Tensor:
-        """Logits of rows that are grouped by adapter."""
-        return self._model.logits(hidden_RD, _lora_rows(segments))
 
     def _is_open(self, continuation: Continuation) -> bool:
         """Whether a continuation goes on: it has not ended, nor was its request dropped."""
@@ -386,13 +387,6 @@ class Sampler:
         self._prefilling = [prefill for prefill in self._prefilling if prefill.request is not request]
         for continuation in request.continuations:
             self._leave(continuation)
-
-
-def _lora_rows(segments: Sequence[tuple[Adapter | None, int]]) -> LoraRows | None:
-    """Neighbouring segments of one adapter joined; None if every row is the base model's."""
-    groups = [list(same) for _, same in groupby(segments, key=lambda segment: id(segment[0]))]
-    joined = [(group[0][0], sum(count for _, count in group)) for group in groups]
-    return None if all(adapter is None for adapter, _ in joined) else LoraRows(joined)
 
 
 def _not_finite(request: Request) -> NumericalError:

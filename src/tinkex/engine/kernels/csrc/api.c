@@ -1,0 +1,56 @@
+/* What the shared library exports. */
+#include <stddef.h>
+#include <string.h>
+
+#include "core.h"
+#include "variant.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* The variants this processor can run, the fastest first. */
+static int supported(const tinkex_variant **variants) {
+    int count = 0;
+#if defined(TINKEX_X86)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f")) variants[count++] = &tinkex_avx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) variants[count++] = &tinkex_avx2;
+#endif
+    variants[count++] = &tinkex_portable;
+    return count;
+}
+
+/* A digest of the sources, so that Python does not talk to a library that was built from others. */
+EXPORT const char *tinkex_core_sources(void);
+const char *tinkex_core_sources(void) { return TINKEX_SOURCES; }
+
+/* The variant of a name, the fastest if the name is empty; NULL if this processor has no such thing. */
+EXPORT const tinkex_variant *tinkex_core_variant(const char *name);
+const tinkex_variant *tinkex_core_variant(const char *name) {
+    const tinkex_variant *variants[3];
+    const int count = supported(variants);
+    for (int i = 0; i < count; i++)
+        if (name[0] == '\0' || strcmp(variants[i]->name, name) == 0) return variants[i];
+    return NULL;
+}
+
+EXPORT const char *tinkex_core_name(const tinkex_variant *variant);
+const char *tinkex_core_name(const tinkex_variant *variant) { return variant->name; }
+
+EXPORT int tinkex_core_forward(const tinkex_variant *variant, const tinkex_model *model, const tinkex_pass *pass,
+                               int num_threads);
+int tinkex_core_forward(const tinkex_variant *variant, const tinkex_model *model, const tinkex_pass *pass,
+                        int num_threads) {
+    return variant->forward(model, pass, num_threads);
+}
+
+EXPORT int tinkex_core_head(const tinkex_variant *variant, const tinkex_model *model, const tinkex_head *head,
+                            int num_threads);
+int tinkex_core_head(const tinkex_variant *variant, const tinkex_model *model, const tinkex_head *head,
+                     int num_threads) {
+    return variant->head(model, head, num_threads);
+}
+
+EXPORT int tinkex_core_draw(const tinkex_variant *variant, const tinkex_draw *draw, int num_threads);
+int tinkex_core_draw(const tinkex_variant *variant, const tinkex_draw *draw, int num_threads) {
+    return variant->draw(draw, num_threads);
+}

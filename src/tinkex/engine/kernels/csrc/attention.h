@@ -1,0 +1,125 @@
+/* Grouped-query attention of new rows over the cached keys and values of their own sequence.
+ *
+ * The work is cut into blocks of neighbouring rows of one sequence and single key/value heads, so that the query
+ * heads that share keys, and the rows of a prompt, use each key while it is in the cache.
+ *
+ * Keys are grouped by their position in the sequence, never by where a block begins: a row gets the same bits
+ * whether its prompt was computed in one pass, in pieces or token by token.
+ */
+#ifndef TINKEX_ATTENTION_H
+#define TINKEX_ATTENTION_H
+
+#include <math.h>
+
+#include "core.h"
+#include "panel.h"
+
+/* Neighbouring rows of one sequence. */
+typedef struct {
+    const tinkex_sequence *sequence;
+    int64_t first_row, num_rows, position;
+} attention_block;
+
+typedef struct {
+    const tinkex_model *model;
+    const attention_block *blocks;
+    int64_t layer, queries_per_block, max_span;
+    const float *qkv; /* rotated */
+    int64_t qkv_stride;
+    float *mixed; /* out: (rows, heads · head_dim) */
+    float *scratch;
+    int64_t scratch_size; /* floats of one worker */
+} attention;
+
+/* Rows · heads that share one look at the keys. */
+enum { BLOCK_QUERIES = 48 };
+
+static inline int64_t block_rows(const tinkex_model *model) {
+    return larger(1, BLOCK_QUERIES / (model->heads / model->kv_heads));
+}
+
+static inline int64_t attention_scratch(int64_t queries, int64_t max_span, int64_t head_dim) {
+    const int64_t panel = larger(head_dim, DEPTH) * PANEL;
+    return queries * (max_span + rounded_up(head_dim, PANEL) + PANEL + 1) + panel;
+}
+
+/* Turns the scores of one query into weights that are 0 outside `first…last`; returns their sum. */
+static float soften(float *scores, int64_t first, int64_t last, int64_t span) {
+    for (int64_t t = 0; t < first; t++) scores[t] = -INFINITY;
+    for (int64_t t = last + 1; t < span; t++) scores[t] = -INFINITY;
+    vec highest = vec_load(scores), sum = {0};
+    for (int64_t t = LANES; t < span; t += LANES) highest = vec_max(vec_load(scores + t), highest);
+    const vec shift = vec_all(vec_largest(highest));
+    for (int64_t t = 0; t < span; t += LANES) {
+        const vec weight = vec_exp(vec_load(scores + t) - shift);
+        vec_store(scores + t, weight);
+        sum += weight;
+    }
+    return vec_sum(sum);
+}
+
+/* sums (queries, PANEL) = weights · values[·][column…], also where the head has fewer than PANEL columns left. */
+static void mix_values(int64_t queries, const float *weights, int64_t span, const float *values, int64_t num_keys,
+                       int64_t head_dim, int64_t column, float *panel, float *sums) {
+    memset(sums, 0, (size_t)(queries * PANEL) * sizeof(float));
+    if (column + PANEL <= head_dim) {
+        rows_times_panel(queries, weights, span, values + column, head_dim, num_keys, sums, PANEL, NULL);
+        return;
+    }
+    for (int64_t start = 0; start < num_keys; start += DEPTH) {
+        const int64_t depth = smaller(DEPTH, num_keys - start);
+        memset(panel, 0, (size_t)(depth * PANEL) * sizeof(float));
+        for (int64_t t = 0; t < depth; t++)
+            memcpy(panel + t * PANEL, values + (start + t) * head_dim + column,
+                   (size_t)(head_dim - column) * sizeof(float));
+        rows_times_panel(queries, weights + start, span, panel, PANEL, depth, sums, PANEL, NULL);
+    }
+}
+
+/* One block of rows under one key/value head. */
+static void attention_task(const void *context, long task, int worker) {
+    const attention *a = context;
+    const tinkex_model *model = a->model;
+    const attention_block *block = &a->blocks[task / model->kv_heads];
+    const tinkex_sequence *sequence = block->sequence;
+    const int64_t kv_head = task % model->kv_heads, group = model->heads / model->kv_heads;
+    const int64_t d = model->head_dim, window = model->layers[a->layer].window;
+    const float *keys = sequence->keys + a->layer * sequence->layer_stride + kv_head * sequence->head_stride;
+    const float *values = keys + sequence->value_offset;
+    const int64_t seen_first = window > 0 ? larger(0, block->position - window + 1) : 0;
+    const int64_t first = seen_first / CHUNK * CHUNK, end = block->position + block->num_rows;
+    const int64_t span = rounded_up(end - first, PANEL), queries = block->num_rows * group;
+
+    float *scores = a->scratch + worker * a->scratch_size;
+    float *query = scores + a->queries_per_block * a->max_span;
+    float *sums = query + a->queries_per_block * rounded_up(d, PANEL);
+    float *panel = sums + a->queries_per_block * PANEL;
+    float *totals = panel + larger(d, DEPTH) * PANEL;
+
+    const float scale = 1.0f / sqrtf((float)d);
+    for (int64_t row = 0; row < block->num_rows; row++) {
+        const float *from = a->qkv + (block->first_row + row) * a->qkv_stride + kv_head * group * d;
+        for (int64_t i = 0; i < group * d; i++) query[row * group * d + i] = from[i] * scale;
+    }
+    memset(scores, 0, (size_t)(queries * span) * sizeof(float));
+    for (int64_t t = first; t < end; t += PANEL) {
+        turn_panel(keys + t * d, d, smaller(PANEL, end - t), d, panel, NULL);
+        rows_times_panel(queries, query, d, panel, PANEL, d, scores + t - first, span, NULL);
+    }
+    for (int64_t q = 0; q < queries; q++) {
+        const int64_t position = block->position + q / group;
+        const int64_t seen = window > 0 ? larger(0, position - window + 1) : 0;
+        totals[q] = soften(scores + q * span, seen - first, position - first, span);
+    }
+    for (int64_t column = 0; column < d; column += PANEL) {
+        const int64_t columns = smaller(PANEL, d - column);
+        mix_values(queries, scores, span, values + first * d, end - first, d, column, panel, sums);
+        for (int64_t q = 0; q < queries; q++) {
+            const int64_t row = block->first_row + q / group, head = kv_head * group + q % group;
+            float *out = a->mixed + row * model->heads * d + head * d + column;
+            for (int64_t i = 0; i < columns; i++) out[i] = sums[q * PANEL + i] / totals[q];
+        }
+    }
+}
+
+#endif

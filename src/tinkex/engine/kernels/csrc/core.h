@@ -1,0 +1,91 @@
+/* What Python hands to the compiled core: weights where torch keeps them, and the rows of one pass.
+ *
+ * All numbers are fp32. Matrices are row-major, one row per output, as torch stores the weight of a linear layer.
+ * The layout of these structures is mirrored in layout.py.
+ */
+#ifndef TINKEX_CORE_H
+#define TINKEX_CORE_H
+
+#include <stdint.h>
+
+enum { TINKEX_OK = 0, TINKEX_NO_MEMORY = 1 };
+
+/* The projections an adapter can reach in a layer, in the order of its table of pairs. */
+enum { PROJ_Q, PROJ_K, PROJ_V, PROJ_O, PROJ_GATE, PROJ_UP, PROJ_DOWN, PROJ_PER_LAYER };
+
+typedef struct {
+    const float *input_norm;
+    const float *qkv;
+    const float *qkv_bias; /* NULL where the family has none; so for all that follow */
+    const float *q_norm;
+    const float *k_norm;
+    const float *output;
+    const float *output_bias;
+    const float *mlp_norm;
+    const float *gate_up;
+    const float *gate_up_bias;
+    const float *down;
+    const float *down_bias;
+    int64_t window; /* positions a query sees, its own included; 0 means all before it */
+} tinkex_layer;
+
+typedef struct {
+    int64_t num_layers, hidden, inner, heads, kv_heads, head_dim, vocab;
+    double norm_eps;
+    const float *embedding;
+    const float *final_norm;
+    const float *unembedding;
+    const tinkex_layer *layers;
+} tinkex_model;
+
+/* One projection's low-rank pair: A is (rank, inputs), B is (outputs, rank); both NULL where there is none. */
+typedef struct {
+    const float *a;
+    const float *b;
+} tinkex_pair;
+
+/* Neighbouring rows that share an adapter. */
+typedef struct {
+    int64_t first_row, num_rows, rank;
+    double scale;
+    const tinkex_pair *pairs; /* PROJ_PER_LAYER per layer, then one for the unembedding */
+} tinkex_segment;
+
+/* Neighbouring rows that continue one sequence, and where its keys and values lie. */
+typedef struct {
+    int64_t first_row, num_rows;
+    int64_t position; /* of the first row */
+    float *keys;      /* layer 0, head 0, position 0; positions are head_dim apart */
+    int64_t layer_stride, value_offset, head_stride;
+} tinkex_sequence;
+
+typedef struct {
+    int64_t num_rows, num_sequences, num_segments;
+    const int32_t *tokens;
+    const float *cosines; /* (rows, head_dim / 2) */
+    const float *sines;
+    const tinkex_sequence *sequences;
+    const tinkex_segment *segments;
+    float *hidden; /* out: (rows, hidden), after the final norm */
+} tinkex_pass;
+
+/* Hidden states whose logits are wanted. */
+typedef struct {
+    int64_t num_rows, num_segments;
+    const float *hidden;
+    const tinkex_segment *segments;
+    float *logits; /* out: (rows, vocab) */
+} tinkex_head;
+
+/* Rows to draw a token from. */
+typedef struct {
+    int64_t num_rows, vocab;
+    const float *logits;
+    const float *temperatures; /* 0 takes the likeliest token, and reports at temperature 1 */
+    const double *uniforms;
+    int64_t *tokens;       /* out */
+    float *logprobs;       /* out: of the drawn token */
+    float *log_normalizers; /* out: log Σ exp(logit / temperature) */
+} tinkex_draw;
+
+#endif

@@ -1,0 +1,94 @@
+/* From logits to a drawn token and its logprob, row by row. */
+#ifndef TINKEX_DRAW_H
+#define TINKEX_DRAW_H
+
+#include <math.h>
+
+#include "core.h"
+#include "pool.h"
+#include "simd.h"
+
+/* A row's probability mass is summed block by block, so that a draw looks through the blocks first. */
+enum { MAX_BLOCKS = 1024, SMALLEST_BLOCK = 256 };
+
+static inline vec scaled_at(const float *logits, int64_t at, int64_t size, vec temperature) {
+    if (at + LANES <= size) return vec_load(logits + at) / temperature;
+    float lanes[LANES];
+    for (int i = 0; i < LANES; i++) lanes[i] = at + i < size ? logits[at + i] : -INFINITY;
+    return vec_load(lanes) / temperature;
+}
+
+static int64_t first_at_least(const float *values, int64_t size, float level) {
+    for (int64_t i = 0; i < size; i++)
+        if (values[i] >= level) return i;
+    return 0;
+}
+
+/* The token at which the running mass passes `target`; tokens without mass are never chosen. */
+static int64_t find_token(const float *logits, int64_t vocab, vec temperature, vec shift, const double *mass,
+                          int64_t block, double target) {
+    const int64_t blocks = num_parts(vocab, block);
+    int64_t chosen = 0;
+    double before = 0;
+    for (int64_t b = 0, found = 0; b < blocks && !found; b++) {
+        if (!(mass[b] > 0)) continue;
+        if (chosen != b && mass[chosen] > 0) before += mass[chosen];
+        chosen = b;
+        found = before + mass[b] > target;
+    }
+    int64_t token = smaller(chosen * block, vocab - 1);
+    for (int64_t at = chosen * block; at < smaller((chosen + 1) * block, vocab); at += LANES) {
+        float weights[LANES];
+        vec_store(weights, vec_exp(scaled_at(logits, at, vocab, temperature) - shift));
+        for (int i = 0; i < LANES && at + i < vocab; i++) {
+            if (!(weights[i] > 0)) continue;
+            token = at + i;
+            before += weights[i];
+            if (before > target) return token;
+        }
+    }
+    return token;
+}
+
+static void draw_task(const void *context, long row, int worker) {
+    const tinkex_draw *draw = context;
+    (void)worker;
+    const int64_t vocab = draw->vocab;
+    const float *logits = draw->logits + row * vocab;
+    const int greedy = draw->temperatures[row] == 0.0f;
+    const float divisor = greedy ? 1.0f : draw->temperatures[row];
+    const vec temperature = vec_all(divisor);
+
+    vec highest = scaled_at(logits, 0, vocab, temperature);
+    for (int64_t at = LANES; at < vocab; at += LANES)
+        highest = vec_max(scaled_at(logits, at, vocab, temperature), highest);
+    const float most = vec_largest(highest);
+    const vec shift = vec_all(most);
+
+    double mass[MAX_BLOCKS], total = 0;
+    const int64_t block = rounded_up(larger(SMALLEST_BLOCK, num_parts(vocab, MAX_BLOCKS)), LANES);
+    for (int64_t b = 0; b * block < vocab; b++) {
+        vec sum = {0};
+        for (int64_t at = b * block; at < smaller((b + 1) * block, vocab); at += LANES)
+            sum += vec_exp(scaled_at(logits, at, vocab, temperature) - shift);
+        mass[b] = vec_sum(sum);
+        total += mass[b];
+    }
+    const int64_t token = greedy ? first_at_least(logits, vocab, most)
+                                 : find_token(logits, vocab, temperature, shift, mass, block,
+                                              draw->uniforms[row] * total);
+    draw->tokens[row] = token;
+    draw->log_normalizers[row] = (float)((double)most + log(total));
+    draw->logprobs[row] = logits[token] / divisor - draw->log_normalizers[row];
+}
+
+static void draw_job(tinkex_walk *walk, void *context) {
+    tinkex_share(walk, ((const tinkex_draw *)context)->num_rows, draw_task, context);
+}
+
+static int run_draw(const tinkex_draw *draw, int num_threads) {
+    tinkex_draw copy = *draw;
+    return tinkex_run(draw_job, &copy, 1, num_threads);
+}
+
+#endif

@@ -1,0 +1,148 @@
+/* Linear layers with each row's own low-rank part: out = x · Wᵀ + bias + scale · (x · Aᵀ) · Bᵀ. */
+#ifndef TINKEX_LINEAR_H
+#define TINKEX_LINEAR_H
+
+#include "core.h"
+#include "panel.h"
+#include "pool.h"
+
+/* One of the projections that read the same input. */
+typedef struct {
+    const float *weight; /* (outputs, inputs) */
+    const float *bias;
+    int64_t outputs;
+    float *out; /* column 0 of the first row; NULL for those that are gated */
+    int projection; /* its place in the tables of pairs, counted from the layer's first */
+} linear_part;
+
+enum { MAX_PARTS = 3 };
+enum linear_end { END_STORE, END_ADD, END_GATE };
+
+typedef struct {
+    int64_t num_rows, inputs;
+    const float *x;
+    int64_t x_stride, out_stride;
+    enum linear_end end; /* END_GATE: silu(part 0) · part 1, both of one size, into the out of part 0 */
+    int num_parts;
+    linear_part parts[MAX_PARTS];
+    /* The low-rank part. */
+    const tinkex_segment *segments;
+    int64_t num_segments, max_rank;
+    int64_t first_pair; /* of the layer, in every segment's table */
+    float *squeezed;    /* (rows, parts · max_rank): scale · x · Aᵀ */
+} linear;
+
+static inline const tinkex_pair *pair_of(const linear *l, const tinkex_segment *segment, int part) {
+    if (segment->pairs == NULL) return NULL;
+    const tinkex_pair *pair = &segment->pairs[l->first_pair + l->parts[part].projection];
+    return pair->a == NULL ? NULL : pair;
+}
+
+static inline float *squeezed_of(const linear *l, int64_t row, int part) {
+    return l->squeezed + row * MAX_PARTS * l->max_rank + part * l->max_rank;
+}
+
+static inline void clear(float *sums, int64_t count) { memset(sums, 0, (size_t)count * sizeof(float)); }
+
+/* scale · x · Aᵀ of one segment, part, panel of ranks and block of rows. */
+static void squeeze_task(const void *context, long task, int worker) {
+    const linear *l = context;
+    (void)worker;
+    const int64_t rank_panels = num_parts(l->max_rank, PANEL);
+    const int64_t first_rank = task % rank_panels * PANEL;
+    task /= rank_panels;
+    const int part = (int)(task % l->num_parts);
+    task /= l->num_parts;
+    const tinkex_segment *segment = &l->segments[task % l->num_segments];
+    const int64_t block = task / l->num_segments * ROW_BLOCK;
+    const tinkex_pair *pair = pair_of(l, segment, part);
+    if (pair == NULL || first_rank >= segment->rank || block >= segment->num_rows) return;
+
+    const int64_t rows = smaller(ROW_BLOCK, segment->num_rows - block), first = segment->first_row + block;
+    const int64_t ranks = smaller(PANEL, segment->rank - first_rank);
+    _Alignas(64) float sums[ROW_BLOCK * PANEL];
+    clear(sums, rows * PANEL);
+    add_product(rows, l->x + first * l->x_stride, l->x_stride, pair->a + first_rank * l->inputs, l->inputs, ranks,
+                l->inputs, sums, 0);
+    const float scale = (float)segment->scale;
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t r = 0; r < ranks; r++)
+            squeezed_of(l, first + row, part)[first_rank + r] = scale * sums[row * PANEL + r];
+}
+
+/* The sums of one panel of one part for a block of rows. */
+static void panel_sums(const linear *l, int part, int64_t output, int64_t block, int64_t rows, float *sums, int more) {
+    const linear_part *p = &l->parts[part];
+    const int64_t outputs = smaller(PANEL, p->outputs - output);
+    clear(sums, rows * PANEL);
+    add_product(rows, l->x + block * l->x_stride, l->x_stride, p->weight + output * l->inputs, l->inputs, outputs,
+                l->inputs, sums, more);
+    for (int64_t s = 0; s < l->num_segments; s++) {
+        const tinkex_segment *segment = &l->segments[s];
+        const int64_t first = larger(segment->first_row, block);
+        const int64_t end = smaller(segment->first_row + segment->num_rows, block + rows);
+        const tinkex_pair *pair = first < end ? pair_of(l, segment, part) : NULL;
+        if (pair != NULL)
+            add_product(end - first, squeezed_of(l, first, part), MAX_PARTS * l->max_rank,
+                        pair->b + output * segment->rank, segment->rank, outputs, segment->rank,
+                        sums + (first - block) * PANEL, more);
+    }
+    if (p->bias != NULL)
+        for (int64_t row = 0; row < rows; row++)
+            for (int64_t i = 0; i < outputs; i++) sums[row * PANEL + i] += p->bias[output + i];
+}
+
+static inline vec silu(vec x) { return x / (vec_all(1.0f) + vec_exp(-x)); }
+
+static void write_panel(const linear *l, int part, int64_t output, int64_t block, int64_t rows, const float *sums) {
+    const linear_part *p = &l->parts[part];
+    const int64_t outputs = smaller(PANEL, p->outputs - output);
+    for (int64_t row = 0; row < rows; row++) {
+        float *out = p->out + (block + row) * l->out_stride + output;
+        const float *from = sums + row * PANEL;
+        if (l->end == END_ADD)
+            for (int64_t i = 0; i < outputs; i++) out[i] += from[i];
+        else
+            memcpy(out, from, (size_t)outputs * sizeof(float));
+    }
+}
+
+/* One panel, counted over all parts; of both parts at once where they are gated. */
+static void linear_task(const void *context, long task, int worker) {
+    const linear *l = context;
+    (void)worker;
+    _Alignas(64) float sums[ROW_BLOCK * PANEL], other[ROW_BLOCK * PANEL];
+    const int64_t blocks = num_parts(l->num_rows, ROW_BLOCK);
+    const int64_t block = task % blocks * ROW_BLOCK, rows = smaller(ROW_BLOCK, l->num_rows - block);
+    int64_t panel = task / blocks;
+    int part = 0;
+    while (l->end != END_GATE && panel >= num_parts(l->parts[part].outputs, PANEL))
+        panel -= num_parts(l->parts[part++].outputs, PANEL);
+    const int64_t output = panel * PANEL;
+    /* The same thread usually takes the next panel too. */
+    const int more = blocks == 1 && output + 2 * PANEL <= l->parts[part].outputs;
+    panel_sums(l, part, output, block, rows, sums, more);
+    if (l->end == END_GATE) {
+        panel_sums(l, 1, output, block, rows, other, more);
+        for (int64_t i = 0; i < rows * PANEL; i += LANES)
+            vec_store(sums + i, silu(vec_load(sums + i)) * vec_load(other + i));
+    }
+    write_panel(l, part, output, block, rows, sums);
+}
+
+static inline int64_t num_panels(const linear *l) {
+    const int counted_parts = l->end == END_GATE ? 1 : l->num_parts;
+    int64_t panels = 0;
+    for (int part = 0; part < counted_parts; part++) panels += num_parts(l->parts[part].outputs, PANEL);
+    return panels;
+}
+
+/* Two phases: the low-rank squeeze, if any row has an adapter, and the rest. */
+static void run_linear(tinkex_walk *walk, const linear *l) {
+    const int64_t blocks = num_parts(l->num_rows, ROW_BLOCK);
+    if (l->num_segments > 0)
+        tinkex_share(walk, l->num_segments * l->num_parts * num_parts(l->max_rank, PANEL) * blocks, squeeze_task, l);
+    tinkex_share(walk, num_panels(l) * blocks, linear_task, l);
+}
+
+#endif

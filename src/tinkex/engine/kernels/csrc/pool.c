@@ -1,0 +1,143 @@
+#include "pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "core.h"
+
+/* A wait that is about to end costs least when it spins; one that is not must leave the processor to others. */
+enum { SPINS = 2000, YIELDS = 200 };
+static const struct timespec NAP = {0, 50 * 1000};
+
+static void pause_briefly(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static void wait_a_little(int *waited) {
+    ++*waited;
+    if (*waited < SPINS)
+        pause_briefly();
+    else if (*waited < SPINS + YIELDS)
+        sched_yield();
+    else
+        nanosleep(&NAP, NULL);
+}
+
+/* The one pool of a process. `lock` guards everything below it but the atomics. */
+static struct {
+    pthread_mutex_t in_use; /* held by the caller whose job the helpers work on */
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    int num_helpers;
+    int wanted; /* helpers that may join the job; 0 when there is none */
+    tinkex_job job;
+    void *context;
+    tinkex_counter *counters;
+    atomic_long generation;
+    atomic_int active; /* helpers inside the job */
+} pool = {.in_use = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+
+static void *help(void *argument) {
+    const int worker = (int)(long)argument;
+    long seen = 0;
+    for (;;) {
+        for (int spins = 0; spins < SPINS && atomic_load(&pool.generation) == seen; spins++) pause_briefly();
+        pthread_mutex_lock(&pool.lock);
+        while (atomic_load(&pool.generation) == seen) pthread_cond_wait(&pool.wake, &pool.lock);
+        seen = atomic_load(&pool.generation);
+        if (worker > pool.wanted) {
+            pthread_mutex_unlock(&pool.lock);
+            continue;
+        }
+        atomic_fetch_add(&pool.active, 1);
+        tinkex_walk walk = {pool.counters, pool.wanted + 1, worker, 0};
+        const tinkex_job job = pool.job;
+        void *context = pool.context;
+        pthread_mutex_unlock(&pool.lock);
+        job(&walk, context);
+        atomic_fetch_sub(&pool.active, 1);
+    }
+    return NULL;
+}
+
+/* Threads do not survive a fork: the child starts without helpers. */
+static void forget_helpers(void) {
+    pthread_mutex_init(&pool.in_use, NULL);
+    pthread_mutex_init(&pool.lock, NULL);
+    pthread_cond_init(&pool.wake, NULL);
+    pool.num_helpers = 0;
+    pool.wanted = 0;
+    atomic_store(&pool.active, 0);
+}
+
+static void register_fork_handler(void) { pthread_atfork(NULL, NULL, forget_helpers); }
+
+static void hire(int wanted) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, register_fork_handler);
+    while (pool.num_helpers < wanted) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, help, (void *)(long)(pool.num_helpers + 1)) != 0)
+            return; /* fewer helpers are slower, not wrong */
+        pthread_detach(thread);
+        pool.num_helpers++;
+    }
+}
+
+int tinkex_run(tinkex_job job, void *context, int num_phases, int num_threads) {
+    if (num_threads > TINKEX_MAX_THREADS) num_threads = TINKEX_MAX_THREADS;
+    if (num_threads < 1) num_threads = 1;
+    const size_t num_counters = (size_t)num_phases * (size_t)(num_threads + 1);
+    tinkex_counter *counters = aligned_alloc(64, num_counters * sizeof(tinkex_counter));
+    if (counters == NULL) return TINKEX_NO_MEMORY;
+    for (size_t i = 0; i < num_counters; i++) atomic_init(&counters[i].value, 0);
+    tinkex_walk walk = {counters, num_threads, 0, 0};
+    /* Somebody else's job has the helpers: this one is done alone, which gives the same numbers. */
+    const int helped = num_threads > 1 && pthread_mutex_trylock(&pool.in_use) == 0;
+    if (helped) {
+        pthread_mutex_lock(&pool.lock);
+        hire(num_threads - 1);
+        pool.job = job;
+        pool.context = context;
+        pool.counters = counters;
+        pool.wanted = num_threads - 1;
+        atomic_fetch_add(&pool.generation, 1);
+        pthread_cond_broadcast(&pool.wake);
+        pthread_mutex_unlock(&pool.lock);
+    }
+    job(&walk, context);
+    if (helped) {
+        pthread_mutex_lock(&pool.lock);
+        pool.wanted = 0; /* whoever comes late stays out */
+        pthread_mutex_unlock(&pool.lock);
+        for (int waited = 0; atomic_load(&pool.active) > 0;) wait_a_little(&waited);
+        pthread_mutex_unlock(&pool.in_use);
+    }
+    free(counters);
+    return TINKEX_OK;
+}
+
+void tinkex_share(tinkex_walk *walk, long num_tasks, tinkex_task task, const void *context) {
+    const int workers = walk->num_workers;
+    tinkex_counter *taken = walk->counters + (size_t)walk->phase++ * (size_t)(workers + 1);
+    atomic_long *done = &taken[workers].value;
+    long mine = 0;
+    for (int i = 0; i < workers; i++) {
+        const int owner = (walk->worker + i) % workers;
+        const long start = owner * num_tasks / workers, end = (owner + 1) * num_tasks / workers;
+        for (;;) {
+            const long next = start + atomic_fetch_add(&taken[owner].value, 1);
+            if (next >= end) break;
+            task(context, next, walk->worker);
+            mine++;
+        }
+    }
+    if (mine > 0) atomic_fetch_add(done, mine);
+    for (int waited = 0; atomic_load(done) < num_tasks;) wait_a_little(&waited);
+}

@@ -1,0 +1,59 @@
+/* Rows of a matrix turned into the columns of a panel. */
+#ifndef TINKEX_TRANSPOSE_H
+#define TINKEX_TRANSPOSE_H
+
+#include "simd.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+
+/* Eight inputs of eight rows, by registers. */
+static inline void turn_square(const float *rows, int64_t stride, float *panel) {
+    __m256 a[8], b[8];
+    /* Rows i and i + 4 in one register, so that the last step needs no crossing of halves. */
+    for (int i = 0; i < 4; i++) {
+        a[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows + i * stride)),
+                                    _mm_loadu_ps(rows + (i + 4) * stride), 1);
+        a[i + 4] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows + i * stride + 4)),
+                                        _mm_loadu_ps(rows + (i + 4) * stride + 4), 1);
+    }
+    for (int half = 0; half < 8; half += 4) {
+        b[half] = _mm256_unpacklo_ps(a[half], a[half + 1]);
+        b[half + 1] = _mm256_unpackhi_ps(a[half], a[half + 1]);
+        b[half + 2] = _mm256_unpacklo_ps(a[half + 2], a[half + 3]);
+        b[half + 3] = _mm256_unpackhi_ps(a[half + 2], a[half + 3]);
+        _mm256_store_ps(panel + (half + 0) * PANEL, _mm256_shuffle_ps(b[half], b[half + 2], 0x44));
+        _mm256_store_ps(panel + (half + 1) * PANEL, _mm256_shuffle_ps(b[half], b[half + 2], 0xEE));
+        _mm256_store_ps(panel + (half + 2) * PANEL, _mm256_shuffle_ps(b[half + 1], b[half + 3], 0x44));
+        _mm256_store_ps(panel + (half + 3) * PANEL, _mm256_shuffle_ps(b[half + 1], b[half + 3], 0xEE));
+    }
+}
+enum { TURN = 8 };
+#else
+static inline void turn_square(const float *rows, int64_t stride, float *panel) {
+    for (int k = 0; k < 4; k++)
+        for (int i = 0; i < 4; i++) panel[k * PANEL + i] = rows[i * stride + k];
+}
+enum { TURN = 4 };
+#endif
+
+/* panel[k][i] = rows[i][k] for k < width; where there are fewer than PANEL rows, the other columns are 0.
+ *
+ * `ahead` is where a block of the same shape begins that is needed soon, or NULL; it is fetched on the way.
+ */
+static inline __attribute__((always_inline)) void turn_panel(const float *rows, int64_t stride, int64_t num_rows,
+                                                             int64_t width, float *panel, const float *ahead) {
+    const int64_t whole_rows = num_rows / TURN * TURN, whole_width = width / TURN * TURN;
+    for (int64_t k = 0; k < whole_width; k += TURN) {
+        if (ahead != NULL && k % 16 == 0)
+            for (int64_t i = 0; i < num_rows; i++) __builtin_prefetch(ahead + i * stride + k, 0, 2);
+        for (int64_t i = 0; i < whole_rows; i += TURN) turn_square(rows + i * stride + k, stride, panel + k * PANEL + i);
+    }
+    if (whole_rows == PANEL && whole_width == width) return;
+    for (int64_t k = 0; k < width; k++) {
+        const int64_t first = k < whole_width ? whole_rows : 0;
+        for (int64_t i = first; i < PANEL; i++) panel[k * PANEL + i] = i < num_rows ? rows[i * stride + k] : 0.0f;
+    }
+}
+
+#endif

@@ -1,0 +1,16 @@
+/* The entry points of the core for one kind of processor. */
+#ifndef TINKEX_VARIANT_H
+#define TINKEX_VARIANT_H
+
+#include "core.h"
+
+typedef struct {
+    const char *name;
+    int (*forward)(const tinkex_model *model, const tinkex_pass *pass, int num_threads);
+    int (*head)(const tinkex_model *model, const tinkex_head *head, int num_threads);
+    int (*draw)(const tinkex_draw *draw, int num_threads);
+} tinkex_variant;
+
+extern const tinkex_variant tinkex_avx512, tinkex_avx2, tinkex_portable;
+
+#endif

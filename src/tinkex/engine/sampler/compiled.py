@@ -1,0 +1,297 @@
+"""The sampler's numbers by the compiled core: torch's memory goes in and out, torch computes nothing.
+
+Weights, adapters, keys and values are read where torch keeps them, so this needs no memory of its own beyond a
+pass's activations.
+
+Shapes: B rows of a decode step, T packed rows of a prefill pass, R rows at hand, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, TypeAlias
+from weakref import ref
+
+import numpy as np
+import torch
+
+from tinkex.engine.kernels.layout import (
+    DrawC,
+    HeadC,
+    LayerC,
+    ModelC,
+    PairC,
+    PassC,
+    SegmentC,
+    SequenceC,
+)
+from tinkex.engine.model.lora import ATTENTION_MODULES, MLP_MODULES, UNEMBED_MODULE
+from tinkex.engine.sampler.logits import draw_truncated
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from ctypes import Array
+
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from tinkex.engine.kernels import Core
+    from tinkex.engine.model.lora import Adapter
+    from tinkex.engine.model.transformer import LayerWeights, Transformer
+    from tinkex.engine.sampler.kv_cache import PromptKV, Slot, SlotTable
+    from tinkex.engine.sampler.logits import RowSettings
+
+__all__ = ["CompiledCompute", "CompiledDraw"]
+
+_Segments: TypeAlias = "Sequence[tuple[Adapter | None, int]]"
+
+
+class CompiledCompute:
+    """Computes with the core, on as many threads as torch is set to use.
+
+    Example:
+        >>> CompiledCompute(model, load_core()).description
+        'compiled (avx2)'
+    """
+
+    def __init__(self, model: Transformer, core: Core) -> None:
+        self._core = core
+        self._weights = model  # the core reads its memory, so it must stay
+        self._vocab_size = model.arch.vocab_size
+        self._hidden_size = model.arch.hidden_size
+        self._layers = (LayerC * len(model.layers))(
+            *(_layer(weights, model.arch.window(layer)) for layer, weights in enumerate(model.layers))
+        )
+        self._model = _model(model, self._layers)
+        self._adapters = _AdapterTables(len(model.layers))
+        self.description = f"compiled ({core.variant})"
+
+    def prefill(
+        self, tokens_T: npt.NDArray[np.int32], pieces: Sequence[tuple[PromptKV, int]], segments: _Segments
+    ) -> Tensor:
+        """Hidden states of the next rows of several prompts, (T, D)."""
+        sequences = (SequenceC * len(pieces))()
+        first_row = 0
+        for sequence, (kv, count) in zip(sequences, pieces, strict=True):
+            layer_stride, value_offset, head_stride = kv.kv_L2KPd.stride()[:3]
+            sequence.first_row, sequence.num_rows, sequence.position = first_row, count, kv.filled
+            sequence.keys = kv.kv_L2KPd.data_ptr()
+            sequence.layer_stride, sequence.value_offset = layer_stride, value_offset
+            sequence.head_stride = head_stride
+            first_row += count
+        positions = [np.arange(kv.filled, kv.filled + count) for kv, count in pieces]
+        return self._forward(tokens_T, np.concatenate(positions), sequences, segments)
+
+    def decode(
+        self, tokens: Sequence[int], table: SlotTable, slots: Sequence[Slot], segments: _Segments
+    ) -> Tensor:
+        """Hidden states of one new row for each of the table's slots, (B, D)."""
+        assert len(slots) == len(table)
+        sequences = (SequenceC * len(slots))()
+        for row, (sequence, slot) in enumerate(zip(sequences, slots, strict=True)):
+            kv_L2SKCd = slot.bank.kv_L2SKCd
+            layer_stride, value_offset, slot_stride, head_stride = kv_L2SKCd.stride()[:4]
+            sequence.first_row, sequence.num_rows, sequence.position = row, 1, slot.length
+            sequence.keys = kv_L2SKCd.data_ptr() + slot.index * slot_stride * kv_L2SKCd.element_size()
+            sequence.layer_stride, sequence.value_offset = layer_stride, value_offset
+            sequence.head_stride = head_stride
+        positions_B = np.array([slot.length for slot in slots])
+        return self._forward(np.array(tokens, np.int32), positions_B, sequences, segments)
+
+    def logits(self, hidden_RD: Tensor, segments: _Segments) -> Tensor:
+        """Logits of rows that are grouped by adapter, (R, V)."""
+        hidden_RD = hidden_RD.contiguous()
+        logits_RV = torch.empty(len(hidden_RD), self._vocab_size)
+        shared, keep = self._segments(segments)
+        rows = HeadC(len(hidden_RD), len(shared), hidden_RD.data_ptr(), shared, logits_RV.data_ptr())
+        self._core.head(self._model, rows, torch.get_num_threads())
+        del keep
+        return logits_RV
+
+    def draw(
+        self, logits_BV: Tensor, settings: Sequence[RowSettings], uniforms: Sequence[float]
+    ) -> CompiledDraw:
+        """One token per row."""
+        num_rows = len(settings)
+        temperatures_B = np.array([row.temperature for row in settings], np.float32)
+        uniforms_B = np.array(uniforms, np.float64)
+        tokens_B, logprobs_B = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
+        log_normalizers_B = torch.empty(num_rows)
+        rows = DrawC(
+            num_rows,
+            self._vocab_size,
+            logits_BV.data_ptr(),
+            _address(temperatures_B),
+            _address(uniforms_B),
+            tokens_B.data_ptr(),
+            logprobs_B.data_ptr(),
+            log_normalizers_B.data_ptr(),
+        )
+        self._core.draw(rows, torch.get_num_threads())
+        drawn = CompiledDraw(
+            tokens_B,
+            logprobs_B,
+            torch.isfinite(log_normalizers_B),
+            logits_BV,
+            torch.from_numpy(temperatures_B),
+            log_normalizers_B,
+        )
+        for top_k in {row.top_k for row in settings if row.method[0] == "truncated"}:
+            drawn.redraw(
+                [n for n, row in enumerate(settings) if row.method == ("truncated", top_k)],
+                settings,
+                uniforms_B,
+            )
+        return drawn
+
+    def _forward(
+        self,
+        tokens_T: npt.NDArray[np.int32],
+        positions_T: npt.NDArray[np.int64],
+        sequences: Array[SequenceC],
+        segments: _Segments,
+    ) -> Tensor:
+        tokens_T = np.ascontiguousarray(tokens_T, np.int32)
+        cos_T1h, sin_T1h = self._weights.rotary(torch.from_numpy(positions_T))
+        cos_T1h, sin_T1h = cos_T1h.contiguous(), sin_T1h.contiguous()
+        hidden_TD = torch.empty(len(tokens_T), self._hidden_size)
+        shared, keep = self._segments(segments)
+        rows = PassC(
+            len(tokens_T),
+            len(sequences),
+            len(shared),
+            _address(tokens_T),
+            cos_T1h.data_ptr(),
+            sin_T1h.data_ptr(),
+            sequences,
+            shared,
+            hidden_TD.data_ptr(),
+        )
+        self._core.forward(self._model, rows, torch.get_num_threads())
+        del keep
+        return hidden_TD
+
+    def _segments(self, segments: _Segments) -> tuple[Array[SegmentC], list[object]]:
+        """Neighbours with one adapter joined; none at all if every row is the base model's.
+
+        What the segments point to must be kept until the core is done with it.
+        """
+        if all(adapter is None for adapter, _ in segments):
+            return (SegmentC * 0)(), []
+        joined: list[SegmentC] = []
+        keep: list[object] = []
+        first_row = 0
+        for _, same in groupby(segments, key=lambda segment: id(segment[0])):
+            group = list(same)
+            adapter, num_rows = group[0][0], sum(count for _, count in group)
+            if adapter is not None:
+                pairs = self._adapters.of(adapter)
+                keep.append((adapter, pairs))
+                joined.append(SegmentC(first_row, num_rows, adapter.layout.rank, adapter.spec.scale, pairs))
+            first_row += num_rows
+        return (SegmentC * len(joined))(*joined), keep
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledDraw:
+    """One token per row, and the distribution it is reported under."""
+
+    tokens_B: Tensor
+    logprobs_B: Tensor
+    finite_B: Tensor
+    """False where the logits hold NaN or +inf; such a row's token means nothing."""
+    _logits_BV: Tensor
+    _temperatures_B: Tensor
+    _log_normalizers_B: Tensor
+
+    def distribution(self, rows: Sequence[int]) -> Tensor:
+        """Logprobs of the temperature-scaled distributions of some rows, before top-k and top-p."""
+        picked = torch.tensor(rows)
+        temperatures_R1 = self._temperatures_B[picked, None]
+        scaled_RV = self._logits_BV[picked] / torch.where(temperatures_R1 == 0, 1.0, temperatures_R1)
+        return scaled_RV - self._log_normalizers_B[picked, None]
+
+    def redraw(
+        self, rows: Sequence[int], settings: Sequence[RowSettings], uniforms_B: npt.NDArray[np.float64]
+    ) -> None:
+        """Draws rows of one top-k again, from their truncated distributions."""
+        picked = torch.tensor(rows)
+        logprobs_RV = self.distribution(rows)
+        top_p_R = torch.tensor([settings[row].top_p for row in rows], dtype=torch.float64)
+        tokens_R = draw_truncated(
+            logprobs_RV, settings[rows[0]].top_k, top_p_R, torch.from_numpy(uniforms_B)[picked]
+        )
+        self.tokens_B[picked] = tokens_R
+        self.logprobs_B[picked] = logprobs_RV.gather(1, tokens_R[:, None])[:, 0]
+
+
+class _AdapterTables:
+    """Where each adapter's pairs lie, worked out once per adapter and forgotten with it."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._modules: list[tuple[str, int | None]] = [
+            (module, layer) for layer in range(num_layers) for module in (*ATTENTION_MODULES, *MLP_MODULES)
+        ]
+        self._modules.append((UNEMBED_MODULE, None))
+        self._tables: dict[int, tuple[ref[Adapter], Array[PairC]]] = {}
+
+    def of(self, adapter: Adapter) -> Array[PairC]:
+        """The table of an adapter."""
+        key = id(adapter)
+        if key not in self._tables:
+            table = (PairC * len(self._modules))()
+            for entry, module in zip(table, self._modules, strict=True):
+                pair = adapter.views.get(module)
+                if pair is not None:
+                    entry.a, entry.b = (half.data_ptr() for half in pair)
+            self._tables[key] = (ref(adapter, lambda _: self._tables.pop(key, None)), table)
+        return self._tables[key][1]
+
+
+def _layer(weights: LayerWeights, window: int | None) -> LayerC:
+    return LayerC(
+        _pointer(weights.input_norm_D),
+        _pointer(weights.qkv_ED),
+        _pointer(weights.qkv_bias_E),
+        _pointer(weights.q_norm_d),
+        _pointer(weights.k_norm_d),
+        _pointer(weights.output_DHd),
+        _pointer(weights.output_bias_D),
+        _pointer(weights.mlp_norm_D),
+        _pointer(weights.gate_up_2FD),
+        _pointer(weights.gate_up_bias_2F),
+        _pointer(weights.down_DF),
+        _pointer(weights.down_bias_D),
+        window or 0,
+    )
+
+
+def _model(model: Transformer, layers: Array[LayerC]) -> ModelC:
+    arch = model.arch
+    return ModelC(
+        arch.num_layers,
+        arch.hidden_size,
+        arch.intermediate_size,
+        arch.num_heads,
+        arch.num_kv_heads,
+        arch.head_dim,
+        arch.vocab_size,
+        arch.rms_norm_eps,
+        _pointer(model.embedding_VD),
+        _pointer(model.norm_D),
+        _pointer(model.unembedding_VD),
+        layers,
+    )
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    """Where a tensor's numbers begin; NULL for one that is not there."""
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous(), "weights are stored row by row"
+    return tensor.data_ptr()
+
+
+def _address(array: npt.NDArray[np.generic]) -> int:
+    return int(array.ctypes.data)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tinkex.engine.kernels import CoreUnavailable, load_core
+from tinkex.engine.kernels.build import BuildError, build_core, sources_digest
+
+has_compiler = pytest.mark.skipif(
+    not any(shutil.which(name) for name in ("cc", "gcc", "clang")), reason="no C compiler here"
+)
+
+
+@has_compiler
+def test_the_sources_compile_without_a_warning_and_the_result_loads(tmp_path: Path) -> None:
+    library = build_core(tmp_path / "core.so", extra_flags=("-Werror",))
+    assert load_core(library, environ={}).variant in {"avx512", "avx2", "portable"}
+    assert [path.name for path in tmp_path.iterdir()] == ["core.so"]
+
+
+def test_a_compiler_that_is_not_there_is_said_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "/nowhere/cc --flag")
+    with pytest.raises(BuildError, match="/nowhere/cc"):
+        build_core(tmp_path / "core.so")
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_compiler_at_all_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match="no C compiler"):
+        build_core(tmp_path / "core.so")
+
+
+@has_compiler
+def test_what_the_compiler_complains_about_is_passed_on(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="no-such-header"):
+        build_core(tmp_path / "core.so", extra_flags=("-include", "no-such-header.h"))
+
+
+def test_other_sources_have_another_digest(tmp_path: Path) -> None:
+    (tmp_path / "a.c").write_text("int a;")
+    before = sources_digest(tmp_path)
+    (tmp_path / "a.c").write_text("int b;")
+    assert sources_digest(tmp_path) != before
+
+
+def test_a_package_without_a_core_says_what_would_give_one(tmp_path: Path) -> None:
+    with pytest.raises(CoreUnavailable, match="install a C compiler"):
+        load_core(tmp_path / "core.so", environ={})
+
+
+def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
+    broken = tmp_path / "core.so"
+    broken.write_bytes(b"not a library")
+    with pytest.raises(CoreUnavailable, match="cannot be used"):
+        load_core(broken, environ={})
+
+
+@has_compiler
+def test_a_core_of_other_sources_is_refused(tmp_path: Path) -> None:
+    stale = build_core(tmp_path / "core.so", extra_flags=("-O0",))
+    stale.write_bytes(stale.read_bytes().replace(sources_digest().encode(), b"0" * 16))
+    with pytest.raises(CoreUnavailable, match="built from other sources"):
+        load_core(stale, environ={})
+
+
+def test_the_core_can_be_switched_off_by_the_environment() -> None:
+    with pytest.raises(CoreUnavailable, match="TINKEX_DISABLE_CORE"):
+        load_core(environ={"TINKEX_DISABLE_CORE": "1"})
