@@ -337,7 +337,8 @@ def _token_list(tokens: Sequence[int] | npt.NDArray[Any]) -> list[int]:
         raise ValueError(f"tokens must be ints, got values of type {array.dtype}")
     if array.size and (int(array.min()) < 0 or int(array.max()) > np.iinfo(np.int32).max):
         raise ValueError(f"token ids must lie in 0…2147483647, got {int(array.min())}…{int(array.max())}")
-    return array.tolist()
+    found: list[int] = array.tolist()
+    return found
 
 
 def _packed(values: Sequence[Any], code: str, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
