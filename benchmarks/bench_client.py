@@ -131,12 +131,21 @@ def in_flight(sdk: Any, url: str) -> dict[str, float]:
     _, client = sampler(sdk, url)
     params = sdk.SamplingParams(max_tokens=TOKENS_BACK)
     given = prompts(sdk, IN_FLIGHT)
-    before = peak_memory()
+    before, began = peak_memory(), time.perf_counter()
     futures = [client.sample(prompt, 1, params) for prompt in given]
     for future in futures:
         read(future.result())
     peak = peak_memory()
-    return {"peak memory, MB": peak / 1e6, "KB per sample in flight": (peak - before) / IN_FLIGHT / 1e3}
+    return {
+        "peak memory, MB": peak / 1e6,
+        "KB per sample in flight": (peak - before) / IN_FLIGHT / 1e3,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def held(sdk: Any, url: str) -> dict[str, float]:
+    """All samples are at the server at once, because each takes two seconds there."""
+    return in_flight(sdk, url)
 
 
 def peak_memory() -> float:
@@ -150,7 +159,10 @@ CASES: dict[str, Callable[[Any, str], dict[str, float]]] = {
     "sequential": sequential,
     "training": training,
     "in_flight": in_flight,
+    "held": held,
 }
+SERVER_OPTIONS = {"held": ["--hold", "2"]}
+"""What the server does differently for a case."""
 
 
 def measure(case: str, name: str, url: str) -> None:
@@ -183,6 +195,8 @@ ROWS = (
     Row("CPU of that step", "training", "cpu of a step, ms", higher_is_better=False, aim=None),
     Row(f"peak memory, {IN_FLIGHT:,} samples in flight", "in_flight", "peak memory, MB", higher_is_better=False, aim=1 / 0.6),
     Row("memory per sample in flight, KB", "in_flight", "KB per sample in flight", higher_is_better=False, aim=None),
+    Row(f"memory per sample, {IN_FLIGHT:,} at the server for 2 s, KB", "held", "KB per sample in flight", higher_is_better=False, aim=None),
+    Row(f"time for {IN_FLIGHT:,} samples of 2 s, s", "held", "seconds", higher_is_better=False, aim=None),
 )  # fmt: skip
 
 
@@ -211,16 +225,16 @@ def once(case: str, client: str, url: str) -> dict[str, float]:
 
 def run(cases: list[str], rounds: int, options: list[str]) -> dict[str, dict[str, dict[str, float]]]:
     medians: dict[str, dict[str, dict[str, float]]] = {}
-    with server(*options) as url:
-        for case in cases:
-            taken: dict[str, list[dict[str, float]]] = {client: [] for client in CLIENTS}
+    for case in cases:
+        taken: dict[str, list[dict[str, float]]] = {client: [] for client in CLIENTS}
+        with server(*options, *SERVER_OPTIONS.get(case, [])) as url:
             for turn in range(rounds):
                 for client in CLIENTS if turn % 2 else reversed(CLIENTS):
                     taken[client].append(once(case, client, url))
-            medians[case] = {
-                client: {figure: statistics.median(one[figure] for one in found) for figure in found[0]}
-                for client, found in taken.items()
-            }
+        medians[case] = {
+            client: {figure: statistics.median(one[figure] for one in found) for figure in found[0]}
+            for client, found in taken.items()
+        }
     return medians
 
 

@@ -1,6 +1,6 @@
 """A server that answers at once with canned results, so that a benchmark measures the client and nothing else.
 
-    python benchmarks/canned_server.py [--retrieve-futures]
+    python benchmarks/canned_server.py [--retrieve-futures] [--hold SECONDS]
 
 Prints its port. It speaks just enough of the protocol for both clients: every submission is accepted and its
 result is ready. The options offer clients what servers may offer.
@@ -14,6 +14,7 @@ import contextlib
 import json
 import re
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -53,8 +54,14 @@ class Answers:
     """What the server says; one object for all connections."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.config = json.dumps({"sample_use_retrieve_futures": True} if options.retrieve_futures else {})
+        offers: dict[str, Any] = {"sample_use_retrieve_futures": True} if options.retrieve_futures else {}
+        self.hold_s = float(options.hold)
+        if self.hold_s:
+            offers["sample_max_concurrent_requests"] = 10_000
+        self.config = json.dumps(offers)
+        self.polls_for_all = bool(options.retrieve_futures)
         self.accepted = 0
+        self.due: dict[bytes, float] = {}
         self.sample = sample_body()
         self.passed: dict[int, bytes] = {}
         self.sizes: dict[bytes, int] = {}
@@ -68,7 +75,9 @@ class Answers:
         if path == b"/api/v1/asample":
             self.accepted += 1
             name = f"s{self.accepted}"
-            if self.config != "{}":
+            if self.hold_s:
+                self.due[name.encode()] = time.monotonic() + self.hold_s
+            if self.polls_for_all:
                 self.finished.append(name)
                 waiting, self.waiting = self.waiting, []
                 for wake in waiting:
@@ -93,10 +102,14 @@ class Answers:
             return _JSON, self.config.encode()
         return _JSON, b"{}"
 
+    def wait_s(self, path: bytes, body: bytes) -> float:
+        """How long a poll is kept before its result is due."""
+        if not self.due or path != b"/api/v1/retrieve_future":
+            return 0.0
+        return self.due.get(_name(body), 0.0) - time.monotonic()
+
     def _result(self, body: bytes) -> tuple[bytes, bytes]:
-        start = body.index(b'"request_id"') + 12
-        start = body.index(b'"', start) + 1
-        name = body[start : body.index(b'"', start)]
+        name = _name(body)
         if name[:1] == b"s":
             return _PROTO, self.sample
         if name[:1] == b"f":
@@ -113,6 +126,12 @@ class Answers:
             for n in self.finished[cursor:]
         ]
         return _JSON, json.dumps({"completions": done, "cursor": len(self.finished)}).encode()
+
+
+def _name(body: bytes) -> bytes:
+    start = body.index(b'"request_id"') + 12
+    start = body.index(b'"', start) + 1
+    return body[start : body.index(b'"', start)]
 
 
 _JSON, _PROTO = b"application/json", b"application/x-protobuf"
@@ -160,6 +179,10 @@ class Connection(asyncio.Protocol):
     def _respond(self, path: bytes, body: bytes) -> None:
         if self._transport.is_closing():
             return  # a poll of a client that is gone
+        wait_s = self._answers.wait_s(path, body)
+        if wait_s > 0:
+            asyncio.get_running_loop().call_later(wait_s, self._respond, path, body)
+            return
         if path == b"/api/v1/retrieve_futures":
             said = self._answers.completions(body)
             if said is None:
@@ -207,6 +230,9 @@ class _UntilEof(asyncio.Protocol):
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--retrieve-futures", action="store_true", help="offer one poller per session")
+    parser.add_argument(
+        "--hold", type=float, default=0.0, help="samples take so many seconds; any number may be under way"
+    )
     with contextlib.suppress(asyncio.CancelledError):
         uvloop.run(serve(parser.parse_args()))
 

@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import urlsplit
 
 from tinkex._transport.budget import ByteBudget, Slots
 
@@ -84,11 +83,11 @@ def limiter_for(caller: Caller, max_bytes: int) -> Limiter:
 
     Transports other than HTTP lead to servers of their own and share nothing.
     """
-    from tinkex._transport.http import HttpTransport
+    from tinkex._transport.shared import SharedHttp, server_of
 
-    if not isinstance(caller.transport, HttpTransport):
+    if not isinstance(caller.transport, SharedHttp):
         return Limiter(max_bytes)
-    server = urlsplit(caller.config.base_url.lower()).netloc + urlsplit(caller.config.base_url).path
+    server = server_of(caller.config.base_url)
     place = (os.getpid(), server, caller.config.api_key, max_bytes)  # a forked child has a loop of its own
     limiter = _shared.get(place)
     if limiter is None:

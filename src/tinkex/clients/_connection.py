@@ -47,6 +47,6 @@ def _transport(config: Config) -> Transport:
         from tinkex._transport.local import LocalTransport
 
         return LocalTransport()
-    from tinkex._transport.http import HttpTransport
+    from tinkex._transport.shared import SharedHttp
 
-    return HttpTransport(config)
+    return SharedHttp(config)

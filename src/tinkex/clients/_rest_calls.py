@@ -19,22 +19,18 @@ from tinkex import types
 from tinkex._transport.caller import PROTOCOL_VERSION
 from tinkex._wire import json as wire_json
 from tinkex._wire.endpoints import endpoint
-from tinkex.clients._connection import connect
 from tinkex.clients._tokens import use_tokens
 from tinkex.errors import APIStatusError
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller
     from tinkex._wire.endpoints import Endpoint
-    from tinkex.clients.session import Session
-    from tinkex.config import Config
 
 __all__ = [
     "AccessScope",
     "AuditEvents",
     "RestCalls",
     "billing_window",
-    "open_calls",
     "parsed_path",
     "weights_info",
 ]
@@ -47,17 +43,6 @@ TRACE_POLL_S = 5.0
 """How often the export of a trace is asked after."""
 
 logger = logging.getLogger("tinkex")
-
-
-def open_calls(
-    name: str, holder: Session | None, caller: Caller | None, *, config: Config | None, **settings: Any
-) -> RestCalls:
-    """The calls of a client: over the connections of a holder or caller, or over new ones for these settings."""
-    if holder is not None:
-        if caller is not None or config is not None or any(given is not None for given in settings.values()):
-            raise ValueError(f"{name} takes a holder, which knows its server and key, or settings; not both")
-        caller = holder.caller
-    return RestCalls(caller or connect(config=config, **settings))
 
 
 class RestCalls:

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from datetime import date, datetime
-from typing import TYPE_CHECKING
 
 from tinkex import types
 from tinkex._runtime import arrival, background
-from tinkex.clients._rest_calls import AuditEvents, billing_window, open_calls
-
-if TYPE_CHECKING:
-    from tinkex._transport.base import Transport
-    from tinkex._transport.caller import Caller
-    from tinkex.clients.session import Session
-    from tinkex.config import Config
-    from tinkex.events import Sink
+from tinkex.clients._rest_calls import AuditEvents, billing_window
+from tinkex.clients._sessionless import Sessionless
 
 __all__ = ["AdminClient"]
 
 
-class AdminClient:
+class AdminClient(Sessionless):
     """Reads what only administrators of an organisation may read.
 
     ::
@@ -32,28 +25,6 @@ class AdminClient:
     Methods return futures; each has an ``_async`` twin that returns the value. A server of your own bills
     nobody and refuses these calls by name.
     """
-
-    def __init__(
-        self,
-        _holder: Session | None = None,
-        *,
-        base_url: str | None = None,
-        api_key: str | None = None,
-        config: Config | None = None,
-        transport: Transport | None = None,
-        events: Sink | None = None,
-        caller: Caller | None = None,
-    ) -> None:
-        self._calls = open_calls(
-            "AdminClient",
-            _holder,
-            caller,
-            config=config,
-            transport=transport,
-            events=events,
-            base_url=base_url,
-            api_key=api_key,
-        )
 
     def get_audit_log(
         self, event_type: AuditEvents = "all", day: date | None = None

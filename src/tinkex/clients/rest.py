@@ -10,24 +10,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinkex import types
 from tinkex._runtime import arrival, background
-from tinkex.clients._rest_calls import AccessScope, AuditEvents, open_calls, parsed_path, weights_info
+from tinkex.clients._rest_calls import AccessScope, AuditEvents, parsed_path, weights_info
+from tinkex.clients._sessionless import Sessionless
 from tinkex.errors import ExperimentalWarning
 from tinkex.futures import APIFuture, AwaitableConcurrentFuture
 
 if TYPE_CHECKING:
-    from tinkex._transport.base import Transport
-    from tinkex._transport.caller import Caller
     from tinkex.clients.admin import AdminClient
-    from tinkex.clients.session import Session
-    from tinkex.config import Config
-    from tinkex.events import Sink
 
 __all__ = ["AccessScope", "RestClient", "weights_info"]
 
 T = TypeVar("T")
 
 
-class RestClient:
+class RestClient(Sessionless):
     """Reads and manages what lies on a server.
 
     ::
@@ -39,29 +35,6 @@ class RestClient:
     Methods return futures; each has an ``_async`` twin that returns the value. ``list_…`` is one page,
     ``iter_…`` every item, page after page.
     """
-
-    def __init__(
-        self,
-        _holder: Session | None = None,
-        *,
-        base_url: str | None = None,
-        api_key: str | None = None,
-        config: Config | None = None,
-        transport: Transport | None = None,
-        events: Sink | None = None,
-        caller: Caller | None = None,
-    ) -> None:
-        self._calls = open_calls(
-            "RestClient",
-            _holder,
-            caller,
-            config=config,
-            transport=transport,
-            events=events,
-            base_url=base_url,
-            api_key=api_key,
-        )
-        self._caller = self._calls.caller
 
     # ---- runs ----
 

@@ -287,9 +287,9 @@ class SamplingClient:
         )
 
     def _check_can_leave(self) -> None:
-        from tinkex._transport.http import HttpTransport
+        from tinkex._transport.shared import SharedHttp
 
-        if not isinstance(self._session.caller.transport, HttpTransport):
+        if not isinstance(self._session.caller.transport, SharedHttp):
             raise TypeError(
                 "this sampling client cannot leave its process, because the engine it uses is in it; "
                 "start one with 'tinkex serve' and give its address as base_url"
@@ -366,8 +366,7 @@ class SamplingClient:
             if self._completions is not None:
                 self._completions.retrieved(accepted.request_id)
         except asyncio.CancelledError:
-            if self._session.dynamic_config.sample_cancel_enabled:
-                background().start(self._tell_cancelled(accepted.request_id))
+            self._session.cancellations.add(accepted.request_id)
             raise
         if request.prompt_alt_tokens_k > 0 and response.prompt_alt_tokens is None:
             raise APIResponseValidationError(
@@ -405,15 +404,6 @@ class SamplingClient:
                 await limiter.wait()
             else:
                 return accepted
-
-    async def _tell_cancelled(self, request_id: str) -> None:
-        try:
-            await self._session.caller.call(
-                endpoint("cancel_future"), types.CancelFutureRequest(request_id=request_id), timeout=30.0
-            )
-        except TinkexError as error:
-            # The server drops unfetched results by itself; nobody is left to be told.
-            self._session.caller.sink.emit(RetryScheduled("cancel_future", 0, 0.0, str(error)))
 
     async def _logprobs(self, request: types.SampleRequest) -> list[float | None]:
         logprobs = (await self._sample(request)).prompt_logprobs

@@ -15,6 +15,7 @@ from tinkex._transport.caller import PROTOCOL_VERSION
 from tinkex._transport.limiter import Limiter, limiter_for
 from tinkex._transport.retry import NEVER, RetryPolicy, is_transient
 from tinkex._wire.endpoints import endpoint
+from tinkex.clients._cancellations import Cancellations
 from tinkex.clients._custom_losses import CustomLosses
 from tinkex.clients._tokens import use_tokens
 from tinkex.errors import (
@@ -85,6 +86,7 @@ class Session:
         self._heart: asyncio.Task[None] | None = None
         self._closed = False
         self.custom_losses = CustomLosses(caller)
+        self.cancellations = Cancellations(caller, lambda: self.dynamic_config)
         self._model_seq_ids = itertools.count()
         self._sampling_session_seq_ids = itertools.count()
 
