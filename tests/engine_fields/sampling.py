@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tests.engine_fields.rig import MODEL, OTHER_MODEL, TOKENS, Rig, refused
 from tests.engine_fields.table import proves
+from tinkex.types import Datum, ImageChunk, ModelInput
 from tinkex.types.sampling import EMPTY_LOGPROB
 
 
@@ -45,10 +48,36 @@ def top_p(rig: Rig) -> None:
     assert rig.tokens({"temperature": 5.0, "top_p": 1e-6}) == greedy != rig.tokens({"temperature": 5.0})
 
 
-@proves("SampleRequest.prompt")
+@proves("SampleRequest.prompt", "ModelInput.chunks", "EncodedTextChunk.tokens")
 def prompt(rig: Rig) -> None:
     other = {"chunks": [{"type": "encoded_text", "tokens": [9, 8]}]}
     assert rig.tokens(prompt=other) != rig.tokens()
+    one_by_one = {"chunks": [{"type": "encoded_text", "tokens": [token]} for token in TOKENS]}
+    assert rig.tokens(prompt=one_by_one) == rig.tokens()
+    loud = {"chunks": [{"type": "encoded_text", "tokens": TOKENS, "loud": True}]}
+    refused(rig.submit_sample(prompt=loud), "loud")
+
+
+@proves(
+    "ImageChunk.data",
+    "ImageChunk.format",
+    "ImageChunk.expected_tokens",
+    "ImageAssetPointerChunk.location",
+    "ImageAssetPointerChunk.format",
+    "ImageAssetPointerChunk.expected_tokens",
+    "DmelChunk.dmel",
+)
+def prompts_that_are_not_text(rig: Rig) -> None:
+    picture = {"type": "image", "data": "aGk=", "format": "png", "expected_tokens": 2}
+    pointer = {"type": "image_asset_pointer", "location": "x", "format": "png", "expected_tokens": 2}
+    for chunk in (picture, pointer, {"type": "dmel", "dmel": "AAEC"}):
+        refused(rig.submit_sample(prompt={"chunks": [chunk]}), str(chunk["type"]))
+    run = rig.run()
+    shown = Datum(
+        ModelInput(chunks=[ImageChunk(data=b"hi", format="png", expected_tokens=2)]),
+        {"target_tokens": [1, 2]},
+    )
+    refused(run.submit_pass([shown]), "image")
 
 
 @proves("SampleRequest.sampling_params")
@@ -125,6 +154,37 @@ def target_prompt_logprobs(rig: Rig) -> None:
     values = got.target_prompt_logprobs.to_numpy()[:, 0]
     assert np.isclose(values[0], got.prompt_logprobs[1])
     assert np.isnan(values[1:]).all()
+
+
+@proves(
+    "TensorData.data",
+    "TensorData.dtype",
+    "TensorData.shape",
+    "TensorData.sparse_crow_indices",
+    "TensorData.sparse_col_indices",
+)
+def tensors(rig: Rig) -> None:
+    rows = len(TOKENS) - 1
+    sparse = {
+        "data": [7],
+        "dtype": "int64",
+        "shape": [rows, 2],
+        "sparse_crow_indices": [0, 0, *[1] * (rows - 1)],
+        "sparse_col_indices": [1],
+    }
+
+    def scored(**changes: Any) -> list[list[float]]:
+        got = rig.sample(target_prompt_logprobs={**sparse, **changes}).target_prompt_logprobs
+        assert got is not None
+        return got.to_numpy(pad_value=0).round(4).tolist()
+
+    usual = scored()
+    assert usual[1][1] < 0 == sum(map(sum, usual)) - usual[1][1]
+    assert scored(data=[8])[1][1] != usual[1][1]
+    assert scored(sparse_col_indices=[0])[1][0] == usual[1][1]
+    assert scored(sparse_crow_indices=[0, *[1] * rows])[0][1] < 0
+    for wrong in ({"dtype": "float32"}, {"shape": [rows, 1]}, {"sparse_crow_indices": None}):
+        refused(rig.submit_sample(target_prompt_logprobs={**sparse, **wrong}), "")
 
 
 @proves("SampleRequest.prompt_alt_tokens_k")

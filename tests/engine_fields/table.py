@@ -15,6 +15,7 @@ import msgspec
 
 from tests.engine_fields.rig import Rig
 from tinkex._wire.endpoints import ENDPOINTS
+from tinkex.types import ModelInput, ModelInputChunk, TensorData
 
 __all__ = ["INFORMATION", "PROOFS", "Proof", "fields_of", "proves", "requests", "tags"]
 
@@ -48,6 +49,19 @@ INFORMATION = {
         ),
         "where tokens came from; only the loss stable_reinforce asks, and that is refused by name",
     ),
+}
+
+
+# Types that read and write themselves, and what their JSON holds.
+_WRITTEN_BY_HAND: dict[type, dict[str, Any]] = {
+    ModelInput: {"chunks": ModelInputChunk},
+    TensorData: {
+        "data": list,
+        "dtype": str,
+        "shape": list,
+        "sparse_crow_indices": list,
+        "sparse_col_indices": list,
+    },
 }
 
 
@@ -99,10 +113,14 @@ def _is_tag(name: str, hint: Any) -> bool:
 
 
 def _is_record(kind: Any) -> bool:
-    return isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind))
+    return isinstance(kind, type) and (
+        issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind) or kind in _WRITTEN_BY_HAND
+    )
 
 
 def _hints(kind: type) -> dict[str, Any]:
+    if kind in _WRITTEN_BY_HAND:
+        return _WRITTEN_BY_HAND[kind]
     hints = typing.get_type_hints(kind)
     fields = msgspec.structs.fields(kind) if issubclass(kind, msgspec.Struct) else dataclasses.fields(kind)
     return {field.name: hints[field.name] for field in fields}

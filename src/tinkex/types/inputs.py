@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tinkex.types.base import Value, pydantic_field
+from tinkex.types.base import Options, pydantic_field
 from tinkex.types.tensors import TensorData, TensorDtype
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ __all__ = [
 ImageFormat = Literal["png", "jpeg"]
 
 
-class EncodedTextChunk(Value, frozen=True, kw_only=True):
+class EncodedTextChunk(Options, frozen=True, kw_only=True):
     """Text as token ids.
 
     >>> EncodedTextChunk(tokens=[1, 2, 3]).length
@@ -54,7 +54,7 @@ class EncodedTextChunk(Value, frozen=True, kw_only=True):
         return len(self.tokens)
 
 
-class ImageChunk(Value, frozen=True, kw_only=True):
+class ImageChunk(Options, frozen=True, kw_only=True):
     """An image, as the bytes of a PNG or JPEG file (base64 text is decoded)."""
 
     data: bytes
@@ -74,7 +74,7 @@ class ImageChunk(Value, frozen=True, kw_only=True):
         return _expected(self.expected_tokens, "ImageChunk")
 
 
-class ImageAssetPointerChunk(Value, frozen=True, kw_only=True):
+class ImageAssetPointerChunk(Options, frozen=True, kw_only=True):
     """An image that already lies on the server."""
 
     location: str
@@ -91,7 +91,7 @@ class ImageAssetPointerChunk(Value, frozen=True, kw_only=True):
         return _expected(self.expected_tokens, "ImageAssetPointerChunk")
 
 
-class DmelChunk(Value, frozen=True, kw_only=True):
+class DmelChunk(Options, frozen=True, kw_only=True):
     """Audio as a serialised mel tensor; its first dimension is the number of tokens."""
 
     dmel: bytes
