@@ -31,6 +31,10 @@ MOST_NODES = 2000
 MOST_ARGUMENTS = 20_000
 MOST_METRICS = 64
 
+_ALLOWED = (
+    "allowed is what computes new tensors of a known size from others: pointwise and shaping operations, reductions, "
+    "indexing, products, and the losses and activations of torch.nn.functional; nothing random, in place or outside torch"
+)
 _INPUT_NAME = re.compile(r"[a-z_][a-z0-9_]{0,63}")
 _NODE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _METRIC_NAME = re.compile(r"custom/[a-z0-9_./-]{1,64}:(sum|mean)")
@@ -153,7 +157,7 @@ class _Reader:
         )
         operation = operation or find_function(target)
         if operation is None:
-            raise ValueError("this function is not allowed in a custom loss; the guide lists those that are")
+            raise ValueError(f"this function is not allowed in a custom loss; {_ALLOWED}")
         equation = target.endswith(".einsum")
         self._steps.append(
             Step(
@@ -171,7 +175,7 @@ class _Reader:
         if operation is None and target.endswith("_") and target.rstrip("_") in METHODS:
             raise ValueError(f"methods that work in place are not allowed; use {target.rstrip('_')!r}")
         if operation is None:
-            raise ValueError("this method is not allowed in a custom loss; the guide lists those that are")
+            raise ValueError(f"this method is not allowed in a custom loss; {_ALLOWED}")
         read = tuple(self._arguments.read(arg) for arg in args)
         if not read or not isinstance(read[0], Ref):
             raise ValueError("its first argument must be a node")
