@@ -73,6 +73,20 @@ def test_a_stop_string_is_found_when_its_character_is_split_between_tokens() -> 
     assert first_stop(rule("€"), [b"5 ", euro[:1], euro[1:2], euro[2:], b"!"]) == 3
 
 
+def test_a_stop_string_may_begin_and_end_in_the_middle_of_tokens_that_split_characters() -> None:
+    euro, smile = "€".encode(), "😀".encode()
+    pieces = [b"a" + euro[:1], euro[1:] + b"b" + smile[:2], smile[2:], b"c"]
+    assert first_stop(rule("€b"), pieces) == 1
+    assert first_stop(rule("b😀"), pieces) == 2
+    assert first_stop(rule("😀c"), pieces) == 3
+    assert first_stop(rule("😁"), pieces) is None
+
+
+def test_half_a_character_is_not_the_character() -> None:
+    assert first_stop(rule("é"), [b"\xc3", b"\xc3", b"\xa9"]) == 2
+    assert first_stop(rule("é"), [b"\xc3", b"e", b"\xa9"]) is None
+
+
 def test_a_false_start_does_not_hide_a_stop_string() -> None:
     assert first_stop(rule("aab"), [b"a", b"a", b"a", b"b"]) == 3
 

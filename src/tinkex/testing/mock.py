@@ -1,13 +1,4 @@
-"""Tools for testing programs that use a client, without a server and without patching.
-
->>> import tinkex
->>> from tinkex.testing import MockTransport, reply
->>> def server(request):
-...     return reply({"supported_models": [{"model_name": "toy"}]})
->>> service = tinkex.ServiceClient(transport=MockTransport(server))
->>> service.get_server_capabilities().supported_models[0].model_name
-'toy'
-"""
+"""A server made of one function of yours."""
 
 from __future__ import annotations
 
