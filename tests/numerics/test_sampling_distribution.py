@@ -10,11 +10,11 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from tests.unit.engine.sampler.harness import full_logits, one_thread, random_tokens, sample
+from tests.unit.engine.sampler.harness import finish, full_logits, job, one_thread, random_tokens, sample
 from tinkex.engine.model.loader import load_transformer
 from tinkex.engine.model.tokenizer import EngineTokenizer
 from tinkex.engine.sampler import Sampler
-from tinkex.engine.sampler.logits import RowSettings, draw
+from tinkex.engine.sampler.logits import RowSettings, draw, generator_of
 
 __all__ = ["one_thread"]
 
@@ -27,6 +27,10 @@ SETTINGS = [
     RowSettings(top_p=0.7),
     RowSettings(0.8, top_p=0.95),
     RowSettings(1.3, top_k=20, top_p=0.9),
+    RowSettings(0.05),
+    RowSettings(0.7, top_k=10),
+    RowSettings(top_k=40, top_p=0.6),
+    RowSettings(3.0, top_p=0.999),
 ]
 
 
@@ -73,6 +77,28 @@ def test_drawn_frequencies_are_those_of_the_distribution(settings: RowSettings) 
         for part in np.split(uniforms, 20)
     ]
     assert_drawn_from(torch.cat(tokens).numpy(), reference(logits.double().numpy(), settings))
+
+
+@pytest.mark.parametrize("index", [0, 3])
+def test_samples_of_different_seeds_are_independent_draws(index: int) -> None:
+    """Seeds that follow each other, as programs choose them, and the samples of each."""
+    logits = 2 * torch.randn(300, generator=torch.Generator().manual_seed(0))
+    uniforms = [generator_of(seed, index).random() for seed in range(NUM_DRAWS // 4)]
+    drawn = draw(logits.expand(len(uniforms), -1), [RowSettings()] * len(uniforms), uniforms).tokens_B
+    assert_drawn_from(drawn.numpy(), reference(logits.double().numpy(), RowSettings()))
+    pairs = np.floor(np.array(uniforms) * 8).astype(np.int64)
+    assert_drawn_from(pairs[:-1] * 8 + pairs[1:], np.full(64, 1 / 64))  # nor does one seed foretell the next
+
+
+def test_requests_with_seeds_of_their_own_are_drawn_from_the_models_distribution(tiny_model: Path) -> None:
+    model = load_transformer(tiny_model)
+    prompt = random_tokens(12, 1)
+    settings = RowSettings(0.8, top_k=12, top_p=0.9)
+    options = {"temperature": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p}
+    jobs = [job(prompt, seed=seed, max_tokens=1, stop=[], **options) for seed in range(1500)]
+    results = finish(Sampler(model, EngineTokenizer(tiny_model)), jobs)
+    tokens = np.array([results[each.request_id].sequences[0].tokens[0] for each in jobs])
+    assert_drawn_from(tokens, reference(full_logits(model, prompt)[-1].double().numpy(), settings))
 
 
 @pytest.mark.parametrize("settings", [SETTINGS[0], SETTINGS[1], SETTINGS[3], SETTINGS[4]], ids=str)
