@@ -156,7 +156,63 @@ def test_one_trained_part_gets_the_gradient_it_has_among_all(double: Transformer
     np.testing.assert_allclose(gradient_of(trainer, state, data), leaf.grad.numpy(), rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("loss_fn", ["cross_entropy", "gspo"])
+@pytest.mark.parametrize(
+    ("loss_fn", "config"),
+    [
+        ("ppo", {"clip_low_threshold": 0.95, "clip_high_threshold": 1.05}),
+        ("ppo", {"clip_low_threshold": 0.0, "clip_high_threshold": 30.0}),
+        ("cispo", {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}),
+        ("dro", {"beta": 0.7}),
+        ("gspo", {"clip_low_threshold": 0.99, "clip_high_threshold": 1.01}),
+    ],
+)
+def test_settings_of_a_loss_train_like_its_naive_reference(
+    double: Transformer, loss_fn: str, config: dict[str, float]
+) -> None:
+    trainer = Trainer(double)
+    state = trained_state(trainer, dtype=torch.float64)
+    data = data_for(loss_fn, 9, 4, 13)
+    leaf = state.adapter.params.clone().requires_grad_()
+    total = sum(naive_loss(loss_fn, naive_logprobs(double, state, d, leaf), d, **config) for d in data)
+    assert isinstance(total, torch.Tensor)
+    total.backward()
+    output = run_one(trainer, TrainJob(state, data, loss_fn, config))
+    assert state.grad is not None
+    assert leaf.grad is not None
+    # The trainer holds thresholds in fp32, the reference in fp64.
+    np.testing.assert_allclose(state.grad.numpy(), leaf.grad.numpy(), rtol=1e-6, atol=1e-6)
+    assert output.metrics["loss:sum"] == pytest.approx(total.item(), rel=1e-6, abs=1e-6)
+    by_default = gradient_of(trainer, state, data, loss_fn)
+    assert np.linalg.norm(by_default - leaf.grad.numpy()) > 1e-3 * np.linalg.norm(by_default)
+
+
+@pytest.mark.parametrize("loss_fn", ["ppo", "cispo", "gspo"])
+def test_thresholds_of_single_tokens_win_over_the_settings(double: Transformer, loss_fn: str) -> None:
+    bounds = {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}
+    plain = data_for(loss_fn, 9, 4)
+    carrying = [
+        Datum(
+            model_input=datum.model_input,
+            loss_fn_inputs={
+                **datum.loss_fn_inputs,
+                **{
+                    name: np.full(datum.model_input.length, bound, np.float32)
+                    for name, bound in bounds.items()
+                },
+            },
+        )
+        for datum in plain
+    ]
+    trainer = Trainer(double)
+    per_token, by_setting = (trained_state(trainer, dtype=torch.float64) for _ in range(2))
+    run_one(trainer, TrainJob(per_token, carrying, loss_fn, {"clip_high_threshold": 9.0}))
+    run_one(trainer, TrainJob(by_setting, plain, loss_fn, bounds))
+    assert per_token.grad is not None
+    assert by_setting.grad is not None
+    assert torch.equal(per_token.grad, by_setting.grad)
+
+
+@pytest.mark.parametrize("loss_fn", sorted(LOSSES))
 def test_a_split_batch_has_the_gradient_of_the_whole(model: Transformer, loss_fn: str) -> None:
     data = data_for(loss_fn, 9, 4, 13, 20, 1)
     whole_trainer, split_trainer = Trainer(model), Trainer(model, max_tokens_per_pass=16)
