@@ -4,30 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import tinkex
 from tests.contract.names import BASE_MODEL
 
-__all__ = ["BASE_MODEL", "Backend"]
+__all__ = ["ALL", "BASE_MODEL", "WITH_A_MODEL", "Backend"]
+
+ALL = ("mock", "embedded", "server")
+WITH_A_MODEL = ("embedded", "server")
 
 
 @dataclass(frozen=True)
 class Backend:
-    """How to reach one of them, and what it cannot show."""
+    """How to reach one of them."""
 
     service: Callable[..., tinkex.ServiceClient]
     rest: Callable[..., tinkex.RestClient]
-    real: bool = True
-    """A model stands behind it."""
-    keyless: bool = False
-    """There is no door, so no key."""
-
-
-def pointing(options: dict[str, Any], **facts: bool) -> Backend:
-    """A backend whose clients are made with the given settings."""
-    return Backend(
-        service=lambda **more: tinkex.ServiceClient(**{**options, **more}),
-        rest=lambda **more: tinkex.RestClient(**{**options, **more}),
-        **facts,
-    )

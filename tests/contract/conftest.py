@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tinkex
-from tests.contract.backends import BASE_MODEL, Backend, pointing
+from tests.contract.backends import ALL, BASE_MODEL, Backend
 from tests.contract.mock_service import KEY, MockService
 from tests.servers import ServedEngine
 from tinkex._transport.local import LocalTransport
@@ -20,7 +20,14 @@ def embedded_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("embedded")
 
 
-@pytest.fixture(params=["mock", "embedded", "server"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every test runs on all backends, or on those that its marker names."""
+    if "backend" in metafunc.fixturenames:
+        marker = metafunc.definition.get_closest_marker("backends")
+        metafunc.parametrize("backend", marker.args if marker else ALL, indirect=True)
+
+
+@pytest.fixture
 def backend(request: pytest.FixtureRequest, embedded_home: Path, tiny_model: Path) -> Backend:
     if request.param == "mock":
         service = MockService()
@@ -31,8 +38,6 @@ def backend(request: pytest.FixtureRequest, embedded_home: Path, tiny_model: Pat
             rest=lambda: tinkex.RestClient(
                 api_key=KEY, base_url="http://mock", transport=MockTransport(service)
             ),
-            real=False,
-            keyless=True,
         )
     if request.param == "embedded":
         models = {BASE_MODEL: str(tiny_model)}
@@ -41,10 +46,13 @@ def backend(request: pytest.FixtureRequest, embedded_home: Path, tiny_model: Pat
                 base_url="local", transport=LocalTransport(embedded_home, models)
             ),
             rest=lambda: tinkex.RestClient(base_url="local", transport=LocalTransport(embedded_home, models)),
-            keyless=True,
         )
     served: ServedEngine = request.getfixturevalue("served_engine")
-    return pointing({"base_url": served.url, "api_key": served.key})
+    options = {"base_url": served.url, "api_key": served.key}
+    return Backend(
+        service=lambda **more: tinkex.ServiceClient(**{**options, **more}),
+        rest=lambda **more: tinkex.RestClient(**{**options, **more}),
+    )
 
 
 @pytest.fixture

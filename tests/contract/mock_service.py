@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ class MockService:
         self.metadata: dict[str, dict[str, str] | None] = {}
         self.saved: dict[str, dict[str, types.Checkpoint]] = {}
         self.samplers: dict[str, str | None] = {}
+        self.sessions: list[str] = []
         self.count = 0
 
     async def __call__(self, request: Request) -> Reply:
@@ -40,9 +41,11 @@ class MockService:
         return [
             ("client/config", lambda r, p: reply({"fwdbwd_max_chunk_len": 16})),
             ("client/dynamic_config", lambda r, p: reply({}, 404)),
-            ("create_session", lambda r, p: reply({"session_id": self.new("session")})),
+            ("create_session", self.create_session),
             ("session_heartbeat", lambda r, p: reply({})),
-            ("sessions/", lambda r, p: reply({})),
+            ("sessions/search", self.search),
+            ("sessions", lambda r, p: reply({"sessions": self.page(r, self.sessions)})),
+            ("sessions/", self.session),
             ("get_server_capabilities", lambda r, p: reply({"supported_models": [{"model_name": BASE_MODEL}]})),
             ("create_model", self.create_model),
             ("get_info", self.get_info),
@@ -56,13 +59,51 @@ class MockService:
             ("samplers/", self.get_sampler),
             ("asample", self.sample),
             ("retrieve_future", self.retrieve),
-            ("training_runs", lambda r, p: reply({"training_runs": [self.run(i) for i in self.ranks], "cursor": {"offset": 0, "limit": 20, "total_count": len(self.ranks)}})),
+            ("training_runs", self.runs),
+            ("checkpoints", self.user_checkpoints),
             ("training_runs/", self.training_run),
         ]  # fmt: skip
 
     def new(self, kind: str) -> str:
         self.count += 1
         return f"{kind}-{self.count}"
+
+    def create_session(self, request: Request, path: str) -> Reply:
+        self.sessions.insert(0, self.new("session"))
+        return reply({"session_id": self.sessions[0]})
+
+    def session(self, request: Request, path: str) -> Reply:
+        session_id = path.split("/")[1]
+        if request.method == "GET":
+            mine = [model_id for model_id in self.ranks if model_id.startswith(f"{session_id}:")]
+            return reply({"training_run_ids": mine, "sampler_ids": list(self.samplers)})
+        return reply({})
+
+    def search(self, request: Request, path: str) -> Reply:
+        asked = json.decode(request.body, types.SessionSearchRequest)
+        begin = 0 if asked.cursor is None else self.sessions.index(asked.cursor.last_session_id) + 1
+        page = self.sessions[begin : begin + asked.limit]
+        now = datetime.now(UTC)
+        found = [
+            {"session_id": one, "created_at": now, "owner": "me", "project_id": "p", "checkpoints_count": 0}
+            for one in page
+        ]
+        more = begin + asked.limit < len(self.sessions)
+        cursor = {"last_created_at": now, "last_session_id": page[-1]} if more else None
+        return reply({"sessions": found, "next_cursor": cursor})
+
+    def page(self, request: Request, items: list[Any]) -> list[Any]:
+        begin = int(request.query["offset"])
+        return items[begin : begin + int(request.query["limit"])]
+
+    def runs(self, request: Request, path: str) -> Reply:
+        page = self.page(request, [self.run(model_id) for model_id in reversed(self.ranks)])
+        cursor = {"offset": int(request.query["offset"]), "limit": len(page), "total_count": len(self.ranks)}
+        return reply({"training_runs": page, "cursor": cursor})
+
+    def user_checkpoints(self, request: Request, path: str) -> Reply:
+        everything = [one for saved in self.saved.values() for one in saved.values()]
+        return reply({"checkpoints": self.page(request, everything)})
 
     def later(self, result: Any, **more: Any) -> Reply:
         request_id = self.new("request")
@@ -156,11 +197,24 @@ class MockService:
         }
 
     def training_run(self, request: Request, path: str) -> Reply:
-        _, model_id, *rest = path.split("/", 3)
+        _, model_id, *rest = path.split("/")
+        if model_id not in self.ranks:
+            return reply({"detail": f"no run {model_id}"}, 404)
         if not rest:
             return reply(self.run(model_id))
-        if request.method == "DELETE":
-            kind, name = path.split("/")[-2:]
-            del self.saved[model_id][f"tinker://{model_id}/{kind}/{name}"]
-            return reply({})
-        return reply({"checkpoints": list(self.saved[model_id].values())})
+        saved = self.saved[model_id]
+        if rest == ["checkpoints"]:
+            return reply({"checkpoints": list(saved.values())})
+        _, kind, name, *change = rest
+        tinker_path = f"tinker://{model_id}/{kind}/{name}"
+        if tinker_path not in saved:
+            return reply({"detail": f"no checkpoint {tinker_path}"}, 404)
+        if not change:
+            del saved[tinker_path]
+        elif change == ["publish"]:
+            saved[tinker_path] = saved[tinker_path].model_copy(update={"public": request.method == "POST"})
+        else:
+            seconds = json.decode_any(request.body)["ttl_seconds"]
+            expires = None if seconds is None else datetime.now(UTC) + timedelta(seconds=seconds)
+            saved[tinker_path] = saved[tinker_path].model_copy(update={"expires_at": expires})
+        return reply({})

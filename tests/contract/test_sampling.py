@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tinkex
-from tests.contract.backends import BASE_MODEL, Backend
+from tests.contract.backends import BASE_MODEL, WITH_A_MODEL
 from tinkex import types
 
 PROMPT = types.ModelInput.from_ints([10, 11, 12, 13])
@@ -54,9 +54,8 @@ def test_prompt_logprobs_start_with_none(sampler: tinkex.SamplingClient) -> None
     assert len(logprobs) == PROMPT.length
 
 
-def test_trainer_and_sampler_agree(service: tinkex.ServiceClient, backend: Backend) -> None:
-    if not backend.real:
-        return  # The mock holds no model to agree with.
+@pytest.mark.backends(*WITH_A_MODEL)
+def test_trainer_and_sampler_agree(service: tinkex.ServiceClient) -> None:
     training = service.create_lora_training_client(BASE_MODEL, rank=4, seed=3)
     tokens = [10, 11, 12, 13, 14, 15]
     data = [types.Datum(types.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})]
@@ -69,11 +68,8 @@ def test_trainer_and_sampler_agree(service: tinkex.ServiceClient, backend: Backe
     np.testing.assert_allclose(np.array(sampled[1:], dtype=np.float32), trained, atol=1e-4)
 
 
-def test_a_sampler_keeps_the_weights_it_was_made_with(
-    service: tinkex.ServiceClient, backend: Backend
-) -> None:
-    if not backend.real:
-        return  # The mock holds no weights.
+@pytest.mark.backends(*WITH_A_MODEL)
+def test_a_sampler_keeps_the_weights_it_was_made_with(service: tinkex.ServiceClient) -> None:
     training = service.create_lora_training_client(BASE_MODEL, rank=4, seed=3)
     sampler = training.save_weights_and_get_sampling_client()
     before = sampler.compute_logprobs(PROMPT).result(timeout=60)
@@ -87,11 +83,8 @@ def test_a_sampler_keeps_the_weights_it_was_made_with(
     )
 
 
-def test_a_seed_gives_the_same_set_of_different_samples(
-    sampler: tinkex.SamplingClient, backend: Backend
-) -> None:
-    if not backend.real:
-        return  # The mock draws nothing.
+@pytest.mark.backends(*WITH_A_MODEL)
+def test_a_seed_gives_the_same_set_of_different_samples(sampler: tinkex.SamplingClient) -> None:
     params = types.SamplingParams(max_tokens=8, seed=7, stop=[])
     first, second = (sampler.sample(PROMPT, 4, params).result(timeout=60) for _ in range(2))
     assert [s.tokens for s in first.sequences] == [s.tokens for s in second.sequences]
@@ -107,6 +100,7 @@ def test_sampling_from_saved_weights_works(service: tinkex.ServiceClient) -> Non
     assert sampler.get_base_model() == BASE_MODEL
 
 
+@pytest.mark.backends(*WITH_A_MODEL)
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
@@ -116,10 +110,8 @@ def test_sampling_from_saved_weights_works(service: tinkex.ServiceClient) -> Non
     ],
 )
 def test_a_bad_prompt_is_refused_and_the_sampler_goes_on(
-    sampler: tinkex.SamplingClient, backend: Backend, prompt: types.ModelInput, message: str
+    sampler: tinkex.SamplingClient, prompt: types.ModelInput, message: str
 ) -> None:
-    if not backend.real:
-        return  # The mock holds no model.
     with pytest.raises(tinkex.BadRequestError, match=message):
         sampler.sample(prompt, 1, types.SamplingParams(max_tokens=1)).result(timeout=60)
     sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=1)).result(timeout=60)

@@ -60,8 +60,7 @@ def test_a_name_is_not_overwritten_unasked(service: tinkex.ServiceClient) -> Non
     ).result(timeout=60)
 
 
+@pytest.mark.backends("server")
 def test_a_wrong_key_is_an_authentication_error(backend: Backend) -> None:
-    if backend.keyless:
-        return  # The embedded engine has no door to guard.
     with pytest.raises(tinkex.AuthenticationError, match="401"):
         backend.service(api_key="tml-wrong").create_sampling_client(base_model=BASE_MODEL)

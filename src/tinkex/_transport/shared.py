@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from tinkex._transport.http import HttpTransport
@@ -44,12 +43,12 @@ class SharedHttp:
         """What all shares send over."""
         return self._held.transport
 
-    def send(self, request: Request) -> Coroutine[Any, Any, Reply]:
+    async def send(self, request: Request) -> Reply:
         """Sends one request; a closed share sends nothing, whatever the others do."""
         if self._closed:
             about = HttpRequest(request.method, self._base_url + request.path)
             raise APIConnectionError(about, f"the connections to {self._base_url} are closed")
-        return self._held.transport.send(request)
+        return await self._held.transport.send(request)
 
     async def close(self) -> None:
         """Gives the share back."""

@@ -346,6 +346,27 @@ class RestClient(Sessionless):
         _warn_experimental()
         return await _value(self._calls.search(request))
 
+    def iter_search_sessions(self, request: types.SessionSearchRequest) -> Iterator[types.SessionSummary]:
+        """Every session that fits; ``request.limit`` is the size of a page. Experimental: it may change."""
+        while True:
+            page = self.search_sessions(request).result()
+            yield from page.sessions
+            if page.next_cursor is None:
+                return
+            request = request.model_copy(update={"cursor": page.next_cursor})
+
+    async def iter_search_sessions_async(
+        self, request: types.SessionSearchRequest
+    ) -> AsyncIterator[types.SessionSummary]:
+        """As :meth:`iter_search_sessions`, with ``async for``."""
+        while True:
+            page = await self.search_sessions_async(request)
+            for session in page.sessions:
+                yield session
+            if page.next_cursor is None:
+                return
+            request = request.model_copy(update={"cursor": page.next_cursor})
+
     def assign_session_project(self, session_id: str, project_id: str) -> Future[None]:
         """Moves a session, with all it made, into a project."""
         return background().submit(self._calls.assign_project(session_id, project_id))
