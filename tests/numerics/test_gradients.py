@@ -163,7 +163,7 @@ def test_one_trained_part_gets_the_gradient_it_has_among_all(double: Transformer
         ("ppo", {"clip_low_threshold": 0.0, "clip_high_threshold": 30.0}),
         ("cispo", {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}),
         ("dro", {"beta": 0.7}),
-        ("gspo", {"clip_low_threshold": 0.99, "clip_high_threshold": 1.01}),
+        ("gspo", {"clip_low_threshold": 0.0, "clip_high_threshold": 30.0}),
     ],
 )
 def test_settings_of_a_loss_train_like_its_naive_reference(
