@@ -1,0 +1,21 @@
+"""Every public method of five versions of the official client works, or is refused by name with a reason."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.parity.conformance import DOCUMENT, REFUSED, VERSIONS, probe
+from tests.servers import ServedEngine
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_method_works(version: str, served_engine: ServedEngine, tiny_model: Path) -> None:
+    results = probe(version, served_engine, tiny_model)
+    failed = {m: r for m, r in results.items() if r != "works" and not (m in REFUSED and r != "not driven")}
+    assert failed == {}
+    assert len(results) >= 70
+    listed = set(re.findall(r"^\| `([\w.]+)` \|", DOCUMENT.read_text("utf-8"), re.MULTILINE))
+    assert set(results) <= listed, "write the table again: python -m tests.parity.conformance"
