@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tinkex.types import Datum, DmelChunk, EncodedTextChunk, ImageAssetPointerChunk, ImageChunk
@@ -10,33 +11,41 @@ from tinkex.types import Datum, DmelChunk, EncodedTextChunk, ImageAssetPointerCh
 if TYPE_CHECKING:
     from tinkex.types import ModelInput, TensorData
 
-__all__ = ["datum_bytes", "prompt_bytes", "split"]
+__all__ = ["Piece", "datum_bytes", "prompt_bytes", "split"]
 
 BYTES_PER_TRAINED_TOKEN = 4
 BYTES_PER_PROMPT_TOKEN = 10
 BYTES_PER_INDEX = 8
 
 
-def split(data: Sequence[Datum], *, max_datums: int, max_bytes: int) -> list[list[Datum]]:
+@dataclass(frozen=True)
+class Piece:
+    """Data that goes out in one request, and about how large it is on the wire."""
+
+    data: list[Datum]
+    num_bytes: int
+
+
+def split(data: Sequence[Datum], *, max_datums: int, max_bytes: int) -> list[Piece]:
     """The data in order, in as few pieces as the limits allow; a datum larger than a piece goes alone.
 
     >>> from tinkex.types import ModelInput
     >>> three = [Datum(ModelInput.from_ints([1, 2, 3]))] * 3
-    >>> [len(piece) for piece in split(three, max_datums=2, max_bytes=1000)]
-    [2, 1]
+    >>> [(len(piece.data), piece.num_bytes) for piece in split(three, max_datums=2, max_bytes=1000)]
+    [(2, 24), (1, 12)]
     """
-    pieces: list[list[Datum]] = []
+    pieces: list[Piece] = []
     piece: list[Datum] = []
     piece_bytes = 0
     for datum in data:
         num_bytes = datum_bytes(datum)
         if piece and (len(piece) >= max_datums or piece_bytes + num_bytes > max_bytes):
-            pieces.append(piece)
+            pieces.append(Piece(piece, piece_bytes))
             piece, piece_bytes = [], 0
         piece.append(datum)
         piece_bytes += num_bytes
     if piece:
-        pieces.append(piece)
+        pieces.append(Piece(piece, piece_bytes))
     return pieces
 
 

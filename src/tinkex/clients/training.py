@@ -10,7 +10,7 @@ from tinkex import types
 from tinkex._runtime import arrival, background
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._checks import check_data, check_loss, check_name, check_ttl
-from tinkex.clients._chunking import datum_bytes, split
+from tinkex.clients._chunking import split
 from tinkex.clients._custom_losses import custom_pass
 from tinkex.clients._operations import Operations
 from tinkex.clients._reduction import combine
@@ -411,7 +411,7 @@ class TrainingClient:
                 types.ForwardBackwardRequest(
                     model_id=self.model_id,
                     seq_id=seq_id,
-                    data=piece,
+                    data=piece.data,
                     loss_fn=loss_fn,
                     loss_fn_config=config,
                     forward_only=forward_only,
@@ -419,7 +419,7 @@ class TrainingClient:
                 for seq_id, piece in zip(seq_ids, pieces, strict=True)
             ],
             combine if finish is None else lambda outputs: finish(combine(outputs)),
-            sizes=[sum(map(datum_bytes, piece)) for piece in pieces],
+            sizes=[piece.num_bytes for piece in pieces],
             request_type="Forward" if forward_only else None,
         )
 

@@ -26,18 +26,19 @@ def test_pieces_hold_all_data_in_order_within_the_limits(
 ) -> None:
     data = [text(length) for length in lengths]
     pieces = split(data, max_datums=max_datums, max_bytes=max_bytes)
-    assert [datum for piece in pieces for datum in piece] == data
+    assert [datum for piece in pieces for datum in piece.data] == data
     for piece in pieces:
-        assert 1 <= len(piece) <= max_datums
-        assert len(piece) == 1 or sum(map(datum_bytes, piece)) <= max_bytes
+        assert piece.num_bytes == sum(map(datum_bytes, piece.data))
+        assert 1 <= len(piece.data) <= max_datums
+        assert len(piece.data) == 1 or piece.num_bytes <= max_bytes
     for piece, following in pairwise(pieces):
-        full = len(piece) == max_datums
-        assert full or sum(map(datum_bytes, piece)) + datum_bytes(following[0]) > max_bytes
+        full = len(piece.data) == max_datums
+        assert full or piece.num_bytes + datum_bytes(following.data[0]) > max_bytes
 
 
 def test_an_oversized_first_datum_makes_no_empty_piece() -> None:
     data = [text(100), text(1), text(1)]
-    assert [len(piece) for piece in split(data, max_datums=10, max_bytes=50)] == [1, 2]
+    assert [len(piece.data) for piece in split(data, max_datums=10, max_bytes=50)] == [1, 2]
 
 
 def test_nothing_makes_no_piece() -> None:
