@@ -39,7 +39,7 @@ static inline int64_t block_rows(const tinkex_model *model) {
 }
 
 static inline int64_t attention_scratch(int64_t queries, int64_t max_span, int64_t head_dim) {
-    const int64_t panel = larger(head_dim, DEPTH) * PANEL;
+    const int64_t panel = larger(head_dim, CHUNK) * PANEL;
     return queries * (max_span + rounded_up(head_dim, PANEL) + PANEL + 1) + panel;
 }
 
@@ -66,8 +66,8 @@ static void mix_values(int64_t queries, const float *weights, int64_t span, cons
         rows_times_panel(queries, weights, span, values + column, head_dim, num_keys, sums, PANEL, NULL);
         return;
     }
-    for (int64_t start = 0; start < num_keys; start += DEPTH) {
-        const int64_t depth = smaller(DEPTH, num_keys - start);
+    for (int64_t start = 0; start < num_keys; start += CHUNK) {
+        const int64_t depth = smaller(CHUNK, num_keys - start);
         memset(panel, 0, (size_t)(depth * PANEL) * sizeof(float));
         for (int64_t t = 0; t < depth; t++)
             memcpy(panel + t * PANEL, values + (start + t) * head_dim + column,
@@ -94,7 +94,7 @@ static void attention_task(const void *context, long task, int worker) {
     float *query = scores + a->queries_per_block * a->max_span;
     float *sums = query + a->queries_per_block * rounded_up(d, PANEL);
     float *panel = sums + a->queries_per_block * PANEL;
-    float *totals = panel + larger(d, DEPTH) * PANEL;
+    float *totals = panel + larger(d, CHUNK) * PANEL;
 
     const float scale = 1.0f / sqrtf((float)d);
     for (int64_t row = 0; row < block->num_rows; row++) {
@@ -103,7 +103,7 @@ static void attention_task(const void *context, long task, int worker) {
     }
     memset(scores, 0, (size_t)(queries * span) * sizeof(float));
     for (int64_t t = first; t < end; t += PANEL) {
-        turn_panel(keys + t * d, d, smaller(PANEL, end - t), d, panel, NULL);
+        turn_panel(keys + t * d, d, smaller(PANEL, end - t), d, panel);
         rows_times_panel(queries, query, d, panel, PANEL, d, scores + t - first, span, NULL);
     }
     for (int64_t q = 0; q < queries; q++) {

@@ -16,11 +16,8 @@
 
 enum { CHUNK = 64 };
 
-/* Inputs that are turned at a time when there is much to compute: about half of the first-level cache. */
-enum { DEPTH = PANEL >= 32 ? 3 * CHUNK : 5 * CHUNK };
-
-/* Up to so many rows, a pass waits for memory: short pieces then keep the loads and the arithmetic mixed. */
-enum { FEW_ROWS = 2 * TILE_ROWS };
+/* How far ahead of the arithmetic weights are fetched, in inputs. */
+enum { AHEAD = 2 * CHUNK };
 
 /* Rows whose sums are kept at a time. */
 enum { ROW_BLOCK = 128 };
@@ -65,31 +62,38 @@ static void tile_of(int rows, const float *x, int64_t x_stride, const float *pan
 #undef TILE_CASE
 }
 
-/* Rows of a matrix that will be needed soon; NULL where nothing is known. */
+/* A block of a matrix that will be needed soon, fetched line by line while something else is computed. */
 typedef struct {
-    const float *start;
-    int64_t stride, num_rows, lines_per_row;
+    const float *line;
+    int64_t stride, left, per_row, left_in_row;
 } upcoming;
 
-/* Fetches the lines from `first` up to `end`, counted row by row. */
-static inline void fetch(const upcoming *next, int64_t first, int64_t end) {
-    int64_t row = first / next->lines_per_row, line = first % next->lines_per_row;
-    for (; first < end; first++) {
-        __builtin_prefetch(next->start + row * next->stride + line * LINE_FLOATS, 0, 2);
-        if (++line == next->lines_per_row) line = 0, row++;
+static inline upcoming upcoming_block(const float *start, int64_t stride, int64_t num_rows, int64_t width) {
+    const int64_t per_row = width / LINE_FLOATS;
+    return (upcoming){start, stride, num_rows * per_row, per_row, per_row};
+}
+
+static inline void fetch(upcoming *next, int64_t count) {
+    for (count = smaller(count, next->left), next->left -= count; count > 0; count--) {
+        __builtin_prefetch(next->line, 0, 2);
+        next->line += LINE_FLOATS;
+        if (--next->left_in_row == 0) {
+            next->line += next->stride - next->per_row * LINE_FLOATS;
+            next->left_in_row = next->per_row;
+        }
     }
 }
 
-/* The product of any number of rows, cut into tiles of nearly equal size; fetches `next` meanwhile. */
+/* The product of any number of rows, cut into tiles of nearly equal size; fetches `next`, if given, meanwhile. */
 static inline void rows_times_panel(int64_t rows, const float *x, int64_t x_stride, const float *panel,
                                     int64_t panel_stride, int64_t depth, float *sums, int64_t sums_stride,
-                                    const upcoming *next) {
+                                    upcoming *next) {
     const int64_t tiles = num_parts(rows, TILE_ROWS);
-    const int64_t lines = next == NULL || next->start == NULL ? 0 : next->num_rows * next->lines_per_row;
+    const int64_t share = next == NULL ? 0 : num_parts(next->left, tiles);
     int64_t done = 0;
     for (int64_t t = 0; t < tiles; t++) {
         const int64_t end = (t + 1) * rows / tiles;
-        if (lines > 0) fetch(next, t * lines / tiles, (t + 1) * lines / tiles);
+        if (share > 0) fetch(next, share);
         tile_of((int)(end - done), x + done * x_stride, x_stride, panel, panel_stride, depth, sums + done * sums_stride,
                 sums_stride);
         done = end;
@@ -102,27 +106,17 @@ static inline void rows_times_panel(int64_t rows, const float *x, int64_t x_stri
  */
 static inline void add_product(int64_t rows, const float *x, int64_t x_stride, const float *weight,
                                int64_t weight_stride, int64_t outputs, int64_t inputs, float *sums, int more) {
-    _Alignas(64) float panel[DEPTH * PANEL];
-    const int few = rows <= FEW_ROWS;
-    const int64_t depth = few ? CHUNK : DEPTH, ahead = few ? 2 * CHUNK : DEPTH;
-    for (int64_t k = 0; k < inputs; k += depth) {
-        const int64_t width = smaller(depth, inputs - k);
-        upcoming next = {NULL, weight_stride, outputs, 0};
-        if (k + ahead < inputs) {
-            next.start = weight + k + ahead;
-            next.lines_per_row = smaller(width, inputs - k - ahead) / LINE_FLOATS;
-        } else if (more) {
-            next.start = weight + outputs * weight_stride + k + ahead - rounded_up(inputs, depth);
-            next.lines_per_row = width / LINE_FLOATS;
-        }
-        if (next.lines_per_row == 0) next.start = NULL;
-        if (few) {
-            turn_panel(weight + k, weight_stride, outputs, width, panel, next.start);
-            rows_times_panel(rows, x + k, x_stride, panel, PANEL, width, sums, PANEL, NULL);
-        } else {
-            turn_panel(weight + k, weight_stride, outputs, width, panel, NULL);
-            rows_times_panel(rows, x + k, x_stride, panel, PANEL, width, sums, PANEL, &next);
-        }
+    _Alignas(64) float panel[CHUNK * PANEL];
+    for (int64_t k = 0; k < inputs; k += CHUNK) {
+        const int64_t width = smaller(CHUNK, inputs - k), ahead = k + AHEAD;
+        upcoming next = {0};
+        if (ahead < inputs)
+            next = upcoming_block(weight + ahead, weight_stride, outputs, smaller(width, inputs - ahead));
+        else if (more)
+            next = upcoming_block(weight + outputs * weight_stride + ahead - rounded_up(inputs, CHUNK), weight_stride,
+                                  outputs, width);
+        turn_panel(weight + k, weight_stride, outputs, width, panel);
+        rows_times_panel(rows, x + k, x_stride, panel, PANEL, width, sums, PANEL, &next);
     }
 }
 

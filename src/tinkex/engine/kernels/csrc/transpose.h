@@ -37,18 +37,12 @@ static inline void turn_square(const float *rows, int64_t stride, float *panel) 
 enum { TURN = 4 };
 #endif
 
-/* panel[k][i] = rows[i][k] for k < width; where there are fewer than PANEL rows, the other columns are 0.
- *
- * `ahead` is where a block of the same shape begins that is needed soon, or NULL; it is fetched on the way.
- */
+/* panel[k][i] = rows[i][k] for k < width; where there are fewer than PANEL rows, the other columns are 0. */
 static inline __attribute__((always_inline)) void turn_panel(const float *rows, int64_t stride, int64_t num_rows,
-                                                             int64_t width, float *panel, const float *ahead) {
+                                                             int64_t width, float *panel) {
     const int64_t whole_rows = num_rows / TURN * TURN, whole_width = width / TURN * TURN;
-    for (int64_t k = 0; k < whole_width; k += TURN) {
-        if (ahead != NULL && k % 16 == 0)
-            for (int64_t i = 0; i < num_rows; i++) __builtin_prefetch(ahead + i * stride + k, 0, 2);
+    for (int64_t k = 0; k < whole_width; k += TURN)
         for (int64_t i = 0; i < whole_rows; i += TURN) turn_square(rows + i * stride + k, stride, panel + k * PANEL + i);
-    }
     if (whole_rows == PANEL && whole_width == width) return;
     for (int64_t k = 0; k < width; k++) {
         const int64_t first = k < whole_width ? whole_rows : 0;
