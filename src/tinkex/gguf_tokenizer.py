@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tinkex.errors import SetupError
@@ -14,56 +14,118 @@ if TYPE_CHECKING:
 __all__ = ["build_tokenizer", "special_tokens"]
 
 # Values of tokenizer.ggml.token_type.
-_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 
 # How words are cut before merging, by the name a GGUF file gives it.
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2_WORDS = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
 _LLAMA3_WORDS = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
+_LLAMA3_NAMES = frozenset({"llama-bpe", "llama-v3", "llama3"})
 _PRE_TOKENIZERS = ("smollm", "gpt-2", "default", "qwen2", "llama-bpe", "llama-v3", "llama3")
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The byte-level BPE tokenizer that ``metadata`` describes; refuses, by name, what it cannot rebuild exactly.
+    """The tokenizer that ``metadata`` describes; refuses, by name, what it cannot rebuild exactly.
+
+    Byte-level BPE (``gpt2``) with a known way of cutting words, and the SentencePiece BPE of Llama 2, Mistral and
+    TinyLlama (``llama``).
 
     Example:
         >>> build_tokenizer(metadata).encode("2024").tokens  # SmolLM2 splits digits one by one
         ['2', '0', '2', '4']
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
-
     kind = metadata.get("tokenizer.ggml.model")
-    if kind != "gpt2":
+    if kind not in {"gpt2", "llama"}:
         raise SetupError(
-            f"the GGUF file's tokenizer model {kind!r} is not supported, only byte-level BPE ('gpt2') is; "
-            "use the model's Hugging Face directory instead"
+            f"the GGUF file's tokenizer model {kind!r} is not supported, only byte-level BPE ('gpt2') and SentencePiece BPE "
+            "('llama') are; use the model's Hugging Face directory instead"
         )
+    if not metadata.get("tokenizer.ggml.tokens"):
+        raise SetupError("the GGUF file has no tokenizer (tokenizer.ggml.tokens); fetch it again")
+    tokenizer = _byte_level(metadata) if kind == "gpt2" else _sentencepiece(metadata)
+    _add_special(tokenizer, metadata)
+    return tokenizer
+
+
+def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
     pre = str(metadata.get("tokenizer.ggml.pre", "default"))
-    tokens, merges = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.merges")
-    if not tokens or not merges:
-        raise SetupError("the GGUF file has no tokenizer (tokenizer.ggml.tokens and .merges); fetch it again")
-    kinds = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    tokens, merges = metadata["tokenizer.ggml.tokens"], metadata.get("tokenizer.ggml.merges")
+    if not merges:
+        raise SetupError("the GGUF file's tokenizer has no tokenizer.ggml.merges; fetch it again")
+    kinds = _token_kinds(metadata)
     tokenizer = Tokenizer(
         models.BPE(
             vocab={token: place for place, token in enumerate(tokens) if kinds[place] != _UNUSED},
             merges=[_pair(merge) for merge in merges],
             # Llama 3 keeps a whole word that is a token, whatever the merges would make of it.
-            ignore_merges=pre in {"llama-bpe", "llama-v3", "llama3"},
+            ignore_merges=pre in _LLAMA3_NAMES,
         )
     )
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
+    """BPE whose merges follow from the scores of the pieces: of all that are possible, the best goes first."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    tokens, scores = metadata["tokenizer.ggml.tokens"], metadata.get("tokenizer.ggml.scores")
+    if not scores or len(scores) != len(tokens):
+        raise SetupError(
+            "the GGUF file's tokenizer has no tokenizer.ggml.scores for its tokens; fetch it again"
+        )
+    kinds = _token_kinds(metadata)
+    vocab = {token: place for place, token in enumerate(tokens) if kinds[place] != _UNUSED}
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+    if unknown is None or any(f"<0x{byte:02X}>" not in vocab for byte in range(256)):
+        raise SetupError(
+            "the GGUF file's SentencePiece tokenizer lacks an unknown token or tokens for single bytes, and is not supported "
+            "without; use the model's Hugging Face directory instead"
+        )
+    pieces = {token for token, place in vocab.items() if kinds[place] == _NORMAL}
+    by_score = sorted(pieces, key=lambda piece: (-scores[vocab[piece]], vocab[piece]))
+    merges = [
+        (piece[:cut], piece[cut:])
+        for piece in by_score
+        for cut in range(1, len(piece))
+        if piece[:cut] in pieces and piece[cut:] in pieces
+    ]
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocab, merges=merges, unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True)
+    )
+    with_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    spaces = normalizers.Replace(" ", "▁")
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), spaces] if with_prefix else [spaces]
+    )
+    text: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*text, decoders.Strip(" ", 1, 0)] if with_prefix else text)
+    return tokenizer
+
+
+def _add_special(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
+    """Adds the tokens that are found in a text as they are, and the one that begins every text."""
+    from tokenizers import AddedToken
+
+    kinds = _token_kinds(metadata)
     added = [
-        AddedToken(token, special=kinds[place] == _CONTROL, normalized=False)
-        for place, token in enumerate(tokens)
-        if kinds[place] in {_CONTROL, _USER_DEFINED}
+        AddedToken(token, special=kinds[place] != _USER_DEFINED, normalized=False)
+        for place, token in enumerate(metadata["tokenizer.ggml.tokens"])
+        if kinds[place] in {_UNKNOWN, _CONTROL, _USER_DEFINED}
     ]
     tokenizer.add_tokens(added)
-    _add_bos(tokenizer, metadata, pre)
-    return tokenizer
+    _add_bos(tokenizer, metadata)
+
+
+def _token_kinds(metadata: Mapping[str, Any]) -> Sequence[int]:
+    kinds: Sequence[int] | None = metadata.get("tokenizer.ggml.token_type")
+    return kinds or [_NORMAL] * len(metadata["tokenizer.ggml.tokens"])
 
 
 def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -101,11 +163,14 @@ def _pre_tokenizer(name: str) -> PreTokenizer:
     )
 
 
-def _add_bos(tokenizer: Tokenizer, metadata: Mapping[str, Any], pre: str) -> None:
+def _add_bos(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
     """Puts the beginning-of-text token before every text, where the model was trained so."""
     from tokenizers import processors
 
-    wanted = metadata.get("tokenizer.ggml.add_bos_token", pre in {"llama-bpe", "llama-v3", "llama3"})
+    by_default = (
+        metadata["tokenizer.ggml.model"] == "llama" or metadata.get("tokenizer.ggml.pre") in _LLAMA3_NAMES
+    )
+    wanted = metadata.get("tokenizer.ggml.add_bos_token", by_default)
     bos = special_tokens(metadata).get("bos_token")
     if not wanted or bos is None:
         return

@@ -300,7 +300,7 @@ def test_linear_and_yarn_rope_scaling_are_kept(tmp_path: Path) -> None:
         ({"extra": {"llama.rope.scaling.type": "longrope"}}, "longrope"),
         ({"pre": "tekken"}, "tekken"),
         ({"pre": "deepseek-llm"}, "deepseek-llm"),
-        ({"tokenizer_model": "llama"}, "tokenizer model 'llama'"),
+        ({"tokenizer_model": "llama"}, "tokenizer.ggml.scores"),
         ({"tokenizer_model": "t5"}, "tokenizer model 't5'"),
         ({"tensors": {"blk.0.ffn_gate_exps.weight": np.zeros((64, 64), np.float32)}}, "ffn_gate_exps"),
     ],
