@@ -24,6 +24,9 @@ __all__ = ["MAX_TOPK_LOGPROBS", "SampleJob", "check_job", "max_new_tokens"]
 MAX_TOPK_LOGPROBS = 1024
 """The most alternatives that are reported per token, so that a long prompt's answer stays within memory."""
 
+MAX_PROMPT_DRAWS = 1 << 21
+"""The most alternatives that are drawn for one prompt, over all its positions: 42 MB while it runs."""
+
 SKIPPED_TARGET = -1
 
 
@@ -31,7 +34,7 @@ SKIPPED_TARGET = -1
 class SampleJob:
     """A prompt to continue ``num_samples`` times under one adapter (``None`` = the base model).
 
-    ``adapter`` is an immutable snapshot; jobs that pass the same object share prompts in memory.
+    ``adapter`` is an immutable snapshot; jobs of one owner that pass the same object share prompts in memory.
 
     Example:
         >>> from tinkex.types import SamplingParams
@@ -50,10 +53,18 @@ class SampleJob:
     target_prompt_logprobs: TensorData | None = None
     prompt_alt_tokens_k: int = 0
     prompt_logprobs_last_n: int | None = None
+    owner: str = ""
+    """Whose job it is: only jobs of one owner share prompts in memory."""
 
     @classmethod
     def of(
-        cls, request: SampleRequest, *, request_id: str, adapter: Adapter | None, sequence_ids: Sequence[str]
+        cls,
+        request: SampleRequest,
+        *,
+        request_id: str,
+        adapter: Adapter | None,
+        sequence_ids: Sequence[str],
+        owner: str = "",
     ) -> SampleJob:
         """The job a request asks for; refuses prompts that are not text."""
         kinds = {chunk.type for chunk in request.prompt.chunks} - {"encoded_text"}
@@ -74,6 +85,7 @@ class SampleJob:
             target_prompt_logprobs=request.target_prompt_logprobs,
             prompt_alt_tokens_k=request.prompt_alt_tokens_k,
             prompt_logprobs_last_n=request.prompt_logprobs_last_n,
+            owner=owner,
         )
 
 
@@ -137,6 +149,12 @@ def _check_counts(job: SampleJob, arch: Architecture) -> None:
     ):
         if not 0 <= value <= most:
             raise InvalidInput(f"{name} must lie in 0…{most}, and is {value}")
+    draws = len(job.prompt_P) * job.prompt_alt_tokens_k
+    if draws > MAX_PROMPT_DRAWS:
+        raise InvalidInput(
+            f"prompt_alt_tokens_k is {job.prompt_alt_tokens_k}, which makes {draws} alternatives for a prompt of "
+            f"{len(job.prompt_P)} tokens, and at most {MAX_PROMPT_DRAWS} are drawn; ask for fewer, or in several requests"
+        )
     last_n = job.prompt_logprobs_last_n
     if last_n is not None and last_n < 1:
         raise InvalidInput(

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
 from tests.models import CHAT_TEMPLATE, tiny_llama
+from tests.unit.engine.model.test_gguf_sentencepiece import metadata, plainly
 from tinkex.engine.model.attention import packed_causal
 from tinkex.engine.model.gguf import convert_gguf
 from tinkex.engine.model.loader import load_transformer
@@ -60,6 +61,7 @@ def write_gguf(
     *,
     pre: str = "smollm",
     tokenizer_model: str = "gpt2",
+    pieces: dict[str, Any] | None = None,
     raw: dict[str, tuple[Quantization, np.ndarray]] | None = None,
     extra: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
@@ -80,11 +82,16 @@ def write_gguf(
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_tokenizer_model(tokenizer_model)
     writer.add_tokenizer_pre(pre)
-    vocab = sorted(tokenizer["model"]["vocab"].items(), key=lambda entry: entry[1])
-    special = {token["id"] for token in tokenizer["added_tokens"]}
-    writer.add_token_list([token for token, _ in vocab])
-    writer.add_token_types([3 if place in special else 1 for _, place in vocab])
-    writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
+    if pieces is None:
+        vocab = sorted(tokenizer["model"]["vocab"].items(), key=lambda entry: entry[1])
+        special = {token["id"] for token in tokenizer["added_tokens"]}
+        writer.add_token_list([token for token, _ in vocab])
+        writer.add_token_types([3 if place in special else 1 for _, place in vocab])
+        writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
+    else:
+        writer.add_token_list(pieces["tokenizer.ggml.tokens"])
+        writer.add_token_types(pieces["tokenizer.ggml.token_type"])
+        writer.add_token_scores(pieces["tokenizer.ggml.scores"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
@@ -238,6 +245,20 @@ def test_the_tokenizer_comes_back_with_its_special_tokens_and_template(tmp_path:
     assert ours.eos_token_ids == (2,)
     assert len(official) == reference.vocab_size
     assert (official.eos_token_id, official.pad_token_id, official.bos_token_id) == (2, 2, 1)
+
+
+def test_a_llama_2_file_comes_back_with_its_sentencepiece_tokenizer(tmp_path: Path) -> None:
+    original = tiny_llama(tmp_path / "original", tie=False)
+    path = write_gguf(original, tmp_path / "model.gguf", tokenizer_model="llama", pieces=metadata())
+    convert_gguf(path, tmp_path / "converted")
+    assert torch.equal(_logits(tmp_path / "converted"), _logits(original))
+    ours, official = (
+        EngineTokenizer(tmp_path / "converted"),
+        AutoTokenizer.from_pretrained(tmp_path / "converted"),
+    )
+    for text in ["the abc in there", "漢字 🙂"]:
+        assert ours.encode(text) == official.encode(text) == plainly(text)
+    assert (ours.decode(plainly("the abc")), ours.eos_token_ids) == ("the abc", (2,))
 
 
 @pytest.mark.parametrize(

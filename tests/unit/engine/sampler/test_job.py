@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -7,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests.unit.engine.sampler.harness import job
+from tinkex.engine.model.transformer import Transformer
 from tinkex.engine.sampler import SampleJob, Sampler
-from tinkex.engine.sampler.job import max_new_tokens
+from tinkex.engine.sampler.job import check_job, max_new_tokens
 from tinkex.errors import InvalidInput
 from tinkex.types import EncodedTextChunk, ImageChunk, ModelInput, SampleRequest, SamplingParams, TensorData
 
@@ -77,6 +79,14 @@ def test_a_refused_job_leaves_the_sampler_as_it_was(sampler: Sampler) -> None:
     with pytest.raises(InvalidInput):
         sampler.add(job([]))
     assert not sampler.busy
+
+
+def test_alternatives_are_bounded_over_the_whole_prompt(model: Transformer) -> None:
+    wide = replace(model.arch, vocab_size=5000, max_context=5000)
+    fits = job([1] * 2048, prompt_alt_tokens_k=1024)
+    check_job(fits, wide, [2])
+    with pytest.raises(InvalidInput, match="at most 2097152 are drawn"):
+        check_job(job([1] * 2049, prompt_alt_tokens_k=1024), wide, [2])
 
 
 def test_sequence_ids_must_be_as_many_as_samples(sampler: Sampler) -> None:
