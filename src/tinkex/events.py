@@ -35,6 +35,7 @@ __all__ = [
     "SessionOpened",
     "Silent",
     "Sink",
+    "StillWaiting",
 ]
 
 
@@ -74,6 +75,17 @@ class QueueStateChanged:
     request_id: str
     request_type: str
     state: str
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StillWaiting:
+    """A result has not come for a while; ``state`` and ``reason`` are what the server last said."""
+
+    request_id: str
+    request_type: str
+    waited_s: float
+    state: str | None = None
     reason: str | None = None
 
 
@@ -131,6 +143,7 @@ Event: TypeAlias = (
     | RequestFinished
     | RetryScheduled
     | QueueStateChanged
+    | StillWaiting
     | SamplingPaused
     | SessionOpened
     | ServerMessage
@@ -152,6 +165,10 @@ class Silent:
 
     def emit(self, event: Event) -> None:
         """Does nothing."""
+
+
+LONG_WAIT_S = 600.0
+"""From here on a result that does not come is worth a warning, even if the server says that all is well."""
 
 
 class LogSink:
@@ -204,6 +221,13 @@ def _warning(event: Event, quiet_attempts: int) -> tuple[str | None, str]:
         case QueueStateChanged() if event.state != "active":
             why = event.reason or event.state.replace("_", " ")
             return f"{event.request_type} {event.request_id} is paused: {why}", f"queue {event.request_type}"
+        case StillWaiting() if event.state not in {None, "active"} or event.waited_s >= LONG_WAIT_S:
+            said = event.reason or (event.state or "nothing about its queue").replace("_", " ")
+            text = (
+                f"{event.request_type} {event.request_id} has been waiting for {event.waited_s:.0f} s; "
+                f"the server says: {said}"
+            )
+            return text, f"waiting {event.request_type}"
         case HeartbeatLost():
             text = (
                 f"no heartbeat of session {event.session_id} has reached the server for {event.silent_s:.0f} s; "

@@ -29,7 +29,7 @@ from tinkex.errors import (
     ResultExpiredError,
     TinkexError,
 )
-from tinkex.events import QueueStateChanged, RetryScheduled
+from tinkex.events import QueueStateChanged, RetryScheduled, StillWaiting
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Reply
@@ -48,6 +48,8 @@ HELD_S = 1.0
 """A poll answered sooner was not held by the server: the next one waits, so that nobody spins."""
 SETBACK_CAP_S = 30.0
 MAX_REFUSALS = 3
+REPORT_EVERY_S = 60.0
+"""How often a result that does not come is told to those who watch."""
 
 
 # ---- what users hold ----
@@ -320,10 +322,18 @@ def _queue_state(plain: dict[str, Any]) -> tuple[str, str | None] | None:
 class Results:
     """Fetches the results of operations a server has accepted."""
 
-    def __init__(self, caller: Caller, inflight: ByteBudget, *, payment_pause_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        inflight: ByteBudget,
+        *,
+        payment_pause_s: float = 0.0,
+        report_every_s: float = REPORT_EVERY_S,
+    ) -> None:
         self._caller = caller
         self._inflight = inflight
         self._payment_pause_s = payment_pause_s
+        self._report_every_s = report_every_s
         self._about = caller.about(_RETRIEVE)
 
     async def fetch(
@@ -350,6 +360,7 @@ class Results:
         )
         state = PollState(allow_metadata=payload_bytes == 0)
         queue: tuple[str, str | None] | None = None
+        began = reported = time.monotonic()
         if payload_bytes:
             await self._inflight.take(payload_bytes)
         held_bytes = payload_bytes
@@ -366,6 +377,11 @@ class Results:
                     self._caller.sink.emit(QueueStateChanged(polled.request_id, kind, *queue))
                     if on_queue is not None:
                         on_queue(*queue)
+                now = time.monotonic()
+                if now - reported >= self._report_every_s:
+                    reported = now
+                    said = queue or (None, None)
+                    self._caller.sink.emit(StillWaiting(polled.request_id, kind, now - began, *said))
                 if step.trouble is not None:
                     tries = max(state.setbacks, state.hurries, state.refusals) - 1
                     self._caller.sink.emit(RetryScheduled(_RETRIEVE.name, tries, step.after, step.trouble))

@@ -18,6 +18,7 @@ from tinkex.events import (
     SessionLost,
     SessionOpened,
     Silent,
+    StillWaiting,
 )
 
 PAUSED = QueueStateChanged("req-1", "Sample", "paused_rate_limit", "too many samplers")
@@ -30,6 +31,9 @@ PAUSED = QueueStateChanged("req-1", "Sample", "paused_rate_limit", "too many sam
         (QueueStateChanged("req-1", "Sample", "paused_capacity"), "paused capacity"),
         (RetryScheduled("optim_step", 4, 8.0, "connection refused"), "connection refused"),
         (HeartbeatLost("s1", 130.0), "130 s"),
+        (StillWaiting("req-1", "Sample", 61.0, "paused_capacity", "3 jobs before you"), "3 jobs before you"),
+        (StillWaiting("req-1", "Sample", 61.0, "paused_capacity"), "61 s; the server says: paused capacity"),
+        (StillWaiting("req-1", "Sample", 700.0), "says: nothing about its queue"),
         (SessionLost("s1", "status 410"), "410"),
         (SessionClosed("s1", "success", "no answer"), "no answer"),
         (ServerMessage("s1", "warning", "maintenance at noon"), "maintenance at noon"),
@@ -51,6 +55,7 @@ def test_what_a_user_should_know_is_a_warning(
         RetryScheduled("optim_step", 0, 0.5, "status 503"),
         QueueStateChanged("req-1", "Sample", "active"),
         SessionClosed("s1", "success"),
+        StillWaiting("req-1", "Sample", 61.0, "active"),
     ],
 )
 def test_the_rest_is_for_debugging(event: Event, caplog: pytest.LogCaptureFixture) -> None:

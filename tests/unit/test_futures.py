@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ from tinkex.errors import (
     TinkexError,
     UnprocessableEntityError,
 )
-from tinkex.events import Event, QueueStateChanged, RetryScheduled
+from tinkex.events import Event, QueueStateChanged, RetryScheduled, StillWaiting
 from tinkex.futures import (
     Again,
     APIFuture,
@@ -212,11 +213,14 @@ class Recorder:
 
 
 def results(
-    handler: Callable[[Request], Reply], sink: Recorder | None = None
+    handler: Callable[[Request], Reply],
+    sink: Recorder | None = None,
+    report_every_s: float = 60.0,
+    **settings: Any,
 ) -> tuple[Results, MockTransport]:
     transport = MockTransport(handler)
-    caller = Caller(transport, Config(api_key="tml-x", base_url="http://mock"), sink=sink)
-    return Results(caller, ByteBudget(100)), transport
+    caller = Caller(transport, Config(api_key="tml-x", base_url="http://mock", **settings), sink=sink)
+    return Results(caller, ByteBudget(100), report_every_s=report_every_s), transport
 
 
 ACCEPTED = types.UntypedAPIFuture(request_id="req-1", sample_sequence_ids=["seq-0"])
@@ -265,6 +269,32 @@ async def test_queue_states_are_told_when_they_change() -> None:
         ("OptimStep", "paused_capacity", "busy"),
         ("OptimStep", "active", None),
     ]
+
+
+async def test_a_result_that_does_not_come_is_told_again_and_again_with_what_the_server_says() -> None:
+    answers = [reply(TRY_AGAIN, status=408)] * 4 + [reply({"metrics": {}})]
+    recorder = Recorder()
+    fetcher, _ = results(lambda _: answers.pop(0), recorder, report_every_s=0.0, poll_backoff=(0.001, 0.001))
+    await fetcher.fetch(endpoint("optim_step"), ACCEPTED)
+    told = [event for event in recorder.events if isinstance(event, StillWaiting)]
+    assert [(e.request_id, e.request_type, e.state, e.reason) for e in told] == [
+        ("req-1", "OptimStep", "paused_capacity", "busy")
+    ] * 4
+    assert sorted(e.waited_s for e in told) == [e.waited_s for e in told]
+
+
+@pytest.mark.parametrize("answer", [reply(TRY_AGAIN, status=408), reply({"type": "try_again"})])
+async def test_polls_answered_at_once_wait_as_long_as_the_setting_says(answer: Reply) -> None:
+    polled = Polled("req-1", wants_proto=False, about=JSON_RESULT.about, backoff=(0.5, 3.0))
+    state, waits = PollState(), []
+    for _ in range(5):
+        step = next_step(state, answer, 0.0, polled)
+        assert isinstance(step, Again)
+        waits.append(step.after)
+        state = step.state
+    assert waits == [0.5, 1.0, 2.0, 3.0, 3.0]
+    fetcher, _ = results(lambda _: answer, poll_backoff=(0.5, 3.0))
+    assert fetcher._caller.config.poll_backoff == (0.5, 3.0)
 
 
 async def test_lost_polls_are_told_with_their_reason() -> None:

@@ -21,6 +21,7 @@ from tinkex.clients._chunking import prompt_bytes
 from tinkex.clients._completions import Completions
 from tinkex.clients._connection import connect
 from tinkex.clients._handles import SamplerHandle
+from tinkex.clients._progress import Progress
 from tinkex.clients._sample_body import sample_body
 from tinkex.clients.retry_config import RetryConfig
 from tinkex.clients.session import Session
@@ -98,8 +99,11 @@ class SamplingClient:
         self._submit_policy = replace(
             session.caller.policy, handed_back=frozenset({402, 429}), payment_pause_s=0.0
         )
-        self._last_progress = time.monotonic()
-        self._under_way = 0
+        watched = (
+            self._retry_config.enable_stuck_detection and opened.client_config.sample_enable_stuck_detection
+        )
+        self._progress = Progress(self._retry_config.progress_timeout if watched else None)
+        self._retry_policy = self._retry_config.policy(watched=watched)
 
     def sample(
         self,
@@ -299,43 +303,32 @@ class SamplingClient:
 
     async def _sample(self, request: types.SampleRequest) -> types.SampleResponse:
         """Submits and polls, again with a new number when the result got lost or the server failed."""
-        if self._under_way == 0:
-            self._last_progress = time.monotonic()
-        self._under_way += 1
         size = prompt_bytes(request.prompt)
         attempt = 0
-        try:
-            await self._in_flight.take(1)
-            try:
-                while True:
-                    try:
-                        response = await self._sample_once(request, await self._next_seq_id(), size)
-                    except (APIConnectionError, APIStatusError, ResultExpiredError) as error:
-                        await self._pause_before_retry(error, attempt)
-                        attempt += 1
-                    else:
-                        self._last_progress = time.monotonic()
-                        return response
-            finally:
-                self._in_flight.give_back(1)
-        finally:
-            self._under_way -= 1
+        async with self._progress.of_this_call(), self._in_flight:
+            while True:
+                try:
+                    return await self._sample_once(request, await self._next_seq_id(), size)
+                except (APIConnectionError, APIStatusError, ResultExpiredError) as error:
+                    await self._pause_before_retry(error, attempt)
+                    attempt += 1
 
     async def _pause_before_retry(self, error: TinkexError, attempt: int) -> None:
         """Waits before another try, or raises the error when another try makes no sense."""
-        config = self._retry_config
-        if not config.enable_retry_logic or self._opened.client_config.sample_no_retries:
+        if not self._retry_config.enable_retry_logic or self._opened.client_config.sample_no_retries:
             raise error
         outcome: Outcome = Unanswered()
         if isinstance(error, APIStatusError):
             outcome = Answered(error.status_code, error.response.headers)
-        watched = config.enable_stuck_detection and self._opened.client_config.sample_enable_stuck_detection
-        policy = config.policy(watched=watched)
-        step = decide(outcome, attempt, time.monotonic() - self._last_progress, policy, random.random)
+        step = decide(outcome, attempt, self._progress.silent_s, self._retry_policy, random.random)
         if not isinstance(step, Retry):
             raise error
         self._session.caller.sink.emit(RetryScheduled("asample", attempt, step.after, str(error)))
         await asyncio.sleep(step.after)
+
+    def _hear_queue(self, queue_state: str, queue_state_reason: str | None) -> None:
+        self._progress.heard(queue_state, queue_state_reason)
+        self.on_queue_state_change(queue_state, queue_state_reason)
 
     async def _sample_once(
         self, request: types.SampleRequest, seq_id: int, size: int
@@ -360,7 +353,7 @@ class SamplingClient:
                 _SAMPLE,
                 accepted,
                 submit_s=submit_s,
-                on_queue=self.on_queue_state_change,
+                on_queue=self._hear_queue,
                 payload_bytes=finished_size,
             )
             if self._completions is not None:

@@ -75,12 +75,14 @@ class Session:
         display_name: str | None = None,
         heartbeat_s: float = HEARTBEAT_S,
         heartbeat_warning_s: float = HEARTBEAT_WARNING_S,
+        shortest_refresh_s: float = SHORTEST_REFRESH_S,
     ) -> None:
         self.caller = caller
         self.dynamic_config = types.ClientDynamicConfigResponse()
         self._display_name = display_name
         self._heartbeat_s = heartbeat_s
         self._heartbeat_warning_s = heartbeat_warning_s
+        self._shortest_refresh_s = shortest_refresh_s
         self._opening: asyncio.Task[OpenSession] | None = None
         self._open: OpenSession | None = None
         self._heart: asyncio.Task[None] | None = None
@@ -231,11 +233,13 @@ class Session:
                     return
             except APIError:
                 pass  # the time since the last success says it all
+            except ClosedError:
+                return  # the connections are gone, and with them whoever could be told
             now = time.monotonic()
             if now - warned >= self._heartbeat_warning_s:
                 warned = now
                 self.caller.sink.emit(HeartbeatLost(session_id, now - heard))
-            if now - refreshed >= max(self.dynamic_config.refresh_interval_sec, SHORTEST_REFRESH_S):
+            if now - refreshed >= max(self.dynamic_config.refresh_interval_sec, self._shortest_refresh_s):
                 refreshed = now
                 await self._refresh()
 

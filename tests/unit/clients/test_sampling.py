@@ -291,7 +291,7 @@ def test_cancelling_an_awaited_sample_cancels_the_sample(
             await waiting
 
     asyncio.run(main())
-    wait_for(lambda: sampler._under_way == 0)
+    wait_for(lambda: not sampler._progress._tasks)
     assert not server.values("cancel_future")
 
 

@@ -109,6 +109,42 @@ async def test_the_session_is_kept_alive() -> None:
     assert len(server.values("session_heartbeat")) == beats
 
 
+async def test_changing_settings_are_asked_for_again_and_kept_when_that_fails() -> None:
+    answers = [
+        reply({"refresh_interval_sec": 0, "sample_cancel_max_batch_size": 1}),
+        reply({"refresh_interval_sec": 0, "sample_cancel_enabled": True, "sample_cancel_max_batch_size": 2}),
+    ]
+    server = ScriptedServer(
+        client_dynamic_config=lambda *_: answers.pop(0) if answers else reply({"detail": "x"}, status=500)
+    )
+    session = session_on(server, heartbeat_s=0.01, shortest_refresh_s=0.01)
+    await session.opened()
+    assert session.dynamic_config.sample_cancel_max_batch_size == 1
+    await until(lambda: len(server.values("client_dynamic_config")) >= 4)
+    assert session.dynamic_config.sample_cancel_enabled
+    assert session.dynamic_config.sample_cancel_max_batch_size == 2
+    await session.close("success")
+
+
+async def test_settings_are_not_asked_for_more_often_than_is_decent() -> None:
+    server = ScriptedServer(client_dynamic_config=lambda *_: reply({"refresh_interval_sec": 0}))
+    session = session_on(server, heartbeat_s=0.005)
+    await session.opened()
+    await until(lambda: len(server.values("session_heartbeat")) >= 5)
+    assert len(server.values("client_dynamic_config")) == 1
+    await session.close("success")
+
+
+async def test_heartbeats_end_quietly_with_the_connections() -> None:
+    server = ScriptedServer()
+    session = session_on(server, heartbeat_s=0.01)
+    await session.opened()
+    await session.caller.close()
+    heart = session._heart
+    assert heart is not None
+    assert await heart is None
+
+
 @pytest.mark.parametrize("status", [410, 404, 401])
 async def test_a_server_that_wants_no_more_heartbeats_gets_none(status: int) -> None:
     recorder = Recorder()
