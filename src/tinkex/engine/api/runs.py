@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -13,6 +14,9 @@ from tinkex.engine.store import CheckpointKind, CheckpointRow, RunRow, RunStatus
 from tinkex.errors import InvalidInput, NotAllowed
 from tinkex.types import Checkpoint, CheckpointsListResponse, Cursor, TrainingRun, TrainingRunsResponse
 from tinkex.types.checkpoints import KINDS
+
+FIRST_WITH_EXPORTS = (0, 28)
+"""The first version of the official client that knows exported weights."""
 
 
 async def list_training_runs(call: Call) -> Reply:
@@ -38,18 +42,30 @@ async def list_checkpoints(call: Call) -> Reply:
     store = call.engine.store
     run = find_run(store, call.owner, call.parameters["training_run_id"])
     return CheckpointsListResponse(
-        checkpoints=[_checkpoint(row) for row in store.checkpoints.of_run(run.run_id, time.time())]
+        checkpoints=[
+            _checkpoint(row) for row in store.checkpoints.of_run(run.run_id, time.time(), _hidden(call))
+        ]
     )
 
 
 async def list_user_checkpoints(call: Call) -> Reply:
     """The caller's live checkpoints over all runs, newest first."""
     limit, offset = page(call.query, default_limit=100)
-    store, now = call.engine.store, time.time()
+    checkpoints, now, hidden = call.engine.store.checkpoints, time.time(), _hidden(call)
+    rows = checkpoints.of_owner(call.owner, now, limit, offset, hidden)
+    total = checkpoints.count(call.owner, now, hidden)
     return CheckpointsListResponse(
-        checkpoints=[_checkpoint(row) for row in store.checkpoints.of_owner(call.owner, now, limit, offset)],
-        cursor=Cursor(offset=offset, limit=limit, total_count=store.checkpoints.count(call.owner, now)),
+        checkpoints=[_checkpoint(row) for row in rows],
+        cursor=Cursor(offset=offset, limit=limit, total_count=total),
     )
+
+
+def _hidden(call: Call) -> str:
+    """The kind of checkpoints that a client is too old to read; one of them would spoil the whole list for it."""
+    version = re.match(r"(\d+)\.(\d+)", call.headers.get("x-stainless-package-version", ""))
+    if version is not None and (int(version[1]), int(version[2])) < FIRST_WITH_EXPORTS:
+        return CheckpointKind.EXTERNAL_WEIGHTS
+    return ""
 
 
 async def delete_checkpoint(call: Call) -> Reply:

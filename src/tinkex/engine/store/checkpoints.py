@@ -100,29 +100,32 @@ class Checkpoints:
         )
         return _checkpoint(found) if found is not None else None
 
-    def of_run(self, run_id: str, now: float) -> Sequence[CheckpointRow]:
-        """The live checkpoints of one run, oldest first."""
+    def of_run(self, run_id: str, now: float, hidden: str = "") -> Sequence[CheckpointRow]:
+        """The live checkpoints of one run, but those of a ``hidden`` kind; oldest first."""
         rows = self._database.all(
-            "SELECT * FROM checkpoints WHERE run_id = ? AND (expires_at IS NULL OR expires_at > ?) "
+            "SELECT * FROM checkpoints WHERE run_id = ? AND kind != ? AND (expires_at IS NULL OR expires_at > ?) "
             "ORDER BY created_at, rowid",
-            (run_id, now),
+            (run_id, hidden, now),
         )
         return [_checkpoint(row) for row in rows]
 
-    def of_owner(self, owner: str, now: float, limit: int, offset: int) -> Sequence[CheckpointRow]:
-        """The live checkpoints of one user, newest first."""
+    def of_owner(
+        self, owner: str, now: float, limit: int, offset: int, hidden: str = ""
+    ) -> Sequence[CheckpointRow]:
+        """The live checkpoints of one user, but those of a ``hidden`` kind; newest first."""
         rows = self._database.all(
-            "SELECT * FROM checkpoints WHERE owner = ? AND (expires_at IS NULL OR expires_at > ?) "
+            "SELECT * FROM checkpoints WHERE owner = ? AND kind != ? AND (expires_at IS NULL OR expires_at > ?) "
             "ORDER BY created_at DESC, rowid DESC LIMIT ? OFFSET ?",
-            (owner, now, limit, offset),
+            (owner, hidden, now, limit, offset),
         )
         return [_checkpoint(row) for row in rows]
 
-    def count(self, owner: str, now: float) -> int:
-        """How many live checkpoints one user has."""
+    def count(self, owner: str, now: float, hidden: str = "") -> int:
+        """How many live checkpoints one user has, but those of a ``hidden`` kind."""
         row = self._database.one(
-            "SELECT count(*) AS total FROM checkpoints WHERE owner = ? AND (expires_at IS NULL OR expires_at > ?)",
-            (owner, now),
+            "SELECT count(*) AS total FROM checkpoints WHERE owner = ? AND kind != ? "
+            "AND (expires_at IS NULL OR expires_at > ?)",
+            (owner, hidden, now),
         )
         return int(row["total"]) if row is not None else 0
 

@@ -260,3 +260,17 @@ def test_callers_in_the_process_get_files_to_read(engine: Engine, ada: Client) -
     assert Path(urlsplit(links["adapter_config.json"]).path).is_relative_to(engine.store.root)
     assert exported
     assert path
+
+
+def test_exports_are_not_listed_to_clients_that_cannot_read_them(ada: Client) -> None:
+    run = ada.create()
+    save(ada, run, 1)
+    export(ada, run, 2)
+    for version, kinds in (("0.27.2", ["weights"]), ("0.28.0", ["weights", "external_weights"])):
+        headers = {"x-stainless-package-version": version}
+        listed = ada.call("GET", f"/api/v1/training_runs/{run}/checkpoints", headers=headers).json
+        assert [each["checkpoint_id"].split("/")[0] for each in listed["checkpoints"]] == kinds
+        mine = ada.call("GET", "/api/v1/checkpoints?limit=1000", headers=headers).json
+        assert mine["cursor"]["total_count"] == len(mine["checkpoints"])
+        exported = {each["checkpoint_type"] for each in mine["checkpoints"]} & {"external"}
+        assert bool(exported) == (len(kinds) == 2)
