@@ -17,6 +17,7 @@ from tinkex.engine.model.lora import Adapter, LoraSpec
 from tinkex.engine.model.transformer import Transformer
 from tinkex.engine.trainer.backbone import Backbone, Tenant
 from tinkex.engine.trainer.batch import Pass, Segment, plan_passes
+from tinkex.engine.trainer.buffers import SpareBuffers
 from tinkex.engine.trainer.checkpoint import load_state, save_state
 from tinkex.engine.trainer.examples import Limits, read_examples
 from tinkex.engine.trainer.head import Head, HeadLora
@@ -39,6 +40,7 @@ __all__ = ["MAX_RANK", "TrainJob", "TrainState", "Trainer"]
 
 MAX_RANK = 512
 _GRADIENT_BYTES = 2**30  # of the jobs that share passes; each has a buffer of its own until it succeeds
+_SPARE_BYTES = 2**29  # of gradient buffers kept between passes
 
 Floats = npt.NDArray[np.float32]
 
@@ -64,6 +66,7 @@ class Trainer:
         self._max_tokens = max_tokens_per_pass
         self._max_gradient_bytes = _GRADIENT_BYTES
         self._deterministic = deterministic
+        self._buffers = SpareBuffers(_SPARE_BYTES)
         self._backbone = Backbone(model)
         self._head = Head(model.unembedding_VD)
         self._limits = Limits(vocab_size=model.arch.vocab_size, max_context=model.arch.max_context)
@@ -104,8 +107,14 @@ class Trainer:
         return [outcomes[number] for number in range(len(jobs))]
 
     def optim_step(self, state: TrainState, params: AdamParams) -> dict[str, float]:
-        """One AdamW step with the accumulated gradient, which is then gone; see ``adam_step``."""
-        return adam_step(state, params)
+        """One AdamW step with the accumulated gradient, which is then gone; see ``adam_step``.
+
+        The gradient's buffer is used again by later passes, so no one else may hold it.
+        """
+        gradient = state.grad
+        metrics = adam_step(state, params)
+        self._buffers.give_back(gradient)
+        return metrics
 
     def snapshot(self, state: TrainState) -> Adapter:
         """The adapter as it is now, without a copy; later steps never change it."""
@@ -129,7 +138,8 @@ class Trainer:
             )
         if loss is not CUSTOM and job.custom_loss is not None:
             raise InvalidInput(f"loss_fn {loss.name!r} takes no custom loss; send loss_fn 'custom' to run it")
-        return Work(job, loss, read_examples(job.data, loss, settings, self._limits, job.custom_loss))
+        examples = read_examples(job.data, loss, settings, self._limits, job.custom_loss)
+        return Work(job, loss, examples, self._buffers)
 
     def _groups(self, works: Mapping[int, Work]) -> list[list[int]]:
         """Which jobs share passes: those of one kind, as many as their gradients leave memory for."""

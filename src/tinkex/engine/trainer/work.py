@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tinkex.engine.model.lora import UNEMBED_MODULE, Adapter
 from tinkex.engine.trainer.batch import Member
+from tinkex.engine.trainer.buffers import SpareBuffers
 from tinkex.engine.trainer.examples import Example
 from tinkex.engine.trainer.head import HeadLora
 from tinkex.engine.trainer.loss_graph import DatumLoss
@@ -34,17 +35,18 @@ class Work:
     """A job's examples, gradient and results; the job's state is touched by ``finish`` alone.
 
     Example:
-        >>> work = Work(job, LOSSES["cross_entropy"], examples)
+        >>> work = Work(job, LOSSES["cross_entropy"], examples, SpareBuffers(most_bytes=2**29))
         >>> work.start()
         >>> output = work.finish()  # after its passes
     """
 
-    def __init__(self, job: TrainJob, loss: Loss, examples: Sequence[Example]) -> None:
+    def __init__(self, job: TrainJob, loss: Loss, examples: Sequence[Example], buffers: SpareBuffers) -> None:
         self.job = job
         self.loss = loss
         self.examples = examples
         self.error: TinkexError | None = None
         self.grad: Tensor | None = None
+        self._buffers = buffers
         self.adapter: Adapter = job.state.adapter
         self._lp: dict[int, Floats] = {}
         self._losses: dict[int, Floats] = {}
@@ -55,7 +57,10 @@ class Work:
         """Makes ready for the passes, forgetting what earlier ones have brought."""
         self.error = None
         self._lp, self._losses, self._inputs, self._custom = {}, {}, {}, {}
-        self.grad = torch.zeros_like(self.adapter.params) if self.job.backward else None
+        if self.job.backward:
+            self.grad = (
+                self._buffers.zeros_like(self.adapter.params) if self.grad is None else self.grad.zero_()
+            )
 
     def head_lora(self) -> HeadLora | None:
         """The unembedding's part of the adapter, if it has one."""
@@ -121,13 +126,17 @@ class Work:
         if self.error is None and self.grad is not None and not all_finite(self.grad):
             self.fail("the gradient is not finite")
         if self.error is not None:
+            self._buffers.give_back(self.grad)
             return self.error
         fields = {"logprobs": self._lp}
         if self.loss is not CUSTOM:  # whose loss belongs to the datum, not to its tokens
             fields["elementwise_loss"] = self._losses
         state = self.job.state
-        if self.grad is not None:
-            state.grad = self.grad if state.grad is None else state.grad.add_(self.grad)
+        if self.grad is not None and state.grad is None:
+            state.grad = self.grad
+        elif self.grad is not None and state.grad is not None:
+            state.grad.add_(self.grad)
+            self._buffers.give_back(self.grad)
         outputs = [
             {
                 name: TensorData.from_numpy(values[index].reshape(example.shape))

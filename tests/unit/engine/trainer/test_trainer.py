@@ -357,3 +357,19 @@ def test_save_and_load_continue_as_if_nothing_had_happened(trainer: Trainer, tmp
         assert run_one(trainer, job).metrics == run_one(trainer, resumed).metrics
         assert trainer.optim_step(job.state, step) == trainer.optim_step(resumed.state, step)
         assert torch.equal(job.state.adapter.params, resumed.state.adapter.params)
+
+
+def test_buffers_used_again_change_no_number(model: Transformer) -> None:
+    def numbers(trainer: Trainer) -> list[float]:
+        state = trained_state(trainer)
+        seen = []
+        for seed in range(3):
+            for _ in range(2):  # the second pass adds to the gradient of the first
+                run_one(trainer, TrainJob(state, sft_data(7, 4, seed=seed), "cross_entropy"))
+            failed = trainer.run([TrainJob(state, [overflowing()], "importance_sampling")])
+            assert isinstance(failed[0], NumericalError)
+            seen.append(trainer.optim_step(state, AdamParams())["unclipped_grad_l2:mean"])
+        return seen
+
+    trainer = Trainer(model)
+    assert numbers(trainer) == numbers(trainer) == numbers(Trainer(model))
