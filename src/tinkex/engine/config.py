@@ -21,6 +21,8 @@ LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
 MIB = 1024 * 1024
 
+SAMPLER_COMPUTES = ("auto", "compiled", "torch")
+
 
 def tinkex_home(environ: Mapping[str, str] | None = None) -> Path:
     """The directory that holds models and engine data: ``$TINKEX_HOME``, or ``~/.tinkex``.
@@ -50,6 +52,15 @@ def chosen_models(environ: Mapping[str, str] | None = None) -> list[str]:
     """
     text = (os.environ if environ is None else environ).get("TINKEX_MODELS", "")
     return [flag.strip() for flag in text.split(",") if flag.strip()]
+
+
+def chosen_sampler_compute(environ: Mapping[str, str] | None = None) -> str:
+    """What samples are computed with: ``$TINKEX_SAMPLER_COMPUTE``, or ``auto``.
+
+    >>> chosen_sampler_compute({"TINKEX_SAMPLER_COMPUTE": "torch"}), chosen_sampler_compute({})
+    ('torch', 'auto')
+    """
+    return (os.environ if environ is None else environ).get("TINKEX_SAMPLER_COMPUTE") or "auto"
 
 
 @dataclass(frozen=True)
@@ -102,6 +113,10 @@ class EngineConfig:
     max_tokens_per_pass: int = 2048
     """Token budget of one training pass: more tenants and chunks join it until it is full."""
     max_decode_batch: int = 64
+    kv_cache_bytes: int = 2048 * MIB
+    """Keys and values of one base model's samples, kept prompts included; when they are used up, samples wait."""
+    sampler_compute: str = field(default_factory=chosen_sampler_compute)
+    """What samples are computed with: the ``compiled`` core or ``torch``; ``auto`` is the core if it can be used."""
     snapshots_in_memory: int = 16
     """Sampler weights kept in memory; the others are read again from disk when they are used."""
     deterministic: bool = False
@@ -137,11 +152,17 @@ class EngineConfig:
         for name in (
             "max_tokens_per_pass",
             "max_decode_batch",
+            "kv_cache_bytes",
             "snapshots_in_memory",
             "savepoint_after_operations",
         ):
             if getattr(self, name) < 1:
                 raise SetupError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.sampler_compute not in SAMPLER_COMPUTES:
+            raise SetupError(
+                f"sampler_compute is {self.sampler_compute!r}; choose one of: {', '.join(SAMPLER_COMPUTES)} (it can come "
+                "from $TINKEX_SAMPLER_COMPUTE)."
+            )
         if not 0 <= self.port <= 65_535:
             raise SetupError(f"port {self.port} does not exist; choose 1–65535, or 0 for any free port.")
         if not self.auth and self.host not in LOOPBACK_HOSTS:

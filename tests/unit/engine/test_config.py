@@ -32,8 +32,25 @@ def test_no_keys_on_a_public_address_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [{"gap_timeout_s": 0.0}, {"max_body_bytes": 0}, {"port": 70_000}, {"max_tokens_per_pass": 0}],
+    [
+        {"gap_timeout_s": 0.0},
+        {"max_body_bytes": 0},
+        {"port": 70_000},
+        {"max_tokens_per_pass": 0},
+        {"kv_cache_bytes": 0},
+    ],
 )
 def test_settings_without_sense_are_refused_by_name(setting: dict[str, float]) -> None:
     with pytest.raises(SetupError, match=next(iter(setting))):
         EngineConfig(**setting)  # type: ignore[arg-type]
+
+
+def test_what_computes_samples_comes_from_the_environment_and_is_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert EngineConfig().sampler_compute == "auto"
+    monkeypatch.setenv("TINKEX_SAMPLER_COMPUTE", "torch")
+    assert EngineConfig().sampler_compute == "torch"
+    monkeypatch.setenv("TINKEX_SAMPLER_COMPUTE", "magic")
+    with pytest.raises(SetupError, match="TINKEX_SAMPLER_COMPUTE"):
+        EngineConfig()

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from ctypes import CDLL, POINTER, byref, c_char_p, c_int, c_void_p
 from pathlib import Path
 
 from tinkex.engine.kernels.build import LIBRARY, sources_digest
 from tinkex.engine.kernels.layout import DrawC, HeadC, ModelC, PassC
 
-__all__ = ["DISABLE", "Core", "CoreUnavailable", "load_core"]
-
-DISABLE = "TINKEX_DISABLE_CORE"
-"""The environment variable that has every sampler compute with torch."""
+__all__ = ["Core", "CoreUnavailable", "load_core"]
 
 _INSTALL = "install a C compiler and reinstall the package (pip install --force-reinstall --no-deps tinkex, or -e . in a checkout)"
 
@@ -58,13 +53,11 @@ class Core:
             raise MemoryError("the compiled core could not allocate the memory of a pass")
 
 
-def load_core(path: Path = LIBRARY, *, variant: str = "", environ: Mapping[str, str] | None = None) -> Core:
+def load_core(path: Path = LIBRARY, *, variant: str = "") -> Core:
     """The core in ``path``; raises ``CoreUnavailable`` where there is none, or none that fits.
 
     ``variant`` asks for other instructions than the fastest this processor has.
     """
-    if (os.environ if environ is None else environ).get(DISABLE, "") not in {"", "0"}:
-        raise CoreUnavailable(f"${DISABLE} is set")
     if not path.is_file():
         raise CoreUnavailable(f"the package was installed without its compiled core; {_INSTALL}")
     try:

@@ -103,7 +103,11 @@ class Decoding:
         if sampler.directory is not None:
             adapter = self._snapshots.get(sampler.directory, base.model.transformer.arch)
         ids = sequence_ids(work.request_id, request.num_samples)
-        base.sampler.add(SampleJob.of(request, request_id=work.request_id, adapter=adapter, sequence_ids=ids))
+        base.sampler.add(
+            SampleJob.of(
+                request, request_id=work.request_id, adapter=adapter, sequence_ids=ids, owner=work.tenant
+            )
+        )
         self._in_batch.setdefault(base.source, {})[work.request_id] = work
 
     def _advance(self, base: Base) -> Sequence[tuple[str, Outcome]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from tinkex.engine.model.catalog import LoadedModel, Progress
     from tinkex.engine.sampler.sampler import Sampler
     from tinkex.engine.trainer.trainer import Trainer
+
+logger = logging.getLogger("tinkex.engine")
 
 
 class Base:
@@ -66,7 +69,14 @@ class Base:
             max_tokens_per_pass=self._config.max_tokens_per_pass,
             deterministic=self._config.deterministic,
         )
-        sampler = Sampler(loaded.transformer, loaded.tokenizer, max_batch=self._config.max_decode_batch)
+        sampler = Sampler(
+            loaded.transformer,
+            loaded.tokenizer,
+            max_batch=self._config.max_decode_batch,
+            kv_budget_bytes=self._config.kv_cache_bytes,
+            compute=self._config.sampler_compute,
+        )
+        logger.info("%s: samples are computed by %s", self.source, sampler.computes_with)
         self._loaded = (loaded, trainer, sampler)
         report(self._progress, "")
 

@@ -55,6 +55,8 @@ class CompiledCompute:
         'compiled (avx2)'
     """
 
+    slots_apart = True
+
     def __init__(self, model: Transformer, core: Core) -> None:
         self._core = core
         self._weights = model  # the core reads its memory, so it must stay

@@ -9,7 +9,7 @@ Shapes: B rows of a decode step, T packed rows of a prefill pass, R rows at hand
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 
@@ -33,11 +33,10 @@ if TYPE_CHECKING:
     from tinkex.engine.sampler.kv_cache import PromptKV, Slot
     from tinkex.engine.sampler.logits import Draw, RowSettings
 
-__all__ = ["Compute", "Drawn", "Segments", "TorchCompute", "Way", "choose_compute"]
+__all__ = ["Compute", "Drawn", "Segments", "TorchCompute", "choose_compute"]
 
 Drawn: TypeAlias = "Draw | CompiledDraw"
 
-Way: TypeAlias = Literal["auto", "compiled", "torch"]
 Segments: TypeAlias = "Sequence[tuple[Adapter | None, int]]"
 """Which adapter the rows of a pass belong to, and how many of them; rows of one adapter are neighbours."""
 
@@ -52,6 +51,11 @@ class Compute(Protocol):
     @property
     def description(self) -> str:
         """Which way this is, for people: ``compiled (avx2)``, or ``torch`` and why."""
+        ...
+
+    @property
+    def slots_apart(self) -> bool:
+        """Whether a decode step wants every slot on its own instead of side by side."""
         ...
 
     def prefill(
@@ -77,6 +81,8 @@ class Compute(Protocol):
 
 class TorchCompute:
     """Computes with torch, on any machine."""
+
+    slots_apart = False
 
     def __init__(self, model: Transformer, reason: str) -> None:
         self._model = model
@@ -113,8 +119,8 @@ class TorchCompute:
         return draw(logits_BV, settings, uniforms)
 
 
-def choose_compute(model: Transformer, way: Way = "auto") -> Compute:
-    """The compiled core on this model if it can be used, else torch; or the one that ``way`` insists on.
+def choose_compute(model: Transformer, way: str = "auto") -> Compute:
+    """``"auto"`` takes the compiled core on this model if it can be used, else torch; else ``way`` names one of them.
 
     Example:
         >>> choose_compute(model, "torch").description
@@ -122,6 +128,8 @@ def choose_compute(model: Transformer, way: Way = "auto") -> Compute:
     """
     if way == "torch":
         return TorchCompute(model, "as set")
+    if way not in {"auto", "compiled"}:
+        raise SetupError(f"there is no way {way!r} to compute samples; choose 'auto', 'compiled' or 'torch'")
     reason = _unfit(model)
     if reason is None:
         try:

@@ -4,12 +4,15 @@ Two shapes of storage, each fit for its use:
 
 * ``PromptKV`` belongs to one prompt. It is filled piece by piece while the prompt is prefilled and never
   changes afterwards, so any number of sequences, and later requests, can start from it.
-* ``SlotTable`` holds one slot per decoding sequence. Slots of one capacity lie side by side in a bank, so
-  that a decode step is one attention call per bank, however many sequences there are. A sequence that fills
-  its slot moves to a bank of twice the capacity; sequences join and leave between any two steps.
+* ``SlotTable`` holds one slot per decoding sequence; sequences join and leave between any two steps, and one that
+  fills its slot moves to a larger one. For torch, slots of one capacity lie side by side in a bank, so that a decode
+  step is one attention call per bank, however many sequences there are. The compiled core needs no neighbours: there
+  every slot is a bank of its own.
 
-Memory is what is allocated here: a slot's capacity is a power of two, so at most twice what it holds, and a
-bank has at most half as many slots again as were in use at once. Who may allocate is decided by the sampler.
+Memory is what is allocated here. A slot of its own has room for a quarter more than it held when it was made, in
+steps of 64 tokens. Side by side, a slot's capacity is a power of two, so at most twice what it holds, a bank has at
+most half as many slots again as were in use at once, and while a bank grows its old storage exists beside the new.
+Who may allocate is decided by the sampler.
 
 Shapes: L layers, S slots of a bank, K key/value heads, H heads, C capacity of a slot, P prompt length,
 T packed rows, d head dimension.
@@ -33,7 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PromptKV", "Slot", "SlotTable", "bytes_per_token", "prefill_attend"]
 
-_SMALLEST_CAPACITY = 64
+_STEP = 64
+"""The smallest capacity of a slot, and the step in which those apart grow."""
 
 
 def bytes_per_token(arch: Architecture, dtype: torch.dtype) -> int:
@@ -136,12 +140,13 @@ class Slot:
 class _Bank:
     """Slots of one capacity. Those in use are the first ones, so a view of them is contiguous.
 
-    What lies behind a slot's length is masked, but must be finite: attention multiplies it by zero.
+    What lies behind a slot's length is masked, but must be finite: torch's attention multiplies it by zero.
     """
 
-    def __init__(self, arch: Architecture, dtype: torch.dtype, capacity: int) -> None:
+    def __init__(self, arch: Architecture, dtype: torch.dtype, capacity: int, *, apart: bool) -> None:
         self.capacity = capacity
         self.slots: list[Slot] = []
+        self._apart = apart
         self.kv_L2SKCd = torch.zeros(
             arch.num_layers, 2, 0, arch.num_kv_heads, capacity, arch.head_dim, dtype=dtype
         )
@@ -168,7 +173,8 @@ class _Bank:
         self.slots.append(slot)
         row_L2KCd = self.kv_L2SKCd[:, :, slot.index]
         row_L2KCd[:, :, :, :length] = kv_L2KPd[:, :, :, :length]
-        row_L2KCd[:, :, :, length:] = 0
+        if not self._apart:
+            row_L2KCd[:, :, :, length:] = 0
         return slot
 
     def free(self, slot: Slot) -> None:
@@ -190,12 +196,13 @@ class _Bank:
         if num_slots == allocated:
             return
         old, in_use = self.kv_L2SKCd, len(self.slots)
-        self.kv_L2SKCd = torch.zeros(layers, two, num_slots, heads, capacity, head_dim, dtype=old.dtype)
+        allocate = torch.empty if self._apart else torch.zeros
+        self.kv_L2SKCd = allocate(layers, two, num_slots, heads, capacity, head_dim, dtype=old.dtype)
         self.kv_L2SKCd[:, :, :in_use] = old[:, :, :in_use]
 
 
 class SlotTable:
-    """The slots of all decoding sequences.
+    """The slots of all decoding sequences; ``apart`` gives each of them storage of its own.
 
     Example:
         >>> slot = table.join(prompt)
@@ -204,25 +211,43 @@ class SlotTable:
         >>> slot.length += 1
     """
 
-    def __init__(self, arch: Architecture, dtype: torch.dtype) -> None:
+    def __init__(self, arch: Architecture, dtype: torch.dtype, *, apart: bool = False) -> None:
         self._arch = arch
         self._dtype = dtype
-        self._banks: dict[int, _Bank] = {}
+        self._apart = apart
+        self._banks: list[_Bank] = []
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated."""
-        return sum(bank.nbytes for bank in self._banks.values())
+        return sum(bank.nbytes for bank in self._banks)
 
     def __len__(self) -> int:
-        return sum(len(bank.slots) for bank in self._banks.values())
+        return sum(len(bank.slots) for bank in self._banks)
 
     def cost(self, length: int) -> int:
         """Bytes that would be allocated to add a sequence of this length, with room for one more token."""
-        bank = self._banks.get(_capacity(length))
+        bank = self._find(length)
         if bank is None:
-            return _capacity(length) * bytes_per_token(self._arch, self._dtype)
+            return self.capacity(length) * bytes_per_token(self._arch, self._dtype)
         return bank.next_growth * bank.slot_bytes
+
+    def capacity(self, length: int) -> int:
+        """How many tokens the slot of a sequence has room for that holds ``length`` tokens and takes one more."""
+        if self._apart:
+            return -(-(length + 1 + length // 4) // _STEP) * _STEP
+        return max(_STEP, 1 << length.bit_length())
+
+    def most_tokens(self, prompt_length: int, num_new: int) -> int:
+        """The most tokens one sequence alone ever has memory for at once, if it gets ``num_new`` new tokens.
+
+        Those are a prompt and its slot, or a slot and the larger one it moves to, or all but the last two tokens read
+        again as a prompt and their slot; the last is never less than the others.
+        """
+        if num_new == 1:
+            return prompt_length  # its only token is drawn without a slot
+        held = prompt_length + num_new - 2
+        return held + self.capacity(held)
 
     def join(self, prompt: PromptKV) -> Slot:
         """A slot for a new sequence that goes on from ``prompt``."""
@@ -232,25 +257,25 @@ class SlotTable:
         """Gives a sequence's slot back."""
         slot.bank.free(slot)
         if not slot.bank.slots:
-            self._banks.pop(slot.bank.capacity, None)
+            self._banks.remove(slot.bank)
 
     def is_full(self, slot: Slot) -> bool:
         """Whether the slot must grow before it can take another token."""
         return slot.length == slot.bank.capacity
 
     def grow(self, slot: Slot) -> None:
-        """Moves a sequence to a slot of twice the capacity; the slot object stays the same."""
+        """Moves a sequence to a larger slot; the slot object stays the same."""
         old = slot.bank
         moved = self._bank(slot.length).take(old.kv_L2SKCd[:, :, slot.index], slot.length)
         old.free(slot)
         if not old.slots:
-            self._banks.pop(old.capacity, None)
+            self._banks.remove(old)
         slot.bank, slot.index = moved.bank, moved.index
         slot.bank.slots[slot.index] = slot
 
     def trim(self) -> None:
         """Gives back slots that nobody uses."""
-        for bank in self._banks.values():
+        for bank in self._banks:
             bank.trim()
 
     def attend(self, slots: Sequence[Slot]) -> Attend:
@@ -261,7 +286,7 @@ class SlotTable:
         """
         assert len(slots) == len(self)
         row_of = {id(slot): row for row, slot in enumerate(slots)}
-        parts = [_BankRows(bank, [row_of[id(slot)] for slot in bank.slots]) for bank in self._banks.values()]
+        parts = [_BankRows(bank, [row_of[id(slot)] for slot in bank.slots]) for bank in self._banks]
 
         def attend(layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
             window = self._arch.window(layer)
@@ -275,11 +300,19 @@ class SlotTable:
 
         return attend
 
+    def _find(self, length: int) -> _Bank | None:
+        """The bank that takes a sequence of this length, if there is one."""
+        if self._apart:
+            return None
+        capacity = self.capacity(length)
+        return next((bank for bank in self._banks if bank.capacity == capacity), None)
+
     def _bank(self, length: int) -> _Bank:
-        capacity = _capacity(length)
-        if capacity not in self._banks:
-            self._banks[capacity] = _Bank(self._arch, self._dtype, capacity)
-        return self._banks[capacity]
+        bank = self._find(length)
+        if bank is None:
+            bank = _Bank(self._arch, self._dtype, self.capacity(length), apart=self._apart)
+            self._banks.append(bank)
+        return bank
 
 
 class _BankRows:
@@ -327,8 +360,3 @@ class _BankRows:
                 mask = mask_S11C[:, None, None, :]
             self._masks[window] = (first, mask)
         return self._masks[window]
-
-
-def _capacity(length: int) -> int:
-    """The capacity of the slot of a sequence that holds ``length`` tokens and takes one more."""
-    return max(_SMALLEST_CAPACITY, 1 << length.bit_length())

@@ -50,6 +50,16 @@ class Prefill:
         return self.request.job.adapter
 
     @property
+    def owner(self) -> str:
+        """Whose tokens they are."""
+        return self.request.job.owner
+
+    @property
+    def needs_slot(self) -> bool:
+        """Whether any sequence goes on after the first token that is drawn here."""
+        return any(new.limit > len(new.tokens) + 1 for new in self.continuations)
+
+    @property
     def cached(self) -> CachedPrompt:
         """The prompt's place in memory; it has one from admission on."""
         assert self.prompt is not None

@@ -1,15 +1,16 @@
 """Prompts whose keys and values are in memory, so that a prompt that begins like another skips that part.
 
 A prompt stays after its request is done, least recently used first to go, until memory is needed for running
-work or the cache's own limit is reached. Prompts are matched token by token, under the same adapter object:
-a snapshot of an adapter never changes, and another snapshot is another object.
+work or the cache's own limit is reached. Prompts are matched token by token, for the same owner and under the same
+adapter object: nobody learns from hits or from speed what others have asked, and a snapshot of an adapter never
+changes, so another snapshot is another object.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import ref
 
 import numpy as np
@@ -28,6 +29,8 @@ __all__ = ["CachedPrompt", "PromptCache", "PromptMatch"]
 MIN_SHARED = 16
 """Shorter common beginnings are computed again: that costs less than looking for them."""
 
+_Head: TypeAlias = tuple[str, int, bytes]
+
 
 class CachedPrompt:
     """One prompt in memory; it cannot go while ``users`` work with it.
@@ -36,11 +39,13 @@ class CachedPrompt:
     it any more the prompt is of no use either.
     """
 
-    def __init__(self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32], kv: PromptKV) -> None:
+    def __init__(
+        self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32], kv: PromptKV, owner: str
+    ) -> None:
         self.tokens_P = tokens_P
         self.kv = kv
         self.users = 1
-        self.head = _head(adapter, tokens_P)
+        self.head = _head(adapter, tokens_P, owner)
         self._adapter = None if adapter is None else ref(adapter)
 
     def belongs_to(self, adapter: Adapter | None) -> bool:
@@ -84,7 +89,7 @@ class PromptCache:
         self._keep_bytes = keep_bytes
         # By use, the least recent first; the second index finds those that begin with the same tokens.
         self._prompts: OrderedDict[int, CachedPrompt] = OrderedDict()
-        self._by_head: dict[tuple[int, bytes], list[CachedPrompt]] = {}
+        self._by_head: dict[_Head, list[CachedPrompt]] = {}
         self._idle_bytes = 0
         self.nbytes = 0
         """Bytes allocated for all prompts."""
@@ -93,10 +98,12 @@ class PromptCache:
         """Bytes that a prompt of this length takes."""
         return length * bytes_per_token(self._arch, self._dtype)
 
-    def match(self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32], limit: int) -> PromptMatch:
-        """The longest common beginning with any prompt in memory, at most ``limit`` tokens of it."""
+    def match(
+        self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32], limit: int, owner: str = ""
+    ) -> PromptMatch:
+        """The longest common beginning with any prompt of this owner, at most ``limit`` tokens of it."""
         best = PromptMatch()
-        for prompt in self._beginning_like(adapter, tokens_P):
+        for prompt in self._beginning_like(adapter, tokens_P, owner):
             shared = min(_common_length(tokens_P, prompt.tokens_P), limit)
             available = min(shared, prompt.kv.filled)
             coming = max(best.coming, shared)
@@ -106,21 +113,23 @@ class PromptCache:
                 best = PromptMatch(best.source, best.available, coming)
         return best if best.coming >= MIN_SHARED else PromptMatch()
 
-    def exact(self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32]) -> CachedPrompt | None:
+    def exact(
+        self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32], owner: str = ""
+    ) -> CachedPrompt | None:
         """The same prompt, complete, with one more user; None if it is not there."""
-        for prompt in self._beginning_like(adapter, tokens_P):
+        for prompt in self._beginning_like(adapter, tokens_P, owner):
             if prompt.kv.complete and np.array_equal(prompt.tokens_P, tokens_P):
                 self.use(prompt)
                 return prompt
         return None
 
     def open(
-        self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32], match: PromptMatch
+        self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32], match: PromptMatch, owner: str = ""
     ) -> CachedPrompt:
         """A new prompt with one user, filled with what ``match`` has available."""
         for orphan in [prompt for prompt in self._prompts.values() if prompt.orphaned and not prompt.users]:
             self._drop(orphan)
-        prompt = CachedPrompt(adapter, tokens_P, PromptKV(self._arch, self._dtype, len(tokens_P)))
+        prompt = CachedPrompt(adapter, tokens_P, PromptKV(self._arch, self._dtype, len(tokens_P)), owner)
         if match.source is not None:
             prompt.kv.copy_head(match.source.kv, match.available)
         self._prompts[id(prompt)] = prompt
@@ -159,9 +168,11 @@ class PromptCache:
                 return True
         return False
 
-    def _beginning_like(self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32]) -> list[CachedPrompt]:
-        """The prompts of this adapter with the same first tokens."""
-        candidates = self._by_head.get(_head(adapter, tokens_P), [])
+    def _beginning_like(
+        self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32], owner: str
+    ) -> list[CachedPrompt]:
+        """The prompts of this owner and adapter with the same first tokens."""
+        candidates = self._by_head.get(_head(adapter, tokens_P, owner), [])
         return [prompt for prompt in candidates if prompt.belongs_to(adapter)]
 
     def _drop(self, prompt: CachedPrompt) -> None:
@@ -173,9 +184,9 @@ class PromptCache:
         self.nbytes -= prompt.kv.nbytes
 
 
-def _head(adapter: Adapter | None, tokens_P: npt.NDArray[np.int32]) -> tuple[int, bytes]:
-    """What prompts must have in common to share anything: the adapter object and the first tokens."""
-    return id(adapter), tokens_P[:MIN_SHARED].tobytes()
+def _head(adapter: Adapter | None, tokens_P: npt.NDArray[np.int32], owner: str) -> _Head:
+    """What prompts must have in common to share anything: the owner, the adapter object and the first tokens."""
+    return owner, id(adapter), tokens_P[:MIN_SHARED].tobytes()
 
 
 def _common_length(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32]) -> int:

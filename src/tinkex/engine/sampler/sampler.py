@@ -6,16 +6,16 @@ slots → every decode step gives each of them one more → the last to end comp
 
 Memory: keys and values of prompts and slots together stay within ``kv_budget_bytes``. When the budget is used up,
 new work waits; when running sequences outgrow it, prompts kept for later go first, then the youngest sequence
-gives up its slot and goes back in line with what it has so far. One sequence alone may exceed the budget, so
-everything ends. What is not budgeted: weights, and a pass's activations, which ``prefill_chunk`` and ``max_batch``
-bound.
+gives up its slot and goes back in line with what it has so far, random numbers included. What would not fit even
+alone is refused when it comes, so everything that was accepted ends. What is not budgeted: weights, and a pass's
+activations, which ``prefill_chunk`` and ``max_batch`` bound.
 
 Shapes: B rows of a decode step, T packed rows of a prefill pass, D hidden, V vocabulary.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import deque
 from functools import cache
 from typing import TYPE_CHECKING
@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tinkex.engine.sampler.compute import Way, choose_compute
-from tinkex.engine.sampler.job import SampleJob, check_job
-from tinkex.engine.sampler.kv_cache import SlotTable
+from tinkex.engine.sampler.compute import choose_compute
+from tinkex.engine.sampler.job import SampleJob, check_job, max_new_tokens
+from tinkex.engine.sampler.kv_cache import SlotTable, bytes_per_token
 from tinkex.engine.sampler.prefill import Prefill, share_chunk
 from tinkex.engine.sampler.prompt_cache import CachedPrompt, PromptCache, PromptMatch
 from tinkex.engine.sampler.request import Continuation, Request
-from tinkex.errors import Conflict, NumericalError, TinkexError
+from tinkex.errors import Conflict, InvalidInput, NumericalError, TinkexError
 from tinkex.types import SampleResponse
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Sampler:
         prefill_chunk: int = 512,
         kv_budget_bytes: int = 2 << 30,
         prompt_cache_bytes: int = 512 << 20,
-        compute: Way = "auto",
+        compute: str = "auto",
     ) -> None:
         self._arch = model.arch
         self._compute = choose_compute(model, compute)
@@ -84,7 +84,8 @@ class Sampler:
         self._prompts = PromptCache(
             model.arch, model.dtype, keep_bytes=min(prompt_cache_bytes, kv_budget_bytes)
         )
-        self._slots = SlotTable(model.arch, model.dtype)
+        self._slots = SlotTable(model.arch, model.dtype, apart=self._compute.slots_apart)
+        self._budget_tokens = kv_budget_bytes // bytes_per_token(model.arch, model.dtype)
         self._requests: dict[str, Request] = {}
         self._next_order = 0
         # The stages of the way, each in the order of arrival; decoding rows in the order of their adapters.
@@ -94,6 +95,8 @@ class Sampler:
         self._decoding: list[Continuation] = []
         self._finished: list[tuple[str, SampleResponse | TinkexError]] = []
         self._decode_next = False
+        self.num_preemptions = 0
+        """How often a sequence or prompt had to give its memory to an older one."""
 
     @property
     def computes_with(self) -> str:
@@ -118,6 +121,7 @@ class Sampler:
     def check(self, job: SampleJob) -> None:
         """Raises ``InvalidInput`` for a job that cannot be run; quick, and safe from any thread."""
         check_job(job, self._arch, self._eos_token_ids)
+        self._check_memory(job)
 
     def add(self, job: SampleJob) -> None:
         """Puts a job in line."""
@@ -126,9 +130,12 @@ class Sampler:
             raise Conflict(
                 f"request {job.request_id!r} is already being sampled; give each request an id of its own"
             )
+        most_new = self._check_memory(job)
         request = Request(
             job, order=self._next_order, arch=self._arch, stop=stop, token_bytes=self._token_bytes
         )
+        for continuation in request.continuations:
+            continuation.limit = min(continuation.limit, most_new)
         self._next_order += 1
         self._requests[job.request_id] = request
         self._waiting.append(Prefill(request, job.prompt_P, list(request.continuations), request.scores))
@@ -156,6 +163,28 @@ class Sampler:
             self._decode_next = False
         return self._finished
 
+    def _check_memory(self, job: SampleJob) -> int:
+        """The most new tokens there can ever be memory for; refuses a job that insists on more, or has no room at all."""
+        length = len(job.prompt_P)
+        fits = bisect_right(
+            range(1, self._arch.max_context + 1),
+            self._budget_tokens,
+            key=lambda num_new: self._slots.most_tokens(length, num_new),
+        )
+        held = f"the sampler's memory of {self._kv_budget_bytes:,} bytes holds {self._budget_tokens:,} tokens"
+        if not fits:
+            raise InvalidInput(
+                f"prompt has {length:,} tokens, and {held}; shorten the prompt, or give the engine a larger kv_cache_bytes"
+            )
+        wanted = job.params.max_tokens
+        if wanted is not None and max_new_tokens(length, wanted, self._arch.max_context) > fits:
+            raise InvalidInput(
+                f"max_tokens is {wanted:,}, and {held}, room for {fits:,} new tokens after this prompt of {length:,} (a "
+                "sequence needs its place twice while it moves to a larger one); ask for fewer, leave max_tokens out for as "
+                "many as fit, or give the engine a larger kv_cache_bytes"
+            )
+        return fits
+
     def _admit(self) -> None:
         """Lets requests in while the batch and the memory have room for them."""
         in_flight = (
@@ -167,7 +196,7 @@ class Sampler:
                 still_waiting += self._waiting[place:]
                 break
             in_flight += len(prefill.continuations)
-            match = self._prompts.match(prefill.adapter, prefill.tokens_P, prefill.reusable)
+            match = self._prompts.match(prefill.adapter, prefill.tokens_P, prefill.reusable, prefill.owner)
             if match.worth_waiting:
                 still_waiting.append(prefill)  # another prompt is about to fill what this one begins with
             elif not self._start(prefill, match):
@@ -177,26 +206,38 @@ class Sampler:
 
     def _start(self, prefill: Prefill, match: PromptMatch) -> bool:
         """Gives a prompt its place in memory; False if there is none now."""
-        length = len(prefill.tokens_P)
-        needs_last_row_only = prefill.reusable == length - 1
-        prompt = self._prompts.exact(prefill.adapter, prefill.tokens_P) if needs_last_row_only else None
+        needs_last_row_only = prefill.reusable == len(prefill.tokens_P) - 1
+        prompt = (
+            self._prompts.exact(prefill.adapter, prefill.tokens_P, prefill.owner)
+            if needs_last_row_only
+            else None
+        )
         if prompt is None:
-            if match.source is not None:
-                self._prompts.use(match.source)  # not to be dropped while room is made
-            # A prompt without room for a slot beside it would hold its memory for nothing.
-            fits = self._make_room(self._prompts.cost(length) + self._slots.cost(length))
-            alone = not (self._decoding or self._ready or self._prefilling)
-            if fits or alone:
-                prompt = self._prompts.open(prefill.adapter, prefill.tokens_P, match)
-            if match.source is not None:
-                self._prompts.release(match.source)
-            if prompt is None:
-                return False
+            prompt = self._open(prefill, match)
+        if prompt is None and not (self._decoding or self._ready or self._prefilling):
+            prompt = self._open(prefill, PromptMatch())  # what it could begin with is itself in the way
+        if prompt is None:
+            return False
         prefill.prompt = prompt
         if prefill.scores is not None:
             prefill.request.cache_hit_tokens = prompt.kv.filled
         self._prefilling.append(prefill)
         return True
+
+    def _open(self, prefill: Prefill, match: PromptMatch) -> CachedPrompt | None:
+        """A new prompt in memory, begun with what ``match`` has; None if there is no room."""
+        # A prompt without room for a slot beside it would hold its memory for nothing.
+        needed = self._prompts.cost(len(prefill.tokens_P))
+        if prefill.needs_slot:
+            needed += self._slots.cost(len(prefill.tokens_P))
+        if match.source is not None:
+            self._prompts.use(match.source)  # not to be dropped while room is made
+        prompt = None
+        if self._make_room(needed):
+            prompt = self._prompts.open(prefill.adapter, prefill.tokens_P, match, prefill.owner)
+        if match.source is not None:
+            self._prompts.release(match.source)
+        return prompt
 
     def _make_room(self, num_bytes: int) -> bool:
         """Whether so many bytes can be allocated, once everything that nobody uses is let go if need be."""
@@ -305,7 +346,7 @@ class Sampler:
                 self._slots.grow(slot)
 
     def _claim(self, continuation: Continuation, length: int) -> bool:
-        """Makes room for a slot of this length: the youngest give way, unless one is alone and may exceed the budget.
+        """Makes room for a slot of this length: the youngest give way, until one is left, which fits alone.
 
         False if this continuation was the youngest and had to go back itself.
         """
@@ -325,6 +366,7 @@ class Sampler:
 
     def _send_back(self, holder: Continuation | Prefill) -> None:
         """Takes away the memory of a prompt or continuation and puts it back in line, with what it has so far."""
+        self.num_preemptions += 1
         if isinstance(holder, Prefill):
             self._prefilling.remove(holder)
             self._prompts.release(holder.cached)

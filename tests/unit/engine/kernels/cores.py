@@ -10,7 +10,7 @@ VARIANTS = ("avx512", "avx2", "portable")
 def find_core(variant: str) -> Core | None:
     """The core in one variant; None where the package has no core, or the processor no such instructions."""
     try:
-        return load_core(variant=variant, environ={})
+        return load_core(variant=variant)
     except CoreUnavailable:
         return None
 

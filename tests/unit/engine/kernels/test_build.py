@@ -16,7 +16,7 @@ has_compiler = pytest.mark.skipif(
 @has_compiler
 def test_the_sources_compile_without_a_warning_and_the_result_loads(tmp_path: Path) -> None:
     library = build_core(tmp_path / "core.so", extra_flags=("-Werror",))
-    assert load_core(library, environ={}).variant in {"avx512", "avx2", "portable"}
+    assert load_core(library).variant in {"avx512", "avx2", "portable"}
     assert [path.name for path in tmp_path.iterdir()] == ["core.so"]
 
 
@@ -51,14 +51,14 @@ def test_other_sources_have_another_digest(tmp_path: Path) -> None:
 
 def test_a_package_without_a_core_says_what_would_give_one(tmp_path: Path) -> None:
     with pytest.raises(CoreUnavailable, match="install a C compiler"):
-        load_core(tmp_path / "core.so", environ={})
+        load_core(tmp_path / "core.so")
 
 
 def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "core.so"
     broken.write_bytes(b"not a library")
     with pytest.raises(CoreUnavailable, match="cannot be used"):
-        load_core(broken, environ={})
+        load_core(broken)
 
 
 @has_compiler
@@ -66,9 +66,4 @@ def test_a_core_of_other_sources_is_refused(tmp_path: Path) -> None:
     stale = build_core(tmp_path / "core.so", extra_flags=("-O0",))
     stale.write_bytes(stale.read_bytes().replace(sources_digest().encode(), b"0" * 16))
     with pytest.raises(CoreUnavailable, match="built from other sources"):
-        load_core(stale, environ={})
-
-
-def test_the_core_can_be_switched_off_by_the_environment() -> None:
-    with pytest.raises(CoreUnavailable, match="TINKEX_DISABLE_CORE"):
-        load_core(environ={"TINKEX_DISABLE_CORE": "1"})
+        load_core(stale)
