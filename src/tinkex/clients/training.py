@@ -444,7 +444,7 @@ class TrainingClient:
             warnings.warn(
                 "save_weights_and_get_sampling_client makes an unnamed snapshot and does not use 'name'; "
                 "for a named one call save_weights_for_sampler and create_sampling_client",
-                FutureWarning,
+                DeprecationWarning,
                 stacklevel=3,
             )
         sampling_session_seq_id = self._session.next_sampling_session_seq_id()

@@ -280,7 +280,7 @@ def test_a_snapshot_is_a_sampling_client_of_its_own(server: ScriptedServer, trai
     assert first._sampling_session_id == "sess-1:sample:0"
     assert second._sampling_session_id == "sess-1:sample:1"
     assert "create_sampling_session" not in server.names()
-    with pytest.warns(FutureWarning, match="name"):
+    with pytest.warns(DeprecationWarning, match="name"):
         training.save_weights_and_get_sampling_client("old-style")
     named = training.create_sampling_client("tinker://sess-1:train:0/sampler_weights/a")
     assert named._sampling_session_id == "sess-1:sample:3"
