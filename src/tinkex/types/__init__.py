@@ -97,6 +97,11 @@ from tinkex.types.optimizers import (
     OptimParams,
     OptimParamsBase,
 )
+from tinkex.types.regularizers import (
+    CustomLossOutput,
+    RegularizerOutput,
+    RegularizerSpec,
+)
 from tinkex.types.runs import (
     TrainingRun,
     TrainingRunsResponse,
@@ -246,6 +251,7 @@ __all__ = [
     "CustomLossInputRank",
     "CustomLossNode",
     "CustomLossNodeOp",
+    "CustomLossOutput",
     "Datum",
     "DimuonOptimizerConfig",
     "DimuonParams",
@@ -304,6 +310,8 @@ __all__ = [
     "PromptProvenanceSpan",
     "ProvenanceSpans",
     "QueueState",
+    "RegularizerOutput",
+    "RegularizerSpec",
     "RequestErrorCategory",
     "RequestFailedResponse",
     "RequestID",

@@ -1,0 +1,217 @@
+"""A loss and the regularizers added to it, as one loss.
+
+Each term is computed on the same logprobs; its value and the length of its gradient are reported, and the sum
+is what is differentiated. Terms that wait for something run in threads beside the rest; the others are a few
+tensor operations, for which a thread costs more than it saves, and run one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import math
+import threading
+import time
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from tinkex.custom_loss import CustomLoss, require_torch
+from tinkex.types import Datum
+from tinkex.types.regularizers import CustomLossOutput, RegularizerOutput, RegularizerSpec
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Pipeline", "with_regularizers"]
+
+WAIT_S = 30.0
+
+
+def with_regularizers(
+    loss_fn: CustomLoss, regularizers: Sequence[RegularizerSpec], *, timeout_s: float = WAIT_S
+) -> CustomLoss:
+    """A loss that is ``loss_fn`` plus the weighted regularizers, for ``forward_backward_custom`` of any client.
+
+    >>> import torch
+    >>> from tinkex import types
+    >>> from tinkex.regularizers import L2
+    >>> def nll(data, logprobs):
+    ...     return -sum(lp.sum() for lp in logprobs), {}
+    >>> loss = with_regularizers(nll, [types.RegularizerSpec(L2(), weight=0.5)])
+    >>> datum = types.Datum(types.ModelInput.from_ints([1]), {"target_tokens": [2]})
+    >>> total, metrics = loss([datum], [torch.tensor([-2.0], requires_grad=True)])
+    >>> float(total.detach()), metrics["regularizer/l2/grad_norm:mean"]
+    (4.0, 4.0)
+    """
+    return Pipeline(regularizers, timeout_s=timeout_s).around(loss_fn)
+
+
+class Pipeline:
+    """Named, weighted regularizers to add to losses.
+
+    Names must differ, for each is reported under its own. ``timeout_s`` bounds those that wait: after it the
+    pass fails with ``TimeoutError`` and nothing is added to the gradient.
+    """
+
+    def __init__(self, regularizers: Sequence[RegularizerSpec], *, timeout_s: float = WAIT_S) -> None:
+        for spec in regularizers:
+            if not isinstance(spec, RegularizerSpec):
+                raise TypeError(
+                    f"regularizers are RegularizerSpec(fn, weight=…), got {type(spec).__name__}; for a built-in one "
+                    "write RegularizerSpec(L2(), weight=0.01)"
+                )
+        names = [spec.name for spec in regularizers]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two regularizers are called {name!r}; give each its own name=…")
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s is above 0, got {timeout_s!r}")
+        self.regularizers = tuple(regularizers)
+        self._timeout_s = timeout_s
+
+    def around(self, loss_fn: CustomLoss) -> CustomLoss:
+        """The loss with these regularizers added; its metrics tell them apart."""
+
+        def regularized(
+            data: list[Datum], logprobs: list[torch.Tensor]
+        ) -> tuple[torch.Tensor, dict[str, float]]:
+            total, output = self._compute(data, logprobs, loss_fn)
+            return total, output.metrics()
+
+        return regularized
+
+    def evaluate(
+        self, data: Sequence[Datum], logprobs: Sequence[Any], loss_fn: CustomLoss
+    ) -> CustomLossOutput:
+        """What the loss and each regularizer are on these logprobs: tensors, or anything torch can read."""
+        torch = require_torch()
+        leaves = [torch.as_tensor(lp).detach().clone().requires_grad_(True) for lp in logprobs]  # noqa: FBT003 - torch's own signature
+        return self._compute(list(data), leaves, loss_fn)[1]
+
+    def _compute(
+        self, data: list[Datum], logprobs: list[torch.Tensor], loss_fn: CustomLoss
+    ) -> tuple[torch.Tensor, CustomLossOutput]:
+        waiting = {
+            spec.name: _in_thread(spec, data, logprobs, self._timeout_s)
+            for spec in self.regularizers
+            if _waits(spec)
+        }
+        began = time.monotonic()
+        base, base_metrics = _checked("the loss", loss_fn(list(data), list(logprobs)))
+        total, terms = base, {}
+        for spec in self.regularizers:
+            if spec.name in waiting:
+                left_s = max(0.0, self._timeout_s - (time.monotonic() - began))
+                value, metrics = _result(spec, waiting[spec.name], left_s, self._timeout_s)
+            else:
+                value, metrics = _noted(spec, data, logprobs)
+            terms[spec.name] = RegularizerOutput(
+                spec.name, _number(spec.name, value), float(spec.weight), _grad_norm(value, logprobs), metrics
+            )
+            total = total + spec.weight * value
+        output = CustomLossOutput(
+            base_loss=float(base.detach()),
+            base_grad_norm=_grad_norm(base, logprobs),
+            total_grad_norm=_grad_norm(total, logprobs),
+            regularizers=terms,
+            base_metrics=base_metrics,
+        )
+        return total, output
+
+
+def _waits(spec: RegularizerSpec) -> bool:
+    called = getattr(type(spec.fn), "__call__", None)  # noqa: B004 - the method of an object that is called
+    return spec.waits or inspect.iscoroutinefunction(spec.fn) or inspect.iscoroutinefunction(called)
+
+
+def _noted(
+    spec: RegularizerSpec, data: Sequence[Datum], logprobs: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, float]]:
+    try:
+        return _checked(f"the regularizer {spec.name!r}", spec.fn(list(data), list(logprobs)))
+    except Exception as error:
+        error.add_note(f"raised by the regularizer {spec.name!r}; nothing was added to the gradient")
+        raise
+
+
+def _in_thread(
+    spec: RegularizerSpec, data: Sequence[Datum], logprobs: Sequence[torch.Tensor], timeout_s: float
+) -> Future[tuple[torch.Tensor, dict[str, float]]]:
+    """Starts a term in a thread of its own; a daemon, so that one that never returns does not hold the program."""
+    future: Future[tuple[torch.Tensor, dict[str, float]]] = Future()
+
+    def work() -> None:
+        try:
+            returned = spec.fn(list(data), list(logprobs))
+            if inspect.isawaitable(returned):
+                returned = asyncio.run(_within(returned, timeout_s))
+            future.set_result(_checked(f"the regularizer {spec.name!r}", returned))
+        except BaseException as error:  # noqa: BLE001 - nothing is hidden: whoever waits for the term gets it
+            error.add_note(f"raised by the regularizer {spec.name!r}; nothing was added to the gradient")
+            future.set_exception(error)
+
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(work,), name=f"regularizer {spec.name}", daemon=True).start()
+    return future
+
+
+async def _within(returned: Awaitable[Any], timeout_s: float) -> Any:
+    async with asyncio.timeout(timeout_s):
+        return await returned
+
+
+def _result(
+    spec: RegularizerSpec,
+    future: Future[tuple[torch.Tensor, dict[str, float]]],
+    left_s: float,
+    timeout_s: float,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    try:
+        return future.result(left_s)
+    except TimeoutError as error:
+        raise TimeoutError(
+            f"the regularizer {spec.name!r} had no value after {timeout_s:g} s; nothing was added to the gradient. "
+            "Give it more time with with_regularizers(…, timeout_s=…)"
+        ) from error
+
+
+def _checked(who: str, returned: Any) -> tuple[torch.Tensor, dict[str, float]]:
+    import torch
+
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TypeError(
+            f"{who} returns (value, metrics), such as (value, {{}}); got {type(returned).__name__}"
+        )
+    value, metrics = returned
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        raise TypeError(f"the value that {who} returns is a torch tensor with one number")
+    return value.reshape(()), {str(name): _plain(number) for name, number in dict(metrics).items()}
+
+
+def _plain(number: Any) -> float:
+    return float(number.detach() if hasattr(number, "detach") else number)
+
+
+def _number(name: str, value: torch.Tensor) -> float:
+    if not value.requires_grad:
+        raise ValueError(
+            f"the regularizer {name!r} does not depend on the logprobs, so it would change the reported loss and "
+            "nothing else; compute it from them with torch operations, without detach(), item() or numpy()"
+        )
+    number = float(value.detach())
+    if not math.isfinite(number):
+        raise ValueError(f"the regularizer {name!r} is {number}; nothing was added to the gradient")
+    return number
+
+
+def _grad_norm(value: torch.Tensor, logprobs: Sequence[torch.Tensor]) -> float:
+    """The length of the gradient over all logprobs; the graph stays for the pass itself."""
+    import torch
+
+    if not value.requires_grad:
+        return 0.0
+    slopes = torch.autograd.grad(value, list(logprobs), retain_graph=True, allow_unused=True)
+    squares = sum(float(slope.double().square().sum()) for slope in slopes if slope is not None)
+    return math.sqrt(squares)

@@ -1,0 +1,126 @@
+"""Penalties that are added to a loss: what they are called, how much they weigh, and what came of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from tinkex.types.inputs import Datum
+
+__all__ = ["CustomLossOutput", "Regularizer", "RegularizerOutput", "RegularizerSpec"]
+
+Regularizer: TypeAlias = Callable[[Sequence[Datum], Sequence[Any]], Any]
+"""Takes the data and the logprobs of each datum's targets, torch tensors; returns the penalty and a mapping of metrics.
+
+It may be a coroutine function; what it awaits then runs on a loop of its own."""
+
+
+@dataclass(frozen=True)
+class RegularizerSpec:
+    """One named term of a loss: ``weight`` times what ``fn`` returns.
+
+    ``name`` is by default the function's own. Set ``waits`` where the function spends its time waiting, such
+    as for a reference model: it then runs beside the others instead of before them.
+
+    >>> def nearness(data, logprobs):
+    ...     return sum((lp**2).sum() for lp in logprobs), {}
+    >>> RegularizerSpec(nearness, weight=0.1).name
+    'nearness'
+    """
+
+    fn: Regularizer = field(repr=False)
+    weight: float
+    name: str = ""
+    waits: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise TypeError(
+                f"a regularizer is a function of (data, logprobs), such as tinkex.regularizers.L2(); "
+                f"got {type(self.fn).__name__}"
+            )
+        if not self.name:
+            own = getattr(self.fn, "name", None) or getattr(self.fn, "__name__", "")
+            object.__setattr__(self, "name", own)
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError("a regularizer needs a name, under which its value is reported: name='smooth'")
+        if (
+            isinstance(self.weight, bool)
+            or not isinstance(self.weight, int | float)
+            or not (math.isfinite(self.weight) and self.weight >= 0)
+        ):
+            raise ValueError(
+                f"the weight of the regularizer {self.name!r} is a finite number from 0 up, got {self.weight!r}"
+            )
+
+
+@dataclass(frozen=True)
+class RegularizerOutput:
+    """What one term was: its value, what it added to the loss, and how hard it pulls.
+
+    >>> RegularizerOutput("l2", value=4.0, weight=0.5, grad_norm=6.0).contribution
+    2.0
+    """
+
+    name: str
+    value: float
+    weight: float
+    grad_norm: float
+    """The length of the gradient of the unweighted value, over all logprobs."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def contribution(self) -> float:
+        """What the term adds to the loss."""
+        return self.weight * self.value
+
+    @property
+    def grad_norm_weighted(self) -> float:
+        """The length of the gradient that the term adds."""
+        return self.weight * self.grad_norm
+
+
+@dataclass(frozen=True)
+class CustomLossOutput:
+    """A loss and the terms added to it, each with its value and the length of its gradient.
+
+    >>> l2 = RegularizerOutput("l2", value=4.0, weight=0.5, grad_norm=6.0)
+    >>> CustomLossOutput(base_loss=1.0, base_grad_norm=1.0, regularizers={"l2": l2}, total_grad_norm=3.5).loss_total
+    3.0
+    """
+
+    base_loss: float
+    base_grad_norm: float
+    total_grad_norm: float
+    regularizers: Mapping[str, RegularizerOutput] = field(default_factory=dict)
+    base_metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def regularizer_total(self) -> float:
+        """What all terms add to the loss."""
+        return sum(term.contribution for term in self.regularizers.values())
+
+    @property
+    def loss_total(self) -> float:
+        """The loss with everything added."""
+        return self.base_loss + self.regularizer_total
+
+    def metrics(self) -> dict[str, float]:
+        """Everything as flat metrics, as they stand in the output of a pass.
+
+        The user's own are as they were named; those of a term begin with ``regularizer/<name>/``.
+        """
+        flat = dict(self.base_metrics)
+        for name, term in self.regularizers.items():
+            head = f"regularizer/{name}"
+            flat |= {f"{head}/{key}": value for key, value in term.metrics.items()}
+            flat[f"{head}/value:sum"] = term.value
+            flat[f"{head}/contribution:sum"] = term.contribution
+            flat[f"{head}/grad_norm:mean"] = term.grad_norm
+        flat["base_loss:sum"] = self.base_loss
+        flat["base_loss/grad_norm:mean"] = self.base_grad_norm
+        flat["regularizer_loss:sum"] = self.regularizer_total
+        flat["loss/grad_norm:mean"] = self.total_grad_norm
+        return flat
