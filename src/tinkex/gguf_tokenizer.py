@@ -43,8 +43,17 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         )
     if not metadata.get("tokenizer.ggml.tokens"):
         raise SetupError("the GGUF file has no tokenizer (tokenizer.ggml.tokens); fetch it again")
-    tokenizer = _byte_level(metadata) if kind == "gpt2" else _sentencepiece(metadata)
-    _add_special(tokenizer, metadata)
+    try:
+        tokenizer = _byte_level(metadata) if kind == "gpt2" else _sentencepiece(metadata)
+        _add_special(tokenizer, metadata)
+    except SetupError:
+        raise
+    except (
+        Exception
+    ) as error:  # tokenizers raises bare Exception for a vocabulary that does not fit its merges
+        raise SetupError(
+            f"the GGUF file's tokenizer does not fit together ({error}); fetch it again"
+        ) from error
     return tokenizer
 
 

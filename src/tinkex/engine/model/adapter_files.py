@@ -25,6 +25,7 @@ from tinkex.engine.model.lora import (
     MLP_MODULES,
     UNEMBED_MODULE,
     Adapter,
+    LoraLayout,
     LoraSlot,
     LoraSpec,
 )
@@ -116,11 +117,12 @@ def load_adapter(directory: Path, arch: Architecture) -> Adapter:
         train_unembed=UNEMBED_MODULE in modules,
         alpha=alpha,
     )
-    adapter = Adapter.create(arch, spec)
-    for slot in adapter.layout.slots:
+    pairs: list[tuple[LoraSlot, Tensor, Tensor]] = []
+    for slot in LoraLayout.of(arch, spec).slots:
         a, b = (stored.pop((slot.module, slot.layer, half), None) for half in "AB")
         if a is not None and b is not None:
-            _fill(adapter, slot, a, b, config, directory)
+            _check(slot, a, b, config, directory)
+            pairs.append((slot, a, b))
         elif a is not None or b is not None:
             present = "A" if a is not None else "B"
             raise InvalidInput(f"adapter {directory} has only lora_{present} of {_module_path(slot)}")
@@ -129,6 +131,10 @@ def load_adapter(directory: Path, arch: Architecture) -> Adapter:
             f"adapter {directory} has tensors for layer {min(layer or 0 for _, layer, _ in stored)}, "
             f"and the base model has {arch.num_layers} layers; use the base model it was trained on"
         )
+    # Only now that every tensor has the shape its config claims is memory taken for it.
+    adapter = Adapter.create(arch, spec)
+    for slot, a, b in pairs:
+        _fill(adapter, slot, a, b, config)
     return adapter
 
 
@@ -152,17 +158,27 @@ def _common_rank_and_alpha(config: AdapterConfig, stored: Mapping[StoredName, Te
     return rank, scales.most_common(1)[0][0] * rank
 
 
-def _fill(
-    adapter: Adapter, slot: LoraSlot, a: Tensor, b: Tensor, config: AdapterConfig, directory: Path
-) -> None:
+def _check(slot: LoraSlot, a: Tensor, b: Tensor, config: AdapterConfig, directory: Path) -> None:
+    rank = config.rank_of(_module_path(slot))
+    for half, tensor, shape in (("A", a, (rank, slot.in_features)), ("B", b, (slot.out_features, rank))):
+        name = f"{_module_path(slot)}.lora_{half}"
+        if tuple(tensor.shape) != shape:
+            raise InvalidInput(
+                f"{name} of adapter {directory} is {tuple(tensor.shape)}, and the base model makes it {shape}; "
+                "use the base model and the rank it was trained with"
+            )
+        if not tensor.is_floating_point():
+            raise InvalidInput(
+                f"{name} of adapter {directory} is stored as {tensor.dtype}; it must be a float type"
+            )
+
+
+def _fill(adapter: Adapter, slot: LoraSlot, a: Tensor, b: Tensor, config: AdapterConfig) -> None:
     """Puts one module's tensors in their place, the first ranks of it."""
-    name = _module_path(slot)
-    rank = config.rank_of(name)
-    _check(a, (rank, slot.in_features), f"{name}.lora_A", directory)
-    _check(b, (slot.out_features, rank), f"{name}.lora_B", directory)
+    rank = config.rank_of(_module_path(slot))
     a_view, b_view = adapter.views[slot.module, slot.layer]
     a_view[:rank].copy_(a)
-    factor = 1.0 if config.uniform else config.scale_of(name) / adapter.spec.scale
+    factor = 1.0 if config.uniform else config.scale_of(_module_path(slot)) / adapter.spec.scale
     b_view[:, :rank].copy_(b if math.isclose(factor, 1.0, rel_tol=1e-12) else b.double() * factor)
 
 
@@ -175,18 +191,6 @@ def _module_path_of(module: str, layer: int | None) -> str:
         return module
     block = "self_attn" if module in ATTENTION_MODULES else "mlp"
     return f"model.layers.{layer}.{block}.{module}"
-
-
-def _check(tensor: Tensor, shape: tuple[int, int], name: str, directory: Path) -> None:
-    if tuple(tensor.shape) != shape:
-        raise InvalidInput(
-            f"{name} of adapter {directory} is {tuple(tensor.shape)}, and the base model makes it {shape}; "
-            "use the base model and the rank it was trained with"
-        )
-    if not tensor.is_floating_point():
-        raise InvalidInput(
-            f"{name} of adapter {directory} is stored as {tensor.dtype}; it must be a float type"
-        )
 
 
 def _check_unembedding(shape: Sequence[int], arch: Architecture, directory: Path) -> None:

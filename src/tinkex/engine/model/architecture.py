@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tinkex.engine.model.config_fields import flag, integer, number, texts
 from tinkex.engine.model.rope import RopeConfig
 from tinkex.errors import SetupError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Architecture"]
+__all__ = ["Architecture", "eos_token_ids"]
+
+_MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,15 @@ class Architecture:
         """
         family = _family_of(config)
         _refuse_unsupported(config)
-        hidden_size = _positive(config, "hidden_size")
-        num_heads = _positive(config, "num_attention_heads")
-        num_layers = _positive(config, "num_hidden_layers")
-        num_kv_heads = int(_stated(config, "num_key_value_heads", family.kv_heads) or num_heads)
-        head_dim = int(config.get("head_dim") or family.head_dim or hidden_size // num_heads)
+        hidden_size = integer(config, "hidden_size")
+        num_heads = integer(config, "num_attention_heads")
+        num_layers = integer(config, "num_hidden_layers", most=_MOST_LAYERS)
+        # Absent, a family has its own number of key/value heads; null, there are as many as heads.
+        absent = "num_key_value_heads" not in config
+        num_kv_heads = integer(
+            config, "num_key_value_heads", (family.kv_heads if absent else None) or num_heads
+        )
+        head_dim = integer(config, "head_dim", family.head_dim or max(1, hidden_size // num_heads))
         if num_heads % num_kv_heads:
             raise SetupError(
                 f"config.json has {num_heads} attention heads, not a multiple of {num_kv_heads} key/value heads"
@@ -103,34 +110,34 @@ class Architecture:
                 f"config.json has an odd head_dim of {head_dim}, which rotary embeddings cannot rotate"
             )
         rope = RopeConfig.from_config({"max_position_embeddings": family.context, **config})
-        attention_bias = bool(config.get("attention_bias", False))
+        attention_bias = flag(config, "attention_bias")
         window, sliding_layers = _windows(config, family, num_layers)
         return cls(
             family=family.model_type,
             num_layers=num_layers,
             hidden_size=hidden_size,
-            intermediate_size=_positive(config, "intermediate_size"),
+            intermediate_size=integer(config, "intermediate_size"),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            vocab_size=_positive(config, "vocab_size"),
+            vocab_size=integer(config, "vocab_size"),
             max_context=_max_context(config, family, rope),
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=number(config, "rms_norm_eps", 1e-6),
             rope=rope,
-            tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tie_embeddings=flag(config, "tie_word_embeddings"),
             attention_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
             output_bias=attention_bias if family.output_bias is None else family.output_bias,
-            mlp_bias=bool(config.get("mlp_bias", False)) if family.mlp_bias is None else family.mlp_bias,
+            mlp_bias=flag(config, "mlp_bias") if family.mlp_bias is None else family.mlp_bias,
             qk_norm=family.qk_norm,
             sliding_window=window,
             sliding_layers=sliding_layers,
-            eos_token_ids=_eos_token_ids(generation_config or {}) or _eos_token_ids(config),
+            eos_token_ids=eos_token_ids(generation_config or {}) or eos_token_ids(config),
         )
 
 
 def _family_of(config: Mapping[str, Any]) -> _Family:
     by_model_type = {family.model_type: name for name, family in _FAMILIES.items()}
-    named = [str(name) for name in config.get("architectures") or []]
+    named = texts(config, "architectures")
     model_type = str(config.get("model_type") or "")
     name = named[0] if named else by_model_type.get(model_type, model_type)
     if name not in _FAMILIES:
@@ -151,27 +158,15 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
             f"this model's weights are quantised ({method}), which is not supported; use its unquantised directory or a .gguf file"
         )
     activation = config.get("hidden_act", "silu")
-    if activation not in {"silu", "swish"}:
+    if activation not in ("silu", "swish"):
         raise SetupError(
             f"hidden_act {activation!r} in this model's config.json is not supported; only 'silu' is"
         )
 
 
-def _positive(config: Mapping[str, Any], name: str) -> int:
-    value = config.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise SetupError(f"this model's config.json needs a positive integer {name!r}, and has {value!r}")
-    return value
-
-
-def _stated(config: Mapping[str, Any], name: str, otherwise: object) -> Any:
-    """A config's own value, also when that is null; a family's default only where the key is absent."""
-    return config.get(name, otherwise)
-
-
 def _max_context(config: Mapping[str, Any], family: _Family, rope: RopeConfig) -> int:
     """How many positions the model can tell apart; YaRN is added to a config to stretch what it states."""
-    stated = int(config.get("max_position_embeddings") or family.context)
+    stated = integer(config, "max_position_embeddings", family.context)
     return max(stated, int(rope.factor * rope.original_context)) if rope.kind == "yarn" else stated
 
 
@@ -182,26 +177,33 @@ def _windows(
     none = (None, (False,) * num_layers)
     if family.model_type == "llama":
         return none
-    window = _stated(config, "sliding_window", 4096)
-    if family.model_type == "mistral":
-        return none if window is None else (int(window), (True,) * num_layers)
-    if window is None or not config.get("use_sliding_window", False):
+    if "sliding_window" in config and config["sliding_window"] is None:
         return none
-    kinds = config.get("layer_types")
-    if kinds is None:
-        first = int(config.get("max_window_layers", 28))
-        return int(window), tuple(layer >= first for layer in range(num_layers))
+    window = integer(config, "sliding_window", 4096)
+    if family.model_type == "mistral":
+        return window, (True,) * num_layers
+    if not flag(config, "use_sliding_window"):
+        return none
+    if config.get("layer_types") is None:
+        first = integer(config, "max_window_layers", 28, least=0)
+        return window, tuple(layer >= first for layer in range(num_layers))
+    kinds = texts(config, "layer_types")
     unknown = set(kinds) - {"full_attention", "sliding_attention"}
     if unknown or len(kinds) != num_layers:
         raise SetupError(
             f"layer_types in this model's config.json must name full_attention or sliding_attention for each of "
             f"{num_layers} layers, and has {len(kinds)} entries of {', '.join(sorted(set(kinds)))}"
         )
-    return int(window), tuple(kind == "sliding_attention" for kind in kinds)
+    return window, tuple(kind == "sliding_attention" for kind in kinds)
 
 
-def _eos_token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+def eos_token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The end-of-text tokens that a ``config.json`` or ``generation_config.json`` states.
+
+    Example:
+        >>> eos_token_ids({"eos_token_id": [2, 7]})
+        (2, 7)
+    """
     value = config.get("eos_token_id")
-    if value is None:
-        return ()
-    return tuple(int(token) for token in value) if isinstance(value, list) else (int(value),)
+    listed = value if isinstance(value, list) else [] if value is None else [value]
+    return tuple(integer({"eos_token_id": token}, "eos_token_id", least=0) for token in listed)

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tinkex.engine.model.config_fields import flag, integer, mapping, number
 from tinkex.errors import SetupError
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class RopeConfig:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> RopeConfig:
         """Reads ``rope_parameters``, or the older ``rope_theta`` and ``rope_scaling``; refuses what it cannot honour."""
-        raw = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        raw = mapping(config, "rope_scaling") or mapping(config, "rope_parameters")
         if any(isinstance(value, dict) for value in raw.values()):
             raise SetupError(
                 f"this model's config.json has different rope parameters per kind of layer ({', '.join(sorted(raw))}), "
@@ -98,44 +99,53 @@ class RopeConfig:
         missing = [name for name in _REQUIRED[kind] if raw.get(name) is None]
         if missing:
             raise SetupError(f"rope type {kind!r} in this model's config.json lacks {', '.join(missing)}")
-        partial = raw.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
-        if float(partial) != 1.0:
+        partial = number({**config, **_given(raw)}, "partial_rotary_factor", 1.0)
+        if partial != 1.0:
             raise SetupError(
                 f"partial_rotary_factor {partial} in this model's config.json is not supported; only whole heads are rotated"
             )
-        theta = raw.get("rope_theta") or config.get("rope_theta") or _DEFAULT_THETA
-        context = int(config.get("max_position_embeddings") or 2048)
-        original = int(
-            config.get("original_max_position_embeddings")
-            or raw.get("original_max_position_embeddings")
-            or context
-        )
-        factor = float(raw.get("factor") or context / original)
+        theta = number({**config, **_given(raw)}, "rope_theta", _DEFAULT_THETA, above=1.0)
+        context = integer(config, "max_position_embeddings", 2048)
+        original = integer({**raw, **_given(config)}, "original_max_position_embeddings", context)
+        factor = number(raw, "factor", context / original, least=1e-3)
+        low, high = number(raw, "low_freq_factor", 1.0), number(raw, "high_freq_factor", 4.0)
+        if low == high:
+            raise SetupError(
+                f"low_freq_factor and high_freq_factor in this model's config.json are both {low:g}; they must differ"
+            )
         return cls(
             kind=kind,
-            theta=float(theta),
+            theta=theta,
             factor=factor,
             original_context=original,
-            low_freq_factor=float(raw.get("low_freq_factor") or 1.0),
-            high_freq_factor=float(raw.get("high_freq_factor") or 4.0),
-            beta_fast=float(raw.get("beta_fast") or 32.0),
-            beta_slow=float(raw.get("beta_slow") or 1.0),
+            low_freq_factor=low,
+            high_freq_factor=high,
+            beta_fast=number(raw, "beta_fast", 32.0),
+            beta_slow=number(raw, "beta_slow", 1.0),
             attention_factor=_attention_factor(raw, factor) if kind == "yarn" else 1.0,
-            truncate=bool(raw.get("truncate", True)),
+            truncate=flag(raw, "truncate", otherwise=True),
         )
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is not null."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _attention_factor(raw: Mapping[str, Any], factor: float) -> float:
     """The factor YaRN puts on cos and sin, stated by the config or derived from the context's growth."""
     if raw.get("attention_factor") is not None:
-        return float(raw["attention_factor"])
+        return number(raw, "attention_factor", 1.0)
 
     def growth(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
-    mscale, mscale_all_dim = raw.get("mscale"), raw.get("mscale_all_dim")
+    mscale, mscale_all_dim = (
+        number(raw, "mscale", 0.0, least=0.0),
+        number(raw, "mscale_all_dim", 0.0, least=0.0),
+    )
     if mscale and mscale_all_dim:
-        return growth(float(mscale)) / growth(float(mscale_all_dim))
+        return growth(mscale) / growth(mscale_all_dim)
     return growth(1.0)
 
 

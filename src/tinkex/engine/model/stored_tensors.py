@@ -69,12 +69,9 @@ class StoredTensors:
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor in the float type it is stored in; it must have this shape."""
+        self._check_shape(name, shape)
         file, stored_name = self._files[name]
         tensor: Tensor = file.get_tensor(stored_name)
-        if tuple(tensor.shape) != shape:
-            raise SetupError(
-                f"tensor {stored_name} in {self.directory} is {tuple(tensor.shape)}, and config.json makes it {shape}"
-            )
         if tensor.dtype not in _FLOATS:
             raise SetupError(
                 f"tensor {stored_name} in {self.directory} is stored as {str(tensor.dtype).removeprefix('torch.')}; "
@@ -92,6 +89,10 @@ class StoredTensors:
 
     def joined_weight(self, parts: list[tuple[str, int]], columns: int) -> Tensor:
         """The projections of ``parts`` (name, rows) one above the other, converted on the way in."""
+        for name, rows in parts:
+            self._check_shape(
+                f"{name}.weight", (rows, columns)
+            )  # before memory is taken for what a config claims
         joined = torch.empty(sum(rows for _, rows in parts), columns)
         for (name, rows), target in zip(
             parts, joined.split_with_sizes([rows for _, rows in parts]), strict=True
@@ -102,6 +103,13 @@ class StoredTensors:
     def joined_bias(self, parts: list[tuple[str, int]]) -> Tensor:
         """The biases of ``parts`` (name, rows) one after the other."""
         return torch.cat([self.vector(f"{name}.bias", rows) for name, rows in parts])
+
+    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        found = self.shape(name)
+        if found != shape:
+            raise SetupError(
+                f"tensor {self._files[name][1]} in {self.directory} is {found}, and config.json makes it {shape}"
+            )
 
 
 def read_architecture(directory: Path) -> Architecture:

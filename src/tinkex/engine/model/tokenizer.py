@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tinkex.chat_template import render_chat
+from tinkex.engine.model.architecture import eos_token_ids
 from tinkex.errors import InvalidInput, SetupError
 
 if TYPE_CHECKING:
@@ -118,15 +119,10 @@ class EngineTokenizer:
 
     def _eos_token_ids(self) -> tuple[int, ...]:
         """Every token that ends a text: those generation stops at, and the tokenizer's own."""
-        generation = _read_json(self.directory / "generation_config.json").get("eos_token_id")
-        stated = (
-            generation
-            if generation is not None
-            else _read_json(self.directory / "config.json").get("eos_token_id")
-        )
-        ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
+        generation = eos_token_ids(_read_json(self.directory / "generation_config.json"))
+        stated = generation or eos_token_ids(_read_json(self.directory / "config.json"))
         own = self.token_id(self.special_tokens["eos_token"]) if "eos_token" in self.special_tokens else None
-        return tuple(dict.fromkeys([*(int(token) for token in ids), *([] if own is None else [own])]))
+        return tuple(dict.fromkeys([*stated, *([] if own is None else [own])]))
 
 
 def _bytes_of_token(definition: Mapping[str, Any]) -> Any:

@@ -135,6 +135,14 @@ def test_a_missing_file_is_named(saved: Path, arch: Architecture, name: str, wor
         load_adapter(saved, arch)
 
 
+def test_a_rank_that_the_tensors_do_not_have_takes_no_memory(saved: Path, arch: Architecture) -> None:
+    _change_config(saved, r=10**12)
+    with pytest.raises(
+        InvalidInput, match=r"is \(3, 64\), and the base model makes it \(1000000000000, 64\)"
+    ):
+        load_adapter(saved, arch)
+
+
 def test_a_pickled_adapter_is_refused_by_its_name(saved: Path, arch: Architecture) -> None:
     (saved / WEIGHTS_FILE).rename(saved / "adapter_model.bin")
     with pytest.raises(InvalidInput, match=r"only in adapter_model\.bin, which can run code"):

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tinkex.engine.model.architecture import Architecture
+from tinkex.engine.model.rope import Rotary
 from tinkex.errors import SetupError
 
 LLAMA: dict[str, Any] = {
@@ -125,3 +126,55 @@ def test_rope_theta_is_found_in_both_generations_of_config_files() -> None:
     )
     assert older.rope == newer.rope
     assert older.rope.theta == 500.0
+
+
+WEIRD: list[Any] = [
+    -1, 0, 10**12, 1.5, float("inf"), float("nan"), "x", "", [], [1], {}, {"a": 1}, True, 1e-300,
+]  # fmt: skip
+ROPE = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_a_value_of_any_kind_in_any_field_is_read_or_refused_by_name(architecture: str) -> None:
+    config = LLAMA | {
+        "architectures": [f"{architecture}ForCausalLM"],
+        "rope_scaling": ROPE,
+        "use_sliding_window": True,
+    }
+    fields = [*config, "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_theta", "eos_token_id"]
+    fields += [
+        "attention_bias",
+        "mlp_bias",
+        "sliding_window",
+        "layer_types",
+        "max_window_layers",
+        "hidden_act",
+    ]
+    changed = [{**config, field: value} for field in fields for value in WEIRD]
+    parts = [*ROPE, "beta_fast", "beta_slow", "attention_factor", "mscale", "truncate", "rope_theta", "type"]
+    changed += [{**config, "rope_scaling": {**ROPE, part: value}} for part in parts for value in WEIRD]
+    refused = 0
+    for each in changed:
+        try:
+            arch = Architecture.from_config(each)
+            Rotary(arch.rope, arch.head_dim)
+        except SetupError:
+            refused += 1
+    assert refused > len(changed) / 2
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"rms_norm_eps": "tiny"}, "'rms_norm_eps', and has 'tiny'"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"tie_word_embeddings": 1}, "'tie_word_embeddings', and has 1"),
+        ({"rope_theta": 0.5}, "rope_theta"),
+        ({"rope_scaling": "linear"}, "an object as 'rope_scaling'"),
+        ({"architectures": "LlamaForCausalLM"}, "a list of texts as 'architectures'"),
+        ({"eos_token_id": [2, "three"]}, "eos_token_id"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_shown(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(SetupError, match=words):
+        Architecture.from_config(LLAMA | config)

@@ -138,3 +138,12 @@ def test_a_directory_that_is_no_model_is_a_setup_error(
         (directory / name).write_text(content)
     with pytest.raises(SetupError, match=words):
         load_transformer(directory)
+
+
+@pytest.mark.parametrize("field", ["intermediate_size", "num_attention_heads", "vocab_size"])
+def test_a_size_that_the_weights_do_not_have_takes_no_memory(tmp_path: Path, field: str) -> None:
+    directory = tiny_llama(tmp_path / "model", config={}, kv_heads=1)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {field: 2**31 - 1}))
+    with pytest.raises(SetupError, match=r"and config\.json makes it"):
+        load_transformer(directory)
