@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 import tinkex
 from tests.servers import ServedEngine
+from tinkex.custom_loss import data_for_logprobs
 
 MODEL = "tiny/llama"
 
@@ -44,6 +46,39 @@ def after_two_steps(sdk: Any, engine: ServedEngine) -> tuple[list[dict[str, floa
             training.optim_step(sdk.AdamParams(learning_rate=1e-2)).result()
         output = training.forward(data, "cross_entropy").result()
         return metrics, [lp for one in output.loss_fn_outputs for lp in one["logprobs"].tolist()]
+
+
+def weighted(logprobs: Any, target_weights: Any) -> Any:
+    loss = -(logprobs * target_weights).sum() + 0.05 * (logprobs**2).mean()
+    return loss, {"custom/lp:mean": logprobs.mean(), "custom/loss:sum": loss}
+
+
+def test_a_loss_that_the_server_runs_moves_the_weights_as_the_same_loss_run_here(
+    served_engine: ServedEngine,
+) -> None:
+    rng = np.random.default_rng(4)
+    with tinkex.ServiceClient(base_url=served_engine.url, api_key=served_engine.key) as service:
+        ranks: dict[str, Any] = {"logprobs": 1, "target_weights": 1}
+        handle = service.create_custom_loss(weighted, ranks).result()
+        assert handle.loss_id is not None, "our server runs losses itself"
+        data = []
+        for _ in range(3):
+            tokens = rng.integers(5, 200, 9).tolist()
+            inputs = {"target_tokens": tokens[1:], "target_weights": rng.random(8).astype(np.float32)}
+            data.append(tinkex.Datum(tinkex.ModelInput.from_ints(tokens[:-1]), inputs))
+        here = dataclasses.replace(handle, loss_id=None)
+        after, metrics = [], []
+        for loss in (handle, here):
+            training = service.create_lora_training_client(MODEL, rank=4, seed=7)
+            for _ in range(2):
+                output = training.forward_backward_custom(data, loss).result()
+                training.optim_step(tinkex.AdamParams(learning_rate=1e-2)).result()
+            metrics.append(output.metrics)
+            passed = training.forward(data_for_logprobs(data), "cross_entropy").result()
+            after.append([lp for one in passed.loss_fn_outputs for lp in one["logprobs"].tolist()])
+    np.testing.assert_allclose(after[0], after[1], rtol=1e-4, atol=1e-5)
+    for name in ("loss:sum", "custom/lp:mean", "custom/loss:sum"):
+        assert metrics[0][name] == pytest.approx(metrics[1][name], rel=1e-4)
 
 
 def test_the_weights_after_two_steps_are_the_official_client_s(served_engine: ServedEngine) -> None:

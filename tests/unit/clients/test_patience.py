@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.scripted import ScriptedServer
+from tests.scripted import ScriptedServer, over_http
 from tinkex import APIConnectionError, RetryConfig, ServiceClient, types
 from tinkex._runtime import background
 from tinkex.clients._progress import Progress
+from tinkex.events import Event, SamplingPaused
 from tinkex.testing import Reply, Request, reply
 
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -206,3 +208,49 @@ def test_samples_wait_in_the_order_in_which_they_came() -> None:
         for future in futures:
             future.result(timeout=30)
     assert [value.prompt for value in server.values("asample")] == prompts
+
+
+# ---- push-back ----
+
+
+class Paused:
+    """Tells when the client has understood that it is to wait."""
+
+    def __init__(self) -> None:
+        self.heard = threading.Event()
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, SamplingPaused):
+            self.heard.set()
+
+
+def test_a_push_back_to_one_client_holds_back_all_of_that_server_and_key_and_nobody_else() -> None:
+    arrivals: list[tuple[str, float]] = []
+    paused = Paused()
+
+    def submit(value: types.SampleRequest, request: Request) -> Reply:
+        key = {name.lower(): text for name, text in request.headers.items()}["x-api-key"]
+        arrivals.append((f"{key} {value.prompt.to_ints()[0]}", time.monotonic()))
+        if len(arrivals) == 1:
+            return reply({"detail": "later"}, status=429, headers={"retry-after": "1.5"})
+        return server.on_asample(value, request)
+
+    server = ScriptedServer(asample=submit)
+    with over_http(server) as url:
+        first = ServiceClient(base_url=url, api_key="tml-one", events=paused)
+        second = ServiceClient(base_url=url + "/", api_key="tml-one")
+        stranger = ServiceClient(base_url=url, api_key="tml-two")
+        samplers = [one.create_sampling_client(base_model="toy") for one in (first, second, stranger)]
+        prompts = [types.ModelInput.from_ints([place]) for place in range(3)]
+        pending = [samplers[0].sample(prompts[0], 1, PARAMS)]
+        assert paused.heard.wait(30)
+        pending += [samplers[place].sample(prompts[place], 1, PARAMS) for place in (1, 2)]
+        for future in pending:
+            assert len(future.result(timeout=60).sequences) == 1
+        for service in (first, second, stranger):
+            service.close("success").result(30)
+    refused, *later = arrivals
+    assert refused[0] == "tml-one 0"
+    assert later[0][0] == "tml-two 2", "another key is not held back"
+    assert sorted(name for name, _ in later[1:]) == ["tml-one 0", "tml-one 1"]
+    assert all(at - refused[1] >= 1.45 for _, at in later[1:]), "the server asked for 1.5 s"

