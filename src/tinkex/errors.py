@@ -18,6 +18,7 @@
     ├── ConfigError (ValueError)          a setting is missing or wrong
     ├── SetupError                        this machine lacks something: a model, an extra, a port
     ├── ClosedError (RuntimeError)        the client was closed before this call
+    ├── RecoveryError                     a run could not be restarted       .run_id
     └── EngineError                       raised inside the engine           .status .category
         ├── InvalidInput 400 (ValueError)     ├── Expired 410
         ├── Unauthorized 401                  ├── TooLarge 413
@@ -67,6 +68,7 @@ __all__ = [
     "NumericalError",
     "PermissionDeniedError",
     "RateLimitError",
+    "RecoveryError",
     "RequestErrorCategory",
     "RequestFailedError",
     "ResultExpiredError",
@@ -292,6 +294,17 @@ class ClosedError(TinkexError, RuntimeError):
     """The client was closed before this call."""
 
 
+class RecoveryError(TinkexError):
+    """A run could not be restarted from a checkpoint; ``run_id`` is the run, the cause the last error."""
+
+    def __init__(self, message: str, run_id: str) -> None:
+        super().__init__(message)
+        self.run_id = run_id
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
 class EngineError(TinkexError):
     """Raised inside the engine; ``status`` and ``category`` say how it leaves over the wire."""
 
@@ -359,6 +372,10 @@ class Busy(EngineError):
     """The engine has no room for this now; try again later."""
 
     status = 429
+
+
+class OverQuota(Busy):
+    """This user has used up their share, while others may go on; try again when there is room in it."""
 
 
 class EngineFailure(EngineError):

@@ -110,6 +110,10 @@ class EngineConfig:
     max_samples_per_request: int = 1024
     max_live_runs: int = 64
     """Runs with weights in memory at once, over all users."""
+    max_live_runs_per_user: int | None = None
+    """Runs of one user with weights in memory at once; None: as many as fit."""
+    max_disk_bytes_per_user: int | None = None
+    """Bytes of live checkpoints one user may keep; saving more is answered with 429. None: as the disk allows."""
     max_tokens_per_pass: int = 2048
     """Token budget of one training pass: more tenants and chunks join it until it is full."""
     max_decode_batch: int = 64
@@ -163,6 +167,10 @@ class EngineConfig:
                 f"sampler_compute is {self.sampler_compute!r}; choose one of: {', '.join(SAMPLER_COMPUTES)} (it can come "
                 "from $TINKEX_SAMPLER_COMPUTE)."
             )
+        for name in ("max_live_runs_per_user", "max_disk_bytes_per_user"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 1:
+                raise SetupError(f"{name} is {limit}; it must be at least 1, or None for no limit.")
         if not 0 <= self.port <= 65_535:
             raise SetupError(f"port {self.port} does not exist; choose 1–65535, or 0 for any free port.")
         if not self.auth and self.host not in LOOPBACK_HOSTS:

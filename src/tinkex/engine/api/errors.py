@@ -13,6 +13,7 @@ from tinkex.errors import (
     EngineError,
     EngineFailure,
     ModelUnavailable,
+    OverQuota,
     StorageUnavailable,
     TinkexError,
     Unsupported,
@@ -45,10 +46,12 @@ def error_response(error: TinkexError) -> Response:
         error = EngineFailure(str(error))
     content: dict[str, object] = {"detail": str(error)}
     if isinstance(error, Busy):
-        content |= {"queue_state": "paused_capacity", "queue_state_reason": str(error)}
+        # A user at the end of their share waits for themselves; otherwise everybody waits for the server.
+        state = "paused_rate_limit" if isinstance(error, OverQuota) else "paused_capacity"
+        content |= {"queue_state": state, "queue_state_reason": str(error)}
     response = json_response(content, STATUSES.get(type(error), error.status))
     if isinstance(error, Busy | ModelUnavailable | StorageUnavailable):
-        response.headers["retry-after"] = "1"
+        response.headers["retry-after"] = "5" if isinstance(error, OverQuota) else "1"
     return response
 
 

@@ -81,6 +81,18 @@ def page(query: Mapping[str, str], default_limit: int) -> tuple[int, int]:
     return limit, offset
 
 
+def wants_accessible(query: Mapping[str, str]) -> bool:
+    """Whether ``access_scope`` asks for what others have published as well.
+
+    >>> wants_accessible({}), wants_accessible({"access_scope": "accessible"})
+    (False, True)
+    """
+    scope = query.get("access_scope", "owned")
+    if scope not in {"owned", "accessible"}:
+        raise InvalidInput(f"access_scope is {scope!r}; it is owned or accessible.")
+    return scope == "accessible"
+
+
 def _number(query: Mapping[str, str], name: str, default: int) -> int:
     text = query.get(name)
     if text is None:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from tinkex.engine.api.call import Call, Handler, Reply
-from tinkex.engine.api.limits import page
-from tinkex.engine.operations.access import checkpoint_of_url, find_checkpoint, find_run
+from tinkex.engine.api.limits import page, wants_accessible
+from tinkex.engine.operations.access import checkpoint_of_url, find_accessible_run, find_checkpoint, find_run
 from tinkex.engine.store import CheckpointKind, CheckpointRow, RunRow, RunStatus, Store
 from tinkex.errors import InvalidInput, NotAllowed
 from tinkex.types import Checkpoint, CheckpointsListResponse, Cursor, TrainingRun, TrainingRunsResponse
@@ -20,30 +20,35 @@ FIRST_WITH_EXPORTS = (0, 28)
 
 
 async def list_training_runs(call: Call) -> Reply:
-    """The caller's runs, or those of one project, last used first."""
+    """The caller's runs, those of one project, or also those with published checkpoints; last used first."""
     limit, offset = page(call.query, default_limit=20)
     store = call.engine.store
     project_id = call.query.get("project_id")
-    rows = store.runs.list(call.owner, limit, offset, project_id)
+    public_at = time.time() if wants_accessible(call.query) else None
+    rows = store.runs.list(call.owner, limit, offset, project_id, public_at)
+    total = store.runs.count(call.owner, project_id, public_at)
     return TrainingRunsResponse(
-        training_runs=[_training_run(store, row) for row in rows],
-        cursor=Cursor(offset=offset, limit=limit, total_count=store.runs.count(call.owner, project_id)),
+        training_runs=[_training_run(store, call.owner, row) for row in rows],
+        cursor=Cursor(offset=offset, limit=limit, total_count=total),
     )
 
 
 async def get_training_run(call: Call) -> Reply:
-    """One run."""
-    store = call.engine.store
-    return _training_run(store, find_run(store, call.owner, call.parameters["training_run_id"]))
+    """One run of the caller, or one with a published checkpoint."""
+    store, run_id = call.engine.store, call.parameters["training_run_id"]
+    find = find_accessible_run if wants_accessible(call.query) else find_run
+    return _training_run(store, call.owner, find(store, call.owner, run_id))
 
 
 async def list_checkpoints(call: Call) -> Reply:
-    """The live checkpoints of one run, oldest first."""
+    """The live checkpoints of one run, oldest first; of another user's run those that are public."""
     store = call.engine.store
-    run = find_run(store, call.owner, call.parameters["training_run_id"])
+    run = find_accessible_run(store, call.owner, call.parameters["training_run_id"])
     return CheckpointsListResponse(
         checkpoints=[
-            _checkpoint(row) for row in store.checkpoints.of_run(run.run_id, time.time(), _hidden(call))
+            _checkpoint(row)
+            for row in store.checkpoints.of_run(run.run_id, time.time(), _hidden(call))
+            if row.public or row.owner == call.owner
         ]
     )
 
@@ -104,10 +109,13 @@ def _own_checkpoint(call: Call, deed: str) -> CheckpointRow:
     return checkpoint
 
 
-def _training_run(store: Store, row: RunRow) -> TrainingRun:
-    now = time.time()
-    last = store.checkpoints.last(row.run_id, CheckpointKind.WEIGHTS, now)
-    last_sampler = store.checkpoints.last(row.run_id, CheckpointKind.SAMPLER_WEIGHTS, now)
+def _training_run(store: Store, reader: str, row: RunRow) -> TrainingRun:
+    """A run as its reader may see it: of another user's, only what is public."""
+    now, is_own = time.time(), row.owner == reader
+    last, last_sampler = (
+        store.checkpoints.last(row.run_id, kind, now, public_only=not is_own)
+        for kind in (CheckpointKind.WEIGHTS, CheckpointKind.SAMPLER_WEIGHTS)
+    )
     return TrainingRun(
         training_run_id=row.run_id,
         base_model=row.base_model,
@@ -118,7 +126,7 @@ def _training_run(store: Store, row: RunRow) -> TrainingRun:
         lora_rank=row.lora.rank if row.lora is not None else None,
         last_checkpoint=_checkpoint(last) if last is not None else None,
         last_sampler_checkpoint=_checkpoint(last_sampler) if last_sampler is not None else None,
-        user_metadata=dict(row.user_metadata) if row.user_metadata is not None else None,
+        user_metadata=dict(row.user_metadata) if row.user_metadata is not None and is_own else None,
     )
 
 

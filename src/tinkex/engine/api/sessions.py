@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping
 
 from tinkex.engine.api.call import Call, Handler, Reply
-from tinkex.engine.api.limits import page
+from tinkex.engine.api.limits import page, wants_accessible
 from tinkex.engine.operations.access import find_session
 from tinkex.engine.store import SessionRow
 from tinkex.errors import Expired, InvalidInput
@@ -114,6 +114,7 @@ async def assign_session_project(call: Call) -> Reply:
 async def list_sessions(call: Call) -> Reply:
     """The caller's sessions, newest first."""
     limit, offset = page(call.query, default_limit=20)
+    wants_accessible(call.query)  # sessions are nobody else's: both scopes are the caller's own
     rows = call.engine.store.sessions.list(call.owner, limit, offset)
     return ListSessionsResponse(sessions=[row.session_id for row in rows])
 
@@ -121,6 +122,7 @@ async def list_sessions(call: Call) -> Reply:
 async def get_session(call: Call) -> Reply:
     """What a session made."""
     store = call.engine.store
+    wants_accessible(call.query)
     session = find_session(store, call.owner, call.parameters["session_id"])
     return GetSessionResponse(
         training_run_ids=[run.run_id for run in store.runs.of_session(session.session_id)],

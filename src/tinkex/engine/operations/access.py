@@ -39,6 +39,14 @@ def find_run(store: Store, owner: str, run_id: str) -> RunRow:
     return row
 
 
+def find_accessible_run(store: Store, owner: str, run_id: str) -> RunRow:
+    """A run of this user, or of another one who has published a checkpoint of it."""
+    row = store.runs.get(run_id)
+    if row is not None and row.owner != owner and store.runs.is_public(run_id, time.time()):
+        return row
+    return find_run(store, owner, run_id)
+
+
 def find_live_run(store: Store, owner: str, run_id: str) -> RunRow:
     """A run of this user that can still be trained."""
     row = find_run(store, owner, run_id)

@@ -188,7 +188,7 @@ class Admission:
         if repeated is not None:
             return repeated
         base = self._models.find(request.base_model)
-        self._checks.new_run(base, request)
+        self._checks.new_run(owner, base, request)
         row = self._new_run(run_id, session.session_id, owner, request.base_model, request)
         return self._open(row, request, body, Kind.CREATE, base)
 

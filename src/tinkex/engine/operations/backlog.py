@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from tinkex.engine.scheduler import FairShare, Kind, Missed, Pass, Plan, Queue, SampleQueue, Work, next_plan
 from tinkex.engine.store import Timing
-from tinkex.errors import Busy
+from tinkex.errors import OverQuota
 from tinkex.types import (
     CreateModelRequest,
     ForwardBackwardRequest,
@@ -68,7 +68,7 @@ class Backlog:
         """Refuse, for now, a user who has too much waiting already."""
         with self._lock:
             if self._by_tenant[tenant] >= self._max_pending:
-                raise Busy(
+                raise OverQuota(
                     f"{self._max_pending} operations of yours are waiting already; fetch their results, then submit more."
                 )
 

@@ -11,9 +11,10 @@ from tinkex.engine.operations.backlog import Operation
 from tinkex.engine.operations.execution import LiveRun
 from tinkex.engine.operations.exports import check_recipients
 from tinkex.engine.operations.losses import CustomLosses
+from tinkex.engine.operations.quotas import Quotas
 from tinkex.engine.operations.served import Base, ServedModels
 from tinkex.engine.store import CheckpointKind, CheckpointRow, RunRow, Store, check_name
-from tinkex.errors import Busy, InvalidInput, Unsupported
+from tinkex.errors import InvalidInput, Unsupported
 from tinkex.types import (
     CreateModelRequest,
     ForwardBackwardRequest,
@@ -45,8 +46,9 @@ class Checks:
         self._models = models
         self._live = live
         self._losses = losses
+        self._quotas = Quotas(config, store, live)
 
-    def new_run(self, base: Base, request: CreateModelRequest) -> None:
+    def new_run(self, owner: str, base: Base, request: CreateModelRequest) -> None:
         """Whether a run can be created as asked."""
         if request.lora_config is None:
             raise InvalidInput(
@@ -61,13 +63,13 @@ class Checks:
                     f"lora_config.rank is {request.lora_config.rank}; this server trains ranks 1 to {MAX_RANK}."
                 )
         self._optimizer(request.optimizer_config)
-        self._live_limit()
+        self._quotas.new_run(owner)
 
     def new_run_from_checkpoint(self, owner: str, request: LoadWeightsRequest) -> CheckpointRow:
         """Whether a run can be created from a checkpoint; returns that checkpoint."""
         checkpoint = self._load(owner, request)
         self._optimizer(request.optimizer_config)
-        self._live_limit()
+        self._quotas.new_run(owner)
         self.same_base(
             self._models.find(request.base_model or checkpoint.base_model), checkpoint, request.path
         )
@@ -92,11 +94,13 @@ class Checks:
                 _ttl(request.ttl_seconds)
                 kind, name = CheckpointKind.WEIGHTS, check_name(request.path)
                 check_free(self._store, row.run_id, kind, name, overwrite=request.overwrite)
+                self._quotas.new_checkpoint(owner)
             case SaveWeightsExternalRequest():
                 _ttl(request.ttl_seconds)
                 check_recipients(request.age_encryption_recipients)
                 kind, name = CheckpointKind.EXTERNAL_WEIGHTS, check_name(request.path)
                 check_free(self._store, row.run_id, kind, name, overwrite=False)
+                self._quotas.new_checkpoint(owner)
             case SaveWeightsForSamplerRequest():
                 self._save_for_sampler(row, request)
             case LoadWeightsRequest():
@@ -147,6 +151,7 @@ class Checks:
         if request.path is not None:
             kind = CheckpointKind.SAMPLER_WEIGHTS
             check_free(self._store, row.run_id, kind, check_name(request.path), overwrite=False)
+            self._quotas.new_checkpoint(row.owner)
 
     def _load(self, owner: str, request: LoadWeightsRequest) -> CheckpointRow:
         checkpoint = find_checkpoint(self._store, owner, request.path, request.weights_access_token)
@@ -162,13 +167,6 @@ class Checks:
         name = (config or {}).get("type", ADAM)
         if name != ADAM:
             raise Unsupported(f"the optimizer {name!r} is not offered by this server; use {ADAM!r}.")
-
-    def _live_limit(self) -> None:
-        if len(self._live) >= self._config.max_live_runs:
-            raise Busy(
-                f"{self._config.max_live_runs} runs are in memory, which is this server's limit; close sessions that are "
-                "done, or unload runs that are not needed."
-            )
 
 
 def num_tokens(model_input: ModelInput) -> int:

@@ -91,12 +91,12 @@ class Checkpoints:
         )
         return _checkpoint(found) if found is not None else None
 
-    def last(self, run_id: str, kind: str, now: float) -> CheckpointRow | None:
+    def last(self, run_id: str, kind: str, now: float, *, public_only: bool = False) -> CheckpointRow | None:
         """The newest live checkpoint of a run."""
         found = self._database.one(
             "SELECT * FROM checkpoints WHERE run_id = ? AND kind = ? AND (expires_at IS NULL OR expires_at > ?) "
-            "ORDER BY created_at DESC, rowid DESC LIMIT 1",
-            (run_id, kind, now),
+            "AND (public OR NOT ?) ORDER BY created_at DESC, rowid DESC LIMIT 1",
+            (run_id, kind, now, public_only),
         )
         return _checkpoint(found) if found is not None else None
 
@@ -126,6 +126,15 @@ class Checkpoints:
             "SELECT count(*) AS total FROM checkpoints WHERE owner = ? AND kind != ? "
             "AND (expires_at IS NULL OR expires_at > ?)",
             (owner, hidden, now),
+        )
+        return int(row["total"]) if row is not None else 0
+
+    def total_bytes(self, owner: str, now: float) -> int:
+        """How much the live checkpoints of one user take."""
+        row = self._database.one(
+            "SELECT coalesce(sum(size_bytes), 0) AS total FROM checkpoints "
+            "WHERE owner = ? AND (expires_at IS NULL OR expires_at > ?)",
+            (owner, now),
         )
         return int(row["total"]) if row is not None else 0
 

@@ -99,6 +99,11 @@ class Database:
             row: sqlite3.Row | None = self._connection.execute(sql, parameters).fetchone()
             return row
 
+    def version(self) -> int:
+        """A number that changes when another process has committed something."""
+        with self._lock:
+            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+
     def close(self) -> None:
         """Write everything into the main file and close it."""
         self._flusher.close()

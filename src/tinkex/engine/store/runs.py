@@ -77,17 +77,44 @@ class Runs:
         found = self._database.one("SELECT * FROM runs WHERE run_id = ?", (run_id,))
         return _run(found) if found is not None else None
 
-    def list(self, owner: str, limit: int, offset: int, project_id: str | None = None) -> Sequence[RunRow]:
-        """The runs of one user, or of one project of theirs, last used first."""
+    def list(
+        self,
+        owner: str,
+        limit: int,
+        offset: int,
+        project_id: str | None = None,
+        public_at: float | None = None,
+    ) -> Sequence[RunRow]:
+        """The runs of one user, or of one project, last used first.
+
+        ``public_at`` adds those of others with a checkpoint that is public at that moment.
+        """
         rows = self._database.all(
-            f"SELECT * {_OF_OWNER} ORDER BY used_at DESC, run_id LIMIT ? OFFSET ?",
-            (owner, project_id, project_id, limit, offset),
+            f"SELECT * {_VISIBLE} ORDER BY used_at DESC, run_id LIMIT ?4 OFFSET ?5",
+            (owner, project_id, public_at, limit, offset),
         )
         return [_run(row) for row in rows]
 
-    def count(self, owner: str, project_id: str | None = None) -> int:
-        """How many runs one user has, or one project of theirs."""
-        row = self._database.one(f"SELECT count(*) AS total {_OF_OWNER}", (owner, project_id, project_id))
+    def count(self, owner: str, project_id: str | None = None, public_at: float | None = None) -> int:
+        """How many runs :meth:`list` would give without a limit."""
+        row = self._database.one(f"SELECT count(*) AS total {_VISIBLE}", (owner, project_id, public_at))
+        return int(row["total"]) if row is not None else 0
+
+    def is_public(self, run_id: str, now: float) -> bool:
+        """Whether a live checkpoint of a run is public."""
+        row = self._database.one(
+            "SELECT 1 FROM checkpoints WHERE run_id = ? AND public AND (expires_at IS NULL OR expires_at > ?)",
+            (run_id, now),
+        )
+        return row is not None
+
+    def count_in(self, owner: str, *statuses: RunStatus) -> int:
+        """How many runs of one user are in one of these states."""
+        marks = ", ".join("?" * len(statuses))
+        row = self._database.one(
+            f"SELECT count(*) AS total FROM runs WHERE owner = ? AND status IN ({marks})",  # noqa: S608 -- marks only
+            (owner, *statuses),
+        )
         return int(row["total"]) if row is not None else 0
 
     def of_session(self, session_id: str) -> Sequence[RunRow]:
@@ -122,9 +149,10 @@ class Runs:
             execute("UPDATE runs SET used_at = ? WHERE run_id = ?", (now, run_id))
 
 
-_OF_OWNER = (
-    "FROM runs WHERE owner = ? AND "
-    "(? IS NULL OR session_id IN (SELECT session_id FROM sessions WHERE project_id = ?))"
+_VISIBLE = (
+    "FROM runs WHERE (owner = ?1 OR (?3 IS NOT NULL AND run_id IN (SELECT run_id FROM checkpoints "
+    "WHERE public AND (expires_at IS NULL OR expires_at > ?3)))) "
+    "AND (?2 IS NULL OR session_id IN (SELECT session_id FROM sessions WHERE project_id = ?2))"
 )
 
 

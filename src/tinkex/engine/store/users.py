@@ -46,6 +46,7 @@ class Users:
         self._lock = threading.Lock()
         self._live: Mapping[bytes, KeyRow] | None = None
         self._by_id: Mapping[int, KeyRow] = {}
+        self._version = -1
 
     def add_key(self, user_id: str, key: str, now: float, name: str | None = None) -> KeyRow:
         """Let ``key`` act for ``user_id``, who is created if new; a key that exists already stays as it is."""
@@ -97,8 +98,11 @@ class Users:
         return changed > 0
 
     def _in_force(self) -> Mapping[bytes, KeyRow]:
+        # Keys can be made and revoked by another process while this one serves.
+        version = self._database.version()
         with self._lock:
-            if self._live is None:
+            if self._live is None or version != self._version:
+                self._version = version
                 rows = self._database.all("SELECT * FROM keys WHERE revoked_at IS NULL")
                 self._live = {row["key_hash"]: _key(row) for row in rows}
                 self._by_id = {row.key_id: row for row in self._live.values()}

@@ -1,0 +1,49 @@
+"""Shares of users: how many runs each may have in memory, and how much each may keep.
+
+What is over a share is refused for now, with an error that says how to make room; nothing of other users is touched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.operations.execution import LiveRun
+from tinkex.engine.store import RunStatus, Store
+from tinkex.errors import Busy, OverQuota
+
+
+class Quotas:
+    """Refuses, for now, what is over a user's share or the server's limit. Safe to use from any thread."""
+
+    def __init__(self, config: EngineConfig, store: Store, live: Mapping[str, LiveRun]) -> None:
+        self._config = config
+        self._store = store
+        self._live = live
+
+    def new_run(self, owner: str) -> None:
+        """Whether a user may have one more run in memory."""
+        own = self._config.max_live_runs_per_user
+        if own is not None and self._store.runs.count_in(owner, RunStatus.LIVE, RunStatus.CREATING) >= own:
+            raise OverQuota(
+                f"{own} runs of yours are live, which is a user's share; close sessions that are done, or unload runs "
+                "that are not needed."
+            )
+        if len(self._live) >= self._config.max_live_runs:
+            raise Busy(
+                f"{self._config.max_live_runs} runs are in memory, which is this server's limit; close sessions that are "
+                "done, or unload runs that are not needed."
+            )
+
+    def new_checkpoint(self, owner: str) -> None:
+        """Whether a user may keep one more checkpoint."""
+        share = self._config.max_disk_bytes_per_user
+        if share is None:
+            return
+        kept = self._store.checkpoints.total_bytes(owner, time.time())
+        if kept >= share:
+            raise OverQuota(
+                f"your checkpoints take {kept} bytes, and a user's share is {share}; delete some, or set a TTL on them, "
+                "then save again."
+            )

@@ -1,0 +1,255 @@
+"""Every endpoint, called by the wrong user with the ids of somebody else's things."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.engine.api.asgi import PROTO, Client
+from tests.unit.engine.api.test_custom_losses import custom_pass, definition
+from tests.unit.engine.api.test_downloads import export, save
+from tests.unit.engine.api.test_sampling import request, sampler
+from tests.unit.engine.api.test_training import optim_step, pass_body
+from tinkex._wire.endpoints import ENDPOINTS, endpoint
+from tinkex.engine.api.app import build_app
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.core import Engine
+from tinkex.engine.store.database import Database
+from tinkex.engine.store.users import Users
+
+
+@dataclass(frozen=True)
+class Things:
+    """What Ada has."""
+
+    session: str
+    run: str
+    sampler: str
+    request_id: str
+    path: str
+    external: str
+    loss: str
+
+    @property
+    def ids(self) -> list[str]:
+        return [self.session, self.run, self.sampler, self.request_id, self.path]
+
+
+@pytest.fixture(scope="module")
+def things(engine: Engine) -> Things:
+    ada = Client(build_app(engine), engine.api_key)
+    session = ada.session()
+    run = ada.create(session)
+    path, external = save(ada, run, 1, "mine"), export(ada, run, 2, "mine").json["path"]
+    sampler_id = sampler(ada, session)
+    submitted = ada.post("asample", request(sampler_id))
+    ada.result(submitted)
+    loss = ada.result(ada.post("create_custom_loss", definition(session))).json["loss_id"]
+    return Things(session, run, sampler_id, submitted.json["request_id"], path, external, loss)
+
+
+def bodies(things: Things) -> dict[str, dict[str, Any] | bytes]:
+    """A body for every call that names something: each of them is refused to a stranger."""
+    run, session, path = things.run, things.session, things.path
+    return {
+        "session_heartbeat": {"session_id": session},
+        "finish_session": {"reason": {"type": "success"}},
+        "assign_session_project": {"project_id": "theirs"},
+        "create_model": {
+            "session_id": session,
+            "model_seq_id": 9,
+            "base_model": "tiny",
+            "lora_config": {"rank": 2},
+        },
+        "forward_backward": pass_body(run, 3),
+        "forward": {"model_id": run, "seq_id": 3, "forward_input": {"data": [], "loss_fn": "cross_entropy"}},
+        "optim_step": optim_step(run, 3),
+        "save_weights": {"model_id": run, "path": "x", "seq_id": 3},
+        "save_weights_for_sampler": {"model_id": run, "path": "x", "seq_id": 3},
+        "save_weights_external": {"model_id": run, "path": "x", "seq_id": 3},
+        "create_custom_loss": definition(session, 5),
+        "load_weights": {"model_id": run, "seq_id": 3, "path": path},
+        "unload_model": {"model_id": run},
+        "get_info": {"model_id": run},
+        "weights_info": {"tinker_path": path},
+        "create_sampling_session": {
+            "session_id": session,
+            "sampling_session_seq_id": 7,
+            "base_model": "tiny",
+        },
+        "asample": request(things.sampler, 5),
+        "join_sampling_session": {"sampling_session_id": things.sampler},
+        "retrieve_future": {"request_id": things.request_id},
+        "cancel_future": {"request_id": things.request_id},
+        "retrieve_futures": {"target": {"sampling_session_id": things.sampler}},
+        "copy_weights": {"source_path": path, "destination_project_id": "p"},
+        "set_checkpoint_ttl": {"ttl_seconds": 3600},
+        "get_session": b"",
+        "export_session_trace": b"",
+        "get_sampler": b"",
+        "get_training_run": b"",
+        "list_checkpoints": b"",
+        "delete_checkpoint": b"",
+        "publish_checkpoint": b"",
+        "unpublish_checkpoint": b"",
+        "external_weights_urls": b"",
+        "checkpoint_archive": b"",
+        "download": b"",
+    }
+
+
+OPEN = frozenset({"client_config", "client_dynamic_config", "healthz", "get_server_capabilities", "telemetry", "tokenizer_file"})  # fmt: skip
+"""Calls that name nothing and tell nothing of anybody."""
+
+OF_THE_CALLER = frozenset(
+    {
+        "auth_token", "get_own_key", "create_session", "list_sessions", "search_sessions", "list_training_runs",
+        "list_user_checkpoints", "audit_log", "billing_usage", "checkpoint_storage_usage", "delete_own_key",
+    }
+)  # fmt: skip
+"""Calls that are about whoever makes them."""
+
+
+def call(client: Client, name: str, things: Things, body: dict[str, Any] | bytes) -> Any:
+    row = endpoint(name)
+    checkpoint = things.external if name == "external_weights_urls" else things.path
+    parameters = {
+        "session_id": things.session,
+        "sampler_id": things.sampler,
+        "training_run_id": things.run,
+        "checkpoint_id": "/".join(checkpoint.split("/")[-2:]),
+        "token": "eyJ.guess.ed",
+        "file": "adapter_model.safetensors",
+    }
+    wanted = {key: value for key, value in parameters.items() if f"{{{key}" in row.path}
+    headers = {"content-type": PROTO} if name == "forward_backward" else {}
+    return client.call(row.method, row.url_path(wanted), body, headers)
+
+
+def test_every_endpoint_is_walked(things: Things) -> None:
+    assert set(bodies(things)) | OPEN | OF_THE_CALLER == set(ENDPOINTS)
+
+
+@pytest.mark.parametrize("name", sorted(set(ENDPOINTS) - OPEN - OF_THE_CALLER))
+def test_a_stranger_is_told_that_it_does_not_exist(name: str, things: Things, bob: Client) -> None:
+    answer = call(bob, name, things, bodies(things)[name])
+    assert answer.status in {403, 404, 410} if name == "download" else answer.status in {403, 404}, (
+        answer.body
+    )
+
+
+@pytest.mark.parametrize("name", sorted(set(ENDPOINTS) - {"healthz", "download"}))
+def test_nobody_gets_in_without_a_key(name: str, things: Things, engine: Engine) -> None:
+    body = {**bodies(things)}.get(name, {} if ENDPOINTS[name].method != "GET" else b"")
+    assert call(Client(build_app(engine)), name, things, body).status == 401
+
+
+@pytest.mark.parametrize("name", sorted(OF_THE_CALLER - {"delete_own_key"}))
+def test_what_a_call_tells_is_the_callers_own(name: str, things: Things, bob: Client) -> None:
+    body = {} if ENDPOINTS[name].method == "POST" else b""
+    query = (
+        "?starting_on=2026-01-01T00:00:00Z&ending_before=2100-01-01T00:00:00Z" if "billing" in name else ""
+    )
+    answer = bob.call(ENDPOINTS[name].method, ENDPOINTS[name].path + query, body)
+    assert answer.status == 200, answer.body
+    told = answer.body.decode()
+    assert not [each for each in things.ids if each in told]
+
+
+def test_what_was_tried_has_changed_nothing(things: Things, ada: Client, bob: Client) -> None:
+    for name, body in bodies(things).items():
+        call(bob, name, things, body)
+    assert ada.post("session_heartbeat", {"session_id": things.session}).status == 200
+    checkpoints = ada.get(f"training_runs/{things.run}/checkpoints").json["checkpoints"]
+    assert [each["public"] for each in checkpoints] == [False, False]
+    assert ada.result(ada.post("optim_step", optim_step(things.run, 3))).json["metrics"], (
+        "no number was used up"
+    )
+
+
+def test_a_stranger_cannot_name_a_loss_of_others(things: Things, bob: Client) -> None:
+    run = bob.create()
+    answer = bob.post("forward_backward", custom_pass(run, 1, things.loss), content_type=PROTO)
+    assert answer.status == 404
+
+
+def test_a_published_checkpoint_makes_its_run_accessible_and_no_more(ada: Client, bob: Client) -> None:
+    run = ada.create()
+    save(ada, run, 1, "shown")
+    save(ada, run, 2, "hidden")
+    publish = f"/api/v1/training_runs/{run}/checkpoints/weights/shown/publish"
+    for scope, status in (("owned", 404), ("accessible", 404)):
+        assert bob.get(f"training_runs/{run}?access_scope={scope}").status == status
+    ada.call("POST", publish)
+    assert bob.get(f"training_runs/{run}").status == 404
+    seen = bob.get(f"training_runs/{run}?access_scope=accessible").json
+    assert seen["last_checkpoint"]["checkpoint_id"] == "weights/shown"
+    assert "user_metadata" not in seen, "what the owner noted is the owner's"
+    listed = bob.get(f"training_runs/{run}/checkpoints").json["checkpoints"]
+    assert [each["checkpoint_id"] for each in listed] == ["weights/shown"]
+    for scope, expected in (("owned", False), ("accessible", True)):
+        runs = bob.get(f"training_runs?limit=1000&access_scope={scope}").json
+        assert (run in json.dumps(runs)) is expected
+        assert runs["cursor"]["total_count"] == len(runs["training_runs"])
+    ada.call("DELETE", publish)
+    assert bob.get(f"training_runs/{run}?access_scope=accessible").status == 404
+    assert bob.get("training_runs?access_scope=everything").status == 400
+    assert bob.get("sessions?access_scope=everything").status == 400
+
+
+@pytest.fixture
+def tight(tiny_model: Path, tmp_path: Path) -> Iterator[Engine]:
+    """An engine where users have small shares."""
+    config = EngineConfig(
+        home=tmp_path,
+        models={"tiny": str(tiny_model)},
+        long_poll_s=0.25,
+        max_live_runs_per_user=1,
+        max_disk_bytes_per_user=1,
+        max_pending_operations=3,
+    )
+    engine = Engine(config)
+    engine.store.users.add_key("bob", "tml-bob", 0.0)
+    engine.start()
+    yield engine
+    engine.close()
+
+
+def test_shares_are_kept_and_say_so(tight: Engine) -> None:
+    ada, bob = (Client(build_app(tight), key) for key in (tight.api_key, "tml-bob"))
+    session = ada.session()
+    run = ada.create(session)
+    more = {"session_id": session, "model_seq_id": 1, "base_model": "tiny", "lora_config": {"rank": 2}}
+    refused = ada.post("create_model", more)
+    assert (refused.status, refused.headers["retry-after"]) == (429, "5")
+    assert refused.json["queue_state"] == "paused_rate_limit"
+    assert "unload" in refused.detail
+    assert bob.create(), "the share of another user is another one"
+    path = save(ada, run, 1)
+    again = {"model_id": run, "path": "second", "seq_id": 2, "type": "save_weights"}
+    assert ada.post("save_weights", again).status == 429
+    assert ada.post("copy_weights", {"source_path": path, "destination_project_id": "p"}).status == 429
+    ada.call("DELETE", f"/api/v1/training_runs/{run}/checkpoints/weights/kept")
+    assert ada.result(ada.post("save_weights", again)).json["path"], "its number was not used up"
+    parked = [ada.post("optim_step", optim_step(run, 10 + n)).status for n in range(5)]
+    assert parked == [200, 200, 200, 429, 429]
+    assert bob.post("create_session", {}).status == 200
+
+
+def test_keys_made_and_revoked_by_another_process_count_at_once(engine: Engine) -> None:
+    elsewhere = Database(engine.store.root / "engine.db")
+    try:
+        users = Users(elsewhere)
+        key, row = users.create_key("dave", time.time())
+        dave = Client(build_app(engine), key)
+        assert dave.get("sessions").status == 200
+        users.revoke(row.key_id, time.time())
+        assert dave.get("sessions").status == 401
+    finally:
+        elsewhere.close()
