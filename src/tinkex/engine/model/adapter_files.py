@@ -33,6 +33,7 @@ from tinkex.errors import InvalidInput
 
 __all__ = [
     "CONFIG_FILE",
+    "TINKER_UNEMBED_PATH",
     "UNEMBED_BASE_NAMES",
     "WEIGHTS_FILE",
     "load_adapter",
@@ -57,18 +58,30 @@ UNEMBED_BASE_NAMES = frozenset({"lm_head.base_layer.weight", f"{_PREFIX}lm_head.
 """PEFT copies the frozen base weight of an adapted unembedding into the adapter's file, under this name."""
 
 
-def save_adapter(directory: Path, adapter: Adapter, base_model: str) -> None:
+TINKER_UNEMBED_PATH = "model.unembed_tokens"
+"""What exports of the Tinker service call the unembedding, whether or not it is tied to the embedding."""
+
+
+def save_adapter(
+    directory: Path, adapter: Adapter, base_model: str, *, unembed_path: str = UNEMBED_MODULE
+) -> None:
     """Writes ``adapter`` as a PEFT directory that names ``base_model`` as its base.
+
+    PEFT finds the unembedding as ``lm_head``; tools made for exports of the Tinker service look for
+    ``TINKER_UNEMBED_PATH``.
 
     Example:
         >>> save_adapter(Path("my-adapter"), adapter, "HuggingFaceTB/SmolLM2-135M-Instruct")
     """
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {}
+    modules: set[str] = set()
     for slot in adapter.layout.slots:
         a, b = adapter.views[slot.module, slot.layer]
-        tensors[f"{_PREFIX}{_module_path(slot)}.lora_A.weight"] = a.detach().numpy()
-        tensors[f"{_PREFIX}{_module_path(slot)}.lora_B.weight"] = b.detach().numpy()
+        path = unembed_path if slot.module == UNEMBED_MODULE else _module_path(slot)
+        tensors[f"{_PREFIX}{path}.lora_A.weight"] = a.detach().numpy()
+        tensors[f"{_PREFIX}{path}.lora_B.weight"] = b.detach().numpy()
+        modules.add(path.rpartition(".")[2])
     save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
     alpha = adapter.spec.alpha
     config = {
@@ -80,7 +93,7 @@ def save_adapter(directory: Path, adapter: Adapter, base_model: str) -> None:
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": sorted({slot.module for slot in adapter.layout.slots}),
+        "target_modules": sorted(modules),
         "init_lora_weights": True,
         "use_rslora": False,
         "use_dora": False,

@@ -8,7 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tinkex.engine.model.adapter_files import CONFIG_FILE, WEIGHTS_FILE, load_adapter, save_adapter
+from tinkex.engine.model.adapter_files import (
+    CONFIG_FILE,
+    TINKER_UNEMBED_PATH,
+    WEIGHTS_FILE,
+    load_adapter,
+    save_adapter,
+)
 from tinkex.engine.model.architecture import Architecture
 from tinkex.engine.model.loader import read_architecture
 from tinkex.engine.model.lora import Adapter, LoraSpec
@@ -50,13 +56,13 @@ def test_what_was_saved_loads_bit_for_bit(saved: Path, arch: Architecture) -> No
 
 def test_the_unembedding_may_be_called_unembed_tokens(saved: Path, arch: Architecture) -> None:
     expected = load_adapter(saved, arch)
-    tensors = load_file(saved / WEIGHTS_FILE)
-    renamed = {
-        name.replace("base_model.model.lm_head", "base_model.model.model.unembed_tokens"): tensor
-        for name, tensor in tensors.items()
-    }
-    save_file(renamed, saved / WEIGHTS_FILE)
-    assert torch.equal(load_adapter(saved, arch).params, expected.params)
+    exported = saved.parent / "exported"
+    save_adapter(exported, expected, "tiny/llama", unembed_path=TINKER_UNEMBED_PATH)
+    assert "base_model.model.model.unembed_tokens.lora_A.weight" in load_file(exported / WEIGHTS_FILE)
+    targets = json.loads((exported / CONFIG_FILE).read_text())["target_modules"]
+    assert "unembed_tokens" in targets
+    assert "lm_head" not in targets
+    assert torch.equal(load_adapter(exported, arch).params, expected.params)
 
 
 @pytest.mark.parametrize(
