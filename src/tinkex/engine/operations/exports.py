@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,27 +24,22 @@ def check_recipients(recipients: Sequence[str] | None) -> None:
 def write_export(
     directory: Path, adapter: Adapter, base_model: str, recipients: Sequence[str] | None
 ) -> None:
-    """Write ``adapter_config.json`` and ``adapter_model.safetensors``, each as an ``.age`` file if it is to be encrypted."""
-    from tinkex.engine.model.adapter_files import save_adapter
+    """Write ``adapter_config.json`` and ``adapter_model.safetensors``, each as an ``.age`` file if it is to be encrypted.
 
-    save_adapter(directory, adapter, base_model)
+    The tensors have the names that tools made for the service's exports look for.
+    """
+    from tinkex.engine.model.adapter_files import TINKER_UNEMBED_PATH, save_adapter
+
+    save_adapter(directory, adapter, base_model, unembed_path=TINKER_UNEMBED_PATH)
     if recipients is not None:
-        import pyrage
-
-        keys = _parse(recipients)
+        pyrage, keys = _pyrage(), _parse(recipients)
         for file in sorted(directory.iterdir()):
             pyrage.encrypt_file(str(file), f"{file}{ENCRYPTED_SUFFIX}", keys)
             file.unlink()
 
 
 def _parse(recipients: Sequence[str]) -> list[Any]:
-    try:
-        import pyrage
-    except ModuleNotFoundError:
-        raise Unsupported(
-            "age_encryption_recipients needs pyrage on the server, which is not installed there: pip install pyrage. "
-            "Without recipients the export is not encrypted."
-        ) from None
+    pyrage = _pyrage()
     if not recipients:
         raise InvalidInput("age_encryption_recipients is empty; name at least one, or leave it out.")
     parsed: list[Any] = []
@@ -56,3 +52,14 @@ def _parse(recipients: Sequence[str]) -> list[Any]:
                 f"{recipient!r} is no age recipient ({error}); they look like age1… or ssh-ed25519 …, and age-keygen makes one."
             ) from error
     return parsed
+
+
+def _pyrage() -> Any:
+    """The age library, which says nothing about its types."""
+    try:
+        return import_module("pyrage")
+    except ModuleNotFoundError:
+        raise Unsupported(
+            "age_encryption_recipients needs pyrage on the server, which is not installed there: pip install pyrage. "
+            "Without recipients the export is not encrypted."
+        ) from None

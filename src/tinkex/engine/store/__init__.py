@@ -14,7 +14,7 @@ from tinkex.engine.store.runs import RunRow, RunStatus
 from tinkex.engine.store.samplers import SamplerRow
 from tinkex.engine.store.savepoints import SavepointRow, file_digest
 from tinkex.engine.store.sessions import SessionRow
-from tinkex.engine.store.store import Store
+from tinkex.engine.store.store import Store, open_users
 from tinkex.engine.store.usage import HOUR_S, Account, UsageKind
 from tinkex.engine.store.users import LOCAL_USER, KeyRow
 
@@ -44,4 +44,5 @@ __all__ = [
     "UsageKind",
     "check_name",
     "file_digest",
+    "open_users",
 ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -100,6 +101,25 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def open_users(root: Path) -> Iterator[Users]:
+    """The users and keys of a data directory, also while a server has it: what is changed here counts there at once.
+
+    Example:
+        >>> with open_users(config.engine_dir) as users:
+        ...     key, row = users.create_key("ada", time.time(), "laptop")
+    """
+    if not (root / DATABASE_FILE).is_file():
+        raise SetupError(
+            f"{root} holds no engine data; start a server on it once with tinkex serve, or choose another with --data-dir."
+        )
+    database = Database(root / DATABASE_FILE)
+    try:
+        yield Users(database)
+    finally:
+        database.close()
 
 
 def _secret(file: Path, make: Callable[[], str]) -> str:

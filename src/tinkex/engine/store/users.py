@@ -81,7 +81,7 @@ class Users:
         self._in_force()
         return self._by_id.get(key_id)
 
-    def keys(self, user_id: str | None = None) -> Sequence[KeyRow]:
+    def all_keys(self, user_id: str | None = None) -> Sequence[KeyRow]:
         """All keys, also revoked ones, or those of one user; oldest first."""
         rows = self._database.all(
             "SELECT * FROM keys WHERE ?1 IS NULL OR user_id = ?1 ORDER BY key_id", (user_id,)

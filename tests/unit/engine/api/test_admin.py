@@ -36,7 +36,7 @@ def usage(client: Client) -> list[dict[str, Any]]:
 @pytest.fixture
 def carol(engine: Engine) -> Client:
     """A user nobody else acts for."""
-    key, _ = engine.store.users.create_key(f"carol-{len(engine.store.users.keys())}", 0.0)
+    key, _ = engine.store.users.create_key(f"carol-{len(engine.store.users.all_keys())}", 0.0)
     return Client(build_app(engine), key)
 
 

@@ -88,4 +88,4 @@ def test_tokens_hold_after_a_restart_and_a_revoked_server_key_is_replaced(tmp_pa
         assert second != first
         assert store.users.find(first) is None
         assert store.users.find(second) == "local"
-        assert [key.revoked_at for key in store.users.keys("local")] == [1.0, None]
+        assert [key.revoked_at for key in store.users.all_keys("local")] == [1.0, None]

@@ -20,8 +20,7 @@ from tinkex._wire.endpoints import ENDPOINTS, endpoint
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.core import Engine
-from tinkex.engine.store.database import Database
-from tinkex.engine.store.users import Users
+from tinkex.engine.store import open_users
 
 
 @dataclass(frozen=True)
@@ -243,13 +242,9 @@ def test_shares_are_kept_and_say_so(tight: Engine) -> None:
 
 
 def test_keys_made_and_revoked_by_another_process_count_at_once(engine: Engine) -> None:
-    elsewhere = Database(engine.store.root / "engine.db")
-    try:
-        users = Users(elsewhere)
+    with open_users(engine.store.root) as users:
         key, row = users.create_key("dave", time.time())
         dave = Client(build_app(engine), key)
         assert dave.get("sessions").status == 200
         users.revoke(row.key_id, time.time())
         assert dave.get("sessions").status == 401
-    finally:
-        elsewhere.close()

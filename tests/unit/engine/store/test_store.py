@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import hashlib
 import os
 import sqlite3
 import stat
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tinkex.engine.store import (
+    Account,
+    AuditRow,
     CheckpointKind,
     CheckpointRow,
     FutureRow,
@@ -22,10 +26,14 @@ from tinkex.engine.store import (
     SamplerRow,
     SessionRow,
     Store,
+    Timing,
+    UsageKind,
     check_name,
+    open_users,
 )
 from tinkex.engine.store.database import Database
 from tinkex.engine.store.directories import Directories
+from tinkex.engine.store.migrations import MIGRATIONS
 from tinkex.errors import InvalidInput, SetupError
 from tinkex.types import LoraConfig
 
@@ -375,3 +383,87 @@ def test_what_no_row_mentions_is_cleared_away(tmp_path: Path) -> None:
     assert directories.clear_litter([kept.final]) == 2
     assert directories.resolve(kept.final).is_dir()
     assert not directories.resolve(dropped.final).exists()
+
+
+def test_keys_of_an_older_schema_stay_in_force(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "engine.db")
+    for script in MIGRATIONS[:2]:
+        connection.executescript(script)
+    connection.executescript("PRAGMA user_version = 2")
+    connection.execute("INSERT INTO users VALUES ('ada', 1.0)")
+    digest = hashlib.sha256(b"tml-old").digest()
+    connection.execute("INSERT INTO api_keys VALUES (?, 'ada', 2.0)", (digest,))
+    connection.commit()
+    connection.close()
+    with Store(tmp_path) as store:
+        found = store.users.find_key("tml-old")
+        assert found is not None
+        assert (found.user_id, found.name, found.created_at, found.revoked_at) == ("ada", "ada", 2.0, None)
+
+
+def test_a_revoked_key_is_listed_and_let_in_no_more(store: Store) -> None:
+    key, row = store.users.create_key("ada", 1.0, "laptop")
+    other, _ = store.users.create_key("bob", 2.0)
+    assert store.users.revoke(row.key_id, 3.0)
+    assert not store.users.revoke(row.key_id, 4.0), "once"
+    assert store.users.find(key) is None
+    assert store.users.key(row.key_id) is None
+    assert store.users.find(other) == "bob"
+    assert [(k.user_id, k.name, k.revoked_at) for k in store.users.all_keys()] == [
+        ("ada", "laptop", 3.0),
+        ("bob", "bob", None),
+    ]
+
+
+def test_what_ended_is_numbered_once_and_in_order(store: Store) -> None:
+    for number in range(3):
+        store.futures.accept(FutureRow(f"r{number}", "ada", "sample", "s:sample:0", number, b"", 1.0))
+    done = Outcome.done(b"12345", ResultFormat.JSON)
+
+    def finish(*ids: str) -> None:
+        store.finished.add([(each, done) for each in ids], {"r1": Timing(1.5, 7)}, 2.0)
+        store.futures.finish([(each, done) for each in ids], 2.0)
+
+    finish("r1")
+    finish("r0", "r1")
+    rows = store.finished.after("s:sample:0", 0, 0, 10)
+    assert [(row.request_id, row.started_at, row.num_tokens, row.num_bytes) for row in rows] == [
+        ("r1", 1.5, 7, 5),
+        ("r0", None, 0, 5),
+    ]
+    assert [row.request_id for row in store.finished.after("s:sample:0", 0, rows[0].number, 10)] == ["r0"]
+    store.finished.prune(before=3.0)
+    finish("r2")
+    (last,) = store.finished.after("s:sample:0", 0, 0, 10)
+    assert last.number > rows[1].number, "numbers do not come again"
+
+
+def test_usage_adds_up_under_its_heading(store: Store) -> None:
+    account = Account(3600, "ada", "s", "tiny", UsageKind.TRAINING)
+    store.usage.add({account: 5})
+    store.usage.add(
+        {account: 2, replace(account, kind=UsageKind.SAMPLE): 1, replace(account, owner="bob"): 9}
+    )
+    found = [(a.kind, amount) for a, amount in store.usage.between("ada", 0, 7200)]
+    assert found == [(UsageKind.SAMPLE, 1), (UsageKind.TRAINING, 7)]
+    assert store.usage.between("ada", 3601, 7200) == []
+
+
+def test_the_audit_log_is_read_by_user_day_and_category(store: Store) -> None:
+    for at, owner, category in (
+        (1.0, "ada", "checkpoints"),
+        (2.0, "bob", "checkpoints"),
+        (3.0, "ada", "projects"),
+    ):
+        store.audit.add(AuditRow(owner, at, category, "e", details={"n": at}))
+    assert [row.at for row in store.audit.between("ada", 0, 10, None, 10)] == [1.0, 3.0]
+    assert [row.at for row in store.audit.between(None, 0, 10, "checkpoints", 10)] == [1.0, 2.0]
+    assert [row.details["n"] for row in store.audit.between(None, 1.5, 3.0, None, 10)] == [2.0]
+    store.audit.prune(before=2.5)
+    assert [row.at for row in store.audit.between(None, 0, 10, None, 10)] == [3.0]
+
+
+def test_users_of_a_directory_without_an_engine_are_not_invented(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="tinkex serve"), open_users(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
