@@ -86,5 +86,6 @@ class DrawC(Structure):
 
     _fields_ = (
         *_fields(c_int64, "num_rows", "vocab"),
-        *_fields(c_void_p, "logits", "temperatures", "uniforms", "tokens", "logprobs", "log_normalizers"),
+        *_fields(c_void_p, "logits", "temperatures", "top_ks", "top_ps", "uniforms"),
+        *_fields(c_void_p, "tokens", "logprobs", "log_normalizers"),
     )

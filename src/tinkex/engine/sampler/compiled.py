@@ -27,7 +27,6 @@ from tinkex.engine.kernels.layout import (
     SequenceC,
 )
 from tinkex.engine.model.lora import ATTENTION_MODULES, MLP_MODULES, UNEMBED_MODULE
-from tinkex.engine.sampler.logits import draw_truncated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,6 +116,8 @@ class CompiledCompute:
         """One token per row."""
         num_rows = len(settings)
         temperatures_B = np.array([row.temperature for row in settings], np.float32)
+        top_ks_B = np.array([row.top_k for row in settings], np.int64)
+        top_ps_B = np.array([row.top_p for row in settings], np.float64)
         uniforms_B = np.array(uniforms, np.float64)
         tokens_B, logprobs_B = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
         log_normalizers_B = torch.empty(num_rows)
@@ -125,13 +126,15 @@ class CompiledCompute:
             self._vocab_size,
             logits_BV.data_ptr(),
             _address(temperatures_B),
+            _address(top_ks_B),
+            _address(top_ps_B),
             _address(uniforms_B),
             tokens_B.data_ptr(),
             logprobs_B.data_ptr(),
             log_normalizers_B.data_ptr(),
         )
         self._core.draw(rows, torch.get_num_threads())
-        drawn = CompiledDraw(
+        return CompiledDraw(
             tokens_B,
             logprobs_B,
             torch.isfinite(log_normalizers_B),
@@ -139,13 +142,6 @@ class CompiledCompute:
             torch.from_numpy(temperatures_B),
             log_normalizers_B,
         )
-        for top_k in {row.top_k for row in settings if row.method[0] == "truncated"}:
-            drawn.redraw(
-                [n for n, row in enumerate(settings) if row.method == ("truncated", top_k)],
-                settings,
-                uniforms_B,
-            )
-        return drawn
 
     def _forward(
         self,
@@ -213,19 +209,6 @@ class CompiledDraw:
         temperatures_R1 = self._temperatures_B[picked, None]
         scaled_RV = self._logits_BV[picked] / torch.where(temperatures_R1 == 0, 1.0, temperatures_R1)
         return scaled_RV - self._log_normalizers_B[picked, None]
-
-    def redraw(
-        self, rows: Sequence[int], settings: Sequence[RowSettings], uniforms_B: npt.NDArray[np.float64]
-    ) -> None:
-        """Draws rows of one top-k again, from their truncated distributions."""
-        picked = torch.tensor(rows)
-        logprobs_RV = self.distribution(rows)
-        top_p_R = torch.tensor([settings[row].top_p for row in rows], dtype=torch.float64)
-        tokens_R = draw_truncated(
-            logprobs_RV, settings[rows[0]].top_k, top_p_R, torch.from_numpy(uniforms_B)[picked]
-        )
-        self.tokens_B[picked] = tokens_R
-        self.logprobs_B[picked] = logprobs_RV.gather(1, tokens_R[:, None])[:, 0]
 
 
 class _AdapterTables:

@@ -28,7 +28,6 @@ __all__ = [
     "RowSettings",
     "draw",
     "draw_many",
-    "draw_truncated",
     "generator_of",
     "prompt_generator_of",
     "scaled_logprobs",
@@ -155,7 +154,7 @@ def draw(logits_BV: Tensor, settings: Sequence[RowSettings], uniforms: Sequence[
             tokens_B[picked] = _draw_whole(part_BV, uniforms_B[picked])
         else:
             top_p_B = torch.tensor([settings[row].top_p for row in rows], dtype=torch.float64)
-            tokens_B[picked] = draw_truncated(part_BV, top_k, top_p_B, uniforms_B[picked])
+            tokens_B[picked] = _draw_truncated(part_BV, top_k, top_p_B, uniforms_B[picked])
     logprobs_B = distribution_BV.gather(1, tokens_B[:, None])[:, 0]
     # A NaN or +inf among the logits leaves the row without a finite logprob, so the drawn one tells.
     return Draw(tokens_B, logprobs_B, distribution_BV, torch.isfinite(logprobs_B))
@@ -204,7 +203,7 @@ def _draw_whole(logprobs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     return (block_B * _DRAW_BLOCK + token_B).clamp(max=logprobs_BV.shape[1] - 1)
 
 
-def draw_truncated(logprobs_BV: Tensor, top_k: int, top_p_B: Tensor, uniforms_B: Tensor) -> Tensor:
+def _draw_truncated(logprobs_BV: Tensor, top_k: int, top_p_B: Tensor, uniforms_B: Tensor) -> Tensor:
     """Draws from the likeliest ``top_k`` tokens, cut to the smallest head that holds ``top_p`` of their mass."""
     vocab_size = logprobs_BV.shape[1]
     tokens_B = torch.empty(len(logprobs_BV), dtype=torch.int64)

@@ -82,6 +82,8 @@ typedef struct {
     int64_t num_rows, vocab;
     const float *logits;
     const float *temperatures; /* 0 takes the likeliest token, and reports at temperature 1 */
+    const int64_t *top_ks; /* below 1: all */
+    const double *top_ps;  /* 1: all */
     const double *uniforms;
     int64_t *tokens;       /* out */
     float *logprobs;       /* out: of the drawn token */

@@ -7,6 +7,7 @@
 #include "core.h"
 #include "pool.h"
 #include "simd.h"
+#include "truncate.h"
 
 /* A row's probability mass is summed block by block, so that a draw looks through the blocks first. */
 enum { MAX_BLOCKS = 1024, SMALLEST_BLOCK = 256 };
@@ -50,12 +51,34 @@ static int64_t find_token(const float *logits, int64_t vocab, vec temperature, v
     return token;
 }
 
+typedef struct {
+    const tinkex_draw *rows;
+    char *scratch; /* of all workers */
+} drawing;
+
+static inline int64_t drawing_bytes(int64_t vocab) {
+    return truncation_bytes(vocab) + rounded_up((vocab + LANES) * (int64_t)sizeof(float), 64);
+}
+
+static int64_t draw_from_head(const drawing *d, int64_t row, vec temperature, vec shift, double total, int worker) {
+    const tinkex_draw *draw = d->rows;
+    const int64_t vocab = draw->vocab;
+    const float *logits = draw->logits + row * vocab;
+    char *scratch = d->scratch + worker * drawing_bytes(vocab);
+    float *weights = (float *)(void *)(scratch + truncation_bytes(vocab));
+    for (int64_t at = 0; at < vocab; at += LANES)
+        vec_store(weights + at, vec_exp(scaled_at(logits, at, vocab, temperature) - shift));
+    return draw_truncated(weights, vocab, total, draw->top_ks[row], draw->top_ps[row], draw->uniforms[row],
+                          (truncation_scratch *)(void *)scratch);
+}
+
 static void draw_task(const void *context, long row, int worker) {
-    const tinkex_draw *draw = context;
-    (void)worker;
+    const drawing *d = context;
+    const tinkex_draw *draw = d->rows;
     const int64_t vocab = draw->vocab;
     const float *logits = draw->logits + row * vocab;
     const int greedy = draw->temperatures[row] == 0.0f;
+    const int truncated = draw->top_ks[row] > 0 || draw->top_ps[row] < 1.0;
     const float divisor = greedy ? 1.0f : draw->temperatures[row];
     const vec temperature = vec_all(divisor);
 
@@ -74,21 +97,29 @@ static void draw_task(const void *context, long row, int worker) {
         mass[b] = vec_sum(sum);
         total += mass[b];
     }
-    const int64_t token = greedy ? first_at_least(logits, vocab, most)
-                                 : find_token(logits, vocab, temperature, shift, mass, block,
-                                              draw->uniforms[row] * total);
+    int64_t token;
+    if (greedy || !isfinite(total)) /* the token of a row without a distribution means nothing */
+        token = first_at_least(logits, vocab, most);
+    else if (truncated)
+        token = draw_from_head(d, row, temperature, shift, total, worker);
+    else
+        token = find_token(logits, vocab, temperature, shift, mass, block, draw->uniforms[row] * total);
     draw->tokens[row] = token;
     draw->log_normalizers[row] = (float)((double)most + log(total));
     draw->logprobs[row] = logits[token] / divisor - draw->log_normalizers[row];
 }
 
 static void draw_job(tinkex_walk *walk, void *context) {
-    tinkex_share(walk, ((const tinkex_draw *)context)->num_rows, draw_task, context);
+    tinkex_share(walk, ((const drawing *)context)->rows->num_rows, draw_task, context);
 }
 
 static int run_draw(const tinkex_draw *draw, int num_threads) {
-    tinkex_draw copy = *draw;
-    return tinkex_run(draw_job, &copy, 1, num_threads);
+    char *scratch = aligned_alloc(64, (size_t)(num_threads * drawing_bytes(draw->vocab)));
+    if (scratch == NULL) return TINKEX_NO_MEMORY;
+    drawing d = {draw, scratch};
+    const int result = tinkex_run(draw_job, &d, 1, num_threads);
+    free(scratch);
+    return result;
 }
 
 #endif

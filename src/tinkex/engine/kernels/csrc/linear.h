@@ -107,20 +107,28 @@ static void write_panel(const linear *l, int part, int64_t output, int64_t block
     }
 }
 
+static inline int64_t num_panels(const linear *l) {
+    const int counted_parts = l->end == END_GATE ? 1 : l->num_parts;
+    int64_t panels = 0;
+    for (int part = 0; part < counted_parts; part++) panels += num_parts(l->parts[part].outputs, PANEL);
+    return panels;
+}
+
 /* One panel, counted over all parts; of both parts at once where they are gated. */
 static void linear_task(const void *context, long task, int worker) {
     const linear *l = context;
     (void)worker;
     _Alignas(64) float sums[ROW_BLOCK * PANEL], other[ROW_BLOCK * PANEL];
-    const int64_t blocks = num_parts(l->num_rows, ROW_BLOCK);
-    const int64_t block = task % blocks * ROW_BLOCK, rows = smaller(ROW_BLOCK, l->num_rows - block);
-    int64_t panel = task / blocks;
+    /* All panels of a block of rows before the next block: its inputs stay in the second-level cache. */
+    const int64_t panels = num_panels(l);
+    const int64_t block = task / panels * ROW_BLOCK, rows = smaller(ROW_BLOCK, l->num_rows - block);
+    int64_t panel = task % panels;
     int part = 0;
     while (l->end != END_GATE && panel >= num_parts(l->parts[part].outputs, PANEL))
         panel -= num_parts(l->parts[part++].outputs, PANEL);
     const int64_t output = panel * PANEL;
     /* The same thread usually takes the next panel too. */
-    const int more = blocks == 1 && output + 2 * PANEL <= l->parts[part].outputs;
+    const int more = output + 2 * PANEL <= l->parts[part].outputs;
     panel_sums(l, part, output, block, rows, sums, more);
     if (l->end == END_GATE) {
         panel_sums(l, 1, output, block, rows, other, more);
@@ -128,13 +136,6 @@ static void linear_task(const void *context, long task, int worker) {
             vec_store(sums + i, silu(vec_load(sums + i)) * vec_load(other + i));
     }
     write_panel(l, part, output, block, rows, sums);
-}
-
-static inline int64_t num_panels(const linear *l) {
-    const int counted_parts = l->end == END_GATE ? 1 : l->num_parts;
-    int64_t panels = 0;
-    for (int part = 0; part < counted_parts; part++) panels += num_parts(l->parts[part].outputs, PANEL);
-    return panels;
 }
 
 /* Two phases: the low-rank squeeze, if any row has an adapter, and the rest. */

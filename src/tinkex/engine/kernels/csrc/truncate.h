@@ -1,0 +1,91 @@
+/* Draws from the likeliest tokens only: top-k, and the smallest head that holds top-p of their mass.
+ *
+ * Weights are positive, so their bits sort as they do. One count over coarse classes of weights finds those that can
+ * matter, and only they are sorted.
+ */
+#ifndef TINKEX_TRUNCATE_H
+#define TINKEX_TRUNCATE_H
+
+#include <stdlib.h>
+
+#include "simd.h"
+
+/* The first bits of a weight: its exponent and five bits more. A weight is at most 1. */
+enum { CLASS_SHIFT = 18, NUM_CLASSES = (0x3F800000 >> CLASS_SHIFT) + 1 };
+
+typedef struct {
+    float weight;
+    int32_t token;
+} candidate;
+
+typedef struct {
+    double mass[NUM_CLASSES];
+    int64_t count[NUM_CLASSES];
+    candidate candidates[]; /* as many as the vocabulary has tokens */
+} truncation_scratch;
+
+static inline int64_t truncation_bytes(int64_t vocab) {
+    return rounded_up((int64_t)sizeof(truncation_scratch) + vocab * (int64_t)sizeof(candidate), 64);
+}
+
+static inline int32_t class_of(float weight) {
+    int32_t bits;
+    memcpy(&bits, &weight, sizeof bits);
+    return (int32_t)smaller(larger(bits, 0) >> CLASS_SHIFT, NUM_CLASSES - 1);
+}
+
+/* The heaviest first; of equals, the first token. */
+static int by_weight(const void *a, const void *b) {
+    const candidate *one = a, *other = b;
+    if (one->weight != other->weight) return one->weight < other->weight ? 1 : -1;
+    return one->token < other->token ? -1 : 1;
+}
+
+/* Collects the tokens of all classes that top-k or top-p may reach into, sorted; returns their number. */
+static int64_t collect(const float *weights, int64_t vocab, int64_t top_k, double nucleus, truncation_scratch *scratch) {
+    memset(scratch, 0, sizeof *scratch);
+    for (int64_t i = 0; i < vocab; i++) {
+        const int32_t class = class_of(weights[i]);
+        scratch->mass[class] += (double)weights[i];
+        scratch->count[class]++;
+    }
+    int32_t lowest = NUM_CLASSES - 1;
+    double mass = scratch->mass[lowest];
+    int64_t count = scratch->count[lowest];
+    while (lowest > 0 && (top_k > 0 ? count < top_k : mass < nucleus)) {
+        lowest--;
+        mass += scratch->mass[lowest];
+        count += scratch->count[lowest];
+    }
+    int64_t found = 0;
+    for (int64_t i = 0; i < vocab; i++)
+        if (class_of(weights[i]) >= lowest) scratch->candidates[found++] = (candidate){weights[i], (int32_t)i};
+    qsort(scratch->candidates, (size_t)found, sizeof(candidate), by_weight);
+    return found;
+}
+
+/* A token of the truncated distribution; top_k ≤ 0 and top_p = 1 truncate nothing. */
+static int64_t draw_truncated(const float *weights, int64_t vocab, double total, int64_t top_k, double top_p,
+                              double uniform, truncation_scratch *scratch) {
+    int64_t num = collect(weights, vocab, top_k, top_p * total, scratch);
+    const candidate *candidates = scratch->candidates;
+    if (top_k > 0) {
+        num = smaller(num, top_k);
+        total = 0;
+        for (int64_t i = 0; i < num; i++) total += (double)candidates[i].weight;
+    }
+    double kept = 0;
+    int64_t num_kept = 0;
+    while (num_kept < num && kept < top_p * total) kept += (double)candidates[num_kept++].weight;
+    const double target = uniform * kept;
+    double before = 0;
+    int64_t chosen = 0;
+    for (int64_t i = 0; i < num_kept && candidates[i].weight > 0; i++) {
+        chosen = i;
+        before += (double)candidates[i].weight;
+        if (before > target) break;
+    }
+    return candidates[chosen].token;
+}
+
+#endif
