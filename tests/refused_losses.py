@@ -35,7 +35,7 @@ def capitals(logprobs: Any, Beta: Any) -> Any:
     return logprobs.sum() * Beta, {}
 
 
-def many(logprobs: Any, a1, a2, a3, a4, a5, a6, a7, a8, a9, b1, b2, b3, b4, b5, b6) -> Any:  # type: ignore[no-untyped-def]
+def many(logprobs: Any, a1, a2, a3, a4, a5, a6, a7, a8, a9, b1, b2, b3, b4, b5, b6, b7) -> Any:  # type: ignore[no-untyped-def]
     return logprobs.sum(), {}
 
 

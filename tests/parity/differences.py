@@ -34,6 +34,10 @@ DIFFERENCES: Mapping[str, Mapping[str, str]] = {
     "Settings, transport and observers can be handed over; an unknown keyword is an error, not a warning.": {
         "tinker.ServiceClient": "without **kwargs; also config=None, transport=None, events=None",
     },
+    "Regularizers can be added to the loss.": {
+        "tinker.TrainingClient.forward_backward_custom": "also regularizers=()",
+        "tinker.TrainingClient.forward_backward_custom_async": "also regularizers=()",
+    },
     "Made by other clients, never by users.": {
         "tinker.SamplingClient": "made with other arguments",
         "tinker.TrainingClient": "made with other arguments",

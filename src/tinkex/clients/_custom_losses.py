@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 import time
@@ -12,13 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 from tinkex import types
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._checks import check_data
-from tinkex.custom_loss import data_for_logprobs, require_torch
+from tinkex.custom_loss import data_for_logprobs, differentiate, require_torch
 from tinkex.traced_loss import LossHandle, check_inputs, run_handle, write_graph
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller
     from tinkex.clients.session import OpenSession
-    from tinkex.custom_loss import CustomLoss
+    from tinkex.custom_loss import CustomLoss, Surrogate
 
 __all__ = ["CustomLosses", "CustomPass", "custom_pass"]
 
@@ -75,12 +76,30 @@ class CustomPass:
     asked: Sequence[types.Datum] = ()
     """What a first pass asks the logprobs of, where the loss runs here."""
     function: CustomLoss | None = None
+    may_wait: bool = False
+
+    def surrogate(self, data: Sequence[types.Datum], output: types.ForwardBackwardOutput) -> Surrogate:
+        """Runs the loss on the logprobs of the first pass and takes its gradient."""
+        assert self.function is not None
+        return differentiate(data, output, self.function)
+
+    async def surrogate_async(
+        self, data: Sequence[types.Datum], output: types.ForwardBackwardOutput
+    ) -> Surrogate:
+        """As :meth:`surrogate`; what may wait for something does so without holding up the caller's loop."""
+        if not self.may_wait:
+            return self.surrogate(data, output)
+        return await asyncio.to_thread(self.surrogate, data, output)
 
 
 def custom_pass(
-    data: Sequence[types.Datum], loss_fn: Any, loss_type_input: str | None, session_id: str
+    data: Sequence[types.Datum],
+    loss_fn: Any,
+    loss_type_input: str | None,
+    session_id: str,
+    regularizers: Sequence[types.RegularizerSpec] = (),
 ) -> CustomPass:
-    """Checks the data and the loss, and says how the pass goes."""
+    """Checks the data and the loss, and says how the pass goes; with regularizers the loss runs here."""
     if loss_type_input not in {None, "logprobs"}:
         raise ValueError(f"loss_type_input is 'logprobs', the only kind there is; got {loss_type_input!r}")
     if not isinstance(loss_fn, LossHandle) and not callable(loss_fn):
@@ -89,14 +108,21 @@ def custom_pass(
         )
     check_data(data)
     require_torch()
-    if not isinstance(loss_fn, LossHandle):
-        return CustomPass(asked=data_for_logprobs(data), function=cast("CustomLoss", loss_fn))
-    if loss_fn.session_id != session_id:
-        raise ValueError(
-            f"the loss {loss_fn.name!r} belongs to session {loss_fn.session_id}, this run to {session_id}; "
-            "create the loss with the ServiceClient that made this run"
-        )
-    check_inputs(loss_fn, data)
-    if loss_fn.loss_id is not None:
-        return CustomPass(loss_id=loss_fn.loss_id)
-    return CustomPass(asked=data_for_logprobs(data), function=functools.partial(run_handle, loss_fn))
+    function = loss_fn
+    if isinstance(loss_fn, LossHandle):
+        if loss_fn.session_id != session_id:
+            raise ValueError(
+                f"the loss {loss_fn.name!r} belongs to session {loss_fn.session_id}, this run to {session_id}; "
+                "create the loss with the ServiceClient that made this run"
+            )
+        check_inputs(loss_fn, data)
+        if loss_fn.loss_id is not None and not regularizers:
+            return CustomPass(loss_id=loss_fn.loss_id)
+        function = functools.partial(run_handle, loss_fn)
+    if regularizers:
+        from tinkex.regularizers import with_regularizers
+
+        function = with_regularizers(cast("CustomLoss", function), regularizers)
+    return CustomPass(
+        asked=data_for_logprobs(data), function=cast("CustomLoss", function), may_wait=bool(regularizers)
+    )

@@ -15,7 +15,7 @@ from tinkex.clients._custom_losses import custom_pass
 from tinkex.clients._operations import Operations
 from tinkex.clients._reduction import combine
 from tinkex.clients.sampling import SamplingClient, open_sampling_client
-from tinkex.custom_loss import SURROGATE, differentiate
+from tinkex.custom_loss import SURROGATE
 from tinkex.errors import APIResponseValidationError
 from tinkex.types import Datum
 
@@ -100,6 +100,7 @@ class TrainingClient:
         loss_fn: CustomLoss | LossHandle,
         *,
         loss_type_input: Literal["logprobs"] | None = None,
+        regularizers: Sequence[types.RegularizerSpec] = (),
     ) -> APIFuture[types.ForwardBackwardOutput]:
         """As :meth:`forward_backward` with a loss of your own, written with PyTorch.
 
@@ -113,11 +114,12 @@ class TrainingClient:
             client.forward_backward_custom(batch, squared).result().metrics["loss:sum"]
 
         A ``LossHandle`` from ``ServiceClient.create_custom_loss`` runs on the server, in one pass, if it can.
+        ``regularizers`` are added to the loss, each with its weight, and reported; they run here.
         """
-        loss = custom_pass(data, loss_fn, loss_type_input, self._opened.session_id)
-        if loss.function is None:
-            return self.forward_backward(data, "custom", {"loss_id": loss.loss_id or ""})
-        surrogate = differentiate(data, self.forward(loss.asked, SURROGATE).result(), loss.function)
+        loss = custom_pass(data, loss_fn, loss_type_input, self._opened.session_id, regularizers)
+        if loss.loss_id is not None:
+            return self.forward_backward(data, "custom", {"loss_id": loss.loss_id})
+        surrogate = loss.surrogate(data, self.forward(loss.asked, SURROGATE).result())
         return self._pass(surrogate.data, SURROGATE, None, forward_only=False, finish=surrogate.finish)
 
     async def forward_backward_custom_async(
@@ -126,12 +128,13 @@ class TrainingClient:
         loss_fn: CustomLoss | LossHandle,
         *,
         loss_type_input: Literal["logprobs"] | None = None,
+        regularizers: Sequence[types.RegularizerSpec] = (),
     ) -> APIFuture[types.ForwardBackwardOutput]:
         """As :meth:`forward_backward_custom`, awaiting the forward pass; await the future for the output."""
-        loss = custom_pass(data, loss_fn, loss_type_input, self._opened.session_id)
-        if loss.function is None:
-            return await self.forward_backward_async(data, "custom", {"loss_id": loss.loss_id or ""})
-        surrogate = differentiate(data, await self.forward(loss.asked, SURROGATE), loss.function)
+        loss = custom_pass(data, loss_fn, loss_type_input, self._opened.session_id, regularizers)
+        if loss.loss_id is not None:
+            return await self.forward_backward_async(data, "custom", {"loss_id": loss.loss_id})
+        surrogate = await loss.surrogate_async(data, await self.forward(loss.asked, SURROGATE))
         return self._pass(surrogate.data, SURROGATE, None, forward_only=False, finish=surrogate.finish)
 
     def optim_step(

@@ -139,3 +139,19 @@ def test_data_the_loss_was_not_made_for_is_refused_before_anything_is_sent() -> 
         with pytest.raises(ValueError, match=r"data\[0\] has no advantages"):
             training.forward_backward_custom([datum(1, 2)], handle)
         assert server.values("forward_backward") == []
+
+
+def test_with_regularizers_the_loss_runs_here_even_where_the_server_could() -> None:
+    from tinkex.regularizers import L2, RegularizerSpec
+
+    with connected(client_config=runs_losses) as (server, service):
+        server.answers["create_custom_loss"] = known(server)
+        training = service.create_lora_training_client("toy", rank=8)
+        handle = service.create_custom_loss(weighted, RANKS).result(timeout=10)
+        output = training.forward_backward_custom(
+            DATA, handle, regularizers=[RegularizerSpec(L2(), weight=0.5)]
+        ).result(timeout=10)
+    assert [one.loss_fn for one in server.values("forward_backward")] == ["cross_entropy"] * 2
+    # 8 of the loss, and half the squares of the scripted logprobs -1, -2 and -3
+    assert output.metrics["loss:sum"] == 15.0
+    assert output.metrics["base_loss:sum"] == 8.0
