@@ -19,6 +19,7 @@ from tests.servers import ServedEngine, serve
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "conformance.md"
 PROBE = Path(__file__).with_name("probe.py")
+COMMANDS_PROBE = Path(__file__).with_name("probe_commands.py")
 MODEL = "tiny/llama"
 
 VERSIONS = ("0.6.1", "0.13.1", "0.18.2", "0.25.0", "0.36.0")
@@ -27,6 +28,11 @@ requests; today's."""
 
 REFUSED: Mapping[str, str] = {}
 """Methods that our server refuses by name, with the reason; there are none."""
+
+ELSEWHERE: Mapping[str, str] = {
+    "checkpoint push-hf": "not driven: it needs an account on the Hugging Face Hub"
+}
+"""Commands that need somebody else's server as well."""
 
 Results = Mapping[str, Mapping[str, str]]
 """Version → method → "works", or how it failed."""
@@ -56,23 +62,29 @@ def installed(version: str) -> Path:
 
 def probe(version: str, server: ServedEngine, model: Path) -> Mapping[str, str]:
     """What every method of one version does; ``model`` is the directory of the served model."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(installed(version)),
-        "TINKER_TELEMETRY": "0",
-        "TINKER_BASE_URL": server.url,
-        "TINKER_API_KEY": server.key,
-    }
-    command = [sys.executable, str(PROBE), server.url, server.key, str(model)]
+    where = {"PYTHONPATH": str(installed(version))}
+    return _run([str(PROBE), server.url, server.key, str(model)], server, where)
+
+
+def probe_commands(server: ServedEngine) -> Mapping[str, str]:
+    """What every command of today's `tinker` does, for a user who has never used it."""
+    with tempfile.TemporaryDirectory() as home:
+        return _run([str(COMMANDS_PROBE), server.key], server, {"HOME": home})
+
+
+def _run(program: list[str], server: ServedEngine, more: Mapping[str, str]) -> Mapping[str, str]:
+    login = {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": server.key, "TINKER_TELEMETRY": "0"}
+    environment = {**os.environ, **login, **more}
+    command = [sys.executable, *program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     if done.returncode != 0:
-        raise AssertionError(f"tinker {version} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+        raise AssertionError(f"{program[0]} ended with {done.returncode}:\n{done.stderr[-3000:]}")
     results: dict[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
     return results
 
 
-def render(results: Results) -> str:
-    """The table, as Markdown."""
+def render(results: Results, commands: Mapping[str, str]) -> str:
+    """The tables, as Markdown."""
     methods = sorted({method for found in results.values() for method in found}, key=_order)
     lines = [
         "# Conformance",
@@ -88,7 +100,10 @@ def render(results: Results) -> str:
         cells = [_cell(method, found.get(method)) for found in results.values()]
         lines.append(f"| `{method}` | " + " | ".join(cells) + " |")
     counts = [f"{version}: {len(found)}" for version, found in results.items()]
-    return "\n".join([*lines, "", f"Methods driven: {', '.join(counts)}."]) + "\n"
+    lines += ["", f"Methods driven: {', '.join(counts)}.", "", f"## The `tinker` command, {VERSIONS[-1]}", ""]
+    lines += ["| command | result |", "| --- | --- |"]
+    lines += [f"| `tinker {name}` | {ELSEWHERE.get(name, result)} |" for name, result in commands.items()]
+    return "\n".join(lines) + "\n"
 
 
 def _cell(method: str, result: str | None) -> str:
@@ -112,9 +127,8 @@ def main() -> None:
         home = Path(temporary)
         model = tiny_llama(home / "model")
         with serve(home, "--model", f"{MODEL}={model}") as server:
-            DOCUMENT.write_text(
-                render({version: probe(version, server, model) for version in VERSIONS}), "utf-8"
-            )
+            results = {version: probe(version, server, model) for version in VERSIONS}
+            DOCUMENT.write_text(render(results, probe_commands(server)), "utf-8")
     print(f"wrote {DOCUMENT}")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.conformance import DOCUMENT, REFUSED, VERSIONS, probe
+from tests.parity.conformance import DOCUMENT, ELSEWHERE, REFUSED, VERSIONS, probe, probe_commands
 from tests.servers import ServedEngine
 
 
@@ -19,3 +19,11 @@ def test_every_method_works(version: str, served_engine: ServedEngine, tiny_mode
     assert len(results) >= 70
     listed = set(re.findall(r"^\| `([\w.]+)` \|", DOCUMENT.read_text("utf-8"), re.MULTILINE))
     assert set(results) <= listed, "write the table again: python -m tests.parity.conformance"
+
+
+def test_every_command_works(served_engine: ServedEngine) -> None:
+    results = probe_commands(served_engine)
+    assert {
+        name: result for name, result in results.items() if result != "works" and name not in ELSEWHERE
+    } == {}
+    assert len(results) >= 18
