@@ -12,6 +12,9 @@ from tinkex._version import __version__ as __version__
 if TYPE_CHECKING:
     from tinkex import auth as auth
     from tinkex import errors as errors
+    from tinkex import platform as platform
+    from tinkex import recovery as recovery
+    from tinkex import regularizers as regularizers
     from tinkex import types as types
     from tinkex.clients.admin import AdminClient as AdminClient
     from tinkex.clients.rest import RestClient as RestClient
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from tinkex.errors import NotFoundError as NotFoundError
     from tinkex.errors import PermissionDeniedError as PermissionDeniedError
     from tinkex.errors import RateLimitError as RateLimitError
+    from tinkex.errors import RecoveryError as RecoveryError
     from tinkex.errors import RequestErrorCategory as RequestErrorCategory
     from tinkex.errors import RequestFailedError as RequestFailedError
     from tinkex.errors import ResultExpiredError as ResultExpiredError
@@ -125,6 +129,7 @@ __all__ = [
     "PermissionDeniedError",
     "PromptProvenanceSpan",
     "RateLimitError",
+    "RecoveryError",
     "RequestErrorCategory",
     "RequestFailedError",
     "RequestOptions",
@@ -153,6 +158,9 @@ __all__ = [
     "auth",
     "errors",
     "gather",
+    "platform",
+    "recovery",
+    "regularizers",
     "types",
 ]
 
@@ -171,7 +179,7 @@ _NAMES = {
     "tinkex.errors": (
         "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError "
         "AuthenticationError BadRequestError BillingError ClosedError ConfigError ConflictError "
-        "ExperimentalWarning InternalServerError NotFoundError PermissionDeniedError RateLimitError "
+        "ExperimentalWarning InternalServerError NotFoundError PermissionDeniedError RateLimitError RecoveryError "
         "RequestErrorCategory RequestFailedError ResultExpiredError SetupError TinkerError TinkexError "
         "UnprocessableEntityError"
     ),
@@ -185,7 +193,7 @@ _NAMES = {
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 _MODULES = frozenset(
-    {"auth", "config", "errors", "events", "futures", "lib", "testing", "tokenizers", "types"}
+    "auth config errors events futures lib platform recovery regularizers testing tokenizers types".split()
 )
 
 

@@ -21,13 +21,19 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 __all__ = [
+    "CallbackFailed",
     "Event",
     "HeartbeatLost",
     "LogSink",
     "QueueStateChanged",
+    "RecoveryFailed",
+    "RecoveryStarted",
     "RequestFinished",
     "RequestStarted",
     "RetryScheduled",
+    "RunCheckFailed",
+    "RunRecovered",
+    "RunTroubled",
     "SamplingPaused",
     "ServerMessage",
     "SessionClosed",
@@ -138,6 +144,60 @@ class SessionClosed:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RunTroubled:
+    """A watched run cannot go on: it is ``corrupted``, ``lost`` or ``unreachable``."""
+
+    run_id: str
+    condition: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunCheckFailed:
+    """The server could not be asked how a watched run is; it is asked again at the next round."""
+
+    run_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryStarted:
+    """A run is being restarted from a checkpoint; ``attempt`` is 0 for the first try."""
+
+    run_id: str
+    attempt: int
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecovered:
+    """A run goes on as another one, from a checkpoint."""
+
+    run_id: str
+    new_run_id: str
+    checkpoint: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryFailed:
+    """A try to restart a run failed; the next one is after so many seconds, or never (None)."""
+
+    run_id: str
+    attempt: int
+    reason: str
+    after_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackFailed:
+    """A function of the user's, called with news, raised; the news stands."""
+
+    callback: str
+    reason: str
+
+
 Event: TypeAlias = (
     RequestStarted
     | RequestFinished
@@ -150,6 +210,12 @@ Event: TypeAlias = (
     | HeartbeatLost
     | SessionLost
     | SessionClosed
+    | RunTroubled
+    | RunCheckFailed
+    | RecoveryStarted
+    | RunRecovered
+    | RecoveryFailed
+    | CallbackFailed
 )
 
 
@@ -241,5 +307,16 @@ def _warning(event: Event, quiet_attempts: int) -> tuple[str | None, str]:
                 f"session {event.session_id} is closed, but not on the server: {event.error}",
                 event.session_id,
             )
+        case RunTroubled():
+            return f"run {event.run_id} is {event.condition}: {event.reason}", f"trouble {event.run_id}"
+        case RunRecovered():
+            text = f"run {event.run_id} goes on as {event.new_run_id}, from {event.checkpoint}"
+            return text, f"recovered {event.run_id}"
+        case RecoveryFailed():
+            then = "no more tries" if event.after_s is None else f"next try in {event.after_s:.1f} s"
+            text = f"run {event.run_id} could not be restarted: {event.reason}; {then}"
+            return text, f"recovery {event.run_id} {event.attempt}"
+        case CallbackFailed():
+            return f"{event.callback} raised {event.reason}", f"callback {event.callback}"
         case _:
             return None, ""

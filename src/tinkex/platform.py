@@ -1,0 +1,201 @@
+"""A training platform as other frameworks see one: four calls, on any backend.
+
+A framework that trains through :class:`TrainingPlatform` runs on everything that implements it: on
+:class:`TinkexPlatform`, which is the Tinker API (the hosted service, a server of your own, or the engine in this
+process), or on a backend of somebody else's. The protocol is structural: a backend needs no base class of ours.
+
+::
+
+    def train(platform: TrainingPlatform, model: str, batches: Iterable[Sequence[types.Datum]]) -> str:
+        session = platform.create_session(model).result()
+        for batch in batches:
+            platform.forward_backward(session, batch)
+            platform.optim_step(session, types.AdamParams(learning_rate=1e-4))
+        return platform.save_checkpoint(session, "final").result()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from tinkex import types
+from tinkex._runtime import background
+from tinkex.futures import AwaitableConcurrentFuture
+
+if TYPE_CHECKING:
+    from tinkex.clients.service import ServiceClient
+    from tinkex.clients.training import TrainingClient
+
+__all__ = ["Deferred", "Done", "PassResult", "PlatformSession", "TinkexPlatform", "TrainingPlatform"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Deferred(Protocol[T_co]):
+    """A value that comes later: ``.result()`` waits for it, and so does ``await``."""
+
+    def result(self, timeout: float | None = None) -> T_co:
+        """The value; waits up to ``timeout`` seconds, without limit by default."""
+        ...
+
+    def __await__(self) -> Generator[Any, None, T_co]:
+        """The value, for callers with an event loop."""
+        ...
+
+
+@dataclass(frozen=True)
+class Done(Generic[T]):
+    """A :class:`Deferred` that is there already, for backends that compute in the call itself.
+
+    >>> Done(3).result()
+    3
+    """
+
+    value: T
+
+    def result(self, timeout: float | None = None) -> T:  # noqa: ARG002 - part of the protocol
+        """The value."""
+        return self.value
+
+    async def _at_once(self) -> T:
+        return self.value
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._at_once().__await__()
+
+
+@dataclass(frozen=True)
+class PlatformSession:
+    """One model in training, as its platform names it."""
+
+    session_id: str
+    model: str
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """What a pass gave: the loss, summed as the loss function says, metrics, and the logprobs of each datum's targets."""
+
+    loss: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    logprobs: Sequence[Any] = ()
+    """One array per datum, of the shape of its ``target_tokens``; empty where a loss has none."""
+
+
+@runtime_checkable
+class TrainingPlatform(Protocol):
+    """What a backend offers to be trained on. Calls on one session take effect in the order they are made."""
+
+    def create_session(
+        self, model: str, options: Mapping[str, Any] | None = None
+    ) -> Deferred[PlatformSession]:
+        """Loads a model for training; an option that the backend does not know is an error."""
+        ...
+
+    def forward_backward(
+        self,
+        session: PlatformSession,
+        data: Sequence[types.Datum],
+        loss_fn: types.LossFnType = "cross_entropy",
+        loss_fn_config: Mapping[str, float | str] | None = None,
+    ) -> Deferred[PassResult]:
+        """Computes a loss and adds its gradient to what the next step applies."""
+        ...
+
+    def optim_step(
+        self, session: PlatformSession, optim_params: types.AdamParams
+    ) -> Deferred[Mapping[str, float]]:
+        """Applies the gradient added up so far; the result is the step's metrics."""
+        ...
+
+    def save_checkpoint(self, session: PlatformSession, name: str) -> Deferred[str]:
+        """Saves weights and optimizer state; the result is where, in the backend's own words."""
+        ...
+
+
+class TinkexPlatform:
+    """The Tinker API as a training platform.
+
+    ::
+
+        with tinkex.ServiceClient(base_url="local") as service:
+            platform = tinkex.platform.TinkexPlatform(service)
+            session = platform.create_session("HuggingFaceTB/SmolLM2-135M-Instruct", {"rank": 8}).result()
+
+    The options of ``create_session`` are those of ``create_lora_training_client``, or ``{"checkpoint": path}`` to go
+    on from a saved one.
+    """
+
+    def __init__(self, service: ServiceClient) -> None:
+        self._service = service
+        self._runs: dict[str, TrainingClient] = {}
+
+    def create_session(
+        self, model: str, options: Mapping[str, Any] | None = None
+    ) -> Deferred[PlatformSession]:
+        """A new run on a base model, or one that goes on from a checkpoint."""
+        chosen = dict(options or {})
+        checkpoint = chosen.pop("checkpoint", None)
+        if checkpoint is not None and chosen:
+            raise ValueError(f"a checkpoint brings its own settings; {min(chosen)!r} cannot be given with it")
+
+        async def create() -> PlatformSession:
+            if checkpoint is not None:
+                make = self._service.create_training_client_from_state_with_optimizer_async
+                training = await make(checkpoint, base_model=model)
+            else:
+                training = await self._service.create_lora_training_client_async(model, **chosen)
+            self._runs[training.model_id] = training
+            return PlatformSession(training.model_id, model)
+
+        return AwaitableConcurrentFuture(background().submit(create()))
+
+    def forward_backward(
+        self,
+        session: PlatformSession,
+        data: Sequence[types.Datum],
+        loss_fn: types.LossFnType = "cross_entropy",
+        loss_fn_config: Mapping[str, float | str] | None = None,
+    ) -> Deferred[PassResult]:
+        """Starts the pass in its turn and returns at once."""
+        passing = self.training(session).forward_backward(data, loss_fn, loss_fn_config)
+
+        async def result() -> PassResult:
+            output = await passing
+            logprobs = [one["logprobs"].to_numpy() for one in output.loss_fn_outputs if "logprobs" in one]
+            return PassResult(output.metrics["loss:sum"], output.metrics, logprobs)
+
+        return AwaitableConcurrentFuture(background().submit(result()))
+
+    def optim_step(
+        self, session: PlatformSession, optim_params: types.AdamParams
+    ) -> Deferred[Mapping[str, float]]:
+        """Starts the step in its turn and returns at once."""
+        stepping = self.training(session).optim_step(optim_params)
+
+        async def result() -> Mapping[str, float]:
+            return (await stepping).metrics or {}
+
+        return AwaitableConcurrentFuture(background().submit(result()))
+
+    def save_checkpoint(self, session: PlatformSession, name: str) -> Deferred[str]:
+        """Saves a checkpoint in its turn; the result is its ``tinker://`` path."""
+        saving = self.training(session).save_state(name)
+
+        async def result() -> str:
+            return (await saving).path
+
+        return AwaitableConcurrentFuture(background().submit(result()))
+
+    def training(self, session: PlatformSession) -> TrainingClient:
+        """The training client behind a session, for all that the four calls do not cover."""
+        try:
+            return self._runs[session.session_id]
+        except KeyError:
+            raise ValueError(
+                f"this platform did not create the session {session.session_id!r}; create it with create_session, "
+                "from a checkpoint if it is to go on from one"
+            ) from None

@@ -1,0 +1,100 @@
+"""Restarting a run: asking for its checkpoints, and making a new run from one."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tinkex._transport.retry import GiveUp
+from tinkex.errors import APIStatusError, RecoveryError, RequestFailedError
+from tinkex.recovery.diagnosis import outcome_of, says_gone
+from tinkex.recovery.policy import Best, RecoveryPolicy, newest_first, ranked
+from tinkex.types import Checkpoint
+
+if TYPE_CHECKING:
+    from tinkex.clients.rest import RestClient
+    from tinkex.clients.service import ServiceClient
+    from tinkex.clients.training import TrainingClient
+
+__all__ = ["called", "checkpoints_of", "paths_for", "restore_first"]
+
+
+async def called(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a user's function returns, sync or async, called on a thread where it may block."""
+
+    def call() -> Any:
+        returned = function(*arguments)
+        return asyncio.run(_awaited(returned)) if inspect.isawaitable(returned) else returned
+
+    return await asyncio.to_thread(call)
+
+
+async def checkpoints_of(rest: RestClient, run_id: str, known: Sequence[Checkpoint] = ()) -> list[Checkpoint]:
+    """The training checkpoints of a run, newest first; those known of old where the server has forgotten it."""
+    try:
+        listed: Sequence[Checkpoint] = (await rest.list_checkpoints_async(run_id)).checkpoints
+    except APIStatusError as error:
+        if not says_gone(error):
+            raise
+        listed = known
+    return newest_first(listed)
+
+
+async def paths_for(policy: RecoveryPolicy, run_id: str, checkpoints: Sequence[Checkpoint]) -> list[str]:
+    """What the policy would restart from, first choice first."""
+    choice = policy.checkpoint
+    if isinstance(choice, str | Best):
+        return ranked(choice, run_id, checkpoints)
+    picked = await called(choice, run_id, list(checkpoints))
+    path = picked.tinker_path if isinstance(picked, Checkpoint) else picked
+    if not isinstance(path, str):
+        raise RecoveryError(
+            f"the function that chooses a checkpoint of run {run_id} returned {picked!r}; it returns one of those it "
+            "was given, or a tinker:// path",
+            run_id,
+        )
+    return [path]
+
+
+async def restore_first(
+    service: ServiceClient,
+    run_id: str,
+    paths: Sequence[str],
+    *,
+    optimizer: bool,
+    user_metadata: Mapping[str, str] | None = None,
+    trying: Callable[[str], None],
+) -> tuple[TrainingClient, str]:
+    """A new run from the first of these checkpoints that can be loaded, and which one that was.
+
+    ``trying`` hears of every path before it is tried.
+    """
+    refusals: list[Exception] = []
+    make = (
+        service.create_training_client_from_state_with_optimizer_async
+        if optimizer
+        else service.create_training_client_from_state_async
+    )
+    for path in paths:
+        trying(path)
+        try:
+            return await make(path, user_metadata=user_metadata), path
+        except (APIStatusError, RequestFailedError, ValueError) as error:
+            if not _is_refusal(error):
+                raise
+            refusals.append(error)
+    tried = "; ".join(f"{path}: {error}" for path, error in zip(paths, refusals, strict=True))
+    raise RecoveryError(f"no checkpoint of run {run_id} can be loaded ({tried})", run_id) from refusals[-1]
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the fault is the checkpoint's, so that another one may do; not a key's or the account's."""
+    if isinstance(error, APIStatusError):
+        return error.status_code in {400, 404, 410, 422}
+    return isinstance(outcome_of(error), GiveUp)
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
