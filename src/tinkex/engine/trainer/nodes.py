@@ -115,7 +115,9 @@ class _Project(Function):
                 if pair.grads is not None:
                     grad_a_RI, grad_b_OR = pair.grads
                     grad_a_RI.add_(grad_a_MI[pair.ranks])
-                    grad_b_OR.addmm_(grad_TO[low.rows, pair.columns].T, u_nM[:, pair.ranks], alpha=low.scale)
+                    # uᵀ·grad reads the wide gradient row by row; gradᵀ·u takes half as long again.
+                    grad_b_RO = u_nM[:, pair.ranks].T @ grad_TO[low.rows, pair.columns]
+                    grad_b_OR.add_(grad_b_RO.T, alpha=low.scale)
         return grad_TI, None, None, None, None
 
 
