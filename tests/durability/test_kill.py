@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,3 +163,43 @@ def test_a_server_killed_while_it_starts_loses_nothing(server: KillableServer) -
         metrics = last.result(timeout=90).metrics
         assert metrics is not None
         assert metrics["step:unique"] == 4
+
+
+def test_many_samples_behind_one_poll_all_arrive(server: KillableServer) -> None:
+    with tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service:
+        sampler = service.create_sampling_client(base_model=MODEL)
+        params = types.SamplingParams(max_tokens=30, stop=[], seed=5)
+        prompts = [types.ModelInput.from_ints([5, 6 + n]) for n in range(40)]
+
+        def draw(disturb: bool) -> list[list[int]]:
+            futures = [sampler.sample(prompt, 1, params) for prompt in prompts]
+            if disturb:
+                server.restart()
+            return [list(future.result(timeout=90).sequences[0].tokens) for future in futures]
+
+        assert draw(disturb=True) == draw(disturb=False)
+
+
+def test_an_uploaded_loss_and_its_passes_survive(server: KillableServer) -> None:
+    def neg_ll(logprobs: Any, weights: Any) -> Any:
+        loss = -(logprobs * weights).sum()
+        return loss, {"custom/neg_ll:sum": loss}
+
+    def weighted(seed: int) -> types.Datum:
+        plain = datum(seed)
+        return types.Datum(plain.model_input, {**plain.loss_fn_inputs, "weights": [0.5] * 16})
+
+    def run(disturb: bool) -> list[float]:
+        with tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service:
+            training = service.create_lora_training_client(MODEL, rank=4, seed=7)
+            loss = service.create_custom_loss(neg_ll, {"logprobs": 1, "weights": 1}).result(timeout=90)
+            passes = []
+            for n in range(6):
+                passes.append(training.forward_backward_custom([weighted(n)], loss))
+                training.optim_step(types.AdamParams(learning_rate=1e-2))
+                if disturb and n == 3:
+                    server.restart()
+            return [future.result(timeout=90).metrics["custom/neg_ll:sum"] for future in passes]
+
+    assert run(disturb=True) == run(disturb=False)
+    assert "other digits" not in server.log
