@@ -193,7 +193,20 @@ _NAMES = {
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 _MODULES = frozenset(
-    "auth config errors events futures lib platform recovery regularizers testing tokenizers types".split()
+    [
+        "auth",
+        "config",
+        "errors",
+        "events",
+        "futures",
+        "lib",
+        "platform",
+        "recovery",
+        "regularizers",
+        "testing",
+        "tokenizers",
+        "types",
+    ]
 )
 
 
