@@ -55,7 +55,7 @@ static void tile_of(int rows, const float *x, int64_t x_stride, const float *pan
     case n: tile(n, x, x_stride, panel, panel_stride, depth, sums, sums_stride); break;
     switch (rows) {
         TILE_CASE(1) TILE_CASE(2) TILE_CASE(3) TILE_CASE(4) TILE_CASE(5) TILE_CASE(6)
-#if defined(__AVX512F__)
+#if defined(TINKEX_WIDE)
         TILE_CASE(7) TILE_CASE(8) TILE_CASE(9) TILE_CASE(10) TILE_CASE(11) TILE_CASE(12)
 #endif
     }
