@@ -112,6 +112,8 @@ class EngineConfig:
     """Runs with weights in memory at once, over all users."""
     max_live_runs_per_user: int | None = None
     """Runs of one user with weights in memory at once; None: as many as fit."""
+    max_disk_bytes: int | None = None
+    """Bytes of live checkpoints of all users; saving more is answered with 429. None: as the disk allows."""
     max_disk_bytes_per_user: int | None = None
     """Bytes of live checkpoints one user may keep; saving more is answered with 429. None: as the disk allows."""
     max_tokens_per_pass: int = 2048
@@ -167,7 +169,7 @@ class EngineConfig:
                 f"sampler_compute is {self.sampler_compute!r}; choose one of: {', '.join(SAMPLER_COMPUTES)} (it can come "
                 "from $TINKEX_SAMPLER_COMPUTE)."
             )
-        for name in ("max_live_runs_per_user", "max_disk_bytes_per_user"):
+        for name in ("max_live_runs_per_user", "max_disk_bytes_per_user", "max_disk_bytes"):
             limit = getattr(self, name)
             if limit is not None and limit < 1:
                 raise SetupError(f"{name} is {limit}; it must be at least 1, or None for no limit.")

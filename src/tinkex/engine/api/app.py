@@ -50,6 +50,11 @@ HANDLERS: Mapping[str, Handler] = {
 }
 
 
+LARGE_BODIES = frozenset({"forward_backward", "forward", "asample", "create_custom_loss", "telemetry"})
+"""Calls that carry data of any size; the others name things, and are refused beyond a size no name has."""
+SMALL_BODY = 4 * 1024 * 1024
+
+
 def build_app(engine: Engine) -> Starlette:
     """The application that serves an engine.
 
@@ -74,12 +79,15 @@ def build_app(engine: Engine) -> Starlette:
 def _endpoint(
     engine: Engine, row: Endpoint, handler: Handler, refusals: audit.Refusals
 ) -> Callable[[Request], Awaitable[Response]]:
+    largest = engine.config.max_body_bytes
+    limit = largest if row.name in LARGE_BODIES else min(largest, SMALL_BODY)
+
     async def serve(request: Request) -> Response:
         try:
             if engine.closed:
                 raise ModelUnavailable("this engine has been closed; start it again.")
             owner = authenticate(engine, row.name, request.headers)
-            body = await read_body(request, engine.config.max_body_bytes) if row.method != "GET" else b""
+            body = await read_body(request, limit) if row.method != "GET" else b""
             call = Call(
                 engine=engine,
                 owner=owner,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +20,9 @@ from tinkex.engine.store import LOCAL_USER, AuditRow
 from tinkex.errors import InvalidInput
 from tinkex.types import AuditLogEntry, AuditLogResponse
 
+logger = logging.getLogger("tinkex.engine")
+
+SUBJECT = "audit"
 CATEGORIES = ("checkpoints", "projects", "teams", "organizations")
 MOST_ENTRIES = 10_000
 REFUSALS_INTERVAL_S = 60.0
@@ -104,7 +109,8 @@ def write_down(name: str, call: Call) -> None:
     audited = AUDITED.get(name)
     if audited is not None:
         details = audited.details(call)
-        call.engine.store.audit.add(
+        _add(
+            call.engine,
             AuditRow(
                 owner=call.owner,
                 at=time.time(),
@@ -116,8 +122,18 @@ def write_down(name: str, call: Call) -> None:
                     "user": call.owner,
                     **{name: value for name, value in details.items() if value is not None},
                 },
-            )
+            ),
         )
+
+
+def _add(engine: Engine, row: AuditRow) -> None:
+    """Write an entry; what was granted stays granted if that cannot be written down."""
+    try:
+        engine.store.audit.add(row)
+        engine.health.fine(SUBJECT)
+    except sqlite3.Error as error:
+        logger.warning("%s of %s is not in the audit log: %s", row.event, row.owner, error)
+        engine.health.trouble(SUBJECT, f"the audit log cannot be written ({error})")
 
 
 class Refusals:
@@ -137,8 +153,7 @@ class Refusals:
                 return
             self._noted[host] = now
         details = {"host": host, "path": request.url.path}
-        row = AuditRow(LOCAL_USER, time.time(), "organizations", "login_refused", details=details)
-        engine.store.audit.add(row)
+        _add(engine, AuditRow(LOCAL_USER, time.time(), "organizations", "login_refused", details=details))
 
 
 async def audit_log(call: Call) -> Reply:

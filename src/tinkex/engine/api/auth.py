@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 
 from tinkex.engine.api.tokens import Signer
 from tinkex.engine.core import Engine
@@ -47,4 +48,9 @@ def key_of(engine: Engine, credential: str) -> KeyRow | None:
 
 def signer_of(engine: Engine) -> Signer:
     """Signs what this server hands out."""
-    return Signer(engine.store.signing_key)
+    return _signer(engine.store.signing_key)
+
+
+@lru_cache(maxsize=16)
+def _signer(secret: bytes) -> Signer:
+    return Signer(secret)

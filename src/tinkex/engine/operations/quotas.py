@@ -38,11 +38,13 @@ class Quotas:
 
     def new_checkpoint(self, owner: str) -> None:
         """Whether a user may keep one more checkpoint."""
-        share = self._config.max_disk_bytes_per_user
-        if share is None:
-            return
-        kept = self._store.checkpoints.total_bytes(owner, time.time())
-        if kept >= share:
+        share, budget, now = self._config.max_disk_bytes_per_user, self._config.max_disk_bytes, time.time()
+        if budget is not None and (kept := self._store.checkpoints.total_bytes(None, now)) >= budget:
+            raise Busy(
+                f"the checkpoints of this server take {kept} bytes of the {budget} it may use; delete some, or set a TTL on "
+                "them, then save again."
+            )
+        if share is not None and (kept := self._store.checkpoints.total_bytes(owner, now)) >= share:
             raise OverQuota(
                 f"your checkpoints take {kept} bytes, and a user's share is {share}; delete some, or set a TTL on them, "
                 "then save again."

@@ -129,11 +129,11 @@ class Checkpoints:
         )
         return int(row["total"]) if row is not None else 0
 
-    def total_bytes(self, owner: str, now: float) -> int:
-        """How much the live checkpoints of one user take."""
+    def total_bytes(self, owner: str | None, now: float) -> int:
+        """How much the live checkpoints of one user take, or of all."""
         row = self._database.one(
             "SELECT coalesce(sum(size_bytes), 0) AS total FROM checkpoints "
-            "WHERE owner = ? AND (expires_at IS NULL OR expires_at > ?)",
+            "WHERE (?1 IS NULL OR owner = ?1) AND (expires_at IS NULL OR expires_at > ?2)",
             (owner, now),
         )
         return int(row["total"]) if row is not None else 0

@@ -105,7 +105,7 @@ class Store:
 
 @contextmanager
 def open_users(root: Path) -> Iterator[Users]:
-    """The users and keys of a data directory, also while a server has it: what is changed here counts there at once.
+    """The users and keys of a data directory, also while a server has it: what is changed here counts there within a moment.
 
     Example:
         >>> with open_users(config.engine_dir) as users:

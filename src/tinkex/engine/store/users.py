@@ -6,6 +6,7 @@ import hashlib
 import secrets
 import sqlite3
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ from tinkex.engine.store.database import Database
 
 LOCAL_USER = "local"
 """Owns everything on a server that has one user, with or without a key."""
+
+LOOK_INTERVAL_S = 0.25
+"""How long a key that another process has revoked may still be let in."""
 
 KEY_PREFIX = "tml-"
 """Clients refuse keys that start otherwise."""
@@ -47,6 +51,7 @@ class Users:
         self._live: Mapping[bytes, KeyRow] | None = None
         self._by_id: Mapping[int, KeyRow] = {}
         self._version = -1
+        self._look_again = 0.0
 
     def add_key(self, user_id: str, key: str, now: float, name: str | None = None) -> KeyRow:
         """Let ``key`` act for ``user_id``, who is created if new; a key that exists already stays as it is."""
@@ -69,7 +74,8 @@ class Users:
     def find_key(self, key: str) -> KeyRow | None:
         """What is known of a key that is in force, or None."""
         # Looked up by hash: how long that takes says nothing about the key.
-        return self._in_force().get(_hash(key))
+        hashed = _hash(key)
+        return self._in_force().get(hashed) or self._in_force(look=True).get(hashed)
 
     def find(self, key: str) -> str | None:
         """The user a key belongs to, or None."""
@@ -97,10 +103,14 @@ class Users:
         self._changed()
         return changed > 0
 
-    def _in_force(self) -> Mapping[bytes, KeyRow]:
-        # Keys can be made and revoked by another process while this one serves.
-        version = self._database.version()
+    def _in_force(self, *, look: bool = False) -> Mapping[bytes, KeyRow]:
+        """The keys in force; another process may make and revoke some, which is looked for every so often."""
         with self._lock:
+            now = time.monotonic()
+            if self._live is not None and now < self._look_again and not look:
+                return self._live
+            self._look_again = now + LOOK_INTERVAL_S
+            version = self._database.version()
             if self._live is None or version != self._version:
                 self._version = version
                 rows = self._database.all("SELECT * FROM keys WHERE revoked_at IS NULL")

@@ -247,4 +247,31 @@ def test_keys_made_and_revoked_by_another_process_count_at_once(engine: Engine) 
         dave = Client(build_app(engine), key)
         assert dave.get("sessions").status == 200
         users.revoke(row.key_id, time.time())
+        deadline = time.monotonic() + 20
+        while dave.get("sessions").status == 200 and time.monotonic() < deadline:
+            time.sleep(0.05)
         assert dave.get("sessions").status == 401
+
+
+def test_the_disk_budget_of_the_server_is_kept(tiny_model: Path, tmp_path: Path) -> None:
+    config = EngineConfig(home=tmp_path, models={"tiny": str(tiny_model)}, max_disk_bytes=1, long_poll_s=0.25)
+    engine = Engine(config)
+    engine.store.users.add_key("bob", "tml-bob", 0.0)
+    engine.start()
+    try:
+        ada, bob = (Client(build_app(engine), key) for key in (engine.api_key, "tml-bob"))
+        save(ada, ada.create(), 1)
+        refused = bob.post("save_weights", {"model_id": bob.create(), "path": "x", "seq_id": 1})
+        assert (refused.status, refused.json["queue_state"]) == (429, "paused_capacity")
+    finally:
+        engine.close()
+
+
+def test_a_call_that_only_names_things_may_not_be_huge(tiny_model: Path, tmp_path: Path) -> None:
+    engine = Engine(EngineConfig(home=tmp_path, models={"tiny": str(tiny_model)}))
+    try:
+        client = Client(build_app(engine), engine.api_key)
+        assert client.post("create_session", {"user_metadata": {"x": "y" * 5_000_000}}).status == 413
+        assert client.post("asample", {"x": "y" * 5_000_000}).status == 400, "prompts may be long"
+    finally:
+        engine.close()
