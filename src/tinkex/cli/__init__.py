@@ -3,39 +3,58 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from importlib import import_module
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
 from tinkex._version import __version__
+from tinkex.cli.groups import EXIT_CODES, LazyGroup, common_options
+from tinkex.cli.invocation import Invocation
 from tinkex.errors import TinkexError
 
-COMMANDS: Mapping[str, str] = {"serve": "tinkex.cli.serve:serve", "version": "tinkex.cli.version:version"}
+__all__ = ["COMMANDS", "main", "run", "tinkex"]
+
+COMMANDS: Mapping[str, str] = {
+    name: f"tinkex.cli.{place}"
+    for name, place in (
+        ("serve", "serve:serve"),
+        ("train", "train:train"),
+        ("sample", "sample:sample"),
+        ("model", "model:model"),
+        ("run", "run:run"),
+        ("checkpoint", "checkpoint:checkpoint"),
+        ("session", "session:session"),
+        ("auth", "auth:auth"),
+        ("keys", "keys:keys"),
+        ("billing", "billing:billing"),
+        ("doctor", "doctor:doctor"),
+        ("completion", "completion:completion"),
+        ("version", "version:version"),
+    )
+}
 """Command → where it lives."""
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are imported when they are named, so that help stays quick."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command, in the order of the table."""
-        del ctx
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """One command, imported now."""
-        del ctx
-        place = COMMANDS.get(cmd_name)
-        if place is None:
-            return None
-        module, _, attribute = place.partition(":")
-        command = getattr(import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
+def _format(ctx: click.Context, _parameter: click.Parameter, value: Any) -> None:
+    if value is not None:
+        ctx.ensure_object(Invocation).as_json = value == "json"
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    places=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=EXIT_CODES,
+)
+@click.option(
+    "-f",
+    "--format",
+    type=click.Choice(["table", "json"]),
+    callback=_format,
+    expose_value=False,
+    help="How results are printed.",
+)
 @click.version_option(__version__, prog_name="tinkex", message="%(prog)s %(version)s")
 def tinkex() -> None:
     """Train and sample language models with the Tinker API, on your own machine or anywhere.
@@ -43,20 +62,40 @@ def tinkex() -> None:
     \b
     Examples:
       tinkex serve
-      tinkex serve --model Qwen/Qwen3-8B=./my-model --port 9000
+      tinkex train sft examples/data/captains_log.jsonl --local
+      tinkex sample "What is the capital of France?" --local
+      tinkex checkpoint list --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
 
 
-def main() -> None:
-    """Run the command line; errors are one line on stderr and exit code 1, wrong usage exits with 2."""
+tinkex.params += common_options()
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code; without arguments those of the process are taken.
+
+    Errors are on stderr with exit code 1, wrong usage has 2, Ctrl-C 130.
+
+    >>> run(["version"])
+    tinkex ...
+    0
+    """
     try:
-        tinkex(prog_name="tinkex", standalone_mode=False)
-    except click.Abort:
+        tinkex(args=arguments, prog_name="tinkex", standalone_mode=False)
+    except click.exceptions.Exit as leaving:
+        return leaving.exit_code
+    except (click.Abort, KeyboardInterrupt):
         click.echo("Aborted.", err=True)
-        sys.exit(130)
+        return 130
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        return error.exit_code
     except TinkexError as error:
         click.echo(f"Error: {error}", err=True)
-        sys.exit(1)
+        return 1
+    return 0
+
+
+def main() -> None:
+    """Runs the command line and leaves with its exit code."""
+    sys.exit(run())

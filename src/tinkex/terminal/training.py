@@ -14,14 +14,24 @@ _PLAIN_LINE_EVERY_S = 5.0
 class TrainingLine:
     """Step, loss, tokens per second and time left, on one line that updates in place."""
 
-    def __init__(self, total_steps: int, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        total_steps: int,
+        stream: TextIO,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        first_step: int = 0,
+        label: str = "loss",
+    ) -> None:
         self._total = total_steps
+        self._first = first_step
+        self._label = label
         self._stream = stream
         self._clock = clock
         self._start = clock()
         self._last_shown = float("-inf")
         self._tokens = 0
-        self._done = 0
+        self._done = first_step
         self._live = stream.isatty()
 
     def update(self, *, loss: float, num_tokens: int) -> None:
@@ -39,13 +49,19 @@ class TrainingLine:
     def text(self, loss: float, now: float) -> str:
         """The line as it stands."""
         elapsed = max(now - self._start, 1e-9)
-        left = elapsed / self._done * (self._total - self._done)
+        left = elapsed / max(self._done - self._first, 1) * (self._total - self._done)
         filled = round(20 * self._done / self._total)
         bar = "━" * filled + "╌" * (20 - filled)
         return (
-            f"{bar} step {self._done}/{self._total}  loss {loss:.3f}  "
+            f"{bar} step {self._done}/{self._total}  {self._label} {loss:.3f}  "
             f"{self._tokens / elapsed:.0f} tokens/s  {left:.0f} s left"
         )
+
+    def interrupt(self) -> None:
+        """Takes the live line away, so that something else can be written; the next update brings it back."""
+        if self._live:
+            self._stream.write("\r\x1b[2K")
+            self._stream.flush()
 
     def close(self) -> None:
         """Ends the line."""

@@ -1,0 +1,307 @@
+"""``tinkex checkpoint``: saved weights on a server. What moves their content is in ``checkpoint_files``."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tinkex.cli.checkpoint_files import (
+    download,
+    import_,
+    merge,
+    push_hf,
+    save,
+)
+from tinkex.cli.groups import Noun
+from tinkex.cli.invocation import Invocation, pass_invocation
+from tinkex.cli.paths import CheckpointPath, Moment
+from tinkex.errors import SetupError, TinkexError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tinkex.clients.rest import RestClient
+    from tinkex.types import Checkpoint
+
+PAGE = 1000
+PARALLEL = 32
+TYPES = {
+    "weights": "training",
+    "sampler_weights": "sampler",
+    "external_weights": "external",
+    "training": "training",
+    "sampler": "sampler",
+    "external": "external",
+}
+
+
+@click.group(cls=Noun)
+def checkpoint() -> None:
+    """List, describe, save, fetch, share and delete checkpoints."""
+
+
+@checkpoint.command("list")
+@click.option("--run-id", help="Only checkpoints of this run (all of them; --limit does not count).")
+@click.option("--limit", default=20, show_default=True, help="How many; 0 for all.")
+@click.option("--offset", default=0, show_default=True, help="How many to skip.")
+@pass_invocation
+def list_(invocation: Invocation, run_id: str | None, limit: int, offset: int) -> None:
+    """List checkpoints.
+
+    \b
+    Examples:
+      tinkex checkpoint list --local
+      tinkex checkpoint list --run-id 0a1b2c:train:0 --json
+    """  # noqa: D301 -- click reads the escape as "keep these lines"
+    from tinkex.cli.render import moment, size, yes_no
+
+    if limit < 0 or offset < 0:
+        raise click.UsageError("--limit and --offset are at least 0")
+    rest = invocation.rest()
+    total: int | None = None
+    if run_id is not None:
+        found = list(rest.list_checkpoints(run_id).result().checkpoints)
+    else:
+        found, total = _page(rest, limit, offset)
+    title = f"{len(found)} checkpoint{'s' if len(found) != 1 else ''}"
+    title += f" of run {run_id}" if run_id is not None else ""
+    if total is not None and total > offset + len(found):
+        title += f" ({total - offset - len(found)} more; --limit 0 shows all)"
+    value: dict[str, Any] = {} if run_id is None else {"run_id": run_id}
+    value["checkpoints"] = [one.model_dump(mode="json") for one in found]
+    if total is not None:
+        value |= {"total": total, "shown": len(found)}
+    invocation.table(
+        value,
+        ["Checkpoint ID", "Type", "Size", "Public", "Created", "Expires", "Path"],
+        [
+            [
+                one.checkpoint_id,
+                one.checkpoint_type,
+                size(one.size_bytes),
+                yes_no(one.public),
+                moment(one.time),
+                moment(one.expires_at, missing="Never"),
+                one.tinker_path,
+            ]
+            for one in found
+        ],
+        title,
+    )
+
+
+@checkpoint.command()
+@click.argument("path", type=CheckpointPath())
+@pass_invocation
+def info(invocation: Invocation, path: str) -> None:
+    """Show one checkpoint: size, age, adapter, base model.
+
+    \b
+    Example:
+      tinkex checkpoint info tinker://0a1b2c:train:0/weights/final
+    """  # noqa: D301 -- click reads the escape as "keep these lines"
+    from tinkex.cli.render import moment, or_missing, size, yes_no
+
+    rest = invocation.rest()
+    run_id = path.removeprefix("tinker://").split("/")[0]
+    asked = rest.get_weights_info_by_tinker_path(path)
+    listed = rest.list_checkpoints(run_id).result().checkpoints
+    found = next((one for one in listed if one.tinker_path == path), None)
+    if found is None:
+        raise SetupError(
+            f"run {run_id} has no checkpoint {path}; see tinkex checkpoint list --run-id {run_id}"
+        )
+    weights = asked.result()
+    value = {**found.model_dump(mode="json"), **weights.model_dump(mode="json")}
+    rank = f"Yes (rank {weights.lora_rank})" if weights.lora_rank else yes_no(weights.is_lora)
+    rows = [
+        ("Checkpoint ID", found.checkpoint_id),
+        ("Type", found.checkpoint_type),
+        ("Tinker Path", found.tinker_path),
+        ("Size", size(found.size_bytes)),
+        ("Public", yes_no(found.public)),
+        ("Created", moment(found.time)),
+        ("Expires", moment(found.expires_at, missing="Never")),
+        ("Training Run ID", run_id),
+        ("Base Model", or_missing(weights.base_model)),
+        ("LoRA", rank),
+    ]
+    rows += [(f"Metadata {name}", str(item)) for name, item in (found.user_metadata or {}).items()]
+    invocation.properties(value, rows)
+
+
+checkpoint.add_command(save)
+checkpoint.add_command(download)
+
+
+@checkpoint.command()
+@click.argument("paths", nargs=-1, type=CheckpointPath())
+@click.option("--run-id", help="Delete the checkpoints of this run, all or those that the filters leave.")
+@click.option("--type", "kind", type=click.Choice(list(TYPES)), help="Filter: only this kind.")
+@click.option("--before", type=Moment(), help="Filter: created before this time (UTC).")
+@click.option("--after", type=Moment(), help="Filter: created after this time (UTC).")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
+@pass_invocation
+def delete(
+    invocation: Invocation,
+    paths: tuple[str, ...],
+    run_id: str | None,
+    kind: str | None,
+    before: datetime | None,
+    after: datetime | None,
+    yes: bool,
+) -> None:
+    """Delete checkpoints for good; asks first. Several are deleted at once, and every failure is reported.
+
+    \b
+    Examples:
+      tinkex checkpoint delete tinker://0a1b2c:train:0/weights/step-10
+      tinkex checkpoint delete --run-id 0a1b2c:train:0 --type sampler --before 2026-06-01 --yes
+    """  # noqa: D301 -- click reads the escape as "keep these lines"
+    if bool(paths) == (run_id is not None):
+        raise click.UsageError("give checkpoint paths, or --run-id; not both, not neither")
+    if run_id is None and (kind or before or after):
+        raise click.UsageError("--type, --before and --after filter the checkpoints of a run; add --run-id")
+    rest = invocation.rest()
+    chosen = list(dict.fromkeys(paths))
+    described: list[Checkpoint] = []
+    if run_id is not None:
+        described = [
+            one
+            for one in rest.list_checkpoints(run_id).result().checkpoints
+            if (kind is None or one.checkpoint_type == TYPES[kind])
+            and (before is None or one.time < before)
+            and (after is None or one.time > after)
+        ]
+        chosen = [one.tinker_path for one in described]
+    if not chosen:
+        invocation.result(f"Run {run_id} has no such checkpoint.", {"deleted_count": 0, "failed": []})
+        return
+    if not yes and not _confirmed(chosen, described):
+        invocation.result("Nothing was deleted.", {"deleted_count": 0, "failed": []})
+        return
+    failed = _delete(invocation, rest, chosen)
+    num_deleted = len(chosen) - len(failed)
+    invocation.result(
+        f"Deleted {num_deleted} checkpoint{'s' if num_deleted != 1 else ''}.",
+        {
+            "deleted_count": num_deleted,
+            "failed": [{"tinker_path": path, "error": error} for path, error in failed],
+        },
+    )
+    if failed:
+        listed = "\n".join(f"  {path}: {error}" for path, error in failed)
+        raise SetupError(f"{len(failed)} of {len(chosen)} were not deleted:\n{listed}")
+
+
+@checkpoint.command()
+@click.argument("path", type=CheckpointPath())
+@pass_invocation
+def publish(invocation: Invocation, path: str) -> None:
+    """Let everybody on the server read a checkpoint.
+
+    \b
+    Example:
+      tinkex checkpoint publish tinker://0a1b2c:train:0/sampler_weights/final
+    """  # noqa: D301 -- click reads the escape as "keep these lines"
+    invocation.rest().publish_checkpoint_from_tinker_path(path).result()
+    invocation.result(f"Published {path}.", {"action": "publish", "path": path})
+
+
+@checkpoint.command()
+@click.argument("path", type=CheckpointPath())
+@pass_invocation
+def unpublish(invocation: Invocation, path: str) -> None:
+    """Keep a checkpoint to its owner again.
+
+    \b
+    Example:
+      tinkex checkpoint unpublish tinker://0a1b2c:train:0/sampler_weights/final
+    """  # noqa: D301 -- click reads the escape as "keep these lines"
+    invocation.rest().unpublish_checkpoint_from_tinker_path(path).result()
+    invocation.result(f"{path} is private again.", {"action": "unpublish", "path": path})
+
+
+@checkpoint.command("set-ttl")
+@click.argument("path", type=CheckpointPath())
+@click.option("--ttl", type=click.IntRange(min=1), metavar="SECONDS", help="Keep it so long from now.")
+@click.option("--remove", is_flag=True, help="Keep it until it is deleted.")
+@pass_invocation
+def set_ttl(invocation: Invocation, path: str, ttl: int | None, remove: bool) -> None:
+    """Say how long a checkpoint is kept.
+
+    \b
+    Examples:
+      tinkex checkpoint set-ttl tinker://0a1b2c:train:0/weights/step-10 --ttl 86400
+      tinkex checkpoint set-ttl tinker://0a1b2c:train:0/weights/final --remove
+    """  # noqa: D301 -- click reads the escape as "keep these lines"
+    if (ttl is None) != remove:
+        raise click.UsageError("give exactly one of --ttl SECONDS and --remove")
+    invocation.rest().set_checkpoint_ttl_from_tinker_path(path, ttl).result()
+    text = f"{path} is kept until it is deleted." if ttl is None else f"{path} expires in {ttl} s."
+    invocation.result(text, {"action": "set-ttl", "path": path, "ttl_seconds": ttl})
+
+
+checkpoint.add_command(push_hf)
+checkpoint.add_command(import_)
+checkpoint.add_command(merge)
+
+
+def _page(rest: RestClient, limit: int, offset: int) -> tuple[list[Checkpoint], int | None]:
+    found: list[Checkpoint] = []
+    total: int | None = None
+    while limit == 0 or len(found) < limit:
+        wanted = PAGE if limit == 0 else min(PAGE, limit - len(found))
+        page = rest.list_user_checkpoints(wanted, offset + len(found)).result()
+        found += islice(page.checkpoints, wanted)
+        total = page.cursor.total_count if page.cursor is not None else None
+        if len(page.checkpoints) < wanted:
+            break
+    return found, total
+
+
+def _confirmed(paths: Sequence[str], described: Sequence[Checkpoint]) -> bool:
+    """Asks on stderr; the end of the input is a no."""
+    from tinkex.cli.render import moment, size
+
+    known = {one.tinker_path: one for one in described}
+    for path in paths:
+        one = known.get(path)
+        facts = f" ({size(one.size_bytes)}, created {moment(one.time)})" if one is not None else ""
+        click.echo(f"  {path}{facts}", err=True)
+    question = f"Delete {len(paths)} checkpoint{'s' if len(paths) != 1 else ''} for good?"
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort as aborted:
+        if isinstance(aborted.__cause__, KeyboardInterrupt) or isinstance(
+            aborted.__context__, KeyboardInterrupt
+        ):
+            raise
+        click.echo(err=True)
+        return False
+
+
+def _delete(invocation: Invocation, rest: RestClient, paths: Sequence[str]) -> list[tuple[str, str]]:
+    """Deletes them, a few at a time; returns what failed and why."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tinkex.cli.progress import count_bar
+
+    with (
+        ThreadPoolExecutor(max_workers=min(PARALLEL, len(paths))) as pool,
+        count_bar(invocation, "Deleting", len(paths)) as advance,
+    ):
+
+        def remove(path: str) -> tuple[str, str] | None:
+            try:
+                rest.delete_checkpoint_from_tinker_path(path).result()
+            except TinkexError as error:
+                return path, str(error)
+            finally:
+                advance()
+            return None
+
+        return [failure for failure in pool.map(remove, paths) if failure is not None]

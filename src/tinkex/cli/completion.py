@@ -1,0 +1,28 @@
+"""``tinkex completion``: what makes a shell complete ``tinkex`` commands."""
+
+from __future__ import annotations
+
+import click
+
+from tinkex.cli.groups import Leaf
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command(cls=Leaf)
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the script that completes commands and options in a shell.
+
+    \b
+    Examples:
+      tinkex completion bash >> ~/.bashrc
+      tinkex completion fish > ~/.config/fish/completions/tinkex.fish
+    """  # noqa: D301 -- click reads the escape as "keep these lines"
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None, "every choice has one"
+    root = ctx.find_root().command
+    click.echo(kind(root, {}, "tinkex", "_TINKEX_COMPLETE").source())

@@ -1,0 +1,219 @@
+"""``tinkex doctor``: what is there, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from tinkex.cli.groups import Leaf
+from tinkex.cli.invocation import Invocation, pass_invocation
+from tinkex.errors import SetupError, TinkexError
+
+State = Literal["ok", "note", "problem"]
+MARKS: dict[State, str] = {"ok": "✓", "note": "·", "problem": "✗"}
+LEAST_FREE_BYTES = 2 << 30
+
+EXTRAS = {
+    "engine": (("torch", "safetensors", "starlette", "uvicorn"), "run models on this machine"),
+    "hub": (("huggingface_hub",), "fetch models from the hub and push to it"),
+    "plots": (("matplotlib",), "draw loss curves as PNG"),
+    "kimi": (("tiktoken",), "tokenize for Kimi models"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found. A ``note`` is worth knowing; a ``problem`` keeps something from working."""
+
+    check: str
+    state: State
+    detail: str
+    fix: str | None = None
+
+
+@click.command(cls=Leaf)
+@click.option("--port", default=8787, show_default=True, help="Port that 'tinkex serve' shall use.")
+@pass_invocation
+def doctor(invocation: Invocation, port: int) -> None:
+    """Check this installation, the engine's parts, and the server; exit code 1 if something must be fixed.
+
+    \b
+    Examples:
+      tinkex doctor
+      tinkex doctor --base-url http://127.0.0.1:8787 --json
+    """  # noqa: D301 -- click reads the escape as "keep these lines"
+    findings: list[Finding] = []
+    for finding in _all(invocation, port):
+        findings.append(finding)
+        if not invocation.as_json and not (invocation.quiet and finding.state != "problem"):
+            click.echo(f"{MARKS[finding.state]} {finding.check}: {finding.detail}")
+            if finding.fix:
+                click.echo(f"    {finding.fix}")
+    problems = [finding for finding in findings if finding.state == "problem"]
+    if invocation.as_json:
+        invocation.json({"ok": not problems, "checks": [asdict(finding) for finding in findings]})
+    if problems:
+        names = ", ".join(finding.check for finding in problems)
+        raise SetupError(f"{len(problems)} of {len(findings)} checks failed: {names}. The fixes are above.")
+
+
+def _all(invocation: Invocation, port: int) -> Iterator[Finding]:
+    from tinkex._version import __version__
+
+    number = ".".join(str(part) for part in sys.version_info[:3])
+    yield Finding("installation", "ok", f"tinkex {__version__}, Python {number}")
+    yield from extras()
+    if find_spec("torch") is not None:
+        yield compiled_core()
+        yield cached_model()
+        yield data_directory()
+    yield port_free(port)
+    yield free_space(_home())
+    yield from server(invocation)
+
+
+def extras() -> Iterator[Finding]:
+    """Which optional parts are installed."""
+    for name, (modules, purpose) in EXTRAS.items():
+        missing = [module for module in modules if find_spec(module) is None]
+        if missing:
+            fix = f"to {purpose}: pip install 'tinkex[{name}]'"
+            yield Finding(f"extra {name}", "note", f"not installed ({', '.join(missing)})", fix)
+        else:
+            yield Finding(f"extra {name}", "ok", f"installed: can {purpose}")
+
+
+def compiled_core() -> Finding:
+    """Whether the engine samples with its compiled core."""
+    from tinkex.engine.kernels.library import CoreUnavailable, load_core
+
+    try:
+        return Finding("compiled core", "ok", f"present, uses {load_core().variant}")
+    except CoreUnavailable as error:
+        return Finding("compiled core", "note", "absent, so sampling is slower", str(error))
+
+
+def cached_model() -> Finding:
+    """Whether the default model is here already."""
+    from tinkex.engine.model.cache import ModelCache
+    from tinkex.engine.model.catalog import DEFAULT_MODEL
+    from tinkex.engine.model.hub import cached_snapshot
+
+    key = DEFAULT_MODEL.replace("/", "--")
+    found = ModelCache(_home() / "models").find(key) or cached_snapshot(DEFAULT_MODEL, None)
+    if found is None:
+        fix = "it is fetched at first use (about 100 MB), or now with: tinkex model pull " + DEFAULT_MODEL
+        return Finding("default model", "note", f"{DEFAULT_MODEL} is not on this machine", fix)
+    return Finding("default model", "ok", f"{DEFAULT_MODEL} at {found}")
+
+
+def data_directory() -> Finding:
+    """Whether the engine can write its data, and nobody else does."""
+    from tinkex.engine.config import EngineConfig
+    from tinkex.engine.store.lock import DirectoryLock
+
+    directory = EngineConfig().engine_dir
+    parent = directory
+    while not parent.exists():
+        parent = parent.parent
+    if not os.access(parent, os.W_OK):
+        fix = "set TINKEX_HOME or TINKEX_DATA_DIR to a directory you can write"
+        return Finding("data directory", "problem", f"{directory} cannot be written", fix)
+    if not directory.exists():
+        return Finding("data directory", "ok", f"{directory} will be made at first use")
+    try:
+        DirectoryLock(directory).release()
+    except SetupError as error:
+        fix = "give its address with --base-url, or use another directory with TINKEX_DATA_DIR"
+        return Finding("data directory", "note", str(error), fix)
+    except OSError as error:
+        return Finding("data directory", "problem", f"{directory}: {error}", "make it writable")
+    return Finding("data directory", "ok", f"{directory} is free")
+
+
+def port_free(port: int) -> Finding:
+    """Whether a server could listen there."""
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("127.0.0.1", port))
+        except OSError as error:
+            fix = "a server may run there already; else choose another port with: tinkex serve --port 0"
+            return Finding(f"port {port}", "note", f"taken ({error.strerror})", fix)
+    return Finding(f"port {port}", "ok", "free")
+
+
+def free_space(home: Path) -> Finding:
+    """Whether models and checkpoints have room."""
+    from tinkex.cli.render import size
+
+    directory = home
+    while not directory.exists():
+        directory = directory.parent
+    free = shutil.disk_usage(directory).free
+    if free < LEAST_FREE_BYTES:
+        fix = f"make room ({size(LEAST_FREE_BYTES)} at least), or set TINKEX_HOME to another disk"
+        return Finding("disk", "problem", f"{size(free)} free at {directory}", fix)
+    return Finding("disk", "ok", f"{size(free)} free at {directory}")
+
+
+def server(invocation: Invocation) -> Iterator[Finding]:
+    """Whether the chosen server answers, and accepts the key."""
+    from tinkex.config import Config
+
+    try:
+        config = Config.resolve(base_url=invocation.base_url, api_key=invocation.api_key, needs_key=False)
+    except TinkexError as error:
+        yield Finding("settings", "problem", str(error), "correct it, or unset it")
+        return
+    if config.is_local:
+        yield Finding("server", "ok", "none: the engine runs in this process")
+        return
+    if config.api_key is None and config.credential_cmd is None:
+        asked = invocation.base_url is not None or "TINKER_BASE_URL" in os.environ
+        fix = "tinkex auth login, or set TINKER_API_KEY; --local needs no key"
+        yield Finding("key", "problem" if asked else "note", f"none for {config.base_url}", fix)
+        return
+    config = Config.resolve(
+        base_url=invocation.base_url, api_key=invocation.api_key, max_retries=1, timeout=10.0
+    )
+    yield from _asked(config)
+
+
+def _asked(config: object) -> Iterator[Finding]:
+    from tinkex.clients.rest import RestClient
+    from tinkex.config import Config
+    from tinkex.errors import AuthenticationError
+
+    assert isinstance(config, Config)
+    rest = RestClient(config=config)
+    try:
+        rest.get_health().result()
+    except TinkexError as error:
+        fix = "check the address (--base-url, TINKER_BASE_URL) and that the server runs"
+        yield Finding("server", "problem", f"{config.base_url} does not answer: {error}", fix)
+        return
+    yield Finding("server", "ok", f"{config.base_url} answers")
+    try:
+        rest.list_training_runs(limit=1).result()
+    except AuthenticationError:
+        yield Finding("key", "problem", f"{config.base_url} refuses it", "tinkex auth login with a valid key")
+    except TinkexError as error:
+        yield Finding("key", "problem", f"it could not be checked: {error}", "see the message")
+    else:
+        yield Finding("key", "ok", "accepted")
+
+
+def _home() -> Path:
+    chosen = os.environ.get("TINKEX_HOME")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".tinkex"

@@ -1,0 +1,121 @@
+"""One run of the command line: which server is meant, how to print, and the clients that commands use."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tinkex.errors import ConfigError, SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tinkex.clients.admin import AdminClient
+    from tinkex.clients.rest import RestClient
+    from tinkex.clients.service import ServiceClient
+    from tinkex.config import Config
+
+__all__ = ["Invocation", "pass_invocation"]
+
+
+@dataclass
+class Invocation:
+    """What the common options said. Results go to stdout, everything else to stderr."""
+
+    base_url: str | None = None
+    api_key: str | None = None
+    as_json: bool = False
+    quiet: bool = False
+
+    @property
+    def where(self) -> str:
+        """The options that a further command needs to reach the same server."""
+        if self.base_url is None:
+            return ""
+        return " --local" if self.base_url == "local" else f" --base-url {self.base_url}"
+
+    # ---- printing ----
+
+    def remark(self, text: str) -> None:
+        """Says something about the way to the result, on stderr; nothing with ``--quiet`` or ``--json``."""
+        if not (self.quiet or self.as_json):
+            click.echo(text, err=True)
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether bars may be drawn on stderr."""
+        return not (self.quiet or self.as_json) and sys.stderr.isatty()
+
+    def result(self, text: str, value: Mapping[str, Any]) -> None:
+        """Prints the result: ``text`` for people (none with ``--quiet``), ``value`` with ``--json``."""
+        if self.as_json:
+            self.json(value)
+        elif text and not self.quiet:
+            click.echo(text)
+
+    def json(self, value: Mapping[str, Any]) -> None:
+        """Prints a result as JSON."""
+        from tinkex.cli.render import as_json
+
+        click.echo(as_json(value))
+
+    def table(
+        self,
+        value: Mapping[str, Any],
+        columns: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        title: str | None = None,
+    ) -> None:
+        """Prints a result as a table, or ``value`` with ``--json``."""
+        if self.as_json:
+            self.json(value)
+            return
+        from tinkex.cli.render import print_table
+
+        print_table(columns, rows, title)
+
+    def properties(
+        self, value: Mapping[str, Any], rows: Sequence[tuple[str, str]], title: str | None = None
+    ) -> None:
+        """Prints what is known of one thing."""
+        self.table(value, ["Property", "Value"], rows, title)
+
+    # ---- clients ----
+
+    def config(self) -> Config:
+        """The settings of this run; a missing key is an error that names every way to give one."""
+        from tinkex.config import Config
+
+        try:
+            return Config.resolve(base_url=self.base_url, api_key=self.api_key)
+        except ConfigError as error:
+            if str(error).startswith("no API key"):
+                raise SetupError(
+                    "no API key for the server that is asked. Log in with: tinkex auth login. "
+                    "Or set TINKER_API_KEY, or run on this machine with --local, which needs no key."
+                ) from error
+            raise
+
+    def rest(self) -> RestClient:
+        """A client for runs, checkpoints and sessions."""
+        from tinkex.clients.rest import RestClient
+
+        return RestClient(config=self.config())
+
+    def admin(self) -> AdminClient:
+        """A client for usage."""
+        from tinkex.clients.admin import AdminClient
+
+        return AdminClient(config=self.config())
+
+    def service(self, display_name: str | None = None) -> ServiceClient:
+        """A client that trains and samples."""
+        from tinkex.clients.service import ServiceClient
+
+        return ServiceClient(config=self.config(), display_name=display_name)
+
+
+pass_invocation = click.make_pass_decorator(Invocation, ensure=True)

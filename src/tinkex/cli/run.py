@@ -1,0 +1,138 @@
+"""``tinkex run``: the training runs on a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tinkex.cli.groups import Noun
+from tinkex.cli.invocation import Invocation, pass_invocation
+
+if TYPE_CHECKING:
+    from tinkex.types import TrainingRun
+
+PAGE = 100
+SCOPES = click.Choice(["owned", "accessible"])
+
+
+def _lora(run: TrainingRun) -> str:
+    if not run.is_lora:
+        return "No"
+    return f"Rank {run.lora_rank}" if run.lora_rank else "Yes"
+
+
+def _relative(when: Any) -> str:
+    from tinkex.cli.render import moment
+
+    return moment(when)
+
+
+def _last_checkpoint(run: TrainingRun) -> Any:
+    return run.last_checkpoint or run.last_sampler_checkpoint
+
+
+COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "id": ("Run ID", lambda run: run.training_run_id),
+    "model": ("Base Model", lambda run: run.base_model),
+    "owner": ("Owner", lambda run: run.model_owner),
+    "lora": ("LoRA", _lora),
+    "updated": ("Last Update", lambda run: _relative(run.last_request_time)),
+    "status": ("Status", lambda run: "Failed" if run.corrupted else "Active"),
+    "checkpoint": (
+        "Last Checkpoint",
+        lambda run: last.checkpoint_id if (last := _last_checkpoint(run)) is not None else "N/A",
+    ),
+    "checkpoint_time": (
+        "Checkpoint Time",
+        lambda run: _relative(last.time) if (last := _last_checkpoint(run)) is not None else "N/A",
+    ),
+}
+DEFAULT_COLUMNS = "id,model,lora,updated,status"
+
+
+@click.group(cls=Noun)
+def run() -> None:
+    """See the training runs on a server."""
+
+
+@run.command("list")
+@click.option("--limit", default=20, show_default=True, help="How many, newest first; 0 for all.")
+@click.option("--offset", default=0, show_default=True, help="How many to skip.")
+@click.option("--access-scope", type=SCOPES, default="owned", show_default=True, help="Whose runs.")
+@click.option("--project-id", help="Only runs of this project.")
+@click.option(
+    "-c",
+    "--columns",
+    default=DEFAULT_COLUMNS,
+    show_default=True,
+    help=f"Columns, from: {', '.join(COLUMNS)}.",
+)
+@pass_invocation
+def list_(
+    invocation: Invocation, limit: int, offset: int, access_scope: Any, project_id: str | None, columns: str
+) -> None:
+    """List training runs.
+
+    \b
+    Examples:
+      tinkex run list
+      tinkex run list --limit 0 --columns id,model,checkpoint --json
+    """  # noqa: D301 -- click reads the escape as "keep these lines"
+    chosen = [name.strip() for name in columns.split(",") if name.strip()]
+    unknown = [name for name in chosen if name not in COLUMNS]
+    if unknown or not chosen:
+        raise click.UsageError(
+            f"there is no column {', '.join(unknown) or '(none given)'}; there are {', '.join(COLUMNS)}"
+        )
+    if limit < 0 or offset < 0:
+        raise click.UsageError("--limit and --offset are at least 0")
+    rest = invocation.rest()
+    runs: list[TrainingRun] = []
+    total: int | None = None
+    while limit == 0 or len(runs) < limit:
+        wanted = PAGE if limit == 0 else min(PAGE, limit - len(runs))
+        page = rest.list_training_runs(wanted, offset + len(runs), access_scope, project_id).result()
+        runs += islice(page.training_runs, wanted)
+        total = page.cursor.total_count
+        if len(page.training_runs) < wanted:
+            break
+    title = f"{len(runs)} training run{'s' if len(runs) != 1 else ''}"
+    if total is not None and total > offset + len(runs):
+        title += f" ({total - offset - len(runs)} more; --limit 0 shows all)"
+    value = {"runs": [found.model_dump(mode="json") for found in runs], "total": total}
+    invocation.table(
+        value,
+        [COLUMNS[name][0] for name in chosen],
+        [[COLUMNS[name][1](found) for name in chosen] for found in runs],
+        title,
+    )
+
+
+@run.command()
+@click.argument("run_id")
+@click.option("--access-scope", type=SCOPES, default="owned", show_default=True, help="Whose runs.")
+@pass_invocation
+def info(invocation: Invocation, run_id: str, access_scope: Any) -> None:
+    """Show one training run: model, owner, adapter, last checkpoints.
+
+    \b
+    Example:
+      tinkex run info 0a1b2c:train:0
+    """  # noqa: D301 -- click reads the escape as "keep these lines"
+    from tinkex.cli.render import moment
+
+    found = invocation.rest().get_training_run(run_id, access_scope).result()
+    rows = [(title, read(found)) for title, read in (COLUMNS[name] for name in
+            ("id", "model", "owner", "lora", "updated", "status"))]  # fmt: skip
+    for title, last in (
+        ("Last Checkpoint", found.last_checkpoint),
+        ("Last Sampler Checkpoint", found.last_sampler_checkpoint),
+    ):
+        if last is not None:
+            expiry = moment(last.expires_at, missing="never")
+            rows.append((title, f"{last.tinker_path} ({moment(last.time)}, expires {expiry})"))
+    rows += [(f"Metadata {name}", str(value)) for name, value in (found.user_metadata or {}).items()]
+    invocation.properties(found.model_dump(mode="json"), rows)

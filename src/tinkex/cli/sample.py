@@ -1,0 +1,230 @@
+"""``tinkex sample``: continue a prompt."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tinkex.cli.groups import Leaf
+from tinkex.cli.invocation import Invocation, pass_invocation
+from tinkex.cli.paths import CheckpointPath
+from tinkex.errors import SetupError
+
+if TYPE_CHECKING:
+    from tinkex.tokenizers import Tokenizer
+    from tinkex.types import SampledSequence, SampleResponse
+
+
+@click.command(cls=Leaf)
+@click.argument("prompt", required=False)
+@click.option(
+    "--file",
+    "prompt_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help='File with the prompt: text, or JSON: a list of token ids, {"tokens": […]} or {"messages": […]}.',
+)
+@click.option("--model", help="Base model. Default: the server's only one, or the small one for laptops.")
+@click.option(
+    "--model-path",
+    type=CheckpointPath("weights", "sampler_weights"),
+    help="Sample from this checkpoint instead of a base model.",
+)
+@click.option(
+    "--chat/--raw",
+    default=None,
+    help="Send the prompt as a user's message, or as it is. Default: --chat where the model has a chat template.",
+)
+@click.option("--system", help="System message before the prompt; implies --chat.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="At most so many."
+)
+@click.option(
+    "--temperature", type=float, default=1.0, show_default=True, help="0 takes the likeliest token."
+)
+@click.option(
+    "--top-k", type=int, default=-1, show_default=True, help="Only the k likeliest tokens; -1 is off."
+)
+@click.option(
+    "--top-p", type=float, default=1.0, show_default=True, help="Only the likeliest up to this mass."
+)
+@click.option("--seed", type=int, help="Makes the draw repeatable.")
+@click.option("--stop", "stops", multiple=True, metavar="TEXT", help="Stop after this text; repeatable.")
+@click.option(
+    "--stop-token", "stop_tokens", type=int, multiple=True, help="Stop after this token id; repeatable."
+)
+@click.option(
+    "-n", "--num-samples", type=click.IntRange(min=1), default=1, show_default=True, help="How many."
+)
+@click.option("--prompt-logprobs", is_flag=True, help="With --json: the logprob of every prompt token.")
+@click.option(
+    "--topk-prompt-logprobs", default=0, show_default=True, help="With --json: alternatives per position."
+)
+@click.option(
+    "--topk-logprobs", default=0, show_default=True, help="With --json: alternatives per sampled token."
+)
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to a file instead."
+)
+@pass_invocation
+def sample(
+    invocation: Invocation,
+    prompt: str | None,
+    prompt_file: Path | None,
+    model: str | None,
+    model_path: str | None,
+    chat: bool | None,
+    system: str | None,
+    max_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int | None,
+    stops: tuple[str, ...],
+    stop_tokens: tuple[int, ...],
+    num_samples: int,
+    prompt_logprobs: bool,
+    topk_prompt_logprobs: int,
+    topk_logprobs: int,
+    output: Path | None,
+) -> None:
+    """Continue a prompt, given as argument, by --file, or on stdin.
+
+    \b
+    Examples:
+      tinkex sample "What is the capital of France?" --local --temperature 0
+      echo "Once upon a time" | tinkex sample --raw -n 3 --json
+      tinkex sample "Who are you?" --model-path tinker://0a1b2c:train:0/sampler_weights/final
+    """  # noqa: D301 -- click reads the escape as "keep these lines"
+    if model is not None and model_path is not None:
+        raise click.UsageError("give --model or --model-path, not both")
+    if stops and stop_tokens:
+        raise click.UsageError("give --stop or --stop-token, not both")
+    if system is not None and chat is False:
+        raise click.UsageError("--system is for chats; leave out --raw")
+    given = _given(prompt, prompt_file)
+    if not given:
+        raise click.UsageError("the prompt is empty")
+    from tinkex import types
+    from tinkex.cli.base_model import chosen_base_model
+
+    stop: list[str | int] | None = [*stops, *stop_tokens] or None
+    try:
+        params = types.SamplingParams(
+            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    with invocation.service("sample") as service:
+        if model_path is not None:
+            sampler = service.create_sampling_client(model_path=model_path)
+        else:
+            sampler = service.create_sampling_client(base_model=chosen_base_model(service, model))
+        tokenizer = sampler.get_tokenizer()
+        tokens = _tokens(tokenizer, given, chat, system)
+        response = sampler.sample(
+            types.ModelInput.from_ints(tokens),
+            num_samples,
+            params,
+            prompt_logprobs,
+            topk_prompt_logprobs,
+            topk_logprobs,
+        ).result()
+    if invocation.as_json:
+        from tinkex.cli.render import as_json
+
+        text = as_json(_value(tokenizer, tokens, response))
+    else:
+        texts = [_text(tokenizer, sequence) for sequence in response.sequences]
+        text = texts[0] if num_samples == 1 else "\n\n".join(
+            f"Sample {number} ({sequence.stop_reason}):\n{one}"
+            for number, (one, sequence) in enumerate(zip(texts, response.sequences, strict=True), 1)
+        )  # fmt: skip
+    if output is None:
+        click.echo(text)
+        return
+    try:
+        output.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise SetupError(f"{output} cannot be written ({error.strerror}); choose another file") from error
+    invocation.remark(f"Wrote {output}")
+
+
+def _given(prompt: str | None, prompt_file: Path | None) -> Any:
+    """The prompt: text, token ids or messages."""
+    import json
+
+    if prompt is not None and prompt_file is not None:
+        raise click.UsageError("give the prompt as argument or by --file, not both")
+    if prompt is not None and prompt != "-":
+        return prompt
+    if prompt_file is None:
+        if sys.stdin.isatty():
+            raise click.UsageError("there is no prompt: give it as argument, by --file, or on stdin")
+        return sys.stdin.read().removesuffix("\n")
+    try:
+        text = prompt_file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"{prompt_file} cannot be read as text ({error})") from error
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text.removesuffix("\n")
+    if isinstance(value, dict) and set(value) & {"tokens", "messages"}:
+        value = value["tokens"] if "tokens" in value else {"messages": value["messages"]}
+    is_tokens = isinstance(value, list) and all(type(item) is int for item in value) and value
+    return (
+        value if is_tokens or (isinstance(value, dict) and "messages" in value) else text.removesuffix("\n")
+    )
+
+
+def _tokens(tokenizer: Tokenizer, given: Any, chat: bool | None, system: str | None) -> list[int]:
+    if isinstance(given, list):
+        if chat or system is not None:
+            raise click.UsageError("a prompt of token ids is sent as it is; leave out --chat and --system")
+        return given
+    messages = given["messages"] if isinstance(given, dict) else None
+    if chat is None:
+        has_template = getattr(tokenizer, "chat_template", None) is not None
+        chat = messages is not None or system is not None or has_template
+    if not chat:
+        if messages is not None:
+            raise click.UsageError("messages are a chat; leave out --raw")
+        return tokenizer.encode(str(given), add_special_tokens=True)
+    conversation = messages or [{"role": "user", "content": given}]
+    if system is not None:
+        conversation = [{"role": "system", "content": system}, *conversation]
+    try:
+        rendered = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
+    except (ValueError, KeyError, TypeError) as error:
+        raise SetupError(
+            f"the chat cannot be rendered ({error}); send the prompt as it is with --raw"
+        ) from error
+    return [int(token) for token in rendered]
+
+
+def _text(tokenizer: Tokenizer, sequence: SampledSequence) -> str:
+    return tokenizer.decode(sequence.tokens, skip_special_tokens=True)
+
+
+def _value(tokenizer: Tokenizer, tokens: list[int], response: SampleResponse) -> dict[str, Any]:
+    value: dict[str, Any] = {
+        "prompt_tokens": tokens,
+        "sequences": [
+            {
+                "text": _text(tokenizer, one),
+                "tokens": one.tokens,
+                "logprobs": one.logprobs,
+                "stop_reason": one.stop_reason,
+                **({} if one.topk_logprobs is None else {"topk_logprobs": one.topk_logprobs}),
+            }
+            for one in response.sequences
+        ],
+    }
+    if response.prompt_logprobs is not None:
+        value["prompt_logprobs"] = response.prompt_logprobs
+    if response.topk_prompt_logprobs is not None:
+        value["topk_prompt_logprobs"] = response.topk_prompt_logprobs
+    return value

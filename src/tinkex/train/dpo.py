@@ -1,0 +1,176 @@
+"""Direct preference optimization, with its gradient written out: no torch is needed on the client's side.
+
+For a pair with policy log-probabilities π and reference ones ρ (summed over an answer),
+z = β[(π_chosen − ρ_chosen) − (π_rejected − ρ_rejected)] and the loss is −log σ(z). Its derivative by every token's
+log-probability of the chosen answer is −βσ(−z), of the rejected one +βσ(−z). A server's cross-entropy is
+Σ −logprob·weight, so these weights, with the opposite sign, give exactly that gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tinkex.errors import ConfigError
+from tinkex.train.examples import Messages, Preference, read_preferences, split
+from tinkex.train.recipes import Metrics, Place
+from tinkex.train.rendering import Tokens
+from tinkex.train.settings import DpoSettings
+
+if TYPE_CHECKING:
+    from tinkex.types import AdamParams, ForwardBackwardOutput
+
+__all__ = ["Dpo", "preference"]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    chosen: Tokens
+    rejected: Tokens
+
+
+def preference(margin: float, beta: float) -> tuple[float, float]:
+    """The loss −log σ(βm) of a pair with margin m, and how strongly it pulls: βσ(−βm).
+
+    >>> loss, pull = preference(0.0, 0.1)
+    >>> round(loss, 4), pull
+    (0.6931, 0.05)
+    """
+    z = beta * margin
+    # Written so that neither exponential can overflow.
+    loss = math.log1p(math.exp(-abs(z))) + max(-z, 0.0)
+    decay = math.exp(-abs(z))
+    return loss, beta * (decay if z >= 0 else 1.0) / (1.0 + decay)
+
+
+class Dpo:
+    """The reference is the model the run starts from: the base model, or the checkpoint it was given."""
+
+    headline = "loss"
+
+    def __init__(self, settings: DpoSettings, place: Place) -> None:
+        self._place = place
+        self._beta = settings.beta
+        learn = read_preferences(settings.data)
+        check: list[Preference] = []
+        if settings.eval_data is not None:
+            check = read_preferences(settings.eval_data)
+        else:
+            learn, check = split(learn, settings.eval_fraction, settings.seed)
+        self._shown = [one.prompt for one in [*check, *learn]]
+        self._learn = self._rendered(learn, settings)
+        self._check = self._rendered(check, settings) if check else []
+        if settings.start_from is not None:
+            self._reference = place.service.create_sampling_client(model_path=settings.start_from)
+        else:
+            self._reference = place.service.create_sampling_client(base_model=place.base_model)
+        self._references: dict[int, tuple[float, float]] = {}
+
+    @property
+    def num_examples(self) -> int:
+        """How many pairs there are to train on."""
+        return len(self._learn)
+
+    @property
+    def prompts(self) -> Sequence[Messages | str]:
+        """Prompts of the data, those that are not trained on first."""
+        return self._shown
+
+    def submit(self, batch: Sequence[int], step: int, adam: AdamParams) -> Callable[[], Metrics]:
+        """A forward pass for the margins, then a pass with their gradient and a step of the optimizer."""
+        del step
+        pairs = [self._learn[place] for place in batch]
+        margins = self._margins(pairs)
+        measured = [preference(margin, self._beta) for margin in margins]
+        data = []
+        for pair, (_, pull) in zip(pairs, measured, strict=True):
+            data += [pair.chosen.datum(pull / len(pairs)), pair.rejected.datum(-pull / len(pairs))]
+        passed = self._place.training.forward_backward(data, "cross_entropy")
+        stepped = self._place.training.optim_step(adam)
+        num_tokens = sum(len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs)
+
+        def metrics() -> Metrics:
+            passed.result()
+            stepped.result()
+            return {**_summary(margins, self._beta), "num_tokens": num_tokens}
+
+        return metrics
+
+    def evaluate(self) -> Metrics | None:
+        """Loss, and how often the chosen answer is the likelier one, on pairs that are not trained on."""
+        return _summary(self._margins(self._check), self._beta) if self._check else None
+
+    def _margins(self, pairs: Sequence[_Pair]) -> list[float]:
+        """(π_chosen − ρ_chosen) − (π_rejected − ρ_rejected) of each pair."""
+        data = [one.datum() for pair in pairs for one in (pair.chosen, pair.rejected)]
+        asked = self._place.training.forward(data, "cross_entropy")
+        references = self._reference_sums(pairs)
+        sums = _answer_sums(asked.result(), [one for pair in pairs for one in (pair.chosen, pair.rejected)])
+        return [
+            (sums[2 * place] - chosen) - (sums[2 * place + 1] - rejected)
+            for place, (chosen, rejected) in enumerate(references)
+        ]
+
+    def _reference_sums(self, pairs: Sequence[_Pair]) -> list[tuple[float, float]]:
+        """The reference never changes, so every pair is asked about once."""
+        from tinkex import types
+
+        new = {id(pair): pair for pair in pairs if id(pair) not in self._references}
+        asked = {
+            key: [
+                self._reference.compute_logprobs(types.ModelInput.from_ints(one.ids))
+                for one in (pair.chosen, pair.rejected)
+            ]
+            for key, pair in new.items()
+        }
+        for key, pair in new.items():
+            chosen, rejected = (future.result() for future in asked[key])
+            self._references[key] = (_learned_sum(chosen, pair.chosen), _learned_sum(rejected, pair.rejected))
+        return [self._references[id(pair)] for pair in pairs]
+
+    def _rendered(self, examples: Sequence[Preference], settings: DpoSettings) -> list[_Pair]:
+        renderer = self._place.renderer
+        pairs: list[_Pair] = []
+        for one in examples:
+            pair = _Pair(renderer.pair(one.prompt, one.chosen), renderer.pair(one.prompt, one.rejected))
+            longest = max(len(pair.chosen.ids), len(pair.rejected.ids))
+            if longest <= settings.max_length:
+                pairs.append(pair)
+            elif settings.too_long == "error":
+                raise ConfigError(
+                    f"{one.where}: {longest} tokens, and at most {settings.max_length} are taken. Allow more with "
+                    "--max-length, or say --too-long skip or cut."
+                )
+            elif settings.too_long == "cut":
+                cut = _Pair(pair.chosen.cut(settings.max_length), pair.rejected.cut(settings.max_length))
+                if cut.chosen.num_learned and cut.rejected.num_learned:
+                    pairs.append(cut)
+        if not pairs:
+            raise ConfigError(
+                f"every pair has more than {settings.max_length} tokens; allow more with --max-length"
+            )
+        return pairs
+
+
+def _answer_sums(output: ForwardBackwardOutput, tokens: Sequence[Tokens]) -> list[float]:
+    sums = []
+    for said, one in zip(output.loss_fn_outputs, tokens, strict=True):
+        logprobs = said["logprobs"].to_numpy()
+        learned = one.learned[1:]
+        sums.append(float(sum(float(lp) for lp, mine in zip(logprobs, learned, strict=True) if mine)))
+    return sums
+
+
+def _learned_sum(logprobs: Sequence[float | None], tokens: Tokens) -> float:
+    return sum(lp for lp, mine in zip(logprobs, tokens.learned, strict=True) if mine and lp is not None)
+
+
+def _summary(margins: Sequence[float], beta: float) -> dict[str, float]:
+    losses = [preference(margin, beta)[0] for margin in margins]
+    return {
+        "loss": sum(losses) / len(losses),
+        "accuracy": sum(margin > 0 for margin in margins) / len(margins),
+        "margin": sum(margins) / len(margins),
+    }

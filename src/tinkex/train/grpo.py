@@ -1,0 +1,188 @@
+"""Training by rewards, relative to the group: several answers per prompt, the better ones become likelier."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tinkex.errors import ConfigError
+from tinkex.train.examples import Messages, Prompt, read_prompts, split
+from tinkex.train.recipes import Metrics, Place, greedy
+from tinkex.train.rewards import Reward, load_reward, pattern_reward
+from tinkex.train.settings import GrpoSettings
+
+if TYPE_CHECKING:
+    from tinkex.types import AdamParams, Datum, SampledSequence
+
+__all__ = ["Grpo", "advantages"]
+
+
+@dataclass(frozen=True)
+class _Task:
+    prompt: Prompt
+    tokens: list[int]
+
+
+def advantages(rewards: Sequence[float], *, normalize: bool) -> list[float]:
+    """How much better than its group each answer is, in standard deviations if ``normalize``.
+
+    >>> advantages([1.0, 0.0, 0.0, 1.0], normalize=False)
+    [0.5, -0.5, -0.5, 0.5]
+    >>> advantages([1.0, 0.0, 0.0, 1.0], normalize=True)
+    [1.0, -1.0, -1.0, 1.0]
+    """
+    mean = sum(rewards) / len(rewards)
+    centered = [reward - mean for reward in rewards]
+    spread = (sum(one * one for one in centered) / len(centered)) ** 0.5
+    return [one / spread for one in centered] if normalize and spread > 0 else centered
+
+
+class Grpo:
+    """Answers are drawn at temperature 1 from the weights as they are, so that their logprobs are the policy's own."""
+
+    headline = "reward"
+
+    def __init__(self, settings: GrpoSettings, place: Place) -> None:
+        self._place = place
+        self._settings = settings
+        self._reward = _reward(settings)
+        learn = read_prompts(settings.data)
+        check: list[Prompt] = []
+        if settings.eval_data is not None:
+            check = read_prompts(settings.eval_data)
+        else:
+            learn, check = split(learn, settings.eval_fraction, settings.seed)
+        self._learn = self._rendered(learn)
+        self._check = check
+        self._shown = [one.prompt for one in [*check, *learn]]
+
+    @property
+    def num_examples(self) -> int:
+        """How many prompts there are to train on."""
+        return len(self._learn)
+
+    @property
+    def prompts(self) -> Sequence[Messages | str]:
+        """Prompts of the data, those that are not trained on first."""
+        return self._shown
+
+    def submit(self, batch: Sequence[int], step: int, adam: AdamParams) -> Callable[[], Metrics]:
+        """Samples groups, scores them, and trains on what differs within a group."""
+        from tinkex import types
+
+        settings, training = self._settings, self._place.training
+        sampler = training.save_weights_and_get_sampling_client()
+        tasks = [self._learn[place] for place in batch]
+        asked = [
+            sampler.sample(
+                types.ModelInput.from_ints(task.tokens),
+                settings.group_size,
+                types.SamplingParams(max_tokens=settings.max_tokens, seed=_seed(settings.seed, step, place)),
+            )
+            for place, task in enumerate(tasks)
+        ]
+        data: list[Datum] = []
+        rewards: list[float] = []
+        lengths: list[int] = []
+        for task, future in zip(tasks, asked, strict=True):
+            sequences = future.result().sequences
+            group = [self._score(task, sequence) for sequence in sequences]
+            rewards += group
+            lengths += [len(sequence.tokens) for sequence in sequences]
+            for sequence, advantage in zip(
+                sequences, advantages(group, normalize=settings.normalize_advantages), strict=True
+            ):
+                if advantage:
+                    data.append(_datum(task.tokens, sequence, advantage / len(tasks) / settings.group_size))
+        summary = {
+            "reward": sum(rewards) / len(rewards),
+            "answer_tokens": sum(lengths) / len(lengths),
+            "used_answers": len(data) / len(rewards),
+            "num_tokens": float(sum(lengths) + settings.group_size * sum(len(task.tokens) for task in tasks)),
+        }
+        if not data:  # all answers of every group are equally good: there is nothing to learn
+            return lambda: {**summary, "loss": 0.0}
+        passed = training.forward_backward(data, settings.loss)
+        stepped = training.optim_step(adam)
+
+        def metrics() -> Metrics:
+            loss = passed.result().metrics["loss:sum"]
+            stepped.result()
+            return {**summary, "loss": loss}
+
+        return metrics
+
+    def evaluate(self) -> Metrics | None:
+        """The mean reward of the likeliest answers to prompts that are not trained on."""
+        if not self._check:
+            return None
+        sampler = self._place.training.save_weights_and_get_sampling_client()
+        asked = [one.prompt for one in self._check]
+        answers = greedy(sampler, self._place.renderer, asked, self._settings.max_tokens)
+        scores = [
+            self._reward(_as_text(one.prompt), answer, one.fields)
+            for one, answer in zip(self._check, answers, strict=True)
+        ]
+        return {"reward": sum(scores) / len(scores)}
+
+    def _score(self, task: _Task, sequence: SampledSequence) -> float:
+        text = self._place.renderer.tokenizer.decode(sequence.tokens, skip_special_tokens=True)
+        return self._reward(_as_text(task.prompt.prompt), text, task.prompt.fields)
+
+    def _rendered(self, prompts: Sequence[Prompt]) -> list[_Task]:
+        settings = self._settings
+        room = settings.max_length - settings.max_tokens
+        tasks: list[_Task] = []
+        for one in prompts:
+            tokens = self._place.renderer.prompt(one.prompt)
+            if len(tokens) <= room:
+                tasks.append(_Task(one, tokens))
+            elif settings.too_long == "error":
+                raise ConfigError(
+                    f"{one.where}: the prompt has {len(tokens)} tokens, and {room} fit before an answer of "
+                    f"{settings.max_tokens}. Allow more with --max-length, or say --too-long skip or cut."
+                )
+            elif settings.too_long == "cut" and room > 0:
+                tasks.append(_Task(one, tokens[-room:]))
+        if not tasks:
+            raise ConfigError("no prompt leaves room for an answer; raise --max-length or lower --max-tokens")
+        return tasks
+
+
+def _reward(settings: GrpoSettings) -> Reward:
+    if settings.reward is not None:
+        return load_reward(settings.reward)
+    assert settings.reward_regex is not None, "the settings are checked"
+    return pattern_reward(settings.reward_regex)
+
+
+def _datum(prompt: Sequence[int], sequence: SampledSequence, advantage: float) -> Datum:
+    from tinkex import types
+
+    if sequence.logprobs is None:
+        raise ConfigError("this server samples without logprobs, which this way of training needs")
+    tokens = [*prompt, *sequence.tokens]
+    silent = [0.0] * (len(prompt) - 1)
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={
+            "target_tokens": tokens[1:],
+            "logprobs": [*silent, *sequence.logprobs],
+            "advantages": [*silent, *([advantage] * len(sequence.tokens))],
+        },
+    )
+
+
+def _as_text(prompt: Messages | str) -> str:
+    """What a reward is shown: the text, or the last message of a chat."""
+    if isinstance(prompt, str):
+        return prompt
+    last: Any = prompt[-1]["content"]
+    return str(last)
+
+
+def _seed(seed: int, step: int, place: int) -> int:
+    """Another one for every group, and the same when a run is repeated or resumed."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{step}:{place}".encode()).digest()[:4]) >> 1

@@ -1,0 +1,124 @@
+"""What a run keeps on this machine: its settings, a line per step, its checkpoints and what it said before training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tinkex.errors import ConfigError, SetupError
+from tinkex.train.settings import Settings, settings_from
+
+__all__ = ["Notebook"]
+
+SETTINGS, METRICS, CHECKPOINTS, BEFORE = "settings.json", "metrics.jsonl", "checkpoints.jsonl", "before.json"
+
+
+class Notebook:
+    """The directory of one run."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @classmethod
+    def new(cls, settings: Settings, base_model: str) -> Notebook:
+        """Begins the notebook of a run; a directory that holds one already is refused."""
+        book = cls(settings.output)
+        if (book.directory / SETTINGS).exists():
+            raise SetupError(
+                f"{book.directory} holds a run already; go on with it by --resume {book.directory}, or choose another "
+                "--output"
+            )
+        try:
+            book.directory.mkdir(parents=True, exist_ok=True)
+            kept = {**settings.as_json(), "base_model": base_model, "data_sha256": _digest(settings.data)}
+            book._write(SETTINGS, kept)
+        except OSError as error:
+            raise SetupError(
+                f"{book.directory} cannot be written ({error.strerror or error}); choose another --output"
+            ) from error
+        return book
+
+    @classmethod
+    def open(cls, directory: Path) -> tuple[Notebook, Settings, str]:
+        """The notebook of an earlier run, with its settings and base model; its data must be unchanged."""
+        book = cls(directory)
+        try:
+            kept = json.loads((directory / SETTINGS).read_text(encoding="utf-8"))
+            settings, base_model = settings_from(kept), str(kept["base_model"])
+        except FileNotFoundError:
+            raise SetupError(f"{directory} holds no run: it has no {SETTINGS}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise SetupError(f"{directory / SETTINGS} cannot be read ({error!r})") from error
+        if _digest(settings.data) != kept.get("data_sha256"):
+            raise ConfigError(
+                f"{settings.data} is not the file this run began with, so its batches would be others; put the old one "
+                "back, or begin a new run with --model-path and the last checkpoint"
+            )
+        return book, settings, base_model
+
+    def add_step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Notes one step, or an evaluation after it."""
+        self._append(METRICS, {"step": step, **metrics})
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Every noted step, in order."""
+        return self._lines(METRICS)
+
+    def add_checkpoint(self, step: int, path: str) -> None:
+        """Notes a checkpoint that holds the state after ``step`` steps."""
+        self._append(CHECKPOINTS, {"step": step, "path": path})
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """Every noted checkpoint, in order."""
+        return self._lines(CHECKPOINTS)
+
+    def rewind(self, step: int) -> None:
+        """Forgets what was noted after ``step``: it is done again."""
+        kept = [line for line in self.steps() if line["step"] <= step]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        (self.directory / METRICS).write_text(text, encoding="utf-8")
+
+    def keep_before(self, answers: Mapping[str, Any]) -> None:
+        """Keeps what the model said before training."""
+        self._write(BEFORE, answers)
+
+    def before(self) -> dict[str, Any] | None:
+        """What the model said before training."""
+        try:
+            kept = json.loads((self.directory / BEFORE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return kept if isinstance(kept, dict) else None
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        with (self.directory / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        try:
+            text = (self.directory / name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        lines = []
+        for line in text.split("\n"):
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                continue  # the last line of a process that was killed while it wrote
+        return lines
+
+    def _write(self, name: str, value: Mapping[str, Any]) -> None:
+        partial = self.directory / f".{name}.new"
+        partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.replace(self.directory / name)
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); give the file of examples") from error

@@ -1,0 +1,154 @@
+"""From texts and chats to tokens: which a model reads, and which it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tinkex.errors import ConfigError
+from tinkex.train.examples import Messages
+
+if TYPE_CHECKING:
+    from tinkex.tokenizers import Tokenizer
+    from tinkex.types import Datum
+
+__all__ = ["Renderer", "Tokens"]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text as tokens, each with whether it is learned."""
+
+    ids: list[int]
+    learned: list[bool]
+
+    @property
+    def num_learned(self) -> int:
+        """How many tokens are learned."""
+        return sum(self.learned)
+
+    def datum(self, weight: float = 1.0) -> Datum:
+        """What a server trains on: every token but the last is read, and the next one learned with this weight."""
+        from tinkex import types
+
+        return types.Datum(
+            model_input=types.ModelInput.from_ints(self.ids[:-1]),
+            loss_fn_inputs={
+                "target_tokens": self.ids[1:],
+                "weights": [weight if learned else 0.0 for learned in self.learned[1:]],
+            },
+        )
+
+    def cut(self, max_length: int) -> Tokens:
+        """The first so many tokens."""
+        return Tokens(self.ids[:max_length], self.learned[:max_length])
+
+
+class Renderer:
+    """Turns prompts and answers into tokens, by the model's chat template or as they are.
+
+    Prompts are encoded by themselves, as they are when the model is sampled, so that an answer is learned after exactly
+    the tokens it will follow.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, chat: bool | None = None) -> None:
+        self.tokenizer = tokenizer
+        has_template = getattr(tokenizer, "chat_template", None) is not None
+        if chat and not has_template:
+            raise ConfigError("this model has no chat template; leave out --chat (chat=True)")
+        self.chat = has_template if chat is None else chat
+        eos = getattr(tokenizer, "eos_token", None)
+        self._eos = eos if isinstance(eos, str) else ""
+
+    def prompt(self, asked: Messages | str) -> list[int]:
+        """The tokens a model continues with its answer."""
+        if isinstance(asked, str) and not self.chat:
+            return self._encode(asked, special=True)
+        return self._encode(self._template(self._messages(asked), prompt=True))
+
+    def pair(self, asked: Messages | str, answer: str) -> Tokens:
+        """A prompt and its answer, which is learned up to the token that ends it."""
+        prompt = self.prompt(asked)
+        if isinstance(asked, str) and not self.chat:
+            end = self.tokenizer.eos_token_id
+            reply = [*self._encode(answer), *([] if end is None else [end])]
+        else:
+            reply = self._encode(self._answer_text(self._messages(asked), answer))
+        return Tokens(prompt + reply, [False] * len(prompt) + [True] * len(reply))
+
+    def all_answers(self, messages: Messages) -> Tokens:
+        """A whole chat; every message of the assistant is learned."""
+        ids: list[int] = []
+        learned: list[bool] = []
+        done = ""
+        for place, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self._template(messages[:place], prompt=True)
+            after = self._template(messages[: place + 1], prompt=False)
+            if not (before.startswith(done) and after.startswith(before)):
+                raise ConfigError(
+                    "this model's chat template writes earlier turns differently once later ones follow, so they cannot "
+                    "be learned together; train on the last answer only (--train-on last)"
+                )
+            answer = self._up_to_end(after[len(before) :])
+            for text, is_answer in ((before[len(done) :], False), (answer, True)):
+                tokens = self._encode(text)
+                ids += tokens
+                learned += [is_answer] * len(tokens)
+            done = before + answer
+        return Tokens(ids, learned)
+
+    def _messages(self, asked: Messages | str) -> Messages:
+        if isinstance(asked, str):
+            return [{"role": "user", "content": asked}]
+        if not self.chat:
+            raise ConfigError(
+                "the data holds chats, and this model has no chat template; give texts, or another model"
+            )
+        return asked
+
+    def _template(self, messages: Messages, *, prompt: bool) -> str:
+        try:
+            text: Any = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=prompt, tokenize=False
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"the model's chat template refuses a chat: {error}") from error
+        return str(text)
+
+    def _answer_text(self, asked: Messages, answer: str) -> str:
+        before = self._template(asked, prompt=True)
+        whole = self._template([*asked, {"role": "assistant", "content": answer}], prompt=False)
+        # Some templates rewrite the prompt once it is answered; the answer itself is then written by hand.
+        return self._up_to_end(whole[len(before) :]) if whole.startswith(before) else answer + self._eos
+
+    def _up_to_end(self, text: str) -> str:
+        """Without what a template puts after the end token: a model is stopped there and never reads it."""
+        return text[: text.rindex(self._eos) + len(self._eos)] if self._eos and self._eos in text else text
+
+    def _encode(self, text: str, *, special: bool = False) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=special))
+
+
+def fitting(rendered: Sequence[tuple[str, Tokens]], max_length: int, too_long: str) -> list[Tokens]:
+    """The examples that fit, and as ``too_long`` says an error, nothing, or the beginning of the others."""
+    kept: list[Tokens] = []
+    long: list[tuple[str, int]] = []
+    for where, tokens in rendered:
+        if len(tokens.ids) <= max_length:
+            kept.append(tokens)
+            continue
+        long.append((where, len(tokens.ids)))
+        if too_long == "cut" and (cut := tokens.cut(max_length)).num_learned:
+            kept.append(cut)
+    if long and too_long == "error":
+        where, length = long[0]
+        raise ConfigError(
+            f"{where}: {length} tokens, and at most {max_length} are taken ({len(long)} such lines). "
+            "Allow more with --max-length, or say --too-long skip or cut."
+        )
+    if not kept:
+        raise ConfigError(f"every example has more than {max_length} tokens; allow more with --max-length")
+    return kept

@@ -1,0 +1,80 @@
+"""Supervised training on answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tinkex.train.examples import Conversation, Messages, read_conversations, split
+from tinkex.train.recipes import Metrics, Place
+from tinkex.train.rendering import Tokens, fitting
+from tinkex.train.settings import SftSettings
+
+if TYPE_CHECKING:
+    from tinkex.types import AdamParams
+
+__all__ = ["Sft"]
+
+
+class Sft:
+    """The loss is the mean cross-entropy per learned token."""
+
+    headline = "loss"
+
+    def __init__(self, settings: SftSettings, place: Place) -> None:
+        self._place = place
+        learn = read_conversations(settings.data)
+        check: list[Conversation] = []
+        if settings.eval_data is not None:
+            check = read_conversations(settings.eval_data)
+        else:
+            learn, check = split(learn, settings.eval_fraction, settings.seed)
+        self._shown = [one.prompt for one in [*check, *learn]]
+        self._learn = self._rendered(learn, settings)
+        self._check = self._rendered(check, settings) if check else []
+
+    @property
+    def num_examples(self) -> int:
+        """How many examples there are to train on."""
+        return len(self._learn)
+
+    @property
+    def prompts(self) -> Sequence[Messages | str]:
+        """Prompts of the data, those that are not trained on first."""
+        return self._shown
+
+    def submit(self, batch: Sequence[int], step: int, adam: AdamParams) -> Callable[[], Metrics]:
+        """One pass and one step of the optimizer."""
+        del step
+        chosen = [self._learn[place] for place in batch]
+        num_learned = sum(tokens.num_learned for tokens in chosen)
+        # The mean over the batch's tokens, so that the learning rate does not depend on how long answers are.
+        passed = self._place.training.forward_backward(
+            [tokens.datum(1.0 / num_learned) for tokens in chosen], "cross_entropy"
+        )
+        stepped = self._place.training.optim_step(adam)
+
+        def metrics() -> Metrics:
+            loss = passed.result().metrics["loss:sum"]
+            stepped.result()
+            return {"loss": loss, "num_tokens": sum(len(tokens.ids) for tokens in chosen)}
+
+        return metrics
+
+    def evaluate(self) -> Metrics | None:
+        """The loss on examples that are not trained on."""
+        if not self._check:
+            return None
+        num_learned = sum(tokens.num_learned for tokens in self._check)
+        passed = self._place.training.forward([tokens.datum() for tokens in self._check], "cross_entropy")
+        return {"loss": passed.result().metrics["loss:sum"] / num_learned}
+
+    def _rendered(self, examples: Sequence[Conversation], settings: SftSettings) -> list[Tokens]:
+        renderer = self._place.renderer
+
+        def tokens(one: Conversation) -> Tokens:
+            if settings.train_on == "all" and isinstance(one.prompt, list):
+                return renderer.all_answers([*one.prompt, {"role": "assistant", "content": one.answer}])
+            return renderer.pair(one.prompt, one.answer)
+
+        return fitting([(one.where, tokens(one)) for one in examples], settings.max_length, settings.too_long)

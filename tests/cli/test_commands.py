@@ -1,0 +1,253 @@
+"""Commands against a served engine: what they print, as tables and as JSON, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import tinkex
+from tests.servers import ServedEngine
+
+MODEL = "tiny/llama"
+
+
+@pytest.fixture(scope="module")
+def saved(served_engine: ServedEngine) -> str:
+    """A training checkpoint on the server."""
+    done = tinkex(
+        "checkpoint", "save", "--base-model", MODEL, "--name", "first", "--kind", "training", "--rank", "4",
+        "--seed", "1", "--json", server=served_engine,
+    )  # fmt: skip
+    path: str = done.json["path"]
+    return path
+
+
+def run_of(path: str) -> str:
+    return path.removeprefix("tinker://").split("/")[0]
+
+
+def test_models_are_listed_filtered_and_described(served_engine: ServedEngine) -> None:
+    listed = tinkex("model", "list", "--json", server=served_engine, process=True).json
+    assert [model["model_name"] for model in listed["models"]] == [MODEL]
+    table = tinkex("model", "list", "LLA", server=served_engine).out
+    assert re.search(r"Model\s+Max Context\s+Trainable\s+Sampleable", table)
+    assert re.search(r"tiny/llama\s+512\s+Yes\s+Yes", table)
+    missing = tinkex("model", "list", "gpt", server=served_engine)
+    assert (missing.code, missing.out) == (1, "")
+    assert MODEL in missing.err
+    assert tinkex("model", "info", MODEL, "--json", server=served_engine).json["max_context_length"] == 512
+
+
+def test_a_model_directory_is_described_and_pulled_from_a_directory(
+    served_engine: ServedEngine, tiny_model: Path, tmp_path: Path
+) -> None:
+    facts = tinkex("model", "info", str(tiny_model), "--json", server=served_engine).json["local"]
+    assert facts["architecture"] == "llama"
+    assert facts["size_bytes"] > 100_000
+    pulled = tinkex("model", "pull", str(tiny_model), "--json", home=tmp_path).json
+    assert pulled["directory"] == str(tiny_model)
+
+
+def test_runs_are_listed_with_chosen_columns_and_described(served_engine: ServedEngine, saved: str) -> None:
+    run_id = run_of(saved)
+    listed = tinkex("run", "list", "--limit", "0", "--json", server=served_engine).json["runs"]
+    assert run_id in [run["training_run_id"] for run in listed]
+    one = tinkex("run", "list", "--limit", "1", "-c", "id,status,checkpoint", server=served_engine).out
+    assert re.search(r"Run ID\s+Status\s+Last Checkpoint", one)
+    info = tinkex("run", "info", run_id, server=served_engine).out
+    assert re.search(r"LoRA\s+Rank 4", info)
+    assert saved in info
+    wrong = tinkex("run", "list", "-c", "colour", server=served_engine)
+    assert wrong.code == 2
+    assert "checkpoint_time" in wrong.err
+    unknown = tinkex("run", "info", "nobody:train:0", server=served_engine)
+    assert (unknown.code, unknown.out) == (1, "")
+
+
+def test_checkpoints_are_listed_described_shared_and_given_an_end(
+    served_engine: ServedEngine, saved: str
+) -> None:
+    listed = tinkex("-f", "json", "checkpoint", "list", "--run-id", run_of(saved), server=served_engine).json
+    assert listed["run_id"] == run_of(saved)
+    assert [one["tinker_path"] for one in listed["checkpoints"]] == [saved]
+    table = tinkex("checkpoint", "list", "--limit", "0", server=served_engine).out
+    assert re.search(r"weights/first\s+training\s+\d+\.\d KB\s+No\s+just now\s+Never\s+tinker://", table)
+    assert tinkex("checkpoint", "publish", saved, server=served_engine).out == f"Published {saved}.\n"
+    assert tinkex("checkpoint", "set-ttl", saved, "--ttl", "7200", "-q", server=served_engine).out == ""
+    info = tinkex("checkpoint", "info", saved, "--json", server=served_engine).json
+    assert (info["public"], info["lora_rank"], info["base_model"]) == (True, 4, MODEL)
+    assert info["expires_at"]
+    tinkex("checkpoint", "unpublish", saved, server=served_engine)
+    tinkex("checkpoint", "set-ttl", saved, "--remove", server=served_engine)
+    info = tinkex("checkpoint", "info", saved, "--json", server=served_engine).json
+    assert (info["public"], info["expires_at"]) == (False, None)
+    assert tinkex("checkpoint", "set-ttl", saved, server=served_engine).code == 2
+
+
+def test_deleting_asks_first_and_reports_each_failure(served_engine: ServedEngine, saved: str) -> None:
+    paths = [
+        tinkex("checkpoint", "save", "--model-path", saved, "--name", name, "--json", server=served_engine).json["path"]
+        for name in ("one", "two")
+    ]  # fmt: skip
+    for answer in ("n\n", ""):
+        kept = tinkex("checkpoint", "delete", paths[0], stdin=answer, server=served_engine)
+        assert kept.code == 0
+        assert "Delete 1 checkpoint for good?" in kept.err
+        assert "Nothing was deleted" in kept.out
+    missing = paths[0].replace("one", "none")
+    done = tinkex("checkpoint", "delete", paths[0], missing, "--yes", "--json", server=served_engine)
+    assert done.code == 1
+    result = json.loads(done.out)
+    assert result["deleted_count"] == 1
+    assert [failure["tinker_path"] for failure in result["failed"]] == [missing]
+    assert missing in done.err
+    run_id = run_of(paths[1])
+    filtered = tinkex(
+        "checkpoint", "delete", "--run-id", run_id, "--type", "training", "-y", server=served_engine
+    )
+    assert "no such checkpoint" in filtered.out
+    early = tinkex(
+        "checkpoint",
+        "delete",
+        "--run-id",
+        run_id,
+        "--before",
+        "2020-01-01",
+        "-y",
+        "--json",
+        server=served_engine,
+    )
+    assert early.json["deleted_count"] == 0
+    assert tinkex("checkpoint", "delete", "--run-id", run_id, stdin="y\n", server=served_engine).code == 0
+    assert (
+        tinkex("checkpoint", "list", "--run-id", run_id, "--json", server=served_engine).json["checkpoints"]
+        == []
+    )
+    assert tinkex("checkpoint", "delete", server=served_engine).code == 2
+    assert tinkex("checkpoint", "delete", saved, "--type", "sampler", server=served_engine).code == 2
+
+
+def test_sessions_are_listed_described_and_their_timeline_exported(
+    served_engine: ServedEngine, saved: str, tmp_path: Path
+) -> None:
+    session_id = run_of(saved).split(":")[0]
+    assert (
+        session_id
+        in tinkex("session", "list", "--limit", "0", "--json", server=served_engine).json["sessions"]
+    )
+    info = tinkex("session", "info", session_id, "--json", server=served_engine).json
+    assert info["training_run_ids"] == [run_of(saved)]
+    done = tinkex("session", "export-trace", session_id, "--json", server=served_engine, cwd=tmp_path)
+    file = Path(done.json["destination"])
+    assert file == tmp_path / f"{session_id}.pftrace"
+    assert json.loads(file.read_text())["otherData"]["session_id"] == session_id
+    url = tinkex("session", "export-trace", session_id, "--url-only", server=served_engine).out.strip()
+    assert url.startswith(served_engine.url)
+
+
+def test_usage_and_storage_are_shown_and_written_as_csv(
+    served_engine: ServedEngine, saved: str, tmp_path: Path
+) -> None:
+    window = ("2020-01-01T00:00:00Z", "2099-01-01T00:00:00Z")
+    usage = tinkex("billing", "usage", *window, "--json", server=served_engine)
+    if usage.code == 0:
+        assert set(usage.json) == {"data", "sessions", "cost_data_through"}
+        csv = tinkex("billing", "usage", *window, "--csv", "-", server=served_engine).out
+        assert csv.splitlines()[0].startswith("bucket_start,bucket_end")
+    assert tinkex("billing", "usage", "yesterday", "today", server=served_engine).code == 2
+    file = tmp_path / "storage.csv"
+    tinkex("billing", "checkpoint-storage", "--csv", str(file), server=served_engine)
+    assert "size_bytes" in file.read_text().splitlines()[0]
+    assert tinkex("billing", "checkpoint-storage", "--json", server=served_engine).json["data"]
+
+
+def test_prompts_come_as_argument_file_or_stdin(served_engine: ServedEngine, tmp_path: Path) -> None:
+    common = ("--max-tokens", "4", "--temperature", "0", "--json")
+    chat = tinkex("sample", "The sea", *common, server=served_engine, process=True).json
+    assert len(chat["sequences"][0]["tokens"]) <= 4
+    raw = tinkex("sample", "--raw", *common, stdin="The sea\n", server=served_engine).json
+    assert len(raw["prompt_tokens"]) < len(chat["prompt_tokens"])
+    file = tmp_path / "prompt.json"
+    file.write_text(json.dumps({"tokens": raw["prompt_tokens"]}))
+    same = tinkex("sample", "--file", str(file), *common, server=served_engine).json
+    assert same["sequences"][0]["tokens"] == raw["sequences"][0]["tokens"]
+    file.write_text(json.dumps({"messages": [{"role": "user", "content": "The sea"}]}))
+    assert tinkex("sample", "--file", str(file), *common, server=served_engine).json == chat
+    assert tinkex("sample", server=served_engine).code == 2
+    assert tinkex("sample", "a", "--file", str(file), server=served_engine).code == 2
+
+
+def test_every_sampling_option_is_honoured(served_engine: ServedEngine, saved: str, tmp_path: Path) -> None:
+    several = tinkex(
+        "sample", "Once upon", "--raw", "-n", "3", "--max-tokens", "5", "--seed", "7", "--top-k", "20", "--top-p",
+        "0.9", "--prompt-logprobs", "--topk-prompt-logprobs", "2", "--topk-logprobs", "2", "--json",
+        server=served_engine,
+    ).json  # fmt: skip
+    assert len(several["sequences"]) == 3
+    assert len({tuple(one["tokens"]) for one in several["sequences"]}) > 1
+    assert several["prompt_logprobs"][0] is None
+    assert len(several["topk_prompt_logprobs"][1]) == 2
+    assert len(several["sequences"][0]["topk_logprobs"][0]) == 2
+    first = several["sequences"][0]["tokens"][0]
+    stopped = tinkex(
+        "sample", "Once upon", "--raw", "--max-tokens", "5", "--temperature", "0", "--stop-token", str(first), "--json",
+        server=served_engine,
+    ).json  # fmt: skip
+    assert stopped["sequences"]
+    text = tinkex(
+        "sample", "Once upon", "-n", "2", "--max-tokens", "3", "--system", "Be brief.", server=served_engine
+    )
+    assert re.search(r"Sample 1 \(\w+\):.*Sample 2", text.out, re.DOTALL)
+    target = tmp_path / "answer.txt"
+    quiet = tinkex(
+        "sample", "x", "--model-path", saved, "--max-tokens", "2", "-o", str(target), server=served_engine
+    )
+    assert (quiet.code, quiet.out) == (0, "")
+    assert target.exists()
+    assert tinkex("sample", "x", "--temperature", "-1", server=served_engine).code == 2
+    assert tinkex("sample", "x", "--top-p", "2", server=served_engine).code == 2
+
+
+def test_a_server_that_does_not_answer_is_named_at_once(tmp_path: Path) -> None:
+    done = tinkex(
+        "run", "list", "--base-url", "http://127.0.0.1:9", "--api-key", "tml-x", TINKEX_MAX_RETRIES="0", home=tmp_path
+    )  # fmt: skip
+    assert (done.code, done.out) == (1, "")
+    assert "http://127.0.0.1:9" in done.err
+
+
+def test_everything_works_on_the_engine_in_this_process(tiny_model: Path, tmp_path: Path) -> None:
+    models = f"tiny={tiny_model}"
+    made = tinkex(
+        "checkpoint", "save", "--base-model", "tiny", "--name", "a", "--kind", "training", "--local", "--json",
+        home=tmp_path, process=True, TINKEX_MODELS=models,
+    ).json  # fmt: skip
+    listed = tinkex(
+        "--local", "--json", "checkpoint", "list", home=tmp_path, process=True, TINKEX_MODELS=models
+    ).json
+    assert [one["tinker_path"] for one in listed["checkpoints"]] == [made["path"]]
+    got = tinkex(
+        "checkpoint", "download", made["path"], "--base-url", "local", "--json",
+        home=tmp_path, cwd=tmp_path, process=True, TINKEX_MODELS=models,
+    ).json  # fmt: skip
+    assert (Path(got["destination"]) / "adapter_model.safetensors").is_file()
+    merged = tinkex(
+        "checkpoint", "merge", made["path"], "merged", "--dtype", "float32", "--local", "--json",
+        home=tmp_path, cwd=tmp_path, process=True, TINKEX_MODELS=models,
+    ).json  # fmt: skip
+    assert (tmp_path / merged["destination"] / "config.json").is_file()
+    imported = tinkex(
+        "checkpoint", "import", got["destination"], "--name", "again", "--local", "--json",
+        home=tmp_path, process=True, TINKEX_MODELS=models,
+    ).json  # fmt: skip
+    text = tinkex(
+        "sample", "The sea", "--model-path", imported["path"], "--max-tokens", "2", "--local",
+        home=tmp_path, process=True, TINKEX_MODELS=models,
+    )  # fmt: skip
+    assert text.code == 0, text.err
+    elsewhere = tinkex("checkpoint", "import", got["destination"], "--api-key", "tml-x", home=tmp_path)
+    assert elsewhere.code == 1
+    assert "--local" in elsewhere.err

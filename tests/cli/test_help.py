@@ -1,0 +1,132 @@
+"""What the command line is before it does anything: help, options, completion, wrong usage."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tests.cli.commands import tinkex
+from tinkex.cli import tinkex as root
+
+HEAVY = {
+    "asyncio",
+    "google",
+    "huggingface_hub",
+    "matplotlib",
+    "msgspec",
+    "numpy",
+    "pyqwest",
+    "rich",
+    "ssl",
+    "starlette",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "uvicorn",
+}
+
+
+def every_command(group: click.Command = root, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if not isinstance(group, click.Group):
+        return [path]
+    ctx = click.Context(group)
+    found = [path]
+    for name in group.list_commands(ctx):
+        command = group.get_command(ctx, name)
+        assert command is not None
+        found += every_command(command, (*path, name))
+    return found
+
+
+COMMANDS = every_command()
+
+
+def test_all_help_together_loads_nothing_heavy() -> None:
+    program = (
+        "import contextlib, io, sys\n"
+        "from tinkex.cli import tinkex\n"
+        f"for path in {COMMANDS!r}:\n"
+        "    with contextlib.redirect_stdout(io.StringIO()):\n"
+        "        tinkex([*path, '-h'], prog_name='tinkex', standalone_mode=False)\n"
+        "print(*sorted(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert not {name.split(".")[0] for name in loaded} & HEAVY
+    assert not [
+        name for name in loaded if name.startswith(("tinkex.engine", "tinkex.clients", "tinkex.types"))
+    ]
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_has_a_verb_phrase_and_every_leaf_an_example(path: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(root, [*path, "-h"], prog_name="tinkex")
+    assert done.exit_code == 0
+    command = root
+    for name in path:
+        command = command.get_command(click.Context(command), name)  # type: ignore[attr-defined, assignment]
+    if not isinstance(command, click.Group):
+        assert f"tinkex {' '.join(path)}" in done.output.split("Example")[1]
+        for option in command.params:
+            if isinstance(option, click.Option):
+                assert option.help, option.opts
+
+
+def test_the_commands_and_options_of_the_official_program_are_all_there() -> None:
+    from tinker.cli.__main__ import main_cli  # type: ignore[import-not-found]
+
+    def options(group: click.Group, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], set[str]]:
+        found: dict[tuple[str, ...], set[str]] = {}
+        for name in group.list_commands(click.Context(group)):
+            command = group.get_command(click.Context(group), name)
+            assert command is not None
+            if isinstance(command, click.Group):
+                found |= options(command, (*path, name))
+            else:
+                found[(*path, name)] = {opt for p in command.params for opt in p.opts if opt.startswith("-")}
+        return found
+
+    ours = options(root)
+    for path, wanted in options(main_cli).items():
+        assert path in ours
+        assert wanted <= ours[path], path
+
+
+def test_an_unknown_command_is_answered_with_the_nearest() -> None:
+    done = tinkex("checkpont", process=True)
+    assert (done.code, done.out) == (2, "")
+    assert "Did you mean 'checkpoint'?" in done.err
+
+
+def test_without_a_key_the_error_names_every_way_out(tmp_path) -> None:
+    done = tinkex("run", "list", home=tmp_path, process=True)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("Error: ")
+    for way in ("tinkex auth login", "TINKER_API_KEY", "--local"):
+        assert way in done.err
+
+
+def test_a_wrong_path_is_wrong_usage_and_nothing_is_sent() -> None:
+    done = tinkex("checkpoint", "info", "tinker://run/weights")
+    assert done.code == 2
+    assert "tinker://<run>/weights/<name>" in done.err
+
+
+def test_shells_complete_commands() -> None:
+    script = tinkex("completion", "bash")
+    assert "_TINKEX_COMPLETE=bash_complete" in script.out
+    answers = tinkex(
+        process=True, _TINKEX_COMPLETE="bash_complete", COMP_WORDS="tinkex checkpoint pu", COMP_CWORD="2"
+    ).out
+    assert sorted(line.split(",")[1] for line in answers.split()) == ["publish", "push-hf"]
+
+
+def test_the_version_as_text_and_json() -> None:
+    assert tinkex("version").out.startswith("tinkex 0.")
+    value = tinkex("version", "--deps", "--json").json
+    assert value["dependencies"]["numpy"]
+    assert tinkex("-f", "json", "version").json == {"version": value["version"]}
