@@ -48,6 +48,7 @@ class Maintenance:
         )
         self._store.audit.prune(now - self._config.audit_retention_s)
         self._store.copies.prune(now - self._config.expired_retention_s)
+        self._store.directories.clear_downloads(now - self._config.result_retention_s)
         self._store.finished.prune(now - self._config.expired_retention_s)
         for checkpoint in self._store.checkpoints.expired(now):
             self._store.checkpoints.delete(checkpoint)

@@ -114,10 +114,16 @@ class Directories:
             raise
 
     def downloads(self) -> Path:
-        """Where files lie that callers in this process were told to read; they go at the next start."""
+        """Where files lie that callers in this process were told to read, each in a folder of its own."""
         folder = self.root / DOWNLOADS
         folder.mkdir(exist_ok=True)
         return folder
+
+    def clear_downloads(self, before: float) -> None:
+        """Delete what callers were told to read before the given moment."""
+        for folder in self.root.glob(f"{DOWNLOADS}/*"):
+            if folder.stat().st_mtime < before:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def remove_savepoint(self, file: str) -> None:
         """Delete the file of a savepoint; one that is gone already is fine."""

@@ -1,0 +1,82 @@
+"""Clients of a server with small shares: they wait and get everything, and are told the truth about it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+import uvicorn
+
+import tinkex
+from tinkex.engine.api.app import build_app
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.core import Engine
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # the official client leaves sockets to the garbage collector
+
+
+@pytest.fixture(scope="module")
+def login(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A server in this process where a user may have four operations waiting and two runs."""
+    engine = Engine(
+        EngineConfig(
+            home=tmp_path_factory.mktemp("tight"),
+            models={"tiny/llama": str(tiny_model)},
+            max_pending_operations=4,
+            max_live_runs_per_user=2,
+        )
+    )
+    engine.start()
+    server = uvicorn.Server(
+        uvicorn.Config(build_app(engine), port=0, lifespan="off", ws="none", log_config=None)
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 30
+    while not server.started and time.monotonic() < deadline:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield {"base_url": f"http://127.0.0.1:{port}", "api_key": engine.api_key}
+    server.should_exit = True
+    engine.end_waits()
+    thread.join(30)
+    engine.close()
+
+
+@pytest.mark.parametrize("package", [tinker, tinkex], ids=lambda p: p.__name__)
+def test_more_than_fits_at_once_arrives_in_the_end(package: Any, login: dict[str, str]) -> None:
+    types = package.types
+    with package.ServiceClient(**login) as service:
+        sampler = service.create_sampling_client(base_model="tiny/llama")
+        params = types.SamplingParams(max_tokens=4, stop=[])
+        futures = [sampler.sample(types.ModelInput.from_ints([5 + n]), 1, params) for n in range(12)]
+        assert all(len(future.result(timeout=90).sequences[0].tokens) == 4 for future in futures)
+
+
+def test_a_run_too_many_is_a_typed_error_that_says_what_to_do(login: dict[str, str]) -> None:
+    with tinkex.ServiceClient(config=tinkex.Config.resolve(**login, max_retries=0)) as service:
+        runs = [service.create_lora_training_client("tiny/llama", rank=2) for _ in range(2)]
+        with pytest.raises(tinkex.RateLimitError, match="unload") as refused:
+            service.create_lora_training_client("tiny/llama", rank=2)
+        assert refused.value.response.headers["retry-after"] == "5"
+        assert refused.value.body["queue_state"] == "paused_rate_limit"
+        assert (
+            runs[0]
+            .forward_backward(
+                [
+                    tinkex.types.Datum(
+                        tinkex.types.ModelInput.from_ints([5, 6]),
+                        {"target_tokens": [6, 7], "weights": [1.0, 1.0]},
+                    )
+                ],
+                "cross_entropy",
+            )
+            .result(60)
+        )
