@@ -23,7 +23,7 @@ class AdminClient(Sessionless):
         print(sum(event.estimated_cost_usd or 0 for event in usage.data))
 
     Methods return futures; each has an ``_async`` twin that returns the value. A server of your own bills
-    nobody and refuses these calls by name.
+    nobody: it counts what is used, at a price of zero.
     """
 
     def get_audit_log(

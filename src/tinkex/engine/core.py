@@ -283,11 +283,15 @@ class Engine:
             self.store.database.flushed().result()
         return accepted
 
+    async def flushed(self) -> None:
+        """Wait until everything recorded so far would survive a power failure."""
+        with self._promising():
+            await asyncio.wrap_future(self.store.database.flushed())
+
     async def accept(self, owner: str, request: Submission, body: bytes | None = None) -> UntypedAPIFuture:
         """The same for an event loop: operations that are submitted at the same time share one flush to disk."""
         accepted = self.admission.submit(owner, request, body)
-        with self._promising():
-            await asyncio.wrap_future(self.store.database.flushed())
+        await self.flushed()
         return accepted
 
     @contextlib.contextmanager

@@ -26,6 +26,7 @@ async def copy_weights(call: Call) -> Reply:
     Quotas(call.engine.config, store, {}).new_checkpoint(call.owner)
     key = call.headers.get("x-idempotency-key")
     copy = await asyncio.to_thread(copy_checkpoint, store, call.owner, source, call.request, key)
+    await call.engine.flushed()
     return CopyWeightsResponse(tinker_path=copy.path)
 
 
