@@ -126,6 +126,8 @@ class EngineConfig:
     snapshots_in_memory: int = 16
     """Sampler weights kept in memory; the others are read again from disk when they are used."""
     deterministic: bool = False
+    """Whether every training operation runs alone, so that its bits do not depend on who else trains. Samples of the
+    compiled core never depend on their company."""
     savepoint_after_s: float = 20.0
     """How many seconds of work a run may do between two savepoints; after a crash at most this is done again."""
     savepoint_after_operations: int = 1000
