@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from tinkex.futures import APIFuture as APIFuture
     from tinkex.futures import AwaitableConcurrentFuture as AwaitableConcurrentFuture
     from tinkex.futures import gather as gather
+    from tinkex.recovery.resilient import resilient_training as resilient_training
     from tinkex.request_options import RequestOptions as RequestOptions
     from tinkex.request_options import Timeout as Timeout
     from tinkex.traced_loss import LossHandle as LossHandle
@@ -161,6 +162,7 @@ __all__ = [
     "platform",
     "recovery",
     "regularizers",
+    "resilient_training",
     "types",
 ]
 
@@ -173,6 +175,7 @@ _NAMES = {
     "tinkex.clients.service": "ServiceClient",
     "tinkex.clients.training": "TrainingClient",
     "tinkex.config": "Config",
+    "tinkex.recovery.resilient": "resilient_training",
     "tinkex.request_options": "RequestOptions Timeout",
     "tinkex.traced_loss": "LossHandle PerDatumLossFn",
     "tinkex.futures": "APIFuture AwaitableConcurrentFuture gather",

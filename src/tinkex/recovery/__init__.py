@@ -10,6 +10,8 @@ from tinkex.errors import RecoveryError
 from tinkex.recovery.executor import RecoveryExecutor
 from tinkex.recovery.monitor import RecoveryMonitor
 from tinkex.recovery.policy import Best, Condition, Recovered, RecoveryPolicy
+from tinkex.recovery.resilient import ResilientTraining, resilient_training
+from tinkex.recovery.steps import Step
 
 __all__ = [
     "Best",
@@ -19,4 +21,7 @@ __all__ = [
     "RecoveryExecutor",
     "RecoveryMonitor",
     "RecoveryPolicy",
+    "ResilientTraining",
+    "Step",
+    "resilient_training",
 ]

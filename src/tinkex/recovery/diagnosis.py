@@ -15,9 +15,14 @@ from tinkex.errors import (
 from tinkex.recovery.policy import Condition
 from tinkex.types import TrainingRun
 
-__all__ = ["condition_of", "is_interruption", "outcome_of", "says_gone"]
+__all__ = ["condition_of", "is_interruption", "outcome_of", "says_gone", "says_run_is_gone"]
 
 GONE = frozenset({404, 410})
+
+RUN_OPERATIONS = frozenset(
+    {"forward", "forward_backward", "optim_step", "save_weights", "save_weights_for_sampler"}
+)
+"""Calls that are about nothing but a run: what they do not find is the run."""
 
 Answer: TypeAlias = TrainingRun | Exception
 
@@ -41,6 +46,13 @@ def condition_of(answer: Answer, silent_s: float, unreachable_after_s: float) ->
 def says_gone(error: BaseException) -> bool:
     """Whether a server answered that it does not have what it was asked about, and will not have it again."""
     return isinstance(error, APIStatusError) and error.status_code in GONE
+
+
+def says_run_is_gone(error: BaseException) -> bool:
+    """Whether an operation of a run was refused because the server does not have the run any more."""
+    if not isinstance(error, APIStatusError) or not says_gone(error) or error.request is None:
+        return False
+    return error.request.url.rpartition("/")[2] in RUN_OPERATIONS
 
 
 def is_interruption(error: BaseException) -> bool:

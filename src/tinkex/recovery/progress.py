@@ -1,0 +1,103 @@
+"""How far a named training is, as its server knows it: runs and checkpoints that carry its name.
+
+The position in the data is part of a checkpoint's ``user_metadata``. Weights and position are saved by one
+operation, so they cannot disagree, and whoever knows the name finds both, from any process and any machine.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tinkex.errors import APIStatusError
+from tinkex.recovery.diagnosis import says_gone
+from tinkex.types import Checkpoint
+
+if TYPE_CHECKING:
+    from tinkex.clients.rest import RestClient
+
+__all__ = ["Progress", "Saved"]
+
+NAME = "tinkex_training"
+START = "tinkex_start"
+STEP = "tinkex_step"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint of the training: where it is, and how many batches its weights have seen."""
+
+    position: int
+    checkpoint: Checkpoint
+
+    @property
+    def path(self) -> str:
+        """What it is loaded by."""
+        return self.checkpoint.tinker_path
+
+
+class Progress:
+    """The runs and checkpoints of one training; a training that starts over has a new ``start``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.start = ""
+        self._runs: list[str] = []
+
+    def begin(self) -> None:
+        """Starts over: nothing that exists belongs to the training any more."""
+        self.start = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}-{secrets.token_hex(4)}"
+        self._runs = []
+
+    def add_run(self, run_id: str) -> None:
+        """Counts a run as part of the training."""
+        self._runs.append(run_id)
+
+    def run_metadata(self, own: Mapping[str, str]) -> dict[str, str]:
+        """What marks a run as part of this training."""
+        return {**own, NAME: self.name, START: self.start}
+
+    def checkpoint_metadata(self, position: int, numbers: Mapping[str, float]) -> dict[str, str]:
+        """What marks a checkpoint, with the numbers of its last step."""
+        own = {name: repr(float(number)) for name, number in numbers.items()}
+        return {**own, NAME: self.name, START: self.start, STEP: str(position)}
+
+    async def find(self, rest: RestClient) -> bool:
+        """Looks for earlier runs of this name, and takes up the latest start; whether there is one."""
+        starts: dict[str, list[str]] = {}
+        async for run in rest.iter_training_runs_async():
+            metadata = run.user_metadata or {}
+            if metadata.get(NAME) == self.name and isinstance(metadata.get(START), str):
+                starts.setdefault(metadata[START], []).append(run.training_run_id)
+        if not starts:
+            return False
+        self.start = max(starts)  # starts begin with their time, so the latest is the greatest
+        self._runs = starts[self.start]
+        return True
+
+    async def saved(self, rest: RestClient) -> list[Saved]:
+        """The checkpoints of the training, those furthest on first."""
+        found: list[Saved] = []
+        for run_id in self._runs:
+            found += self._of_run(await self._listed(rest, run_id))
+        return sorted(found, key=lambda one: (one.position, one.checkpoint.time), reverse=True)
+
+    async def _listed(self, rest: RestClient, run_id: str) -> Sequence[Checkpoint]:
+        try:
+            return (await rest.list_checkpoints_async(run_id)).checkpoints
+        except APIStatusError as error:
+            if says_gone(error):
+                return []  # a run that the server has forgotten has nothing to go on from
+            raise
+
+    def _of_run(self, checkpoints: Sequence[Checkpoint]) -> list[Saved]:
+        saved = []
+        for one in checkpoints:
+            metadata = one.user_metadata or {}
+            step = str(metadata.get(STEP, ""))
+            if one.checkpoint_type == "training" and metadata.get(START) == self.start and step.isdigit():
+                saved.append(Saved(int(step), one))
+        return saved
