@@ -6,8 +6,8 @@ operation, so they cannot disagree, and whoever knows the name finds both, from 
 
 from __future__ import annotations
 
+import re
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ __all__ = ["Progress", "Saved"]
 NAME = "tinkex_training"
 START = "tinkex_start"
 STEP = "tinkex_step"
+_START = re.compile(r"\d{8,}-[0-9a-f]+")
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,9 @@ class Progress:
         self._runs: list[str] = []
 
     def begin(self) -> None:
-        """Starts over: nothing that exists belongs to the training any more."""
-        self.start = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}-{secrets.token_hex(4)}"
+        """Starts over: nothing that was found belongs to the training any more."""
+        number = int(self.start.partition("-")[0]) + 1 if self.start else 1
+        self.start = f"{number:08d}-{secrets.token_hex(4)}"
         self._runs = []
 
     def add_run(self, run_id: str) -> None:
@@ -70,11 +72,12 @@ class Progress:
         starts: dict[str, list[str]] = {}
         async for run in rest.iter_training_runs_async():
             metadata = run.user_metadata or {}
-            if metadata.get(NAME) == self.name and isinstance(metadata.get(START), str):
-                starts.setdefault(metadata[START], []).append(run.training_run_id)
+            start = str(metadata.get(START, ""))
+            if metadata.get(NAME) == self.name and _START.fullmatch(start):
+                starts.setdefault(start, []).append(run.training_run_id)
         if not starts:
             return False
-        self.start = max(starts)  # starts begin with their time, so the latest is the greatest
+        self.start = max(starts)  # they begin with their number, so the latest is the greatest
         self._runs = starts[self.start]
         return True
 

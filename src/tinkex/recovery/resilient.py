@@ -300,8 +300,8 @@ class ResilientTraining(Generic[B]):
     async def _open(self) -> None:
         if self._training is not None:
             raise RuntimeError("a resilient training is one loop; make another to go over the data again")
-        found = self._resume != "never" and await self._progress.find(self._service.create_rest_client())
-        if not found:
+        found = await self._progress.find(self._service.create_rest_client())
+        if not found or self._resume == "never":
             if self._resume == "must":
                 raise RecoveryError(
                     f"there is no training called {self._progress.name!r} to resume on this server",
