@@ -99,7 +99,6 @@ AUDITED: Mapping[str, Audited] = {
     "checkpoint_archive": Audited("checkpoint_read", "checkpoints", _checkpoint("archive")),
     "external_weights_urls": Audited("checkpoint_read", "checkpoints", _checkpoint("download")),
     "auth_token": Audited("token_create", "organizations"),
-    "delete_own_key": Audited("key_revoke", "organizations"),
 }
 """The calls that are written down when they were granted; submissions when they were accepted."""
 

@@ -19,11 +19,13 @@ from tinkex.types import (
     CurrentCheckpointStorageUsageResponse,
     SamplingPrefillBillingEvent,
     SamplingSampleBillingEvent,
+    StorageBillingEvent,
     TrainingBillingEvent,
 )
 
 _BATCH = 500
 _GIGABYTE = 1e9
+WITHOUT_TOKENS = frozenset({UsageKind.CHECKPOINT, UsageKind.STORAGE})
 
 
 async def checkpoint_storage_usage(call: Call) -> Reply:
@@ -85,7 +87,8 @@ def _event(account: Account, amount: int, session: SessionRow | None) -> Billing
         session_id=account.session_id or None,
         project_id=session.project_id if session is not None else None,
         estimated_cost_usd=0.0,
-        effective_rate_usd_per_million_tokens=None if account.kind is UsageKind.CHECKPOINT else 0.0,
+        effective_rate_usd_per_million_tokens=None if account.kind in WITHOUT_TOKENS else 0.0,
+        effective_rate_usd_per_gigabyte_month=0.0 if account.kind is UsageKind.STORAGE else None,
         event_info=_info(account.kind, amount),
     )
 
@@ -98,6 +101,8 @@ def _info(kind: UsageKind, amount: int) -> BillingEventInfo:
             return SamplingSampleBillingEvent(token_count=amount)
         case UsageKind.CHECKPOINT:
             return CheckpointBillingEvent(count=amount)
+        case UsageKind.STORAGE:
+            return StorageBillingEvent(gigabyte_hours=amount / _GIGABYTE / HOUR_S)
         case UsageKind.PREFILL | UsageKind.PREFILL_CACHED:
             return SamplingPrefillBillingEvent(cached=kind is UsageKind.PREFILL_CACHED, token_count=amount)
 

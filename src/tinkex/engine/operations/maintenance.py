@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.operations.savepoints import forget_ended
 from tinkex.engine.operations.snapshots import Snapshots
-from tinkex.engine.store import RunStatus, Store
+from tinkex.engine.store import HOUR_S, Account, RunStatus, Store, UsageKind
 
 
 class Maintenance:
@@ -23,6 +23,7 @@ class Maintenance:
         self._snapshots = snapshots
         self._release_run = release_run
         self.due = time.monotonic() + config.maintenance_interval_s
+        self._counted = time.monotonic()
         self._lock = threading.Lock()
         self._fetched: set[str] = set()
 
@@ -41,6 +42,7 @@ class Maintenance:
         """Do a round."""
         now = time.time()
         self.flush(now)
+        self._count_storage(now)
         self._store.futures.prune(
             fetched_before=now - self._config.fetched_retention_s,
             finished_before=now - self._config.result_retention_s,
@@ -64,6 +66,17 @@ class Maintenance:
                 self.remove(directory)
         alive = self._store.runs.with_status(RunStatus.LIVE, RunStatus.CREATING)
         forget_ended(self._store, (run.run_id for run in alive))
+
+    def _count_storage(self, now: float) -> None:
+        """Count what was kept since the last round."""
+        seconds, self._counted = time.monotonic() - self._counted, time.monotonic()
+        hour = int(now) // HOUR_S * HOUR_S
+        self._store.usage.add(
+            {
+                Account(hour, owner, session_id, base_model, UsageKind.STORAGE): round(size_bytes * seconds)
+                for owner, session_id, base_model, size_bytes in self._store.checkpoints.kept(now)
+            }
+        )
 
     def flush(self, now: float) -> None:
         """Record which results have reached their callers."""

@@ -138,6 +138,16 @@ class Checkpoints:
         )
         return int(row["total"]) if row is not None else 0
 
+    def kept(self, now: float) -> Sequence[tuple[str, str, str, int]]:
+        """How many bytes the live checkpoints take, by owner, session and base model."""
+        rows = self._database.all(
+            "SELECT c.owner, coalesce(r.session_id, '') AS session_id, c.base_model, sum(c.size_bytes) AS total "
+            "FROM checkpoints AS c LEFT JOIN runs AS r ON r.run_id = c.run_id "
+            "WHERE c.expires_at IS NULL OR c.expires_at > ? GROUP BY 1, 2, 3",
+            (now,),
+        )
+        return [(row["owner"], row["session_id"], row["base_model"], row["total"]) for row in rows]
+
     def expired(self, before: float) -> Sequence[CheckpointRow]:
         """Checkpoints whose time was over before the given moment."""
         rows = self._database.all("SELECT * FROM checkpoints WHERE expires_at <= ?", (before,))

@@ -1,4 +1,4 @@
-"""What users used, by the hour: tokens trained and sampled, checkpoints saved."""
+"""What users used, by the hour: tokens trained and sampled, checkpoints saved and kept."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ class UsageKind(StrEnum):
     PREFILL_CACHED = "prefill_cached"
     SAMPLE = "sample"
     CHECKPOINT = "checkpoint"
+    STORAGE = "storage"
+    """In byte-seconds."""
 
 
 @dataclass(frozen=True)

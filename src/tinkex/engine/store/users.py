@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tinkex.engine.store.audit import Audit, AuditRow
 from tinkex.engine.store.database import Database
 
 LOCAL_USER = "local"
@@ -48,8 +49,10 @@ class Users:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._lock = threading.Lock()
-        self._live: Mapping[bytes, KeyRow] | None = None
+        self._live: Mapping[bytes, KeyRow] = {}
         self._by_id: Mapping[int, KeyRow] = {}
+        self._read_at: object = None
+        self._changed_at: object = object()
         self._version = -1
         self._look_again = 0.0
 
@@ -69,7 +72,10 @@ class Users:
     def create_key(self, user_id: str, now: float, name: str | None = None) -> tuple[str, KeyRow]:
         """A new key of a user, told once: afterwards only its hash is known."""
         key = new_key()
-        return key, self.add_key(user_id, key, now, name)
+        with self._database.transaction():
+            row = self.add_key(user_id, key, now, name)
+            self._write_down("key_create", row, now)
+        return key, row
 
     def find_key(self, key: str) -> KeyRow | None:
         """What is known of a key that is in force, or None."""
@@ -100,27 +106,34 @@ class Users:
             changed = execute(
                 "UPDATE keys SET revoked_at = ? WHERE key_id = ? AND revoked_at IS NULL", (now, key_id)
             )
+            row = self._database.one("SELECT * FROM keys WHERE key_id = ?", (key_id,))
+            if changed and row is not None:
+                self._write_down("key_revoke", _key(row), now)
         self._changed()
         return changed > 0
+
+    def _write_down(self, event: str, key: KeyRow, now: float) -> None:
+        details = {"user": key.user_id, "key_id": key.key_id, "name": key.name}
+        Audit(self._database).add(AuditRow(key.user_id, now, "organizations", event, details=details))
 
     def _in_force(self, *, look: bool = False) -> Mapping[bytes, KeyRow]:
         """The keys in force; another process may make and revoke some, which is looked for every so often."""
         with self._lock:
             now = time.monotonic()
-            if self._live is not None and now < self._look_again and not look:
+            if self._read_at is self._changed_at and now < self._look_again and not look:
                 return self._live
             self._look_again = now + LOOK_INTERVAL_S
-            version = self._database.version()
-            if self._live is None or version != self._version:
-                self._version = version
+            changed_at, version = self._changed_at, self._database.version()
+            if self._read_at is not changed_at or version != self._version:
+                self._read_at, self._version = changed_at, version
                 rows = self._database.all("SELECT * FROM keys WHERE revoked_at IS NULL")
                 self._live = {row["key_hash"]: _key(row) for row in rows}
                 self._by_id = {row.key_id: row for row in self._live.values()}
             return self._live
 
     def _changed(self) -> None:
-        with self._lock:
-            self._live = None
+        # Without the lock: whoever changes keys may hold the database, which readers wait for under the lock.
+        self._changed_at = object()
 
 
 def _key(row: sqlite3.Row) -> KeyRow:

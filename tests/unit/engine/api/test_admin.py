@@ -106,6 +106,19 @@ def test_usage_counts_tokens_and_checkpoints_once(carol: Client, bob: Client) ->
     assert session not in {e["session_id"] for e in usage(bob)}
 
 
+def test_usage_counts_what_is_kept_for_how_long(engine: Engine, carol: Client) -> None:
+    run = carol.create()
+    save(carol, run, 1)
+    for _ in range(2):
+        engine._worker.call(engine._maintenance.run).result()
+    (stored,) = [e["event_info"] for e in usage(carol) if e["event_info"]["type"] == "storage"]
+    assert stored["gigabyte_hours"] > 0
+    carol.call("DELETE", f"/api/v1/training_runs/{run}/checkpoints/weights/kept")
+    engine._worker.call(engine._maintenance.run).result()
+    (later,) = [e["event_info"] for e in usage(carol) if e["event_info"]["type"] == "storage"]
+    assert later == stored, "what is deleted costs nothing more"
+
+
 @pytest.mark.parametrize(
     "window",
     [

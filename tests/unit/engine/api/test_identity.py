@@ -60,6 +60,9 @@ def test_a_key_tells_of_itself_and_can_be_revoked_with_its_tokens(engine: Engine
     assert by_token.get("sessions").status == 200
     assert carol.call("DELETE", "/api/v1/auth/apikey/me").status == 200
     assert carol.get("sessions").status == 401
+    log = engine.store.audit.between("carol@example.org", 0, time.time() + 1, "organizations", 10)
+    assert [entry.event for entry in log] == ["key_create", "token_create", "key_revoke"]
+    assert [log[n].details["key_id"] for n in (0, 2)] == [told["key_id"]] * 2
     assert by_token.get("sessions").status == 401
 
 

@@ -467,3 +467,22 @@ def test_users_of_a_directory_without_an_engine_are_not_invented(tmp_path: Path)
     with pytest.raises(SetupError, match="tinkex serve"), open_users(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_keys_are_made_and_looked_up_by_many_threads(store: Store) -> None:
+    made: list[str] = []
+
+    def make() -> None:
+        for _ in range(20):
+            key, _ = store.users.create_key("ada", 1.0)
+            assert store.users.find(key) == "ada"
+            made.append(key)
+
+    threads = [threading.Thread(target=make, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
+    assert {store.users.find(key) for key in made} == {"ada"}
+    assert len(made) == 80
