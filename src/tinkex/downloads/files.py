@@ -179,9 +179,9 @@ class _Transfer:
             self._headers = {name.lower(): value for name, value in answer.headers.items()}
             start, total = _extent(answer.status, self._headers)
             if start != here or (answer.status == 206 and known.total not in {None, total}):
-                if start != 0:
-                    raise http.client.HTTPException("the server continues at another place than asked")
                 self._forget()
+                if start != 0:  # a part of another file; the next try asks for all of it
+                    raise http.client.HTTPException("the file has changed on the server")
             if total is not None and total > self._max_bytes:
                 raise SetupError(
                     f"{self._target.name} is said to have {total:,} bytes; at most {self._max_bytes:,} are taken"
