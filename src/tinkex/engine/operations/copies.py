@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import time
 import uuid
 from dataclasses import replace
@@ -49,14 +50,22 @@ def copy_checkpoint(
         expires_at=now + request.ttl_seconds if request.ttl_seconds is not None else None,
         public=False,
     )
-    with store.database.transaction():
-        if store.sessions.get(session.session_id) is None:
-            store.sessions.add(session)
-            store.sessions.finish(session.session_id, now, "success", None)
-        store.runs.add(run)
-        store.checkpoints.put(copy)
-        if idempotency_key is not None:
-            store.copies.add(copy, idempotency_key)
+    try:
+        with store.database.transaction():
+            if store.sessions.get(session.session_id) is None:
+                store.sessions.add(session)
+                store.sessions.finish(session.session_id, now, "success", None)
+            store.runs.add(run)
+            store.checkpoints.put(copy)
+            if idempotency_key is not None:
+                store.copies.add(copy, idempotency_key)
+    except sqlite3.IntegrityError:
+        # The same request came twice at the same time, and the other one was first.
+        store.directories.remove(copy.directory)
+        known = store.copies.find(owner, idempotency_key) if idempotency_key is not None else None
+        if known is None:
+            raise InvalidInput(f"{run_id} is in use already; choose another model_seq_id.") from None
+        return known
     return copy
 
 

@@ -58,8 +58,9 @@ class Metering:
             if work.kind is Kind.SAMPLE
             else self._store.runs.get(work.run_id)
         )
-        session_id, base_model = (
-            (named.session_id, named.base_model) if named is not None else ("", work.group)
-        )
+        if named is not None:
+            session_id, base_model = named.session_id, named.base_model
+        else:
+            session_id, base_model = "", getattr(work.request, "base_model", None) or ""
         hour = int(time.time()) // HOUR_S * HOUR_S
         self._amounts[Account(hour, work.tenant, session_id, base_model, kind)] += amount

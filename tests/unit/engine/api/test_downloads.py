@@ -274,3 +274,19 @@ def test_exports_are_not_listed_to_clients_that_cannot_read_them(ada: Client) ->
         assert mine["cursor"]["total_count"] == len(mine["checkpoints"])
         exported = {each["checkpoint_type"] for each in mine["checkpoints"]} & {"external"}
         assert bool(exported) == (len(kinds) == 2)
+
+
+def test_a_copy_asked_for_twice_at_once_is_made_once(engine: Engine, ada: Client) -> None:
+    path = save(ada, ada.create(), 1)
+    request = {"source_path": path, "destination_project_id": "p"}
+    headers = {"x-idempotency-key": "twice"}
+
+    async def both() -> list[Answer]:
+        calls = [ada.acall("POST", "/api/v1/copy_weights", request, headers) for _ in range(4)]
+        return await asyncio.gather(*calls)
+
+    answers = asyncio.run(both())
+    assert [answer.status for answer in answers] == [200] * 4
+    (copied,) = {answer.json["tinker_path"] for answer in answers}
+    run = copied.removeprefix("tinker://").split("/")[0]
+    assert engine.store.runs.get(run) is not None
