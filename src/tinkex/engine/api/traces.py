@@ -16,7 +16,9 @@ def trace_of(store: Store, owner: str, session_id: str) -> bytes:
     """The trace of one session of a user."""
     session = find_session(store, owner, session_id)
     rows = store.finished.of_session(session_id)
-    targets = {target: number for number, target in enumerate(dict.fromkeys(row.target for row in rows), 1)}
+    pending = store.futures.pending_of(session_id)
+    names = dict.fromkeys(row.target for row in (*rows, *pending))
+    targets = {target: number for number, target in enumerate(names, 1)}
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": session.display_name or session_id}}
     ]
@@ -24,6 +26,11 @@ def trace_of(store: Store, owner: str, session_id: str) -> bytes:
         events.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": target}})
     for row in rows:
         events += _spans(row, targets[row.target])
+    for promised in pending:
+        common = {"cat": promised.kind, "id": promised.request_id, "pid": 1, "tid": targets[promised.target]}
+        facts = {"request_id": promised.request_id, "seq_id": promised.seq_id, "pending": True}
+        begun = _micro(promised.created_at)
+        events.append({**common, "ph": "b", "name": promised.kind, "ts": begun, "args": facts})
     content = {
         "displayTimeUnit": "ms",
         "otherData": {"session_id": session_id, "sdk_version": session.sdk_version},

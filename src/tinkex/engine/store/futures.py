@@ -126,6 +126,15 @@ class Futures:
         )
         return [_future(row, request=row["request"]) for row in rows]
 
+    def pending_of(self, session_id: str) -> Sequence[FutureRow]:
+        """What the runs and samplers of a session have been promised and do not have yet, without the requests."""
+        rows = self._database.all(
+            f"{_SELECT} WHERE status = 'pending' AND target IN (SELECT run_id FROM runs WHERE session_id = ?1 "
+            "UNION SELECT sampler_id FROM samplers WHERE session_id = ?1) ORDER BY created_at, request_id",
+            (session_id,),
+        )
+        return [_future(row) for row in rows]
+
     def finish(self, outcomes: Iterable[tuple[str, Outcome]], now: float) -> None:
         """Record how operations ended, all in one commit; an operation ends once."""
         with self._database.transaction() as execute:

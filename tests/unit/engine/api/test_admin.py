@@ -151,6 +151,16 @@ def test_the_trace_of_a_session_shows_its_operations(engine: Engine, carol: Clie
     assert bob.get(f"sessions/{session}/trace_export").status == 404
 
 
+def test_the_trace_shows_what_still_waits(engine: Engine, carol: Client) -> None:
+    session = carol.session()
+    run = carol.create(session)
+    waiting = send_pass(carol, pass_body(run, 2)).json["request_id"]  # number 1 has not come
+    url = carol.get(f"sessions/{session}/trace_export").json["url"]
+    events = Client(build_app(engine)).call("GET", urlsplit(url).path).json["traceEvents"]
+    assert [e["ph"] for e in events if e.get("id") == waiting] == ["b"]
+    assert next(e for e in events if e.get("id") == waiting)["args"]["pending"]
+
+
 def test_a_session_moves_into_a_project_with_all_it_made(carol: Client, bob: Client) -> None:
     session = carol.session()
     run = carol.create(session)
