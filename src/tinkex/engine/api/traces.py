@@ -17,7 +17,7 @@ def trace_of(store: Store, owner: str, session_id: str) -> bytes:
     session = find_session(store, owner, session_id)
     rows = store.finished.of_session(session_id)
     pending = store.futures.pending_of(session_id)
-    names = dict.fromkeys(row.target for row in (*rows, *pending))
+    names = dict.fromkeys([*(row.target for row in rows), *(row.target for row in pending)])
     targets = {target: number for number, target in enumerate(names, 1)}
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": session.display_name or session_id}}

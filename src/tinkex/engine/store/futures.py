@@ -129,7 +129,7 @@ class Futures:
     def pending_of(self, session_id: str) -> Sequence[FutureRow]:
         """What the runs and samplers of a session have been promised and do not have yet, without the requests."""
         rows = self._database.all(
-            f"{_SELECT} WHERE status = 'pending' AND target IN (SELECT run_id FROM runs WHERE session_id = ?1 "
+            f"{_SELECT} WHERE status = 'pending' AND target IN (SELECT run_id FROM runs WHERE session_id = ?1 "  # noqa: S608 -- constants
             "UNION SELECT sampler_id FROM samplers WHERE session_id = ?1) ORDER BY created_at, request_id",
             (session_id,),
         )
