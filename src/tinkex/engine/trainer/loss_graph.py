@@ -23,6 +23,9 @@ __all__ = ["DatumLoss", "LossGraph"]
 MOST_ELEMENTS = 2**24  # of one result
 MOST_ELEMENTS_IN_ALL = 2**26  # of the results of one datum, which the backward pass may all need
 MOST_EFFORT = 2**28  # elements touched for one datum
+BASE_EFFORT = 2**22  # of a datum however small, so that many small ones cannot take long
+EFFORT_PER_ELEMENT = 2**16  # of its inputs; the pairs of all its tokens, and more
+MOST_DIMENSIONS = 8
 _LONGEST_SEQUENCE = 2**16  # of shapes and of several results
 
 _OPERATION_ERRORS = (
@@ -75,7 +78,7 @@ class LossGraph:
 
     def _run(self, logprobs: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
         values: dict[str, Any] = dict(zip(self._parsed.places, (logprobs, *inputs), strict=True))
-        budget = _Budget()
+        budget = _Budget(sum(tensor.numel() for tensor in (logprobs, *inputs)))
         for step in self._parsed.steps:
             values[step.name] = _compute(step, values, budget)
         loss = values[self._parsed.loss]
@@ -90,9 +93,9 @@ class LossGraph:
 class _Budget:
     """What is left for one datum."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_elements: int) -> None:
         self._elements = MOST_ELEMENTS_IN_ALL
-        self._effort = MOST_EFFORT
+        self._effort = min(MOST_EFFORT, BASE_EFFORT + EFFORT_PER_ELEMENT * num_elements)
 
     def spend(self, cost: Cost) -> None:
         """Takes the cost of a step, or says that there is not enough left for it."""
@@ -100,8 +103,8 @@ class _Budget:
             raise ValueError(
                 f"its result can have {cost.elements} elements; at most {MOST_ELEMENTS} are allowed"
             )
-        self._elements -= cost.elements
-        self._effort -= cost.effort
+        self._elements -= max(0, cost.elements)
+        self._effort -= max(1, cost.effort)
         if self._elements < 0 or self._effort < 0:
             raise ValueError("with it, the loss of one datum takes more memory or time than is allowed")
 
@@ -175,6 +178,10 @@ def _check_result(result: Any) -> None:
     elif isinstance(result, Tensor):
         if result.is_complex() or result.layout != torch.strided or result.device.type != "cpu":
             raise ValueError(f"its result is of dtype {result.dtype}, which is not allowed")
+        if result.ndim > MOST_DIMENSIONS:
+            raise ValueError(
+                f"its result has {result.ndim} dimensions; at most {MOST_DIMENSIONS} are allowed"
+            )
     elif isinstance(result, int):
         if not -MOST_DIGITS < result < MOST_DIGITS:
             raise ValueError("its result does not fit 64 bits")

@@ -77,21 +77,23 @@ _POINTWISE = """
     less_equal lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit
     lt maximum minimum mul multiply nan_to_num ne neg negative not_equal positive pow rad2deg reciprocal relu
     remainder round rsqrt sgn sigmoid sign signbit sin sinc sinh sqrt square sub subtract tan tanh true_divide trunc
-    where xlogy masked_fill softmax log_softmax
+    xlogy masked_fill softmax log_softmax
 """
 _REDUCING = """
     all amax amin aminmax any argmax argmin count_nonzero cummax cummin cumprod cumsum dist logcumsumexp logsumexp
     max mean min nanmean nansum norm prod std sum var
 """
 _SHAPING = """
-    chunk clone detach diagonal flatten flip moveaxis movedim narrow permute ravel reshape roll select split squeeze
-    swapaxes swapdims t transpose tril triu unbind unflatten unsqueeze
+    clone detach diagonal flatten flip moveaxis movedim narrow permute ravel reshape roll select squeeze swapaxes
+    swapdims t transpose tril triu unflatten unsqueeze
 """
 _PICKING = """
-    argwhere gather index_add index_copy index_fill masked_scatter masked_select nonzero scatter scatter_add take
-    take_along_dim
+    gather index_add index_copy index_fill masked_scatter masked_select scatter scatter_add take take_along_dim
 """
-_SORTING = "argsort kthvalue median msort nanmedian nanquantile quantile sort topk"
+_SORTING = "argsort median msort nanmedian sort topk"
+_POSITIONS = "argwhere nonzero where"
+_CUTTING = "chunk split unbind"
+_QUANTILES = "nanquantile quantile"
 
 _LARGER: Mapping[str, Operation] = {
     # functions and methods of one name whose results can be larger than their arguments
@@ -120,6 +122,9 @@ _SHARED = " ".join((_POINTWISE, _REDUCING, _SHAPING, _PICKING))
 _TORCH: Mapping[str, Operation] = {
     **_listed(_SHARED, torch),
     **_listed(_SORTING, torch, sizes.many_passes),
+    **_listed(_QUANTILES, torch, sizes.quantiles),
+    **_listed(_POSITIONS, torch, sizes.positions),
+    **_listed(_CUTTING, torch, sizes.cut),
     **_LARGER,
     **_listed("full_like numel ones_like zeros_like std_mean var_mean", torch),
     **_listed("cosine_similarity pairwise_distance bucketize searchsorted", torch),
@@ -235,13 +240,17 @@ METHODS: Mapping[str, Operation] = MappingProxyType(
     {
         **_listed(_SHARED, Tensor),
         **_listed(_SORTING, Tensor, sizes.many_passes),
+        **_listed(_QUANTILES, Tensor, sizes.quantiles),
+        **_listed(_POSITIONS, Tensor, sizes.positions),
+        **_listed(_CUTTING, Tensor, sizes.cut),
         **{
             name: Operation(getattr(Tensor, name), larger.size, larger.most_positional, larger.keywords)
             for name, larger in _LARGER.items()
         },
         **_listed("bfloat16 bool cpu double float half int long short to type type_as", Tensor),
         **_listed("contiguous dim is_floating_point ndimension nelement numel size", Tensor),
-        **_listed("expand_as reshape_as view view_as", Tensor),
+        **_listed("expand_as reshape_as view_as", Tensor),
+        "view": Operation(Tensor.view, sizes.reshaped),
         "expand": Operation(Tensor.expand, sizes.widened),
         "new_full": Operation(Tensor.new_full, sizes.fresh_filled),
         "new_tensor": Operation(Tensor.new_tensor, sizes.joined),

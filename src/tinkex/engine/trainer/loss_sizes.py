@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from torch import Size as Shape
-from torch import Tensor
+from torch import Tensor, dtype
 from torch import bool as torch_bool
 
 __all__ = ["Cost", "Sizing", "tensors_in"]
@@ -31,6 +31,7 @@ class Cost(NamedTuple):
 
 Sizing = Callable[[Args, Kwargs], Cost]
 
+MOST_PIECES = 2**14  # that a tensor is cut into
 _SORT_EFFORT = 16  # passes over the data that sorting compares to
 _MULTIPLY_EFFORT = 32  # multiplications of a product that cost as much as one element read and written
 
@@ -58,6 +59,37 @@ def many_passes(args: Args, kwargs: Kwargs) -> Cost:
     """As ``same_or_broadcast``, for what sorts and returns values and positions."""
     cost = same_or_broadcast(args, kwargs)
     return Cost(2 * cost.elements, cost.effort * _SORT_EFFORT)
+
+
+def quantiles(args: Args, kwargs: Kwargs) -> Cost:
+    """Every quantile asked for of every row."""
+    cost = pairs(args, kwargs) if len(list(tensors_in(args, kwargs))) > 1 else same_or_broadcast(args, kwargs)
+    return Cost(cost.elements, cost.effort * _SORT_EFFORT)
+
+
+def positions(args: Args, kwargs: Kwargs) -> Cost:
+    """Where a tensor is not zero: as many whole numbers per element as it has dimensions."""
+    given = list(tensors_in(args, kwargs))
+    dims = max((tensor.ndim for tensor in given), default=1)
+    return _cost(_broadcast(tensor.shape for tensor in given) * max(1, dims), given)
+
+
+def reshaped(args: Args, kwargs: Kwargs) -> Cost:
+    """The same elements in another shape; not the same bytes as another dtype."""
+    if any(isinstance(value, dtype) for value in (*args, *kwargs.values())):
+        raise ValueError("a tensor cannot be read as another dtype; convert it with to()")
+    return same_or_broadcast(args, kwargs)
+
+
+def cut(args: Args, kwargs: Kwargs) -> Cost:
+    """``chunk(tensor, chunks)``, ``split(tensor, size)`` and ``unbind(tensor)``: no more pieces than are allowed."""
+    source, *rest = args
+    count = rest[0] if rest else kwargs.get("chunks", 1)
+    count = count if isinstance(count, int) else 1
+    # Cutting nothing gives as many empty pieces as were asked for.
+    if max(source.shape, default=1) > MOST_PIECES or (0 in source.shape and count > MOST_PIECES):
+        raise ValueError(f"it can have more than {MOST_PIECES} results")
+    return _cost(source.numel(), (source,))
 
 
 def joined(args: Args, kwargs: Kwargs) -> Cost:
@@ -186,7 +218,9 @@ def indexed(args: Args, kwargs: Kwargs) -> Cost:
             fancy.append(Shape([item.numel()]) if item.dtype == torch_bool else item.shape)
         elif isinstance(item, list | tuple):
             fancy.append(Shape([len(item)]))
-    return _cost(kept * _product(sizes) * _broadcast(fancy), tensors_in(args))
+    masks = [item for item in items if isinstance(item, Tensor) and item.dtype == torch_bool]
+    found = sum(mask.numel() * mask.ndim for mask in masks)  # a mask is turned into positions first
+    return _cost(kept * _product(sizes) * _broadcast(fancy) + found, tensors_in(args))
 
 
 def product(args: Args, kwargs: Kwargs) -> Cost:

@@ -22,6 +22,7 @@ from tests.unit.engine.trainer.harness import (
     trained_state,
 )
 from tinkex.engine.model.transformer import Transformer
+from tinkex.engine.trainer import loss_operations
 from tinkex.engine.trainer.loss_graph import LossGraph
 from tinkex.engine.trainer.loss_operations import ATTRIBUTES, METHODS, find_function
 from tinkex.engine.trainer.loss_parsing import MOST_METRICS, MOST_NODES
@@ -269,6 +270,27 @@ def test_many_large_results_are_too_many() -> None:
         run(using(*PAIRS, *steps, total), size=2048)
 
 
+def test_a_tensor_is_not_cut_into_more_pieces_than_allowed() -> None:
+    with pytest.raises(InvalidInput, match="more than 16384 results"):
+        run(using(method("unbind", name="pieces"), call("operator.getitem", ref("pieces"), 0)), size=20_000)
+
+
+def test_every_quantile_of_every_row_is_counted() -> None:
+    steps = [
+        call("torch.outer", ref("logprobs"), ref("logprobs"), name="square"),
+        call("torch.quantile", ref("square"), ref("logprobs"), dim=1),
+    ]
+    with pytest.raises(InvalidInput, match=r"its result can have \d+ elements"):
+        run(using(*steps), size=1000)
+
+
+def test_a_small_datum_has_a_small_budget() -> None:
+    steps = [call("torch.ones", 2**20, name=f"n{n}") for n in range(8)]
+    graph = using(*steps, call("torch.stack", [ref(step["name"]) for step in steps]))
+    with pytest.raises(InvalidInput, match="takes more memory or time than is allowed"):
+        run(graph, size=1)
+
+
 def test_much_work_with_small_results_is_too_much() -> None:
     square = call("operator.add", ref("column"), ref("logprobs"), name="square")
     sums = [node("call_method", f"sum{n}", "sum", ref("square")) for n in range(400)]
@@ -302,6 +324,9 @@ def test_much_work_with_small_results_is_too_much() -> None:
         ([call("getattr", ref("shape"), "shape")], "only tensors have 'shape'"),
         ([call("operator.getitem", ref("number"), 0)], "can be indexed"),
         ([call("torch.linalg.norm", ref("matrix"), 2)], "use torch.linalg.vector_norm"),
+        ([method("view", {"dtype": "int32"})], r"convert it with to\(\)"),
+        ([node("call_method", "bad", "chunk", ref("nothing"), 10**10)], "more than 16384 results"),
+        ([method("view", {"tuple": [1] * 8 + [5]})], "9 dimensions; at most 8"),
     ],
 )
 def test_a_step_that_cannot_be_computed_is_named_with_its_arguments(
@@ -312,6 +337,7 @@ def test_a_step_that_cannot_be_computed_is_named_with_its_arguments(
         call("getattr", ref("logprobs"), "shape", name="shape"),
         method("numel", name="number"),
         method("unsqueeze", 0, name="matrix"),
+        call("operator.getitem", ref("logprobs"), {"slice": [None, 0, None]}, name="nothing"),
     ]
     with pytest.raises(InvalidInput, match=message) as caught:
         run(using(*before, *steps))
@@ -342,23 +368,8 @@ def test_a_function_is_known_by_any_name_torch_gives_it() -> None:
 # What comes out of hostile graphs: an output or InvalidInput, and nothing else.
 
 FUNCTIONS = [
-    *(
-        f"operator.{name}"
-        for name in ("add", "mul", "pow", "getitem", "matmul", "mod", "floordiv", "eq", "invert")
-    ),
-    *(
-        f"torch.{name}"
-        for name in ("exp", "where", "cat", "stack", "clamp", "zeros", "arange", "eye", "outer")
-    ),
-    *(
-        f"torch.{name}"
-        for name in ("einsum", "softmax", "max", "sort", "full_like", "meshgrid", "matmul", "diff")
-    ),
-    *(
-        f"torch.nn.functional.{name}"
-        for name in ("pad", "relu", "mse_loss", "one_hot", "normalize", "nll_loss")
-    ),
-    *("torch.linalg.norm", "math.pow", "math.sqrt", "torch.load", "getattr", "torch.nn.functional.elu"),
+    *(prefix + name for prefix, operations in loss_operations._NAMESPACES for name in sorted(operations)),
+    *("getattr", "torch.load", "torch.rand", "math.factorial"),
 ]
 scalars = st.one_of(
     st.none(),
