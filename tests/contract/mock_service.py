@@ -155,6 +155,7 @@ class MockService:
             checkpoint_type="training" if kind == "weights" else "sampler",
             time=datetime.now(UTC),
             tinker_path=saved,
+            user_metadata=body.get("user_metadata"),
         )
         return self.later({"path": saved})
 

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from tinkex.custom_loss import CustomLoss, require_torch
+from tinkex.regularizers.positions import as_tensor
 from tinkex.types import Datum
 from tinkex.types.regularizers import CustomLossOutput, RegularizerOutput, RegularizerSpec
 
@@ -86,8 +87,8 @@ class Pipeline:
         self, data: Sequence[Datum], logprobs: Sequence[Any], loss_fn: CustomLoss
     ) -> CustomLossOutput:
         """What the loss and each regularizer are on these logprobs: tensors, or anything torch can read."""
-        torch = require_torch()
-        leaves = [torch.as_tensor(lp).detach().clone().requires_grad_(True) for lp in logprobs]  # noqa: FBT003 - torch's own signature
+        require_torch()
+        leaves = [as_tensor(lp).detach().clone().requires_grad_(True) for lp in logprobs]  # noqa: FBT003 - torch's own signature
         return self._compute(list(data), leaves, loss_fn)[1]
 
     def _compute(

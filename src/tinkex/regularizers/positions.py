@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
+
 from tinkex.types import Datum, TensorData
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ __all__ = [
     "Reduction",
     "Source",
     "aligned",
+    "as_tensor",
     "chosen",
     "chosen_with",
     "nothing",
@@ -63,8 +66,6 @@ def chosen_with(
 
 def aligned(source: Source, data: Sequence[Datum], logprobs: Logprobs, what: str) -> list[torch.Tensor]:
     """The fixed logprobs of every datum from wherever they come, checked to be of the shape of the live ones."""
-    import torch
-
     if isinstance(source, str):
         found: Sequence[Any] = [_input(datum, index, source) for index, datum in enumerate(data)]
     else:
@@ -73,13 +74,22 @@ def aligned(source: Source, data: Sequence[Datum], logprobs: Logprobs, what: str
         raise ValueError(f"{what} has the logprobs of {len(found)} datums; there are {len(data)}")
     fixed = []
     for index, (one, live) in enumerate(zip(found, logprobs, strict=True)):
-        tensor = one.to_torch() if isinstance(one, TensorData) else torch.as_tensor(one)
+        tensor = as_tensor(one)
         if tensor.shape != live.shape:
             raise ValueError(
                 f"{what} of data[{index}] has the shape {tuple(tensor.shape)}; its logprobs have {tuple(live.shape)}"
             )
         fixed.append(tensor.detach().to(live.dtype))
     return fixed
+
+
+def as_tensor(values: Any) -> torch.Tensor:
+    """A tensor of what may be one already, a ``TensorData``, an array or a list; read-only arrays are copied."""
+    import torch
+
+    if isinstance(values, TensorData):
+        return values.to_torch()
+    return values if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(values))
 
 
 def reduced(values: Sequence[torch.Tensor], logprobs: Logprobs, reduction: Reduction) -> torch.Tensor:

@@ -1,0 +1,127 @@
+"""Runs go on from their checkpoints, whatever stands behind the client."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tinkex
+from tests.contract.backends import BASE_MODEL, WITH_A_MODEL
+from tinkex import types
+from tinkex.recovery import Best, RecoveryExecutor, RecoveryMonitor, RecoveryPolicy
+
+
+def datum(shift: int = 0) -> types.Datum:
+    tokens = [5 + shift, 9, 12, 7]
+    return types.Datum(types.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})
+
+
+def step(training: tinkex.TrainingClient, shift: int = 0) -> None:
+    training.forward_backward([datum(shift)], "cross_entropy")
+    training.optim_step(types.AdamParams(learning_rate=1e-2)).result(timeout=60)
+
+
+def logprobs(training: tinkex.TrainingClient) -> Any:
+    output = training.forward([datum()], "cross_entropy").result(timeout=60)
+    return output.loss_fn_outputs[0]["logprobs"].to_numpy()
+
+
+@pytest.fixture
+def training(service: tinkex.ServiceClient) -> tinkex.TrainingClient:
+    return service.create_lora_training_client(BASE_MODEL, rank=4, seed=1, user_metadata={"purpose": "test"})
+
+
+@pytest.mark.parametrize(("choice", "name"), [("latest", "two"), (Best("loss"), "one")])
+def test_a_run_restarts_where_its_checkpoint_stands(
+    service: tinkex.ServiceClient, training: tinkex.TrainingClient, choice: Any, name: str
+) -> None:
+    expected = {}
+    for saved, loss in (("one", "0.5"), ("two", "0.9")):
+        step(training)
+        training.save_state(saved, user_metadata={"loss": loss}).result(timeout=60)
+        expected[saved] = logprobs(training)
+    step(training)
+    recovered = (
+        RecoveryExecutor()
+        .recover(training.model_id, service, RecoveryPolicy(checkpoint=choice))
+        .result(timeout=60)
+    )
+    assert recovered is not None
+    assert recovered.checkpoint == f"tinker://{training.model_id}/weights/{name}"
+    np.testing.assert_array_equal(logprobs(recovered.training), expected[name])
+    # the optimizer came along: the next step is the one the old run took
+    if name == "two":
+        step(recovered.training)
+        np.testing.assert_array_equal(logprobs(recovered.training), logprobs(training))
+    run = service.create_rest_client().get_training_run(recovered.training.model_id).result()
+    assert run.user_metadata == {"purpose": "test"}
+
+
+def test_a_run_that_is_well_is_left_alone(
+    service: tinkex.ServiceClient, training: tinkex.TrainingClient
+) -> None:
+    with RecoveryMonitor(service, RecoveryPolicy(poll_interval_s=600)) as monitor:
+        monitor.watch(training)
+        assert monitor.check().result(timeout=60) == {training.model_id: None}
+        assert monitor.report(training, tinkex.APIConnectionError()).result(timeout=60) is None
+
+
+@pytest.mark.backends(*WITH_A_MODEL)
+def test_a_monitor_restarts_a_run_that_an_operation_found_gone(
+    service: tinkex.ServiceClient, training: tinkex.TrainingClient
+) -> None:
+    step(training)
+    path = training.save_state("one").result(timeout=60).path
+    training.unload().result(timeout=60)
+    with RecoveryMonitor(service, RecoveryPolicy(poll_interval_s=600)) as monitor:
+        monitor.watch(training)
+        with pytest.raises(tinkex.APIStatusError) as caught:
+            training.optim_step(types.AdamParams()).result(timeout=60)
+        recovered = monitor.report(training, caught.value).result(timeout=60)
+        assert recovered is not None
+        assert recovered.checkpoint == path
+        assert monitor.watched == (recovered.training.model_id,)
+
+
+def train_resiliently(service: tinkex.ServiceClient, lost_at: int | None) -> tuple[int, Any]:
+    """How often the loop restarted, and the logprobs in the end; the run may be lost once on the way."""
+    loop = tinkex.resilient_training(
+        service,
+        [[datum(n)] for n in range(6)],
+        name=f"contract-{secrets.token_hex(4)}",
+        base_model=BASE_MODEL,
+        rank=4,
+        seed=1,
+        checkpoint_every=2,
+    )
+    for one in loop:
+        with one:
+            if one.index == lost_at and not loop.recoveries:
+                one.training.unload().result(timeout=60)
+            one.training.forward_backward(one.batch, "cross_entropy")
+            one.training.optim_step(types.AdamParams(learning_rate=1e-2)).result(timeout=60)
+    return loop.recoveries, logprobs(loop.training)
+
+
+def train_plainly(service: tinkex.ServiceClient) -> Any:
+    undisturbed = service.create_lora_training_client(BASE_MODEL, rank=4, seed=1)
+    for n in range(6):
+        step(undisturbed, n)
+    return logprobs(undisturbed)
+
+
+def test_a_resilient_training_ends_like_a_plain_one(service: tinkex.ServiceClient) -> None:
+    recoveries, ended = train_resiliently(service, None)
+    assert recoveries == 0
+    np.testing.assert_array_equal(ended, train_plainly(service))
+
+
+@pytest.mark.backends(*WITH_A_MODEL)
+@pytest.mark.parametrize("lost_at", [1, 4])
+def test_so_does_one_whose_run_was_lost(service: tinkex.ServiceClient, lost_at: int) -> None:
+    recoveries, ended = train_resiliently(service, lost_at)
+    assert recoveries == 1
+    np.testing.assert_array_equal(ended, train_plainly(service))
