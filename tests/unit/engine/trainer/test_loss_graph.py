@@ -603,7 +603,7 @@ def test_a_metric_that_is_not_a_number_is_reported_as_it_is(trainer: Trainer) ->
     assert math.isnan(output.metrics["custom/empty:mean"])
 
 
-def test_the_sizes_a_step_is_refused_for_leave_memory_alone(tmp_path: Path) -> None:
+def test_the_sizes_a_step_is_refused_for_leave_memory_alone() -> None:
     statm = Path("/proc/self/statm")
     if not statm.exists():
         pytest.skip("memory is read from /proc")
