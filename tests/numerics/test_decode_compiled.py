@@ -116,7 +116,7 @@ def test_prompts_and_steps_have_the_logprobs_of_a_plain_forward(
         full_logits(model, prompt + future, adapter)
         for prompt, future, adapter in zip(prompts, futures, adapters, strict=True)
     ]
-    table, slots = SlotTable(model.arch, model.dtype), []
+    table, slots = SlotTable(model.arch, model.dtype, apart=True), []
     for prompt, adapter, expected in zip(prompts, adapters, wanted, strict=True):
         pieces = [len(prompt)] if len(prompt) < 64 else [50, len(prompt) - 50]
         kv, logits = prefilled(compiled, model, prompt, pieces, adapter)
@@ -143,7 +143,7 @@ def test_a_row_has_the_same_bits_in_any_company(model: Transformer, compiled: Co
 
     def states(members: Sequence[int], threads: int) -> dict[int, torch.Tensor]:
         torch.set_num_threads(threads)
-        table = SlotTable(model.arch, model.dtype)
+        table = SlotTable(model.arch, model.dtype, apart=True)
         segments = [(adapters[index], 1) for index in members]
         slots = []
         for index in members:

@@ -55,6 +55,8 @@ class SequenceC(Structure):
         *_fields(c_int64, "first_row", "num_rows", "position"),
         ("keys", c_void_p),
         *_fields(c_int64, "layer_stride", "value_offset", "head_stride"),
+        ("shared_keys", c_void_p),
+        *_fields(c_int64, "num_shared", "shared_layer_stride", "shared_value_offset", "shared_head_stride"),
     )
 
 

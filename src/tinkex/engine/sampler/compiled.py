@@ -94,6 +94,11 @@ class CompiledCompute:
             kv_L2SKCd = slot.bank.kv_L2SKCd
             layer_stride, value_offset, slot_stride, head_stride = kv_L2SKCd.stride()[:4]
             sequence.first_row, sequence.num_rows, sequence.position = row, 1, slot.length
+            if slot.shared is not None:
+                shared_L2KPd = slot.shared.kv_L2KPd
+                sequence.shared_keys, sequence.num_shared = shared_L2KPd.data_ptr(), slot.start
+                sequence.shared_layer_stride, sequence.shared_value_offset = shared_L2KPd.stride()[:2]
+                sequence.shared_head_stride = shared_L2KPd.stride()[2]
             sequence.keys = kv_L2SKCd.data_ptr() + slot.index * slot_stride * kv_L2SKCd.element_size()
             sequence.layer_stride, sequence.value_offset = layer_stride, value_offset
             sequence.head_stride = head_stride

@@ -7,7 +7,7 @@ Two shapes of storage, each fit for its use:
 * ``SlotTable`` holds one slot per decoding sequence; sequences join and leave between any two steps, and one that
   fills its slot moves to a larger one. For torch, slots of one capacity lie side by side in a bank, so that a decode
   step is one attention call per bank, however many sequences there are. The compiled core needs no neighbours: there
-  every slot is a bank of its own.
+  every slot is a bank of its own, and holds only what comes after the prompt, which all its sequences share.
 
 Memory is what is allocated here. A slot of its own has room for a quarter more than it held when it was made, in
 steps of 64 tokens. Side by side, a slot's capacity is a power of two, so at most twice what it holds, a bank has at
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["PromptKV", "Slot", "SlotTable", "bytes_per_token", "prefill_attend"]
 
 _STEP = 64
-"""The smallest capacity of a slot, and the step in which those apart grow."""
+"""The smallest capacity of a slot, the step in which those apart grow, and the chunk in which the core adds up."""
 
 
 def bytes_per_token(arch: Architecture, dtype: torch.dtype) -> int:
@@ -130,11 +130,20 @@ def _visible_keys(filled: int, count: int, window: int | None) -> tuple[int, Ten
 
 @dataclass(eq=False)
 class Slot:
-    """One decoding sequence's place: a row of a bank, and how many tokens it holds."""
+    """One decoding sequence's place: a row of a bank, and how many tokens the sequence has."""
 
     bank: _Bank
     index: int
     length: int
+    shared: PromptKV | None = None
+    """The prompt that holds the first tokens for all sequences that go on from it."""
+    start: int = 0
+    """How many tokens ``shared`` holds; the slot has those from here on."""
+
+    @property
+    def own_length(self) -> int:
+        """How many tokens the slot itself holds."""
+        return self.length - self.start
 
 
 class _Bank:
@@ -238,20 +247,36 @@ class SlotTable:
             return -(-(length + 1 + length // 4) // _STEP) * _STEP
         return max(_STEP, 1 << length.bit_length())
 
+    def own_length(self, prompt_length: int) -> int:
+        """How many tokens of a prompt are copied into a slot that goes on from it; the others stay where they are.
+
+        The last, unfinished step is copied: the core adds up whole steps, and new tokens belong to it.
+        """
+        return prompt_length % _STEP if self._apart else prompt_length
+
     def most_tokens(self, prompt_length: int, num_new: int) -> int:
         """The most tokens one sequence alone ever has memory for at once, if it gets ``num_new`` new tokens.
 
-        Those are a prompt and its slot, or a slot and the larger one it moves to, or all but the last two tokens read
-        again as a prompt and their slot; the last is never less than the others.
+        Those are a slot and the larger one it moves to, beside the prompt it shares. The prompt may be longer than
+        the request's: a sequence that gave way comes back with what it had as its prompt, all but the last two tokens
+        of it at most. Side by side it is that prompt and its slot.
         """
         if num_new == 1:
             return prompt_length  # its only token is drawn without a slot
         held = prompt_length + num_new - 2
-        return held + self.capacity(held)
+        if not self._apart:
+            return held + self.capacity(held)
+        return held + _STEP - 1 + self.capacity(held - prompt_length + self.own_length(prompt_length))
 
     def join(self, prompt: PromptKV) -> Slot:
-        """A slot for a new sequence that goes on from ``prompt``."""
-        return self._bank(prompt.length).take(prompt.kv_L2KPd, prompt.length)
+        """A slot for a new sequence that goes on from ``prompt``; if it is ``shared``, the prompt must stay."""
+        own_length = self.own_length(prompt.length)
+        start = prompt.length - own_length
+        slot = self._bank(own_length).take(prompt.kv_L2KPd[:, :, :, start:], own_length)
+        slot.length = prompt.length
+        if start:
+            slot.shared, slot.start = prompt, start
+        return slot
 
     def leave(self, slot: Slot) -> None:
         """Gives a sequence's slot back."""
@@ -261,12 +286,12 @@ class SlotTable:
 
     def is_full(self, slot: Slot) -> bool:
         """Whether the slot must grow before it can take another token."""
-        return slot.length == slot.bank.capacity
+        return slot.own_length == slot.bank.capacity
 
     def grow(self, slot: Slot) -> None:
         """Moves a sequence to a larger slot; the slot object stays the same."""
         old = slot.bank
-        moved = self._bank(slot.length).take(old.kv_L2SKCd[:, :, slot.index], slot.length)
+        moved = self._bank(slot.own_length).take(old.kv_L2SKCd[:, :, slot.index], slot.own_length)
         old.free(slot)
         if not old.slots:
             self._banks.remove(old)

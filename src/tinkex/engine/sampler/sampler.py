@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from tinkex.engine.model.tokenizer import EngineTokenizer
     from tinkex.engine.model.transformer import Transformer
+    from tinkex.engine.sampler.kv_cache import Slot
 
 __all__ = ["Sampler"]
 
@@ -93,6 +94,7 @@ class Sampler:
         self._prefilling: list[Prefill] = []
         self._ready: deque[tuple[Continuation, CachedPrompt]] = deque()
         self._decoding: list[Continuation] = []
+        self._lenders: dict[Slot, CachedPrompt] = {}
         self._finished: list[tuple[str, SampleResponse | TinkexError]] = []
         self._decode_next = False
         self.num_preemptions = 0
@@ -229,7 +231,7 @@ class Sampler:
         # A prompt without room for a slot beside it would hold its memory for nothing.
         needed = self._prompts.cost(len(prefill.tokens_P))
         if prefill.needs_slot:
-            needed += self._slots.cost(len(prefill.tokens_P))
+            needed += self._slots.cost(self._slots.own_length(len(prefill.tokens_P)))
         if match.source is not None:
             self._prompts.use(match.source)  # not to be dropped while room is made
         prompt = None
@@ -311,14 +313,18 @@ class Sampler:
         joined = len(self._decoding)
         while self._ready and len(self._decoding) < self._max_batch:
             continuation, prompt = self._ready[0]
-            if self._decoding and not self._make_room(self._slots.cost(prompt.kv.length)):
+            own_length = self._slots.own_length(prompt.kv.length)
+            if self._decoding and not self._make_room(self._slots.cost(own_length)):
                 break  # until one of those that decode has ended
-            if not self._claim(continuation, prompt.kv.length):
+            if not self._claim(continuation, own_length):
                 continue
             continuation.slot = self._slots.join(prompt.kv)
             self._decoding.append(continuation)
             self._ready.popleft()
-            self._prompts.release(prompt)
+            if continuation.slot.shared is None:
+                self._prompts.release(prompt)
+            else:
+                self._lenders[continuation.slot] = prompt
         if len(self._decoding) > joined:
             self._decoding.sort(key=lambda continuation: id(continuation.request.job.adapter))
 
@@ -342,15 +348,15 @@ class Sampler:
         """Makes room for one more token in every slot, the oldest first."""
         for continuation in sorted(self._decoding, key=lambda continuation: continuation.age):
             slot = continuation.slot
-            if slot is not None and self._slots.is_full(slot) and self._claim(continuation, slot.length):
+            if slot is not None and self._slots.is_full(slot) and self._claim(continuation, slot.own_length):
                 self._slots.grow(slot)
 
-    def _claim(self, continuation: Continuation, length: int) -> bool:
-        """Makes room for a slot of this length: the youngest give way, until one is left, which fits alone.
+    def _claim(self, continuation: Continuation, own_length: int) -> bool:
+        """Makes room for a slot that holds so many tokens: the youngest give way, until one is left, which fits alone.
 
         False if this continuation was the youngest and had to go back itself.
         """
-        while not self._make_room(self._slots.cost(length)):
+        while not self._make_room(self._slots.cost(own_length)):
             holders: list[Continuation | Prefill] = [
                 *self._decoding,
                 *(ready for ready, _ in self._ready),
@@ -410,6 +416,9 @@ class Sampler:
         """Takes a continuation out of the decode batch, or out of the line before it."""
         if continuation.slot is not None:
             self._slots.leave(continuation.slot)
+            lender = self._lenders.pop(continuation.slot, None)
+            if lender is not None:
+                self._prompts.release(lender)
             continuation.slot = None
             self._decoding = [other for other in self._decoding if other is not continuation]
             return

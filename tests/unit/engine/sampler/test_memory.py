@@ -100,8 +100,9 @@ def test_a_sequence_that_gave_way_gets_the_bits_of_an_undisturbed_run(
 
 
 def test_new_sequences_wait_until_running_ones_have_ended(samplers: Samplers) -> None:
-    sampler = samplers.of(440, prompt_cache_bytes=0)
-    running = job(random_tokens(60, 1), max_tokens=60, seed=1, stop=[])
+    needed = samplers.of(100_000)._slots.most_tokens(180, 2)
+    sampler = samplers.of(needed, prompt_cache_bytes=0)
+    running = job(random_tokens(60, 1), max_tokens=50, seed=1, stop=[])
     waiting = job(random_tokens(180, 2), max_tokens=2, seed=2, stop=[])
     sampler.add(running)
     for _ in range(3):
@@ -169,3 +170,22 @@ def test_without_max_tokens_a_sequence_gets_as_many_as_fit(samplers: Samplers) -
     [sequence] = sample(samplers.of(300), random_tokens(60, 1), stop=[]).sequences
     assert sequence.stop_reason == "length"
     assert 20 < len(sequence.tokens) < 240
+
+
+@pytest.mark.skipif("compiled" not in WAYS, reason="the package was installed without its compiled core")
+def test_samples_of_one_prompt_share_its_memory(model: Transformer, tokenizer: EngineTokenizer) -> None:
+    sampler = Samplers(model, tokenizer, "compiled").of(100_000)
+    sampler.add(job(random_tokens(400, 1), num_samples=16, max_tokens=20, stop=[]))
+    peak = 0
+    while sampler.busy:
+        sampler.step()
+        peak = max(peak, sampler.kv_bytes)
+    each = 64  # tokens of a slot that holds the end of the prompt and twenty more
+    assert peak == (400 + 16 * each) * bytes_per_token(model.arch, model.dtype)
+    sampler.add(job(random_tokens(400, 2), num_samples=3, max_tokens=20, stop=[], request_id="gone"))
+    for _ in range(4):
+        sampler.step()
+    sampler.cancel("gone")
+    assert sampler.kv_bytes == 2 * 400 * bytes_per_token(
+        model.arch, model.dtype
+    )  # both prompts kept for later

@@ -58,10 +58,9 @@ static float soften(float *scores, int64_t first, int64_t last, int64_t span) {
     return vec_sum(sum);
 }
 
-/* sums (queries, PANEL) = weights · values[·][column…], also where the head has fewer than PANEL columns left. */
+/* sums (queries, PANEL) += weights · values[·][column…], also where the head has fewer than PANEL columns left. */
 static void mix_values(int64_t queries, const float *weights, int64_t span, const float *values, int64_t num_keys,
                        int64_t head_dim, int64_t column, float *panel, float *sums) {
-    memset(sums, 0, (size_t)(queries * PANEL) * sizeof(float));
     if (column + PANEL <= head_dim) {
         rows_times_panel(queries, weights, span, values + column, head_dim, num_keys, sums, PANEL, NULL);
         return;
@@ -76,6 +75,23 @@ static void mix_values(int64_t queries, const float *weights, int64_t span, cons
     }
 }
 
+/* Positions `start…end` of one sequence, and where their keys and values begin. */
+typedef struct {
+    const float *keys, *values;
+    int64_t start, end;
+} stretch;
+
+static inline stretch shared_stretch(const tinkex_sequence *s, int64_t layer, int64_t head) {
+    if (s->num_shared == 0) return (stretch){0};
+    const float *keys = s->shared_keys + layer * s->shared_layer_stride + head * s->shared_head_stride;
+    return (stretch){keys, keys + s->shared_value_offset, 0, s->num_shared};
+}
+
+static inline stretch own_stretch(const tinkex_sequence *s, int64_t layer, int64_t head) {
+    const float *keys = s->keys + layer * s->layer_stride + head * s->head_stride;
+    return (stretch){keys, keys + s->value_offset, s->num_shared, INT64_MAX};
+}
+
 /* One block of rows under one key/value head. */
 static void attention_task(const void *context, long task, int worker) {
     const attention *a = context;
@@ -84,8 +100,7 @@ static void attention_task(const void *context, long task, int worker) {
     const tinkex_sequence *sequence = block->sequence;
     const int64_t kv_head = task % model->kv_heads, group = model->heads / model->kv_heads;
     const int64_t d = model->head_dim, window = model->layers[a->layer].window;
-    const float *keys = sequence->keys + a->layer * sequence->layer_stride + kv_head * sequence->head_stride;
-    const float *values = keys + sequence->value_offset;
+    const stretch stretches[2] = {shared_stretch(sequence, a->layer, kv_head), own_stretch(sequence, a->layer, kv_head)};
     const int64_t seen_first = window > 0 ? larger(0, block->position - window + 1) : 0;
     const int64_t first = seen_first / CHUNK * CHUNK, end = block->position + block->num_rows;
     const int64_t span = rounded_up(end - first, PANEL), queries = block->num_rows * group;
@@ -102,10 +117,12 @@ static void attention_task(const void *context, long task, int worker) {
         for (int64_t i = 0; i < group * d; i++) query[row * group * d + i] = from[i] * scale;
     }
     memset(scores, 0, (size_t)(queries * span) * sizeof(float));
-    for (int64_t t = first; t < end; t += PANEL) {
-        turn_panel(keys + t * d, d, smaller(PANEL, end - t), d, panel);
-        rows_times_panel(queries, query, d, panel, PANEL, d, scores + t - first, span, NULL);
-    }
+    for (int s = 0; s < 2; s++)
+        for (int64_t t = larger(first, stretches[s].start); t < smaller(end, stretches[s].end); t += PANEL) {
+            const int64_t num_keys = smaller(PANEL, smaller(end, stretches[s].end) - t);
+            turn_panel(stretches[s].keys + (t - stretches[s].start) * d, d, num_keys, d, panel);
+            rows_times_panel(queries, query, d, panel, PANEL, d, scores + t - first, span, NULL);
+        }
     for (int64_t q = 0; q < queries; q++) {
         const int64_t position = block->position + q / group;
         const int64_t seen = window > 0 ? larger(0, position - window + 1) : 0;
@@ -113,7 +130,13 @@ static void attention_task(const void *context, long task, int worker) {
     }
     for (int64_t column = 0; column < d; column += PANEL) {
         const int64_t columns = smaller(PANEL, d - column);
-        mix_values(queries, scores, span, values + first * d, end - first, d, column, panel, sums);
+        memset(sums, 0, (size_t)(queries * PANEL) * sizeof(float));
+        for (int s = 0; s < 2; s++) {
+            const int64_t from = larger(first, stretches[s].start), to = smaller(end, stretches[s].end);
+            if (from < to)
+                mix_values(queries, scores + from - first, span, stretches[s].values + (from - stretches[s].start) * d,
+                           to - from, d, column, panel, sums);
+        }
         for (int64_t q = 0; q < queries; q++) {
             const int64_t row = block->first_row + q / group, head = kv_head * group + q % group;
             float *out = a->mixed + row * model->heads * d + head * d + column;

@@ -55,8 +55,11 @@ typedef struct {
 typedef struct {
     int64_t first_row, num_rows;
     int64_t position; /* of the first row */
-    float *keys;      /* layer 0, head 0, position 0; positions are head_dim apart */
+    float *keys;      /* layer 0, head 0, the first position that is not shared; positions are head_dim apart */
     int64_t layer_stride, value_offset, head_stride;
+    /* The first positions may lie elsewhere, where other sequences read them too; a multiple of 64 of them. */
+    const float *shared_keys;
+    int64_t num_shared, shared_layer_stride, shared_value_offset, shared_head_stride;
 } tinkex_sequence;
 
 typedef struct {

@@ -69,7 +69,7 @@ static void heads_task(const void *context, long task, int worker) {
         const float *key = heads + model->heads * d, *value = key + model->kv_heads * d;
         for (int64_t h = 0; h < model->kv_heads; h++) {
             float *to = sequence->keys + stage->layer * sequence->layer_stride + h * sequence->head_stride +
-                        (block->position + i) * d;
+                        (block->position + i - sequence->num_shared) * d;
             memcpy(to, key + h * d, (size_t)d * sizeof(float));
             memcpy(to + sequence->value_offset, value + h * d, (size_t)d * sizeof(float));
         }
