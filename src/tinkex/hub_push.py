@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,7 @@ def push_checkpoint(
             card = model_card(tinker_path, repo_id, weights)
             (found.directory / "README.md").write_text(card, encoding="utf-8")
         ignored = [*(ignore_patterns or ()), *(() if allow_patterns else INTERNAL)]
-        try:
+        with _uploading(repo_id):
             api.create_repo(repo_id, private=not public, exist_ok=True)
             if branch != "main" and not create_pr:
                 api.create_branch(repo_id, branch=branch, exist_ok=True)
@@ -102,12 +103,6 @@ def push_checkpoint(
                 allow_patterns=list(allow_patterns) if allow_patterns else None,
                 ignore_patterns=ignored or None,
             )
-        except (errors.HfHubHTTPError, errors.HFValidationError, OSError, ValueError) as error:
-            if isinstance(error, TinkexError):
-                raise
-            raise SetupError(
-                f"{repo_id} could not be uploaded: {_first_line(error)}. Check the name, and that the token may write."
-            ) from error
     url = str(getattr(commit, "pr_url", None) or getattr(commit, "commit_url", "") or repo_id)
     return PushedCheckpoint(tinker_path, repo_id, branch, public, url)
 
@@ -181,9 +176,21 @@ def _user(api: Any, errors: Any) -> str:
         raise SetupError(
             "not logged in to the Hugging Face Hub; set HF_TOKEN, or run: hf auth login"
         ) from error
-    except (errors.HfHubHTTPError, OSError) as error:
+    except Exception as error:  # the hub's library lets the errors of its HTTP library through
         raise SetupError(
             f"the Hugging Face Hub does not accept the login ({_first_line(error)}); set HF_TOKEN, or run: hf auth login"
+        ) from error
+
+
+@contextmanager
+def _uploading(repo_id: str) -> Iterator[None]:
+    try:
+        yield
+    except TinkexError:
+        raise
+    except Exception as error:  # the hub's library lets the errors of its HTTP library through
+        raise SetupError(
+            f"{repo_id} could not be uploaded: {_first_line(error)}. Check the name, and that the token may write."
         ) from error
 
 
