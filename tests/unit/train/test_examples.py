@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinkex.errors import ConfigError
+from tinkex.train.examples import read_conversations, read_preferences, read_prompts, split
+
+USER = {"role": "user", "content": "Hi"}
+REPLY = {"role": "assistant", "content": "Hello"}
+
+
+def lines(path: Path, *values: Any) -> Path:
+    path.write_text("\n".join(v if isinstance(v, str) else json.dumps(v) for v in values) + "\n")
+    return path
+
+
+def test_chats_and_pairs_are_read_with_where_they_stand(tmp_path: Path) -> None:
+    file = lines(
+        tmp_path / "a.jsonl",
+        {"messages": [USER, REPLY]},
+        "",
+        {"prompt": "2+2", "completion": "4"},
+        {"prompt": [USER], "completion": [REPLY]},
+    )
+    chat, pair, listed = read_conversations(file)
+    assert (chat.prompt, chat.answer) == ([USER], "Hello")
+    assert (pair.prompt, pair.answer, pair.where) == ("2+2", "4", f"{file}:3")
+    assert listed.answer == "Hello"
+
+
+def test_preferences_may_share_their_prompt(tmp_path: Path) -> None:
+    worse = {"role": "assistant", "content": "Go away"}
+    file = lines(
+        tmp_path / "a.jsonl",
+        {"prompt": "Hi", "chosen": "Hello", "rejected": "Go away"},
+        {"chosen": [USER, REPLY], "rejected": [USER, worse]},
+    )
+    first, second = read_preferences(file)
+    assert (first.chosen, first.rejected) == (second.chosen, second.rejected) == ("Hello", "Go away")
+    assert second.prompt == [USER]
+
+
+def test_prompts_keep_the_whole_line_for_the_reward(tmp_path: Path) -> None:
+    (one,) = read_prompts(lines(tmp_path / "a.jsonl", {"prompt": "2+2", "answer": 4}))
+    assert (one.prompt, one.fields["answer"]) == ("2+2", 4)
+
+
+@pytest.mark.parametrize(
+    ("read", "line", "said"),
+    [
+        (read_conversations, "{", "no JSON"),
+        (read_conversations, [1], "no JSON object"),
+        (read_conversations, {"text": "x"}, "neither 'messages' nor 'prompt'"),
+        (read_conversations, {"messages": [USER]}, "must be the assistant's"),
+        (read_conversations, {"messages": [REPLY]}, "no question"),
+        (read_conversations, {"messages": []}, "list of messages"),
+        (read_conversations, {"messages": [{"role": "user"}, REPLY]}, "content of a message is a text"),
+        (read_conversations, {"messages": [{"content": "x"}, REPLY]}, "needs a 'role'"),
+        (read_conversations, {"prompt": "", "completion": "x"}, "'prompt' is empty"),
+        (read_conversations, {"prompt": "x", "completion": ""}, "'completion' is empty"),
+        (read_conversations, {"prompt": "x", "completion": [USER]}, "must be the assistant's"),
+        (read_preferences, {"prompt": "x", "chosen": "a"}, "'chosen' and 'rejected' are needed"),
+        (read_preferences, {"chosen": "a", "rejected": "b"}, "no 'prompt'"),
+        (read_preferences, {"prompt": "x", "chosen": "a", "rejected": "a"}, "the same"),
+        (read_preferences, {"chosen": [USER, REPLY], "rejected": [REPLY, REPLY]}, "same messages"),
+        (read_prompts, {"question": "x"}, "no 'prompt'"),
+        (read_prompts, {"messages": [USER, REPLY]}, "nothing to answer"),
+    ],
+)
+def test_a_line_that_cannot_be_used_is_named(
+    read: Callable[[Path], object], line: Any, said: str, tmp_path: Path
+) -> None:
+    good = {"messages": [USER, REPLY], "prompt": "x", "chosen": "a", "rejected": "b"}
+    if read is read_prompts:
+        good = {"prompt": "x"}
+    file = lines(tmp_path / "bad.jsonl", good, line)
+    with pytest.raises(ConfigError, match=r"bad\.jsonl:2: ") as raised:
+        read(file)
+    assert said in str(raised.value)
+
+
+def test_many_bad_lines_are_counted_and_the_first_shown(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="9 lines cannot be used") as raised:
+        read_prompts(lines(tmp_path / "a.jsonl", *["{"] * 9))
+    assert "and 4 more" in str(raised.value)
+
+
+def test_missing_empty_and_binary_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no file"):
+        read_prompts(tmp_path / "none")
+    with pytest.raises(ConfigError, match="holds no examples"):
+        read_prompts(lines(tmp_path / "empty", ""))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        read_prompts(tmp_path / "binary")
+
+
+def test_the_split_is_repeatable_and_loses_nothing() -> None:
+    examples = list(range(30))
+    learn, check = split(examples, 0.2, seed=1)
+    assert (learn, check) == split(examples, 0.2, seed=1)
+    assert split(examples, 0.2, seed=2)[1] != check
+    assert sorted(learn + check) == examples
+    assert len(check) == 6
+    assert split(list(range(9)), 0.01, seed=0)[1] == []
+    assert len(split(list(range(10)), 0.01, seed=0)[1]) == 1
