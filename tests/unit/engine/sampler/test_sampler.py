@@ -450,5 +450,7 @@ def test_any_mix_of_requests_gives_each_what_it_gets_alone(
             )
             assert [s.tokens for s in got.sequences] == [s.tokens for s in alone.sequences]
             assert [s.stop_reason for s in got.sequences] == [s.stop_reason for s in alone.sequences]
+            if sampler.computes_with.startswith("compiled"):
+                assert [s.logprobs for s in got.sequences] == [s.logprobs for s in alone.sequences]
             if each.prompt_logprobs:
                 np.testing.assert_allclose(got.prompt_logprobs_np, alone.prompt_logprobs_np, atol=1e-4)
