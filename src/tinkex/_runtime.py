@@ -113,6 +113,9 @@ class Background:
                 coroutine.close()
             else:
                 future.task = task = self.loop.create_task(coroutine)
+                # Held until it ends: the loop alone would let it be collected while it waits.
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
                 task.add_done_callback(future.arrived)
                 if future.cancelled():
                     task.cancel()

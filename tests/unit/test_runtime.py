@@ -153,6 +153,32 @@ def test_a_forked_child_gets_its_own_loop_and_the_parent_keeps_its() -> None:
     assert run(program) == "both\n"
 
 
+def test_work_whose_future_nobody_keeps_is_done_all_the_same() -> None:
+    program = """
+    import asyncio, gc, threading
+    from tinkex._runtime import background
+
+    begun, done, events = threading.Event(), threading.Event(), []
+
+    async def work():
+        wake = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.2, events.append, None)  # keeps the loop awake, not the work
+        begun.set()
+        try:
+            await asyncio.wait_for(wake.wait(), None)
+        finally:
+            done.set()
+
+    background().submit(work())
+    begun.wait()
+    for _ in range(5):
+        gc.collect()
+        background().run(asyncio.sleep(0))
+    print("collected" if done.is_set() else "alive")
+    """
+    assert run(program) == "alive\n"
+
+
 def test_leaving_with_work_under_way_is_quick_and_silent() -> None:
     program = """
     import asyncio
