@@ -250,3 +250,22 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = {name.split(".")[0] for name in done.stdout.rpartition("LOADED")[2].split()}
     assert not loaded & {"torch", "starlette", "uvicorn", "numpy", "msgspec", "asyncio"}
+
+
+def test_the_line_is_json_where_that_is_wanted(tiny_model: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*TINKEX, "--json", "serve", "--port", "0", "--model", f"tiny={tiny_model}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TINKEX_HOME": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    try:
+        said = json.loads(process.stdout.readline())
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert said["models"] == ["tiny"]
+    assert said["api_key"].startswith("tml-")
+    assert (out, err) == (b"", b"")
+    assert run("--local", "serve", home=tmp_path).returncode == 2

@@ -30,7 +30,8 @@ DATA_DIR = click.option(
 def keys() -> None:
     """Make, list and revoke API keys of a server here.
 
-    They work on the data directory of a server on this machine, also while it runs. Every user sees only what is theirs.
+    They work on the data directory of a server on this machine. A running server takes new keys at once, and refuses
+    revoked ones within seconds. Every user sees only what is theirs.
     """
 
 

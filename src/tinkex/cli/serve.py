@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from tinkex.cli.invocation import Invocation, pass_invocation
 from tinkex.errors import SetupError
 
 
@@ -29,10 +30,18 @@ from tinkex.errors import SetupError
     "~/.tinkex/engine.",
 )
 @click.option("--no-auth", is_flag=True, help="Accept every key; only on this machine (127.0.0.1).")
-def serve(host: str, port: int, models: tuple[str, ...], data_dir: Path | None, no_auth: bool) -> None:
+@pass_invocation
+def serve(
+    invocation: Invocation,
+    host: str,
+    port: int,
+    models: tuple[str, ...],
+    data_dir: Path | None,
+    no_auth: bool,
+) -> None:
     """Serve models to Tinker clients, ours or the official one.
 
-    When everything is loaded, one line on stdout says where, and with which key. Ctrl-C stops the server: the operation
+    When everything is loaded, one line on stdout says where, and with which key (as JSON with tinkex --json serve). Ctrl-C stops the server: the operation
     under way is finished, and checkpoints and results stay for the next start.
 
     \b
@@ -50,4 +59,14 @@ def serve(host: str, port: int, models: tuple[str, ...], data_dir: Path | None, 
         raise SetupError(
             f"tinkex serve needs the engine, and {error.name} is not installed; run: pip install 'tinkex[engine]'"
         ) from error
-    run_server(host=host, port=port, models=models, data_dir=data_dir, auth=not no_auth)
+    if invocation.base_url is not None or invocation.api_key is not None:
+        raise click.UsageError("a server talks to no other one; leave out --base-url, --local and --api-key")
+    run_server(
+        host=host,
+        port=port,
+        models=models,
+        data_dir=data_dir,
+        auth=not no_auth,
+        as_json=invocation.as_json,
+        quiet=invocation.quiet or invocation.as_json,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -29,7 +30,16 @@ KEEP_ALIVE_S = 75
 GRACE_S = 10
 
 
-def run_server(*, host: str, port: int, models: Sequence[str], data_dir: Path | None, auth: bool) -> None:
+def run_server(
+    *,
+    host: str,
+    port: int,
+    models: Sequence[str],
+    data_dir: Path | None,
+    auth: bool,
+    as_json: bool = False,
+    quiet: bool = False,
+) -> None:
     """Serve until SIGINT or SIGTERM; returns when everything is closed."""
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
@@ -48,12 +58,12 @@ def run_server(*, host: str, port: int, models: Sequence[str], data_dir: Path | 
     )
     line = LoadingLine(sys.stderr)
     with contextlib.closing(listen(host, port)) as listener:
-        engine = Engine(config, line.show)
+        engine = Engine(config, None if quiet else line.show)
         try:
             engine.start()
             _load(engine)
             line.clear()
-            _serve(engine, listener, _ready_line(engine, listener))
+            _serve(engine, listener, _ready_line(engine, listener, as_json=as_json))
         finally:
             engine.close()
 
@@ -87,9 +97,17 @@ def _leave_at_once(_number: int, _frame: FrameType | None) -> NoReturn:
     os._exit(0)
 
 
-def _ready_line(engine: Engine, listener: socket.socket) -> str:
+def _ready_line(engine: Engine, listener: socket.socket, *, as_json: bool) -> str:
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    if as_json:
+        return json.dumps(
+            {
+                "url": url,
+                "models": list(engine.models.names),
+                "api_key": engine.api_key if engine.config.auth else None,
+            }
+        )
     key = f"key {engine.api_key}" if engine.config.auth else "no key needed"
     return f"tinkex serving {', '.join(engine.models.names)} at {url}  {key}"
 

@@ -1,0 +1,175 @@
+"""Logging in and out, keys of a server here, and the doctor."""
+
+from __future__ import annotations
+
+import json
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Done, tinkex
+from tests.servers import ServedEngine, serve
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServedEngine, Path]]:
+    home = tmp_path_factory.mktemp("keys")
+    with serve(home, "--model", f"tiny={tiny_model}") as engine:
+        yield engine, home / "engine"
+
+
+def logged_in(server: ServedEngine, home: Path, key: str | None = None) -> Done:
+    return tinkex(
+        "auth",
+        "login",
+        "--with-key",
+        "-",
+        "--base-url",
+        server.url,
+        stdin=f"{key or server.key}\n",
+        home=home,
+    )
+
+
+def wait_until_refused(server: ServedEngine, key: str) -> None:
+    """A running server looks for revoked keys every so often."""
+    deadline = time.monotonic() + 60
+    while tinkex("run", "list", "--base-url", server.url, "--api-key", key).code == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_login_checks_and_stores_the_key_for_every_program(
+    server: tuple[ServedEngine, Path], tmp_path: Path
+) -> None:
+    engine, _ = server
+    wrong = logged_in(engine, tmp_path, "tml-wrong")
+    assert (wrong.code, wrong.out) == (1, "")
+    assert "tml-wrong" not in wrong.err
+    file = tmp_path / ".tinker" / "credentials.json"
+    assert not file.exists()
+    done = logged_in(engine, tmp_path)
+    assert done.code == 0, done.err
+    assert engine.key not in done.out
+    stored = json.loads(file.read_text())
+    assert stored["version"] == 1
+    assert stored["keys"][stored["default"]]["key"] == engine.key
+    assert stored["keys"][stored["default"]]["type"] == "manual"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    status = tinkex("auth", "status", "--base-url", engine.url, home=tmp_path, process=True)
+    assert (status.code, status.out) == (0, "Credentials available: yes\nTinker accessible: yes\n")
+    again = logged_in(engine, tmp_path)
+    assert again.code == 1
+    assert "tinkex auth logout" in again.err
+    out = tinkex("auth", "logout", home=tmp_path)
+    assert out.code == 0
+    assert json.loads(file.read_text()) == {"version": 1, "default": None, "keys": {}}
+    assert tinkex("auth", "logout", home=tmp_path).code == 1
+    gone = tinkex("auth", "status", home=tmp_path)
+    assert (gone.code, gone.out) == (1, "Credentials available: no\n")
+
+
+def test_the_official_program_reads_what_we_store_and_we_read_what_it_stores(
+    server: tuple[ServedEngine, Path], tmp_path: Path
+) -> None:
+    from tinker.lib.credentials import JsonCredentialStore, ManualKey
+
+    from tinkex.credentials import Credentials
+
+    engine, _ = server
+    assert logged_in(engine, tmp_path).code == 0
+    file = tmp_path / ".tinker" / "credentials.json"
+    theirs = JsonCredentialStore(file)
+    record = theirs.get_default_key()
+    assert record is not None
+    assert record.key == engine.key
+    theirs.add_key("99", ManualKey(key="tml-other", name="other", note="", details=record.details))
+    theirs.set_default("99")
+    ours = Credentials.load(file)
+    assert ours.default_key is not None
+    assert (ours.default, ours.default_key.key, len(ours.keys)) == ("99", "tml-other", 2)
+
+
+def test_a_key_that_was_made_for_this_machine_is_revoked_by_logging_out(
+    server: tuple[ServedEngine, Path], tmp_path: Path
+) -> None:
+    from tinkex.credentials import Credentials, StoredKey
+
+    engine, data = server
+    key = tinkex("keys", "create", "ada", "--data-dir", str(data), "-q").out.strip()
+    stored = Credentials.load(tmp_path / ".tinker" / "credentials.json")
+    stored.add("5", StoredKey(key, "laptop", "generated"))
+    stored.save()
+    assert "tml-" not in repr(stored)
+    done = tinkex("auth", "logout", "--base-url", engine.url, home=tmp_path)
+    assert "revoked on the server" in done.out
+    wait_until_refused(engine, key)
+
+
+def test_whoami_names_the_user(server: tuple[ServedEngine, Path]) -> None:
+    engine, _ = server
+    said = tinkex("auth", "whoami", "--json", server=engine)
+    assert said.json["user_urn"] == "tml:user:local"
+
+
+def test_keys_are_made_listed_and_revoked_while_the_server_runs(server: tuple[ServedEngine, Path]) -> None:
+    engine, data = server
+    directory = ("--data-dir", str(data))
+    made = tinkex("keys", "create", "grace", "--name", "laptop", *directory, "--json", process=True).json
+    assert (
+        tinkex("run", "list", "--base-url", engine.url, "--api-key", made["key"], "--json").json["runs"] == []
+    )
+    listed = tinkex("keys", "list", "--user", "grace", *directory, "--json").json["keys"]
+    assert [(row["user"], row["name"], row["revoked_at"]) for row in listed] == [("grace", "laptop", None)]
+    assert made["key"] not in tinkex("keys", "list", *directory).out
+    key_id = str(made["key_id"])
+    assert "Nothing was revoked" in tinkex("keys", "revoke", key_id, *directory, stdin="n\n").out
+    assert tinkex("keys", "revoke", key_id, "-y", *directory).out == "Revoked 1 key.\n"
+    wait_until_refused(engine, made["key"])
+    again = tinkex("keys", "revoke", key_id, "9999", "-y", "--json", *directory)
+    assert again.code == 1
+    assert json.loads(again.out) == {"revoked": [], "failed": [made["key_id"], 9999]}
+
+
+def test_keys_of_a_directory_without_a_server_are_refused(tmp_path: Path) -> None:
+    done = tinkex("keys", "list", "--data-dir", str(tmp_path))
+    assert (done.code, done.out) == (1, "")
+    assert "tinkex serve" in done.err
+
+
+def test_the_doctor_says_what_is_there_and_what_to_fix(
+    server: tuple[ServedEngine, Path], tmp_path: Path
+) -> None:
+    engine, _ = server
+    port = engine.url.rsplit(":", 1)[1]
+    well = tinkex("doctor", "--port", port, "--json", server=engine, home=tmp_path).json
+    found = {check["check"]: check for check in well["checks"]}
+    assert well["ok"]
+    assert found["server"]["state"] == found["key"]["state"] == found["extra engine"]["state"] == "ok"
+    assert found[f"port {port}"]["state"] == "note"
+    assert found["default model"]["fix"].endswith("tinkex model pull HuggingFaceTB/SmolLM2-135M-Instruct")
+    refused = tinkex(
+        "doctor", "--base-url", engine.url, "--api-key", "tml-wrong", home=tmp_path, process=True
+    )
+    assert refused.code == 1
+    assert "✗ key" in refused.out
+    assert "tinkex auth login" in refused.out
+    assert "1 of" in refused.err
+    silent = tinkex("doctor", "--base-url", "http://127.0.0.1:9", "--api-key", "tml-x", home=tmp_path)
+    assert silent.code == 1
+    assert "✗ server" in silent.out
+    keyless = tinkex("doctor", "--base-url", engine.url, home=tmp_path)
+    assert keyless.code == 1
+    assert "✗ key: none" in keyless.out
+
+
+def test_the_doctor_sees_an_engine_that_holds_the_data_directory(server: tuple[ServedEngine, Path]) -> None:
+    engine, data = server
+    done = tinkex("doctor", "--local", "--json", TINKEX_DATA_DIR=str(data)).json
+    (found,) = (check for check in done["checks"] if check["check"] == "data directory")
+    assert found["state"] == "note"
+    assert f"process {engine.pid}" in found["detail"]

@@ -1,0 +1,131 @@
+"""``tinkex train`` as a process: its output, its errors, Ctrl-C and going on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import tinkex
+from tests.servers import ServedEngine
+
+COMMON = ("--rank", "2", "--batch-size", "2", "--sample-tokens", "4")
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    file = tmp_path / "chats.jsonl"
+    lines = [{"messages": [{"role": "user", "content": f"Q{n}?"}, {"role": "assistant", "content": "The sea."}]} for n in range(6)]  # fmt: skip
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def test_a_run_prints_a_report_and_can_be_sampled(
+    served_engine: ServedEngine, chats: Path, tmp_path: Path
+) -> None:
+    done = tinkex(
+        "train", "sft", str(chats), "--learning-rate", "0.02", "--epochs", "4", *COMMON,
+        server=served_engine, cwd=tmp_path, process=True,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "step 12/12  loss" in done.err
+    assert "evaluation after step 0: loss" in done.err
+    assert "loss per step" in done.out
+    assert "After    The sea." in done.out
+    path = next(line.split()[-1] for line in done.out.splitlines() if line.startswith("Sampler checkpoint"))
+    answer = tinkex("sample", "Q1?", "--model-path", path, "--temperature", "0", server=served_engine)
+    assert answer.out.strip() == "The sea."
+    (run,) = (tmp_path / "tinkex-runs").iterdir()
+    assert run.name.startswith("sft-")
+
+
+def test_json_is_all_that_is_on_stdout(served_engine: ServedEngine, chats: Path, tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text(json.dumps({"prompt": "Q?", "chosen": "The sea.", "rejected": "A dog."}) + "\n")
+    done = tinkex(
+        "train", "dpo", str(pairs), "--steps", "2", "-o", str(tmp_path / "a"), "--json", *COMMON, server=served_engine
+    )  # fmt: skip
+    assert done.json["num_steps"] == 2
+    assert done.err == ""
+    grpo = tinkex(
+        "train", "grpo", str(pairs), "--reward-regex", "e", "--group-size", "2", "--max-tokens", "3", "--steps", "1",
+        "-o", str(tmp_path / "b"), "--json", *COMMON, server=served_engine,
+    )  # fmt: skip
+    assert grpo.json["headline"] == "reward"
+
+
+def test_bad_data_and_bad_settings_are_named_before_anything_is_trained(
+    served_engine: ServedEngine, chats: Path, tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "x", "completion": "y"}\n{"prompt": 3}\n')
+    done = tinkex("train", "sft", str(bad), server=served_engine, cwd=tmp_path)
+    assert (done.code, done.out) == (1, "")
+    assert f"{bad}:2: " in done.err
+    assert not (tmp_path / "tinkex-runs").exists()
+    long = tinkex("train", "sft", str(chats), "--max-length", "5", server=served_engine, cwd=tmp_path)
+    assert f"{chats}:" in long.err
+    assert "--too-long" in long.err
+    for wrong in (
+        ("sft",),
+        ("sft", str(chats), "--resume", str(tmp_path)),
+        ("sft", str(chats), "--learning-rate", "0"),
+        ("grpo", str(chats)),
+        ("sft", "--resume", str(tmp_path), "--rank", "3"),
+        ("sft", str(chats), "--model", "a", "--model-path", "tinker://r/weights/x"),
+    ):
+        assert tinkex("train", *wrong, server=served_engine, cwd=tmp_path).code == 2, wrong
+
+
+def test_ctrl_c_saves_the_state_and_resume_goes_on(
+    served_engine: ServedEngine, chats: Path, tmp_path: Path
+) -> None:
+    env = {
+        **os.environ,
+        "TINKER_BASE_URL": served_engine.url,
+        "TINKER_API_KEY": served_engine.key,
+    }
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tinkex",
+            "train",
+            "sft",
+            str(chats),
+            "--steps",
+            "100000",
+            "-o",
+            str(run),
+            *COMMON,
+        ],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline and not (run / "metrics.jsonl").exists():
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, out) == (130, ""), err
+    assert "Traceback" not in err
+    assert f"tinkex train sft --resume {run}" in err
+    (saved,) = ((run / "checkpoints.jsonl").read_text()).splitlines()
+    step = json.loads(saved)["step"]
+    settings = json.loads((run / "settings.json").read_text())
+    (run / "settings.json").write_text(json.dumps({**settings, "steps": step + 1}))
+    resumed = tinkex("train", "sft", "--resume", str(run), "--json", server=served_engine)
+    assert resumed.json["num_steps"] == step + 1
