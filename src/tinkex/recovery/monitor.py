@@ -43,7 +43,8 @@ class _Watched:
     policy: RecoveryPolicy
     heard: float = field(default_factory=time.monotonic)
     known: Sequence[Checkpoint] = ()
-    recovering: bool = False
+    recovery: asyncio.Task[Recovered | None] | None = None
+    """Its restart, from the first sign of trouble until all that follows is done."""
 
 
 class RecoveryMonitor:
@@ -150,8 +151,7 @@ class RecoveryMonitor:
         due: dict[str, float] = {}
         while runs := self._now_watched():
             now = time.monotonic()
-            for run in runs:
-                due.setdefault(run.run_id, now + run.policy.poll_interval_s)
+            due = {run.run_id: due.get(run.run_id, now + run.policy.poll_interval_s) for run in runs}
             asked = [run for run in runs if due[run.run_id] <= now]
             await self._look_at(asked)
             for run in asked:
@@ -180,13 +180,15 @@ class RecoveryMonitor:
 
     async def _look(self, run: _Watched) -> Condition | None:
         """How one run is; starts its recovery where it needs one."""
-        if run.recovering:
+        if run.recovery is not None:
             return None
         answer = await self._ask(run)
         silent_s = time.monotonic() - run.heard
         condition = condition_of(answer, silent_s, run.policy.unreachable_after_s)
         if condition is not None:
             self._begin(run, condition, _reason(answer, silent_s))
+        elif isinstance(answer, ClosedError):
+            self.stop_watching(run.run_id)  # the program has done with the client: nobody is left to tell
         elif isinstance(answer, Exception):
             self._sink.emit(RunCheckFailed(run.run_id, f"{type(answer).__name__}: {answer}"))
         return condition
@@ -219,13 +221,12 @@ class RecoveryMonitor:
         return await self._begin(run, condition, _reason(answer, 0.0))
 
     def _begin(self, run: _Watched, condition: Condition, reason: str) -> asyncio.Task[Recovered | None]:
-        """Starts the recovery of a run; asked again while it runs, it is waited for."""
-        if not run.recovering:
+        """Starts the recovery of a run; asked again while it is under way, gives the same one."""
+        if run.recovery is None:
             self._sink.emit(RunTroubled(run.run_id, condition, reason))
-        run.recovering = True
-        task = asyncio.ensure_future(self._restart(run, condition))
-        task.add_done_callback(_noted)
-        return task
+            run.recovery = asyncio.ensure_future(self._restart(run, condition))
+            run.recovery.add_done_callback(_noted)
+        return run.recovery
 
     async def _restart(self, run: _Watched, condition: Condition) -> Recovered | None:
         try:
@@ -235,9 +236,8 @@ class RecoveryMonitor:
         except RecoveryError:
             self.stop_watching(run.run_id)  # on_failure has been told; asking on would change nothing
             raise
-        run.recovering = False
         if recovered is None:
-            run.heard = time.monotonic()
+            run.heard, run.recovery = time.monotonic(), None
         elif self.stop_watching(run.run_id):
             self._add(_Watched(recovered.training.model_id, run.service, run.policy))
         return recovered

@@ -11,7 +11,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
@@ -26,6 +26,7 @@ from tinkex.recovery.policy import Condition, Recovered, RecoveryPolicy
 from tinkex.recovery.progress import Progress, Saved
 from tinkex.recovery.restoring import called, paths_for, restore_first
 from tinkex.recovery.steps import Step
+from tinkex.recovery.tracking import TrackedTraining
 
 if TYPE_CHECKING:
     from tinkex.clients.service import ServiceClient
@@ -166,7 +167,7 @@ class ResilientTraining(Generic[B]):
         self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
         self._resume, self._policy, self._metadata, self._sink = resume, policy, user_metadata, sink
         self._show_progress = show_progress
-        self._training: TrainingClient | None = None
+        self._training: TrackedTraining | None = None
         self._saved_at = 0
         self._saved_when = time.monotonic()
         self._rotation: list[str] = []
@@ -219,7 +220,9 @@ class ResilientTraining(Generic[B]):
         batch = self._batches.at(self.position)
         if isinstance(batch, NoMore):
             return None
-        return Step(self.position, batch, self.training, self._batches.total)
+        assert self._training is not None
+        self._training.step = self.position
+        return Step(self.position, batch, self._training, self._batches.total)
 
     async def _settle(self, step: Step[B]) -> None:
         """What follows a step: the next position and a checkpoint, or the way back to the last one."""
@@ -233,8 +236,7 @@ class ResilientTraining(Generic[B]):
         self.position += 1
         self._numbers = step.metrics
         self._show(step)
-        if step.asked_to_stop or self._is_due():
-            await self._save_or_recover()
+        await self._or_recover(self._look_back(save=step.asked_to_stop or self._is_due()))
 
     def _stop_if_asked(self, step: Step[B]) -> None:
         if step.asked_to_stop:
@@ -246,7 +248,7 @@ class ResilientTraining(Generic[B]):
         """Saves the end; where that shows that the run is lost, there are steps to repeat, and it is not the end."""
         end = self.position
         if end > self._saved_at:
-            await self._save_or_recover()
+            await self._or_recover(self._look_back(save=True))
         return self.position == end
 
     def _is_due(self) -> bool:
@@ -257,13 +259,22 @@ class ResilientTraining(Generic[B]):
 
     # ---- checkpoints ----
 
-    async def _save_or_recover(self) -> None:
+    async def _or_recover(self, work: Coroutine[Any, Any, None]) -> None:
         try:
-            await self._save()
+            await work
         except TinkexError as error:
             if not (is_interruption(error) or says_run_is_gone(error)):
                 raise
             await self._recover(error)
+
+    async def _look_back(self, *, save: bool) -> None:
+        """Raises what went wrong in steps that did not wait for it; a checkpoint waits until nothing can."""
+        assert self._training is not None
+        if save:
+            await self._training.settle()
+            await self._save()
+        else:
+            self._training.check()
 
     async def _save(self) -> None:
         if self._saved_at == self.position:
@@ -300,6 +311,12 @@ class ResilientTraining(Generic[B]):
     async def _open(self) -> None:
         if self._training is not None:
             raise RuntimeError("a resilient training is one loop; make another to go over the data again")
+        path = await self._patiently(self._begin, self._progress.name, "it was started")
+        if path is not None:
+            self.resumed_at = self.position
+        self._open_line()
+
+    async def _begin(self, _attempt: int) -> str | None:
         found = await self._progress.find(self._service.create_rest_client())
         if not found or self._resume == "never":
             if self._resume == "must":
@@ -308,10 +325,7 @@ class ResilientTraining(Generic[B]):
                     self._progress.name,
                 )
             self._progress.begin()
-        path = await self._restart(_unheard)
-        if path is not None:
-            self.resumed_at = self.position
-        self._open_line()
+        return await self._restart(_unheard)
 
     async def _restart(self, trying: Callable[[str], None]) -> str | None:
         """A run that stands at a checkpoint, or a new one where there is none; which checkpoint it was."""
@@ -338,7 +352,7 @@ class ResilientTraining(Generic[B]):
             trying(BEGINNING)
             training = await self._create(marked)
         self._progress.add_run(training.model_id)
-        self._training = training
+        self._training = TrackedTraining(training)
         self._rotation = [one.path for one in reversed(list(saved.values())) if one.path != path]
         self._stands_at(saved[path].position if path is not None else 0, path)
         return path
@@ -375,7 +389,11 @@ class ResilientTraining(Generic[B]):
         else:
             await asyncio.sleep(backoff(self._attempt - 1, self._policy.retries, random.random))
         self._attempt += 1
-        path = await self._restart_patiently(lost, error)
+        path = await self._patiently(
+            lambda attempt: self._restart(partial(self._trying, lost.model_id, attempt)),
+            lost.model_id,
+            str(error),
+        )
         self.recoveries += 1
         self._sink.emit(
             RunRecovered(lost.model_id, self.training.model_id, path or BEGINNING, self._attempt - 1)
@@ -385,11 +403,14 @@ class ResilientTraining(Generic[B]):
         await self._tell(self._policy.on_recovery, "on_recovery", news)
         self._open_line()
 
-    async def _restart_patiently(self, lost: TrainingClient, error: Exception) -> str | None:
+    async def _patiently(
+        self, restart: Callable[[int], Coroutine[Any, Any, str | None]], run_id: str, after: str
+    ) -> str | None:
+        """Tries a restart, given the number of the attempt, as often as the policy allows."""
         began, attempt = time.monotonic(), 0
         while True:
             try:
-                return await self._restart(partial(self._trying, lost.model_id, attempt))
+                return await restart(attempt)
             except (TinkexError, TimeoutError, OSError) as again:
                 outcome = outcome_of(again)
                 step = (
@@ -401,18 +422,20 @@ class ResilientTraining(Generic[B]):
                 )
                 after_s = step.after if isinstance(step, Retry) else None
                 reason = f"{type(again).__name__}: {again}"
-                self._sink.emit(RecoveryFailed(lost.model_id, attempt, reason, after_s))
+                self._sink.emit(RecoveryFailed(run_id, attempt, reason, after_s))
                 if after_s is None:
+                    if isinstance(outcome, GiveUp) and not isinstance(again, RecoveryError):
+                        raise  # a mistake in the settings, or a wrong key: its own words say it best
                     failure = (
                         again
                         if isinstance(again, RecoveryError)
                         else RecoveryError(
-                            f"the training {self._progress.name!r} could not be restarted after {error}: {again}",
-                            lost.model_id,
+                            f"the training {self._progress.name!r} could not be restarted after {after}: {again}",
+                            run_id,
                         )
                     )
-                    await self._tell(self._policy.on_failure, "on_failure", lost.model_id, failure)
-                    raise failure from error
+                    await self._tell(self._policy.on_failure, "on_failure", run_id, failure)
+                    raise failure from again
                 await asyncio.sleep(after_s)
                 attempt += 1
 

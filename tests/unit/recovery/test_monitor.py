@@ -155,6 +155,28 @@ def test_a_closed_monitor_asks_no_more(server: Runs, service: ServiceClient) -> 
     assert len(server.calls) - asked <= 1  # one question may have been on its way
 
 
+def test_the_watch_ends_with_the_client(server: Runs) -> None:
+    with ServiceClient(transport=server.transport) as service:
+        monitor = RecoveryMonitor(service, RecoveryPolicy(**SLOW))
+        monitor.watch("old")
+    assert monitor.check().result(timeout=10) == {"old": None}
+    assert monitor.watched == ()
+    monitor.close()
+
+
+def test_trouble_that_is_reported_many_times_is_one_recovery(
+    server: Runs, service: ServiceClient, events: Events
+) -> None:
+    server.save("old", "1")
+    server.corrupted.add("old")
+    with RecoveryMonitor(service, RecoveryPolicy(**SLOW), events=events) as monitor:
+        monitor.watch("old")
+        reports = [monitor.report("old", errors.APIConnectionError()) for _ in range(8)]
+        recovered = {id(report.result(timeout=20)) for report in reports}
+    assert len(recovered) == 1
+    assert len(events.of(RunRecovered)) == len(events.of(RunTroubled)) == 1
+
+
 async def test_it_works_from_an_event_loop(server: Runs, service: ServiceClient) -> None:
     server.save("old", "1")
     server.corrupted.add("old")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import signal
@@ -164,6 +165,71 @@ def test_a_users_own_error_is_his_and_the_checkpoint_stands(engine: LocalEngine,
         drive(loop, fails)
     again = tinkex.resilient_training(real, batch, steps=5, name="mine", **options)
     assert [step.index for step in drive(again)] == [2, 3, 4]
+
+
+BAD = types.Datum(types.ModelInput.from_ints([5, 6]), {"target_tokens": [6, 10**6]})
+
+
+def test_a_refused_batch_that_nobody_looked_at_is_raised_before_a_checkpoint_counts_it(
+    engine: LocalEngine, real: ServiceClient
+) -> None:
+    loop = tinkex.resilient_training(
+        real, batch, steps=4, name="unseen", base_model=engine.base_model, rank=2, checkpoint_every=2
+    )
+
+    def careless(step: Step[Any]) -> None:
+        step.training.forward_backward([BAD] if step.index == 3 else step.batch, "cross_entropy")
+        step.training.optim_step(types.AdamParams())
+
+    with pytest.raises(tinkex.TinkerError, match="1000000") as caught:
+        drive(loop, careless)
+    assert "raised by an operation of step 3" in caught.value.__notes__
+    assert [position for _, position in positions(real, loop)] == ["2"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_refused_batch_that_the_program_has_dealt_with_is_its_own_business(
+    engine: LocalEngine, real: ServiceClient, asynchronous: bool
+) -> None:
+    loop = tinkex.resilient_training(
+        real,
+        batch,
+        steps=3,
+        name=f"seen-{asynchronous}",
+        base_model=engine.base_model,
+        rank=2,
+        checkpoint_every=1,
+    )
+    async for step in loop:
+        async with step:
+            if step.index == 1:
+                refused = step.training.forward_backward([BAD], "cross_entropy")
+                with pytest.raises(tinkex.TinkerError, match="1000000"):
+                    await refused if asynchronous else refused.result(timeout=60)
+                continue
+            await step.training.forward_backward(step.batch, "cross_entropy")
+            await step.training.optim_step(types.AdamParams())
+    assert (loop.position, loop.recoveries) == (3, 0)
+
+
+def test_every_way_to_change_the_weights_is_kept_count_of(engine: LocalEngine, real: ServiceClient) -> None:
+    def squared(data: Any, logprobs: Any) -> Any:
+        return sum((lp**2).sum() for lp in logprobs), {}
+
+    async def custom(step: Step[Any]) -> None:
+        await step.training.forward_backward_custom_async(step.batch, squared)
+
+    loop = tinkex.resilient_training(
+        real, batch, steps=1, name="counted", base_model=engine.base_model, rank=2
+    )
+    for step in loop:
+        with step:
+            assert isinstance(step.training, tinkex.TrainingClient)
+            step.training.forward_backward_custom(step.batch, squared)
+            asyncio.run(custom(step))
+            step.training.forward_backward(step.batch, "cross_entropy")
+            step.training.optim_step(types.AdamParams())
+            assert len(step.training._unsettled) == 4
 
 
 # ---- Ctrl-C ----
