@@ -405,6 +405,7 @@ def test_20_exported_tensors_have_the_names_and_shapes_that_tools_merge(
     )
     base.setdefault("lm_head.weight", base["model.embed_tokens.weight"])
     assert "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight" in adapter
+    assert adapter["base_model.model.model.unembed_tokens.lora_B.weight"].shape[1] == 3
     for name, tensor in adapter.items():
         # As merging tools do it: the prefix goes, and the unembedding is the head of the model.
         plain = name.removeprefix("base_model.model.").replace("model.unembed_tokens", "lm_head")
