@@ -192,8 +192,9 @@ class ResilientTraining(Generic[B]):
                 step = self._next()
                 if step is not None:
                     yield step
-                    run(self._settle(step))
-                    self._stop_if_asked(step)
+                    if not self._went_well(step):
+                        run(self._settle(step))
+                        self._stop_if_asked(step)
                 elif run(self._is_finished()):
                     return
 
@@ -204,7 +205,8 @@ class ResilientTraining(Generic[B]):
                 step = self._next()
                 if step is not None:
                     yield step
-                    await self._settle(step)
+                    if not self._went_well(step):
+                        await self._settle(step)
                 elif await self._is_finished():
                     return
 
@@ -233,10 +235,22 @@ class ResilientTraining(Generic[B]):
         if step.trouble is not None:
             await self._recover(step.trouble)
             return
+        self._count(step)
+        await self._or_recover(self._look_back(save=step.asked_to_stop or self._is_due(self.position)))
+
+    def _went_well(self, step: Step[B]) -> bool:
+        """Counts a step after which there is nothing to do, as is most often the case; whether it was one."""
+        assert self._training is not None
+        busy = not step.entered or step.trouble is not None or step.asked_to_stop
+        if busy or self._is_due(self.position + 1) or self._training.has_failures():
+            return False
+        self._count(step)
+        return True
+
+    def _count(self, step: Step[B]) -> None:
         self.position += 1
         self._numbers = step.metrics
         self._show(step)
-        await self._or_recover(self._look_back(save=step.asked_to_stop or self._is_due()))
 
     def _stop_if_asked(self, step: Step[B]) -> None:
         if step.asked_to_stop:
@@ -251,9 +265,9 @@ class ResilientTraining(Generic[B]):
             await self._or_recover(self._look_back(save=True))
         return self.position == end
 
-    def _is_due(self) -> bool:
+    def _is_due(self, position: int) -> bool:
         steps, seconds = self._every_steps, self._every_s
-        return (steps is not None and self.position - self._saved_at >= steps) or (
+        return (steps is not None and position - self._saved_at >= steps) or (
             seconds is not None and time.monotonic() - self._saved_when >= seconds
         )
 

@@ -123,6 +123,11 @@ class TrackedTraining(TrainingClient):
             await one.ended()
         self.check()
 
+    def has_failures(self) -> bool:
+        """Whether something has ended badly; what has ended well is forgotten."""
+        self._unsettled = [one for one in self._unsettled if not one.done() or one.error() is not None]
+        return any(one.done() for one in self._unsettled)
+
     def check(self) -> None:
         """Raises the first failure among what has ended that leaves the weights without a batch unawares.
 

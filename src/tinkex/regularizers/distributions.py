@@ -30,6 +30,7 @@ from tinkex.regularizers.positions import (
     check_reduction,
     chosen_with,
     reduced,
+    together,
 )
 from tinkex.types import Datum
 
@@ -78,7 +79,7 @@ class Entropy:
         """The penalty on these logprobs, and its metrics."""
         drawn = _drawn(self.sampled_by, data, logprobs)
         terms = []
-        for lp, log_drawn in chosen_with(data, self.where, logprobs, drawn):
+        for lp, log_drawn in together(chosen_with(data, self.where, logprobs, drawn)):
             live = self._distribution(lp)
             term = -(live - log_drawn).exp() * live.clamp(min=-WIDEST)
             term = term.sum(-1) if term.ndim == 2 else term
@@ -130,7 +131,7 @@ class KLDivergence:
         reference = aligned(self.reference, data, logprobs, "the reference")
         drawn = _drawn(self.sampled_by, data, logprobs)
         terms = []
-        for lp, ref, log_drawn in chosen_with(data, self.where, logprobs, reference, drawn):
+        for lp, ref, log_drawn in together(chosen_with(data, self.where, logprobs, reference, drawn)):
             # Both weights are over the drawing probability, which is 1 where a share is meant.
             p, q = (lp - log_drawn).exp(), (ref - log_drawn).exp()
             log_ratio = torch.where(lp == ref, lp.new_zeros(()), lp - ref).clamp(-WIDEST, WIDEST)

@@ -17,9 +17,10 @@ from tinkex.regularizers.positions import (
     check_choice,
     check_number,
     check_reduction,
-    chosen,
+    chosen_with,
     nothing,
     reduced,
+    together,
 )
 from tinkex.types import Datum
 
@@ -93,11 +94,11 @@ class L2:
         import torch
 
         values = _values(data, logprobs, self.of, self.where)
-        together = torch.cat([x.reshape(-1) for x in values])
-        if not together.numel():
+        flat = torch.cat([x.reshape(-1) for x in values])
+        if not flat.numel():
             return nothing(logprobs), {}
-        center = together.mean() if self.center == "mean" else together.new_tensor(self.center)
-        off = together - center
+        center = flat.mean() if self.center == "mean" else flat.new_tensor(self.center)
+        off = flat - center
         if self.clip is not None:
             off = off.clamp(-self.clip, self.clip)
         return reduced([off.square()], logprobs, self.reduction), {"center": float(center.detach())}
@@ -132,5 +133,5 @@ class ElasticNet:
 
 
 def _values(data: Sequence[Datum], logprobs: Logprobs, of: Of, where: str | None) -> list[torch.Tensor]:
-    kept = chosen(data, logprobs, where)
+    kept = [lp for (lp,) in together(chosen_with(data, where, logprobs))]
     return [lp.exp() for lp in kept] if of == "probs" else kept

@@ -101,21 +101,21 @@ class Pipeline:
         }
         began = time.monotonic()
         base, base_metrics = _checked("the loss", loss_fn(list(data), list(logprobs)))
-        total, terms = base, {}
+        total, terms, pull = base, {}, _slope(base, logprobs)
+        base_grad_norm = _norm(pull)
         for spec in self.regularizers:
             if spec.name in waiting:
                 left_s = max(0.0, self._timeout_s - (time.monotonic() - began))
                 value, metrics = _result(spec, waiting[spec.name], left_s, self._timeout_s)
             else:
                 value, metrics = _noted(spec, data, logprobs)
-            terms[spec.name] = RegularizerOutput(
-                spec.name, _number(spec.name, value), float(spec.weight), _grad_norm(value, logprobs), metrics
-            )
-            total = total + spec.weight * value
+            number, slope = _number(spec.name, value), _slope(value, logprobs)
+            terms[spec.name] = RegularizerOutput(spec.name, number, float(spec.weight), _norm(slope), metrics)
+            total, pull = total + spec.weight * value, pull + spec.weight * slope
         output = CustomLossOutput(
             base_loss=float(base.detach()),
-            base_grad_norm=_grad_norm(base, logprobs),
-            total_grad_norm=_grad_norm(total, logprobs),
+            base_grad_norm=base_grad_norm,
+            total_grad_norm=_norm(pull),
             regularizers=terms,
             base_metrics=base_metrics,
         )
@@ -207,12 +207,17 @@ def _number(name: str, value: torch.Tensor) -> float:
     return number
 
 
-def _grad_norm(value: torch.Tensor, logprobs: Sequence[torch.Tensor]) -> float:
-    """The length of the gradient over all logprobs; the graph stays for the pass itself."""
+def _slope(value: torch.Tensor, logprobs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The gradient over all logprobs, as one vector in float64; the graph stays for the pass itself."""
     import torch
 
     if not value.requires_grad:
-        return 0.0
-    slopes = torch.autograd.grad(value, list(logprobs), retain_graph=True, allow_unused=True)
-    squares = sum(float(slope.double().square().sum()) for slope in slopes if slope is not None)
-    return math.sqrt(squares)
+        return torch.zeros(sum(lp.numel() for lp in logprobs), dtype=torch.float64)
+    slopes = torch.autograd.grad(
+        value, list(logprobs), retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return torch.cat([slope.reshape(-1) for slope in slopes]).double()
+
+
+def _norm(slope: torch.Tensor) -> float:
+    return float(slope.square().sum().sqrt())

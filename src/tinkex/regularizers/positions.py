@@ -23,10 +23,10 @@ __all__ = [
     "Source",
     "aligned",
     "as_tensor",
-    "chosen",
     "chosen_with",
     "nothing",
     "reduced",
+    "together",
 ]
 
 Logprobs: TypeAlias = "Sequence[torch.Tensor]"
@@ -37,15 +37,10 @@ Source: TypeAlias = "str | Sequence[Any] | Callable[[Sequence[Datum]], Sequence[
 """Where fixed logprobs come from: a name in ``loss_fn_inputs``, one array per datum, or a function of the data."""
 
 
-def chosen(data: Sequence[Datum], logprobs: Logprobs, where: str | None) -> list[torch.Tensor]:
-    """The logprobs at the positions that count: all, or those where the named input is not zero."""
-    return [kept for (kept,) in chosen_with(data, where, logprobs)]
-
-
 def chosen_with(
     data: Sequence[Datum], where: str | None, *columns: Sequence[torch.Tensor]
 ) -> list[tuple[torch.Tensor, ...]]:
-    """As :func:`chosen`, for several tensors per datum at once."""
+    """Tensors per datum at the positions that count: all, or those where the named input is not zero."""
     if len(data) != len(columns[0]):
         raise ValueError(f"there are {len(data)} datums and the logprobs of {len(columns[0])}")
     rows = list(zip(*columns, strict=True))
@@ -62,6 +57,18 @@ def chosen_with(
             )
         picked.append(tuple(column[mask] for column in row))
     return picked
+
+
+def together(rows: Sequence[tuple[torch.Tensor, ...]]) -> list[tuple[torch.Tensor, ...]]:
+    """The rows of all datums as one, for what treats positions alike: one operation instead of one per datum.
+
+    Datums with different numbers of candidates cannot be joined, and stay as they are.
+    """
+    import torch
+
+    if len(rows) < 2 or len({tensor.shape[1:] for row in rows for tensor in row}) > 1:
+        return list(rows)
+    return [tuple(torch.cat(column) for column in zip(*rows, strict=True))]
 
 
 def aligned(source: Source, data: Sequence[Datum], logprobs: Logprobs, what: str) -> list[torch.Tensor]:

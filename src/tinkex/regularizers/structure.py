@@ -19,6 +19,7 @@ from tinkex.regularizers.positions import (
     chosen_with,
     nothing,
     reduced,
+    together,
 )
 from tinkex.types import Datum
 
@@ -73,7 +74,8 @@ class Consistency:
         self, data: Sequence[Datum], sides: Sequence[tuple[torch.Tensor, ...]]
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         if self.pairs is None:
-            return [(a, b) for a, b in sides]
+            joined = sides if self.metric == "cosine" else together(sides)
+            return [(a, b) for a, b in joined]
         compared = []
         for first, second in self.pairs(data):
             a, b = sides[first][0], sides[second][0]

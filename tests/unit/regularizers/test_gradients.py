@@ -140,6 +140,12 @@ def test_the_gradient_is_the_slope_of_the_value_on_candidates(regularizer: Any) 
     check_slopes(regularizer, [datum(3), datum(2)], leaves(*WIDE))
 
 
+@pytest.mark.parametrize("regularizer", [L2(), Entropy(), Entropy(normalize=True)], ids=lambda r: r.name)
+def test_datums_may_have_different_numbers_of_candidates(regularizer: Any) -> None:
+    ragged = [np.log(RNG.dirichlet(np.ones(k), 2)) for k in (4, 3)]
+    check_slopes(regularizer, [datum(2), datum(2)], leaves(*ragged))
+
+
 def test_live_pairs_pull_both_sides_together() -> None:
     together = Consistency(pairs=lambda data: [(0, 1)])
     data, logprobs = [datum(3), datum(3)], leaves([-1.0, -2.0, -0.5], [-1.5, -1.0, -0.7])
