@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from types import TracebackType
@@ -16,6 +17,7 @@ from tinkex.clients.rest import RestClient, weights_info
 from tinkex.clients.sampling import SamplingClient, open_sampling_client
 from tinkex.clients.session import FinishStatus, Session
 from tinkex.clients.training import TrainingClient
+from tinkex.errors import ClosedError, TinkexError
 from tinkex.futures import AwaitableConcurrentFuture
 
 if TYPE_CHECKING:
@@ -348,7 +350,12 @@ class ServiceClient:
             optimizer = dict(info.optimizer_config)
         client = await self._create(base_model or info.base_model, lora, user_metadata, optimizer)
         load = client.load_state_with_optimizer if with_optimizer else client.load_state
-        await load(path, weights_access_token)
+        try:
+            await load(path, weights_access_token)
+        except TinkexError:
+            with contextlib.suppress(ClosedError):
+                client.unload()  # a run without its weights is of use to nobody; the server need not keep it
+            raise
         return client
 
     async def _custom_loss(self, traced: LossHandle) -> LossHandle:

@@ -70,6 +70,19 @@ def test_a_checkpoint_that_cannot_be_loaded_gives_way_to_the_next(
     assert (recovered.checkpoint, recovered.attempts) == (older, 1)
 
 
+def test_a_run_whose_weights_cannot_be_loaded_is_not_left_behind(
+    server: Runs, service: ServiceClient
+) -> None:
+    server.unloadable = {server.save("old", "1")}
+    with pytest.raises(errors.RecoveryError):
+        RecoveryExecutor().recover("old", service).result(timeout=10)
+    for _ in range(400):  # it is unloaded without anybody waiting for it
+        if server.values("unload_model"):
+            break
+        threading.Event().wait(0.01)
+    assert [value.model_id for value in server.values("unload_model")] == ["sess-1:train:0"]
+
+
 def test_where_none_can_be_loaded_the_error_names_them_all(server: Runs, service: ServiceClient) -> None:
     server.unloadable = {server.save("old", "1"), server.save("old", "2")}
     with pytest.raises(errors.RecoveryError, match=r"weights/2: .*weights/1: .*damaged"):
