@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -251,3 +255,28 @@ def test_everything_works_on_the_engine_in_this_process(tiny_model: Path, tmp_pa
     elsewhere = tinkex("checkpoint", "import", got["destination"], "--api-key", "tml-x", home=tmp_path)
     assert elsewhere.code == 1
     assert "--local" in elsewhere.err
+
+
+def test_ctrl_c_at_a_question_ends_the_command_and_nothing_is_done(
+    served_engine: ServedEngine, saved: str
+) -> None:
+    environment = {**os.environ, "TINKER_BASE_URL": served_engine.url, "TINKER_API_KEY": served_engine.key}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tinkex", "checkpoint", "delete", saved],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+    assert process.stderr is not None
+    asked = b""
+    while b"[y/N]" not in asked:
+        byte = process.stderr.read(1)
+        assert byte, asked
+        asked += byte
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, b"")
+    assert b"Aborted." in err
+    assert b"Traceback" not in err
+    assert tinkex("checkpoint", "info", saved, server=served_engine).code == 0

@@ -96,7 +96,7 @@ def sft(invocation: Invocation, /, **options: Any) -> None:
 
 
 @train.command()
-@common(learning_rate=1e-4, epochs=3, schedule="linear")
+@common(learning_rate=2e-5, epochs=3, schedule="linear")
 @click.option("--beta", type=float, default=0.1, show_default=True,
               help="How close the model stays to where it starts: the larger, the closer.")  # fmt: skip
 @pass_invocation

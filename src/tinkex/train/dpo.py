@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Dpo", "preference"]
 
+CERTAIN = 1e-3
+"""A margin below this is rounding."""
+
 
 @dataclass(frozen=True)
 class _Pair:
@@ -171,6 +174,7 @@ def _summary(margins: Sequence[float], beta: float) -> dict[str, float]:
     losses = [preference(margin, beta)[0] for margin in margins]
     return {
         "loss": sum(losses) / len(losses),
-        "accuracy": sum(margin > 0 for margin in margins) / len(margins),
+        # Before the first step every margin is zero up to rounding; that is no preference.
+        "accuracy": sum(margin > CERTAIN for margin in margins) / len(margins),
         "margin": sum(margins) / len(margins),
     }

@@ -103,7 +103,7 @@ class DpoSettings(Settings):
 
     recipe: ClassVar[str] = "dpo"
 
-    learning_rate: float = 1e-4
+    learning_rate: float = 2e-5
     beta: float = 0.1
     """How far the model may move from where it starts: the smaller, the farther."""
 

@@ -150,3 +150,24 @@ def test_damage_is_found_by_the_manifest_and_by_the_headers_of_tensors(
     file.write_bytes(struct.pack("<Q", 4) + b"nope")
     with pytest.raises(SetupError, match="no safetensors file"):
         _check(directory)
+
+
+def test_a_broken_archive_of_our_server_goes_on_where_it_stopped(
+    config: Config, saved: dict[str, str], tmp_path: Path
+) -> None:
+    def stop_at_the_end(_: str, done: int, total: int | None) -> None:
+        if done == total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        download_checkpoint(saved["training"], tmp_path, config=config, progress=stop_at_the_end)
+    (part,) = tmp_path.glob(".*.partial/archive.tar.part")
+    half = part.stat().st_size // 2
+    with part.open("rb+") as file:
+        file.truncate(half)
+    told: list[int] = []
+    found = download_checkpoint(
+        saved["training"], tmp_path, config=config, progress=lambda _, done, __: told.append(done)
+    )
+    assert told[0] == half
+    assert tensors(found.directory)
