@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import tinkex
 from tests.durability.killable import MODEL, KillableServer
 from tinkex import types
 from tinkex.events import Event, RunRecovered
-from tinkex.recovery import RecoveryPolicy, ResilientTraining, Step
+from tinkex.recovery import Recovered, RecoveryMonitor, RecoveryPolicy, ResilientTraining, Step
 
 STEPS = 10
 EVERY = 3
@@ -134,23 +135,53 @@ def test_a_killed_server_is_a_pause(server: KillableServer, quiet: End) -> None:
     assert not recovered
 
 
+def destroy(server: KillableServer) -> None:
+    """Kills the server, and with it what it would restore its runs from."""
+    server.kill()
+    for file in (server.home / "engine" / "savepoints").rglob("*"):
+        if file.is_file():
+            file.unlink()
+    server.start()
+    server.wait()
+
+
 def test_a_lost_run_goes_on_from_its_checkpoint(server: KillableServer, quiet: End) -> None:
-    """The server is killed, and what it would restore its runs from is destroyed."""
-
-    def destroy() -> None:
-        server.kill()
-        for file in (server.home / "engine" / "savepoints").rglob("*"):
-            if file.is_file():
-                file.unlink()
-        server.start()
-        server.wait()
-
-    end, history, recovered = program(server, "lost", once(7, destroy))
+    end, history, recovered = program(server, "lost", once(7, lambda: destroy(server)))
     assert end.is_like(quiet)
     first, second = history.values()
     assert first == [*range(8)]
     assert second == [*range(6, STEPS)]  # from the checkpoint after six batches: none twice, none left out
     assert [event.checkpoint.rpartition("-")[2] for event in recovered] == ["00000006"]
+
+
+def test_a_monitor_finds_a_corrupted_run_and_restarts_it_with_its_optimizer(server: KillableServer) -> None:
+    told: queue.Queue[Recovered] = queue.Queue()
+    policy = replace(POLICY, poll_interval_s=0.2, on_recovery=told.put)
+    with (
+        tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service,
+        RecoveryMonitor(service, policy) as monitor,
+    ):
+        training = service.create_lora_training_client(MODEL, rank=4, seed=7)
+        monitor.watch(training)
+        for n in range(3):
+            training.forward_backward(batch(n), "cross_entropy")
+            training.optim_step(types.AdamParams(learning_rate=1e-2))
+        path = training.save_state("third").result(timeout=90).path
+        training.forward_backward(batch(3), "cross_entropy")
+        training.optim_step(types.AdamParams(learning_rate=1e-2)).result(timeout=90)
+        expected = training.forward(batch(9), "cross_entropy").result(timeout=90)
+        destroy(server)
+        recovered = told.get(timeout=90)
+        assert (recovered.run_id, recovered.condition) == (training.model_id, "corrupted")
+        assert recovered.checkpoint == path
+        again = recovered.training
+        again.forward_backward(batch(3), "cross_entropy")
+        again.optim_step(types.AdamParams(learning_rate=1e-2))
+        output = again.forward(batch(9), "cross_entropy").result(timeout=90)
+        np.testing.assert_array_equal(
+            output.loss_fn_outputs[0]["logprobs"].to_numpy(),
+            expected.loss_fn_outputs[0]["logprobs"].to_numpy(),
+        )
 
 
 PROGRAM = """
