@@ -99,6 +99,8 @@ def sft(invocation: Invocation, /, **options: Any) -> None:
 @common(learning_rate=2e-5, epochs=3, schedule="linear")
 @click.option("--beta", type=float, default=0.1, show_default=True,
               help="How close the model stays to where it starts: the larger, the closer.")  # fmt: skip
+@click.option("--sft-weight", type=float, default=0.0, show_default=True,
+              help="Weight of the chosen answers' cross-entropy, which keeps them from becoming unlikely too.")  # fmt: skip
 @pass_invocation
 def dpo(invocation: Invocation, /, **options: Any) -> None:
     """Make the chosen answers in DATA likelier than the rejected ones.

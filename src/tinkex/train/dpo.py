@@ -3,7 +3,8 @@
 For a pair with policy log-probabilities π and reference ones ρ (summed over an answer),
 z = β[(π_chosen − ρ_chosen) − (π_rejected − ρ_rejected)] and the loss is −log σ(z). Its derivative by every token's
 log-probability of the chosen answer is −βσ(−z), of the rejected one +βσ(−z). A server's cross-entropy is
-Σ −logprob·weight, so these weights, with the opposite sign, give exactly that gradient.
+Σ −logprob·weight, so these weights, with the opposite sign, give exactly that gradient. The loss looks only at the
+difference, so both answers may become unlikely; ``sft_weight`` adds the chosen answer's cross-entropy against that.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Dpo:
     def __init__(self, settings: DpoSettings, place: Place) -> None:
         self._place = place
         self._beta = settings.beta
+        self._sft_weight = settings.sft_weight
         learn = read_preferences(settings.data)
         check: list[Preference] = []
         if settings.eval_data is not None:
@@ -89,7 +91,11 @@ class Dpo:
         measured = [preference(margin, self._beta) for margin in margins]
         data = []
         for pair, (_, pull) in zip(pairs, measured, strict=True):
-            data += [pair.chosen.datum(pull / len(pairs)), pair.rejected.datum(-pull / len(pairs))]
+            imitated = self._sft_weight / pair.chosen.num_learned
+            data += [
+                pair.chosen.datum((pull + imitated) / len(pairs)),
+                pair.rejected.datum(-pull / len(pairs)),
+            ]
         passed = self._place.training.forward_backward(data, "cross_entropy")
         stepped = self._place.training.optim_step(adam)
         num_tokens = sum(len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs)

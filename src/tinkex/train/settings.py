@@ -106,11 +106,15 @@ class DpoSettings(Settings):
     learning_rate: float = 2e-5
     beta: float = 0.1
     """How far the model may move from where it starts: the smaller, the farther."""
+    sft_weight: float = 0.0
+    """Weight of the cross-entropy per token of the chosen answers, which keeps them from becoming unlikely too."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (math.isfinite(self.beta) and self.beta > 0):
             raise ConfigError(f"beta is a positive number, got {self.beta}")
+        if not (math.isfinite(self.sft_weight) and self.sft_weight >= 0):
+            raise ConfigError(f"sft_weight is at least 0, got {self.sft_weight}")
 
 
 @dataclass(frozen=True, kw_only=True)

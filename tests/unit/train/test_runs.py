@@ -168,6 +168,23 @@ def test_the_gradient_of_preferences_is_that_of_the_loss_written_with_torch(
     assert found == pytest.approx(wanted, rel=1e-4)
 
 
+def test_the_weight_of_chosen_answers_makes_them_likelier(
+    service: tinkex.ServiceClient, preferences: Path, tmp_path: Path
+) -> None:
+    losses = []
+    for weight in (0.0, 5.0):
+        settings = train.DpoSettings(
+            data=preferences, output=tmp_path / f"{weight}", eval_fraction=0.0, sft_weight=weight
+        )
+        training = service.create_lora_training_client(MODEL, rank=4, seed=5)
+        recipe = Dpo(settings, Place(service, training, Renderer(training.get_tokenizer()), MODEL))
+        for step in (1, 2, 3):
+            recipe.submit([0, 1], step, types.AdamParams(learning_rate=0.01))()
+        chosen = [pair.chosen.datum() for pair in recipe._learn[:2]]
+        losses.append(training.forward(chosen, "cross_entropy").result().metrics["loss:sum"])
+    assert losses[1] < losses[0]
+
+
 def test_rewards_are_learned(service: tinkex.ServiceClient, tmp_path: Path) -> None:
     data, rewards = tmp_path / "prompts.jsonl", tmp_path / "rewards.py"
     data.write_text("".join(json.dumps({"prompt": f"Say {word}", "letter": "e"}) + "\n" for word in ANSWERS))
