@@ -195,6 +195,8 @@ class ResilientTraining(Generic[B]):
                     if not self._went_well(step):
                         run(self._settle(step))
                         self._stop_if_asked(step)
+                        if self._is_over(step):
+                            return
                 elif run(self._is_finished()):
                     return
 
@@ -207,6 +209,8 @@ class ResilientTraining(Generic[B]):
                     yield step
                     if not self._went_well(step):
                         await self._settle(step)
+                        if self._is_over(step):
+                            return
                 elif await self._is_finished():
                     return
 
@@ -236,12 +240,12 @@ class ResilientTraining(Generic[B]):
             await self._recover(step.trouble)
             return
         self._count(step)
-        await self._or_recover(self._look_back(save=step.asked_to_stop or self._is_due(self.position)))
+        await self._or_recover(self._look_back(save=step.wants_checkpoint or self._is_due(self.position)))
 
     def _went_well(self, step: Step[B]) -> bool:
         """Counts a step after which there is nothing to do, as is most often the case; whether it was one."""
         assert self._training is not None
-        busy = not step.entered or step.trouble is not None or step.asked_to_stop
+        busy = not step.entered or step.trouble is not None or step.wants_checkpoint
         if busy or self._is_due(self.position + 1) or self._training.has_failures():
             return False
         self._count(step)
@@ -251,6 +255,10 @@ class ResilientTraining(Generic[B]):
         self.position += 1
         self._numbers = step.metrics
         self._show(step)
+
+    def _is_over(self, step: Step[B]) -> bool:
+        """Whether the program said that this step is the last, and its checkpoint stands."""
+        return step.is_last and self._saved_at == step.index + 1
 
     def _stop_if_asked(self, step: Step[B]) -> None:
         if step.asked_to_stop:

@@ -40,6 +40,7 @@ class Step(Generic[B]):
         self.entered = False
         self.trouble: Exception | None = None
         self.asked_to_stop = False
+        self.is_last = False
         self._handler: Any = None
 
     def report(self, **numbers: float) -> None:
@@ -48,6 +49,18 @@ class Step(Generic[B]):
             if not math.isfinite(number):
                 raise ValueError(f"{name} of step {self.index} is {number}; report finite numbers")
         self.metrics.update(numbers)
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether a checkpoint follows this step in any case."""
+        return self.asked_to_stop or self.is_last
+
+    def stop(self) -> None:
+        """Makes this step the last one, with a checkpoint after it: for a training that is good enough.
+
+        Leaving the loop with ``break`` saves nothing.
+        """
+        self.is_last = True
 
     def __enter__(self) -> Self:
         self.entered = True

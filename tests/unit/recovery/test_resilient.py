@@ -167,6 +167,26 @@ def test_a_users_own_error_is_his_and_the_checkpoint_stands(engine: LocalEngine,
     assert [step.index for step in drive(again)] == [2, 3, 4]
 
 
+async def test_a_program_may_say_that_it_is_enough(engine: LocalEngine, real: ServiceClient) -> None:
+    options: dict[str, Any] = {"base_model": engine.base_model, "rank": 2, "checkpoint_every": 100}
+
+    def until_the_third(step: Step[Any]) -> None:
+        train(step)
+        if step.index == 2:
+            step.stop()
+
+    loop = tinkex.resilient_training(real, batch, steps=9, name="enough", **options)
+    assert [step.index for step in drive(loop, until_the_third)] == [0, 1, 2]
+    assert [position for _, position in positions(real, loop)] == ["3"]
+    again = tinkex.resilient_training(real, batch, steps=9, name="enough", **options)
+    async for step in again:
+        async with step:
+            assert step.index == 3
+            step.stop()
+    assert (again.resumed_at, again.position) == (3, 4)
+    assert [position for _, position in positions(real, again)] == ["4"]
+
+
 BAD = types.Datum(types.ModelInput.from_ints([5, 6]), {"target_tokens": [6, 10**6]})
 
 
@@ -388,6 +408,21 @@ def test_a_run_lost_while_the_end_is_saved_repeats_the_last_steps(
     )
     assert walk(loop) == [("0", 0), ("0", 1), ("0", 2), ("1", 2)]
     assert loop.checkpoint == "tinker://sess-1:train:1/weights/end-00000003"
+
+
+def test_a_run_lost_in_the_last_step_that_was_asked_for_is_no_end(
+    server: Misbehaving, service: ServiceClient
+) -> None:
+    server.loses_at = [2]
+    loop = tinkex.resilient_training(service, batch, steps=9, name="enough", base_model="toy", policy=QUICK)
+
+    def until_the_second(step: Step[Any]) -> None:
+        if step.index == 1:
+            step.stop()
+        step.training.optim_step(types.AdamParams()).result(timeout=20)
+
+    assert [step.index for step in drive(loop, until_the_second)] == [0, 1, 0, 1]
+    assert loop.position == 2
 
 
 def test_a_place_that_keeps_failing_is_given_up(
