@@ -76,9 +76,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     Errors are on stderr with exit code 1, wrong usage has 2, Ctrl-C 130.
 
-    >>> run(["version"])
-    tinkex ...
-    0
+    >>> run(["--format", "json", "checkpoint", "delete"])
+    2
     """
     try:
         tinkex(args=arguments, prog_name="tinkex", standalone_mode=False)

@@ -212,7 +212,7 @@ def batch_of(num_examples: int, batch_size: int, step: int, seed: int) -> list[i
     """The places of the examples of a step (from 1), shuffled anew in every epoch; the last batch may be small.
 
     >>> [batch_of(3, 2, step, seed=0) for step in (1, 2)]
-    [[0, 2], [1]]
+    [[1, 0], [2]]
     """
     per_epoch = math.ceil(num_examples / batch_size)
     epoch, place = divmod(step - 1, per_epoch)
