@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from tinkex.errors import RecoveryError
 from tinkex.recovery.executor import RecoveryExecutor
+from tinkex.recovery.loop import ResilientTraining
 from tinkex.recovery.monitor import RecoveryMonitor
 from tinkex.recovery.policy import Best, Condition, Recovered, RecoveryPolicy
-from tinkex.recovery.resilient import ResilientTraining, resilient_training
+from tinkex.recovery.resilient import resilient_training
 from tinkex.recovery.steps import Step
 
 __all__ = [
