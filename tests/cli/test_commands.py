@@ -247,11 +247,12 @@ def test_everything_works_on_the_engine_in_this_process(tiny_model: Path, tmp_pa
         "checkpoint", "import", got["destination"], "--name", "again", "--local", "--json",
         home=tmp_path, process=True, TINKEX_MODELS=models,
     ).json  # fmt: skip
-    text = tinkex(
-        "sample", "The sea", "--model-path", imported["path"], "--max-tokens", "2", "--local",
-        home=tmp_path, process=True, TINKEX_MODELS=models,
-    )  # fmt: skip
-    assert text.code == 0, text.err
+    for more, said in (((), "loading tiny-llama\n"), (("--quiet",), "")):
+        text = tinkex(
+            "sample", "The sea", "--model-path", imported["path"], "--max-tokens", "2", "--local", *more,
+            home=tmp_path, process=True, TINKEX_MODELS=models,
+        )  # fmt: skip
+        assert (text.code, text.err) == (0, said)
     elsewhere = tinkex("checkpoint", "import", got["destination"], "--api-key", "tml-x", home=tmp_path)
     assert elsewhere.code == 1
     assert "--local" in elsewhere.err

@@ -92,6 +92,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except TinkexError as error:
         click.echo(f"Error: {error}", err=True)
         return 1
+    finally:
+        from tinkex.terminal.loading import hush
+
+        hush(silent=False)
     return 0
 
 

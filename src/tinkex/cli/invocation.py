@@ -89,6 +89,10 @@ class Invocation:
         """The settings of this run; a missing key is an error that names every way to give one."""
         from tinkex.config import Config
 
+        if self.quiet or self.as_json:
+            from tinkex.terminal.loading import hush
+
+            hush()
         try:
             return Config.resolve(base_url=self.base_url, api_key=self.api_key)
         except ConfigError as error:

@@ -7,6 +7,22 @@ from typing import TextIO
 
 MEBIBYTE = 1024 * 1024
 
+_hushed = threading.Event()
+
+
+def hush(silent: bool = True) -> None:
+    """Keeps every loading line of this process from being shown, for commands that were told to be quiet.
+
+    >>> import sys
+    >>> hush()
+    >>> LoadingLine(sys.stdout).show("loading", 0, None)
+    >>> hush(silent=False)
+    """
+    if silent:
+        _hushed.set()
+    else:
+        _hushed.clear()
+
 
 class LoadingLine:
     """Shows the progress of slow set-up work; may be told from any thread.
@@ -29,6 +45,8 @@ class LoadingLine:
         """Say what is going on, and how far it is; an empty phase means that it is over."""
         if not phase:
             self.clear()
+            return
+        if _hushed.is_set():
             return
         with self._lock:
             if self._live:
