@@ -3,69 +3,103 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import json
 import logging
 import os
 import signal
 import socket
+import ssl
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 import uvicorn
 
+from tinkex.cli.server_logs import set_up_logs
+from tinkex.cli.server_settings import SETTINGS
 from tinkex.engine.api.app import build_app
-from tinkex.engine.config import EngineConfig, chosen_data_dir, chosen_models
+from tinkex.engine.config import LOOPBACK_HOSTS, EngineConfig
 from tinkex.engine.core import Engine
 from tinkex.errors import SetupError
 from tinkex.terminal.loading import LoadingLine
+
+logger = logging.getLogger("tinkex.server")
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
 """Clients send a heartbeat every 10 s; their connections must outlive the pauses in between."""
 GRACE_S = 10
+"""How long answers under way may take when the server stops; polls are let go at once."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run_server(
-    *,
-    host: str,
-    port: int,
-    models: Sequence[str],
-    data_dir: Path | None,
-    auth: bool,
-    as_json: bool = False,
-    quiet: bool = False,
-) -> None:
+def run_server(settings: Mapping[str, Any], *, as_json: bool = False, quiet: bool = False) -> None:
     """Serve until SIGINT or SIGTERM; returns when everything is closed."""
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
-    )
+    set_up_logs(settings["log_format"], settings["log_level"], access=settings["access_log"])
+    config = engine_config(settings)
+    check_exposure(config, settings)
+    line = LoadingLine(sys.stderr)
+    with contextlib.closing(listen(config.host, config.port)) as listener:
+        engine = Engine(config, None if quiet else line.show)
+        try:
+            engine.start()
+            _serve(engine, listener, settings, line, as_json=as_json)
+        finally:
+            _close(engine, settings["shutdown_after_s"])
+
+
+def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
+    """The engine's part of the settings; what is not set keeps the engine's own default.
+
+    Example:
+        >>> engine_config(read_settings({"no_auth": True})).auth
+        False
+    """
+    chosen = {
+        name: settings[name]
+        for name, setting in SETTINGS.items()
+        if setting.engine and settings[name] is not None
+    }
+    return EngineConfig(models=_served(settings["models"]), auth=not settings["no_auth"], **chosen)
+
+
+def _served(flags: Sequence[str]) -> Mapping[str, str]:
     from tinkex.engine.model.catalog import parse_model_flag
 
     served: dict[str, str] = {}
-    for flag in models or chosen_models():
+    for flag in flags:
         name, source = parse_model_flag(flag)
         if served.setdefault(name, source) != source:
             raise SetupError(
                 f"two models are named {name}: {served[name]} and {source}; name one with --model NAME={source}"
             )
-    config = EngineConfig(
-        host=host, port=port, models=served, data_dir=data_dir or chosen_data_dir(), auth=auth
-    )
-    line = LoadingLine(sys.stderr)
-    with contextlib.closing(listen(host, port)) as listener:
-        engine = Engine(config, None if quiet else line.show)
+    return served
+
+
+def check_exposure(config: EngineConfig, settings: Mapping[str, Any]) -> None:
+    """Refuse to let others reach a server that does not protect what they send, unless that is said in so many words."""
+    certificate, key = settings["tls_cert"], settings["tls_key"]
+    if (certificate is None) != (key is None):
+        given, missing = ("tls_cert", "tls_key") if key is None else ("tls_key", "tls_cert")
+        raise SetupError(
+            f"{given} is set and {missing} is not; TLS needs both --tls-cert and --tls-key (PEM files)."
+        )
+    if certificate is not None:
         try:
-            engine.start()
-            _load(engine)
-            line.clear()
-            _serve(engine, listener, _ready_line(engine, listener, as_json=as_json))
-        finally:
-            engine.close()
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+        except OSError as error:  # ssl.SSLError is one
+            raise SetupError(
+                f"the certificate {certificate} with the key {key} cannot be used: {error}; give PEM files that belong together."
+            ) from error
+    elif config.host not in LOOPBACK_HOSTS and not (settings["insecure"] or settings["behind_proxy"]):
+        raise SetupError(
+            f"on host {config.host} others can reach this server, and without TLS their keys and data can be read on the way; "
+            "give --tls-cert and --tls-key, or --behind-proxy ADDRESS if a proxy in front of it speaks TLS, or --insecure."
+        )
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -80,26 +114,9 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _load(engine: Engine) -> None:
-    """Load every model, with progress on stderr; a signal meanwhile ends the process."""
-    previous = {number: signal.signal(number, _leave_at_once) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        engine.load_models().result()
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def _leave_at_once(_number: int, _frame: FrameType | None) -> NoReturn:
-    # A download or a half-loaded model cannot be interrupted, and nothing has been promised to anyone yet.
-    click.echo("\nStopped before the models were loaded.", err=True)
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def _ready_line(engine: Engine, listener: socket.socket, *, as_json: bool) -> str:
+def _ready_line(engine: Engine, listener: socket.socket, scheme: str, *, as_json: bool) -> str:
     host, port = listener.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     if as_json:
         return json.dumps(
             {
@@ -112,36 +129,82 @@ def _ready_line(engine: Engine, listener: socket.socket, *, as_json: bool) -> st
     return f"tinkex serving {', '.join(engine.models.names)} at {url}  {key}"
 
 
-def _serve(engine: Engine, listener: socket.socket, ready_line: str) -> None:
-    settings = uvicorn.Config(
-        build_app(engine),
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=GRACE_S,
-        server_header=False,
+def _serve(
+    engine: Engine, listener: socket.socket, settings: Mapping[str, Any], line: LoadingLine, *, as_json: bool
+) -> None:
+    """Answer from the start, so that the health of a server that still loads can be asked for; say when it is ready."""
+    certificate = settings["tls_cert"]
+    server = _Server(
+        uvicorn.Config(
+            build_app(engine),
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=GRACE_S,
+            server_header=False,
+            forwarded_allow_ips=settings["behind_proxy"] or "127.0.0.1",
+            ssl_certfile=certificate,
+            ssl_keyfile=settings["tls_key"],
+        )
     )
-    server = _Server(settings, on_ready=lambda: click.echo(ready_line))
+    ready_line = _ready_line(engine, listener, "https" if certificate else "http", as_json=as_json)
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
+        loading = asyncio.wrap_future(engine.load_models())
 
-        def stop() -> None:
-            server.force_exit = server.should_exit
+        def stop(number: signal.Signals) -> None:
+            if not loading.done():
+                # A download or a half-loaded model cannot be interrupted; what was accepted meanwhile is in the journal.
+                _end_at_once("\nStopped before the models were loaded.", 0)
+            if server.should_exit:
+                _end_at_once("\nEnded at once; what was under way runs at the next start.", 128 + number)
             server.should_exit = True
             engine.end_waits()
 
         with contextlib.suppress(NotImplementedError):  # Windows has no signal handlers on loops
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, stop)
-        await server.serve(sockets=[listener])
+            for number in SIGNALS:
+                loop.add_signal_handler(number, stop, number)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        await asyncio.wait([loading, serving], return_when=asyncio.FIRST_COMPLETED)
+        if loading.done() and loading.exception() is None:
+            line.clear()
+            click.echo(ready_line)
+        else:
+            server.should_exit = server.force_exit = True
+            engine.end_waits()
+        await serving
+        await loading
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(run())
+
+
+def _close(engine: Engine, patience_s: float) -> None:
+    """Close the engine; an operation that takes longer than the patience is left, and runs at the next start."""
+
+    def second(number: int, _frame: FrameType | None) -> NoReturn:
+        _end_at_once("\nEnded at once; what was under way runs at the next start.", 128 + number)
+
+    for number in SIGNALS:
+        signal.signal(number, second)
+    try:
+        concurrent.futures.ThreadPoolExecutor(1).submit(engine.close).result(patience_s)
+    except TimeoutError:
+        _end_at_once(
+            f"The operation under way took longer than {patience_s:g} s; it is left, and runs at the next start.",
+            0,
+        )
+
+
+def _end_at_once(message: str, code: int) -> NoReturn:
+    click.echo(message, err=True)
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -154,15 +217,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class _Server(uvicorn.Server):
-    """Says when it listens, and leaves signals to us: uvicorn would end the process by the signal it got."""
-
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_ready = on_ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._on_ready()
+    """Leaves signals to us: uvicorn would end the process by the signal it got."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

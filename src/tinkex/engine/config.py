@@ -123,6 +123,8 @@ class EngineConfig:
     """Keys and values of one base model's samples, kept prompts included; when they are used up, samples wait."""
     sampler_compute: str = field(default_factory=chosen_sampler_compute)
     """What samples are computed with: the ``compiled`` core or ``torch``; ``auto`` is the core if it can be used."""
+    threads: int | None = None
+    """Threads that compute; None: what ``$OMP_NUM_THREADS`` says, or one per core."""
     snapshots_in_memory: int = 16
     """Sampler weights kept in memory; the others are read again from disk when they are used."""
     deterministic: bool = False
@@ -147,6 +149,10 @@ class EngineConfig:
             "gap_timeout_s",
             "fetched_retention_s",
             "result_retention_s",
+            "expired_retention_s",
+            "audit_retention_s",
+            "session_idle_s",
+            "session_grace_s",
             "maintenance_interval_s",
             "savepoint_after_s",
         ):
@@ -171,10 +177,10 @@ class EngineConfig:
                 f"sampler_compute is {self.sampler_compute!r}; choose one of: {', '.join(SAMPLER_COMPUTES)} (it can come "
                 "from $TINKEX_SAMPLER_COMPUTE)."
             )
-        for name in ("max_live_runs_per_user", "max_disk_bytes_per_user", "max_disk_bytes"):
+        for name in ("max_live_runs_per_user", "max_disk_bytes_per_user", "max_disk_bytes", "threads"):
             limit = getattr(self, name)
             if limit is not None and limit < 1:
-                raise SetupError(f"{name} is {limit}; it must be at least 1, or None for no limit.")
+                raise SetupError(f"{name} is {limit}; it must be at least 1, or None for the default.")
         if not 0 <= self.port <= 65_535:
             raise SetupError(f"port {self.port} does not exist; choose 1–65535, or 0 for any free port.")
         if not self.auth and self.host not in LOOPBACK_HOSTS:

@@ -17,6 +17,7 @@ from tinkex.engine.operations.admission import Admission
 from tinkex.engine.operations.backlog import Backlog, Operation, QueueState, works_of
 from tinkex.engine.operations.decoding import Decoding, cancelled
 from tinkex.engine.operations.execution import Ended, Operations
+from tinkex.engine.operations.figures import Figures, Gauges
 from tinkex.engine.operations.health import Health
 from tinkex.engine.operations.losses import CustomLosses
 from tinkex.engine.operations.maintenance import Maintenance
@@ -107,6 +108,17 @@ class Engine:
         self._waiters = Waiters()
         self._turns = FairShare[str]()
         self._closed = False
+        self._gauges = Gauges(
+            config,
+            self.store,
+            self.models,
+            self._backlog,
+            self._decoding,
+            self._metering,
+            self._operations.live,
+            self.health,
+            self._waiters,
+        )
 
     # ---- the loop, on the engine thread
 
@@ -251,7 +263,9 @@ class Engine:
         def load() -> None:
             for base in self.models.bases:
                 base.load()
+            self.health.started()
 
+        self.health.starting("models are being loaded")
         return self._worker.call(load)
 
     def end_waits(self) -> None:
@@ -355,6 +369,10 @@ class Engine:
     def queue_state(self, request_id: str) -> QueueState:
         """Why an operation has no outcome yet."""
         return self._backlog.describe(request_id)
+
+    def figures(self) -> Figures:
+        """What the engine does and holds at the moment, for whoever watches it."""
+        return self._gauges.read()
 
     def cancel(self, owner: str, request_id: str) -> None:
         """Give up a sample; other operations are not cancelled, because those after them build on them."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tinkex._version import __version__
 from tinkex._wire.endpoints import ENDPOINTS, Endpoint
 from tinkex.engine.api import (
     audit,
@@ -17,6 +20,7 @@ from tinkex.engine.api import (
     downloads,
     futures,
     identity,
+    metrics,
     runs,
     sampling,
     search,
@@ -25,11 +29,12 @@ from tinkex.engine.api import (
     training,
     usage,
 )
-from tinkex.engine.api.auth import authenticate
+from tinkex.engine.api.auth import authenticate, authenticate_operator
 from tinkex.engine.api.call import Call, Handler
 from tinkex.engine.api.decoding import decode_request, read_number
 from tinkex.engine.api.errors import error_response, failure_response, json_response
 from tinkex.engine.api.limits import read_body
+from tinkex.engine.api.traffic import REQUEST_ID, Traffic, request_id_of
 from tinkex.engine.config import LOOPBACK_HOSTS
 from tinkex.engine.core import Engine
 from tinkex.errors import InvalidInput, ModelUnavailable, TinkexError, Unauthorized
@@ -62,8 +67,9 @@ def build_app(engine: Engine) -> Starlette:
         >>> uvicorn.run(build_app(engine), host="127.0.0.1", port=8787)
     """
     refusals = audit.Refusals()
+    traffic = Traffic()
     served = [
-        Route(row.path, _endpoint(engine, row, handler, refusals), methods=[row.method])
+        Route(row.path, _endpoint(engine, row, handler, refusals, traffic), methods=[row.method])
         for name, handler in HANDLERS.items()
         for row in [ENDPOINTS[name]]
     ]
@@ -72,21 +78,31 @@ def build_app(engine: Engine) -> Starlette:
     exact = [route for route in served if "{" not in route.path]
     named = [route for route in served if route not in exact]
     named.sort(key=lambda route: len(route.path), reverse=True)
-    routes = [*exact, *named]
+    watching = Route("/metrics", _metrics(engine, refusals, traffic), methods=["GET"])
+    routes = [*exact, *named, watching]
     return Starlette(routes=routes, exception_handlers={404: _no_such_endpoint, 405: _no_such_endpoint})
 
 
 def _endpoint(
-    engine: Engine, row: Endpoint, handler: Handler, refusals: audit.Refusals
+    engine: Engine, row: Endpoint, handler: Handler, refusals: audit.Refusals, traffic: Traffic
 ) -> Callable[[Request], Awaitable[Response]]:
     largest = engine.config.max_body_bytes
     limit = largest if row.name in LARGE_BODIES else min(largest, SMALL_BODY)
 
     async def serve(request: Request) -> Response:
+        started = time.monotonic()
+        request_id = request_id_of(request.headers)
+        user = [""]
+        response = await answer(request, user)
+        response.headers[REQUEST_ID] = request_id
+        traffic.note(row.name, response.status_code, time.monotonic() - started, request_id, user[0])
+        return response
+
+    async def answer(request: Request, user: list[str]) -> Response:
         try:
             if engine.closed:
                 raise ModelUnavailable("this engine has been closed; start it again.")
-            owner = authenticate(engine, row.name, request.headers)
+            user[0] = owner = authenticate(engine, row.name, request.headers)
             body = await read_body(request, limit) if row.method != "GET" else b""
             call = Call(
                 engine=engine,
@@ -107,6 +123,8 @@ def _endpoint(
             return error_response(error)
         except TinkexError as error:
             return error_response(error)
+        except ClientDisconnect:
+            return json_response({"detail": "the caller hung up before the call was complete"}, 400)
         except Exception as error:  # noqa: BLE001 -- logged and answered
             return failure_response(error)
         return reply if isinstance(reply, Response) else json_response(reply if reply is not None else {})
@@ -123,6 +141,25 @@ def _decode(engine: Engine, owner: str, row: Endpoint, body: bytes, content_type
         if turn is not None:
             engine.admission.refuse(owner, *turn)
         raise
+
+
+def _metrics(
+    engine: Engine, refusals: audit.Refusals, traffic: Traffic
+) -> Callable[[Request], Awaitable[Response]]:
+    async def serve(request: Request) -> Response:
+        try:
+            authenticate_operator(engine, request.headers)
+            # Sizes are asked of the disk and the database, which may be busy.
+            figures = await asyncio.to_thread(engine.figures)
+        except Unauthorized as error:
+            refusals.note(engine, request)
+            return error_response(error)
+        except TinkexError as error:
+            return error_response(error)
+        text = metrics.metrics_text(figures, traffic, __version__)
+        return Response(text, media_type=metrics.CONTENT_TYPE)
+
+    return serve
 
 
 async def _no_such_endpoint(request: Request, error: Exception) -> Response:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from tinkex.engine.api.tokens import Signer
 from tinkex.engine.core import Engine
 from tinkex.engine.store import LOCAL_USER, KeyRow
-from tinkex.errors import Unauthorized
+from tinkex.errors import NotAllowed, Unauthorized
 
 OPEN_TO_ALL = frozenset({"healthz", "download"})
 """Endpoints that answer without a key; addresses of downloads are signed."""
@@ -35,6 +35,14 @@ def authenticate(engine: Engine, endpoint: str, headers: Mapping[str, str]) -> s
             f"this server does not know that API key; set TINKER_API_KEY to the right one: {_HOW}"
         )
     return key.user_id
+
+
+def authenticate_operator(engine: Engine, headers: Mapping[str, str]) -> None:
+    """Let only the operator pass, who holds the server's own key; collectors may send it as a bearer token."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    given = {"x-api-key": token.strip()} if scheme.lower() == "bearer" else headers
+    if authenticate(engine, "metrics", given) != LOCAL_USER:
+        raise NotAllowed(f"this is for the operator of the server, with the server's own key: {_HOW}")
 
 
 def key_of(engine: Engine, credential: str) -> KeyRow | None:

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping
 
 from tinkex.engine.api.call import Call, Handler, Reply
+from tinkex.engine.api.errors import json_response
 from tinkex.engine.api.limits import page, wants_accessible
 from tinkex.engine.operations.access import find_session
 from tinkex.engine.store import SessionRow
@@ -23,6 +24,9 @@ from tinkex.types import (
     SupportedModel,
     TelemetryResponse,
 )
+
+STARTING = 503
+"""Balancers send nobody to a server that says so, and clients ask again."""
 
 
 async def client_config(call: Call) -> Reply:
@@ -44,8 +48,14 @@ async def client_dynamic_config(_call: Call) -> Reply:
 
 
 async def healthz(call: Call) -> Reply:
-    """The server is up; it says so if something keeps it from working well."""
-    return HealthResponse(status=call.engine.health.status)
+    """The server is up; it says so if something keeps it from working well, and answers 503 while it starts."""
+    health = call.engine.health
+    status, state = health.status, health.state
+    if state == "starting":
+        response = json_response({"status": status, "detail": status}, STARTING)
+        response.headers["retry-after"] = "1"
+        return response
+    return HealthResponse(status=status)
 
 
 async def get_server_capabilities(call: Call) -> Reply:

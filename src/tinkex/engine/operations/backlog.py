@@ -213,6 +213,13 @@ class Backlog:
 
     # ---- telling
 
+    def depths(self) -> Mapping[tuple[Kind, bool], int]:
+        """How many operations of each kind wait (False) and run (True)."""
+        with self._lock:
+            return Counter(
+                (work.kind, request_id in self._started) for request_id, work in self._unfinished.items()
+            )
+
     def describe(self, request_id: str) -> QueueState:
         """Why an operation has no result yet."""
         with self._lock:

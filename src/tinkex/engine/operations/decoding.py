@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from tinkex.engine.operations.admission import Admission
 from tinkex.engine.operations.backlog import Backlog, Operation
@@ -18,6 +19,15 @@ from tinkex.errors import EngineFailure, InvalidInput, ModelUnavailable, SetupEr
 from tinkex.types import SampleRequest
 
 logger = logging.getLogger("tinkex.engine")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the samples of one base model hold."""
+
+    num_sequences: int
+    kv_bytes: int
+    num_preemptions: int
 
 
 class Decoding:
@@ -40,6 +50,8 @@ class Decoding:
         self._metering = metering
         self._in_batch: dict[str, dict[str, Work[Operation]]] = {}
         self._turns = FairShare[str]()
+        self.batches: Mapping[str, Batch] = {}
+        """What each base model's samples hold; never changed, only replaced, so any thread may read it."""
 
     def wanted(self) -> bool:
         """Whether any sample waits or runs."""
@@ -63,6 +75,7 @@ class Decoding:
             outcomes += self._advance(base)
         for request_id, _ in outcomes:
             self._in_batch.get(source, {}).pop(request_id, None)
+        self._note(base)
         return outcomes
 
     def drop_cancelled(self) -> Sequence[tuple[str, Outcome]]:
@@ -73,8 +86,14 @@ class Decoding:
                 if request_id in members:
                     del members[request_id]
                     self._models.by_source(source).sampler.cancel(request_id)
+                    self._note(self._models.by_source(source))
                     outcomes.append((request_id, cancelled()))
         return outcomes
+
+    def _note(self, base: Base) -> None:
+        sampler = base.sampler
+        batch = Batch(sampler.num_sequences, sampler.kv_bytes, sampler.num_preemptions)
+        self.batches = {**self.batches, base.source: batch}
 
     def _sources(self) -> dict[str, None]:
         running = [source for source, members in self._in_batch.items() if members]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tinkex.engine.operations.backlog import Operation
 from tinkex.engine.operations.execution import Ended
@@ -22,6 +22,8 @@ class Metering:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._amounts: Counter[Account] = Counter()
+        self.totals: Mapping[UsageKind, int] = dict.fromkeys(UsageKind, 0)
+        """What all users used since the engine started; never changed, only replaced, so any thread may read it."""
 
     def trained(self, ended: Iterable[Ended]) -> None:
         """Count the passes and saves of a turn that succeeded."""
@@ -63,4 +65,5 @@ class Metering:
         else:
             session_id, base_model = "", getattr(work.request, "base_model", None) or ""
         hour = int(time.time()) // HOUR_S * HOUR_S
+        self.totals = {**self.totals, kind: self.totals[kind] + amount}
         self._amounts[Account(hour, work.tenant, session_id, base_model, kind)] += amount

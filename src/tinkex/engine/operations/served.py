@@ -60,9 +60,12 @@ class Base:
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         from tinkex.engine.model.catalog import load_model
         from tinkex.engine.model.progress import report
+        from tinkex.engine.model.threads import compute_with_threads
         from tinkex.engine.sampler.sampler import Sampler
         from tinkex.engine.trainer.trainer import Trainer
 
+        if self._config.threads is not None:
+            compute_with_threads(self._config.threads)
         loaded = load_model(self.source, self._config.models_home, self._progress)
         trainer = Trainer(
             loaded.transformer,

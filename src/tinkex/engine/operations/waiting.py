@@ -37,6 +37,10 @@ class Waiters:
             if rest:
                 self._waiting[request_id] = rest
 
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(len(line) for line in self._waiting.values())
+
     def wake(self, outcomes: Iterable[tuple[str, Outcome]]) -> None:
         """Hand outcomes to those who wait for them."""
         for request_id, outcome in outcomes:

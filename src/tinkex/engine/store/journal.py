@@ -188,6 +188,10 @@ class Journal:
             for table in ("journal", "turns", "used_numbers"):
                 execute(f"DELETE FROM {table} WHERE run_id = ?", (run_id,))  # noqa: S608 -- names above
 
+    def __len__(self) -> int:
+        row = self._database.one("SELECT count(*) AS total FROM journal")
+        return int(row["total"]) if row is not None else 0
+
     def runs(self) -> AbstractSet[str]:
         """The runs that have something in the journal."""
         return {

@@ -1,0 +1,79 @@
+"""How the server writes its log: lines for people, or one JSON object per line for programs.
+
+Fields that a record carries (``extra={"fields": {...}}``) become ``name=value`` pairs or keys. Nobody gives them keys,
+addresses with tokens, or data.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TextIO
+
+__all__ = ["JsonLines", "TextLines", "set_up_logs"]
+
+
+class TextLines(logging.Formatter):
+    """One line per record.
+
+    >>> record = logging.LogRecord("tinkex.access", logging.INFO, "", 0, "call", (), None)
+    >>> record.fields = {"user": "ada", "status": 200}
+    >>> TextLines().format(record).partition(" ")[2]
+    'INFO tinkex.access: call user=ada status=200'
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and a trace below it if there is one."""
+        fields = "".join(f" {name}={_plain(value)}" for name, value in _fields(record).items())
+        line = f"{_moment(record)} {record.levelname} {record.name}: {record.getMessage()}{fields}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per record.
+
+    >>> record = logging.LogRecord("tinkex.access", logging.INFO, "", 0, "call", (), None)
+    >>> record.fields = {"user": "ada", "status": 200}
+    >>> line = json.loads(JsonLines().format(record))
+    >>> line["level"], line["message"], line["user"], line["status"]
+    ('info', 'call', 'ada', 200)
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The object as one line."""
+        told: dict[str, object] = {
+            "time": _moment(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            told["trace"] = self.formatException(record.exc_info)
+        return json.dumps(told, ensure_ascii=False, default=str)
+
+
+def set_up_logs(form: str, level: str, *, access: bool, stream: TextIO | None = None) -> None:
+    """Write the log of this process to stderr; calls are logged only if ``access`` says so."""
+    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    logging.getLogger("tinkex.access").setLevel(logging.INFO if access else logging.WARNING)
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, object]:
+    fields: Mapping[str, object] = getattr(record, "fields", {})
+    return fields
+
+
+def _moment(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _plain(value: object) -> str:
+    text = str(value)
+    return text if text.isprintable() and " " not in text and text else json.dumps(text)

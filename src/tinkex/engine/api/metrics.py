@@ -1,0 +1,140 @@
+"""``GET /metrics``: what the server does, in the text format that Prometheus reads.
+
+Only the operator may read it, with the server's own key in ``X-API-Key`` or as ``Authorization: Bearer``; other users
+would learn from it what their neighbours do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from pathlib import Path
+
+from tinkex.engine.api.traffic import BOUNDS_S, Traffic
+from tinkex.engine.operations.figures import Figures
+from tinkex.engine.scheduler import Kind
+from tinkex.engine.store import UsageKind
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+STATES = ("starting", "ready", "degraded")
+TOKENS = {
+    UsageKind.TRAINING: "trained",
+    UsageKind.PREFILL: "prefilled",
+    UsageKind.PREFILL_CACHED: "prompt_cache_hit",
+    UsageKind.SAMPLE: "sampled",
+}
+
+
+def metrics_text(figures: Figures, traffic: Traffic, version: str) -> str:
+    """Every metric, ready to be sent."""
+    return "\n".join([*_engine(figures, version), *_traffic(traffic), ""])
+
+
+def _engine(figures: Figures, version: str) -> Iterator[str]:
+    yield from _metric("tinkex_build_info", "gauge", "Which version runs.", [({"version": version}, 1)])
+    yield from _metric("tinkex_uptime_seconds", "gauge", "How long it runs.", figures.uptime_s)
+    states = [({"state": state}, int(figures.state == state)) for state in STATES]
+    yield from _metric("tinkex_health", "gauge", "1 for the state the server is in.", states)
+    troubles = [({"subject": subject}, 1) for subject in sorted(figures.troubles)]
+    yield from _metric("tinkex_trouble", "gauge", "What does not work.", troubles)
+    depths = [
+        ({"kind": kind, "state": state}, figures.operations.get((kind, running), 0))
+        for kind in Kind
+        for state, running in (("waiting", False), ("running", True))
+    ]
+    yield from _metric("tinkex_operations", "gauge", "Accepted operations that have no result yet.", depths)
+    yield from _metric("tinkex_polls", "gauge", "Callers that wait for a result.", figures.polls)
+    yield from _metric("tinkex_live_runs", "gauge", "Runs with weights in memory.", figures.live_runs)
+    yield from _models(figures)
+    tokens = [({"what": what}, figures.used[kind]) for kind, what in TOKENS.items()]
+    yield from _metric(
+        "tinkex_tokens_total", "counter", "Tokens computed, or found in the prompt cache.", tokens
+    )
+    saved = figures.used[UsageKind.CHECKPOINT]
+    yield from _metric("tinkex_checkpoints_saved_total", "counter", "Checkpoints that users saved.", saved)
+    yield from _metric(
+        "tinkex_journal_rows", "gauge", "Operations since the savepoints.", figures.journal_rows
+    )
+    yield from _metric("tinkex_savepoints", "gauge", "Savepoints of runs.", figures.savepoints)
+    disk = [
+        ({"what": "checkpoints"}, figures.checkpoint_bytes),
+        ({"what": "savepoints"}, figures.savepoint_bytes),
+        ({"what": "database"}, figures.database_bytes),
+        ({"what": "free"}, figures.free_disk_bytes),
+    ]
+    yield from _metric("tinkex_disk_bytes", "gauge", "What is kept on disk, and what is left of it.", disk)
+    memory = _resident_bytes()
+    if memory is not None:
+        yield from _metric("tinkex_resident_memory_bytes", "gauge", "Memory of the process.", memory)
+
+
+def _models(figures: Figures) -> Iterator[str]:
+    loaded = [m for m in figures.models if m.compute]
+    computes = [({"model": m.name, "compute": m.compute}, 1) for m in loaded]
+    yield from _metric(
+        "tinkex_sampler_info", "gauge", "What computes the samples of a model in memory.", computes
+    )
+    running = [({"model": m.name}, m.batch.num_sequences) for m in figures.models]
+    yield from _metric("tinkex_sequences", "gauge", "Sequences that are sampled or prefilled.", running)
+    preempted = [({"model": m.name}, m.batch.num_preemptions) for m in figures.models]
+    yield from _metric(
+        "tinkex_preemptions_total", "counter", "Sequences that gave their memory to older ones.", preempted
+    )
+    kv = [({"model": m.name}, m.batch.kv_bytes) for m in figures.models]
+    yield from _metric("tinkex_kv_cache_bytes", "gauge", "Keys and values in memory.", kv)
+    yield from _metric(
+        "tinkex_kv_cache_limit_bytes", "gauge", "What they may take per model.", figures.kv_limit_bytes
+    )
+
+
+def _traffic(traffic: Traffic) -> Iterator[str]:
+    calls = [
+        ({"endpoint": endpoint, "status": str(status)}, count)
+        for (endpoint, status), count in sorted(traffic.calls.items())
+    ]
+    yield from _metric("tinkex_requests_total", "counter", "Calls by endpoint and status.", calls)
+    name = "tinkex_request_duration_seconds"
+    yield f"# HELP {name} How long calls took, held polls included."
+    yield f"# TYPE {name} histogram"
+    for endpoint, durations in sorted(traffic.durations.items()):
+        bounds = [*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"]
+        for bound, count in zip(bounds, accumulate(durations.counts), strict=True):
+            yield f"{name}_bucket{_labels({'endpoint': endpoint, 'le': bound})} {count}"
+        yield f"{name}_sum{_labels({'endpoint': endpoint})} {durations.total_s!r}"
+        yield f"{name}_count{_labels({'endpoint': endpoint})} {sum(durations.counts)}"
+
+
+def _metric(
+    name: str, kind: str, meaning: str, samples: float | Iterable[tuple[Mapping[str, str], float]]
+) -> Iterator[str]:
+    yield f"# HELP {name} {meaning}"
+    yield f"# TYPE {name} {kind}"
+    if isinstance(samples, int | float):
+        samples = [({}, samples)]
+    for labels, value in samples:
+        yield f"{name}{_labels(labels)} {value!r}"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    r"""Labels as the format wants them.
+
+    >>> _labels({"model": 'a "b"'})
+    '{model="a \\"b\\""}'
+    """
+    escaped = {
+        name: value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        for name, value in labels.items()
+    }
+    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped.items()) + "}" if labels else ""
+
+
+def _resident_bytes() -> int | None:
+    """The memory of this process, where the system tells it in /proc."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    import resource
+
+    return pages * resource.getpagesize()

@@ -1,0 +1,141 @@
+"""Settings of the server: where they come from, which of them counts, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tinkex.cli.server import check_exposure, engine_config
+from tinkex.cli.server_logs import set_up_logs
+from tinkex.cli.server_settings import SETTINGS, read_settings
+from tinkex.engine.config import EngineConfig
+from tinkex.errors import SetupError
+
+NOT_FOR_OPERATORS = {"home", "models", "auth", "any_directory"}
+"""Set by $TINKEX_HOME, --model and --no-auth; the last is for the embedded engine alone."""
+
+
+def test_every_field_of_the_engine_can_be_set_and_has_the_same_default() -> None:
+    fields = {field.name: field for field in dataclasses.fields(EngineConfig)}
+    assert {name for name, setting in SETTINGS.items() if setting.engine} == fields.keys() - NOT_FOR_OPERATORS
+    for name, setting in SETTINGS.items():
+        if setting.engine and setting.default is not None:
+            assert fields[name].default == setting.default, name
+
+
+VALUES = {"whole": 7, "bytes": "3M", "seconds": "11s", "switch": True, "path": "somewhere"}
+MEANT = {"whole": 7, "bytes": 3 * 2**20, "seconds": 11.0, "switch": True, "path": Path("somewhere")}
+
+
+@pytest.mark.parametrize("name", [n for n, s in SETTINGS.items() if s.engine and s.kind != "text"])
+@pytest.mark.parametrize("place", ["flag", "environment", "file"])
+def test_a_setting_reaches_the_engine_from_everywhere(name: str, place: str, tmp_path: Path) -> None:
+    kind = SETTINGS[name].kind
+    file = tmp_path / "server.toml"
+    file.write_text(f"{name} = {json.dumps(VALUES[kind])}\n" if place == "file" else "")
+    variable = SETTINGS[name].variable or f"TINKEX_SERVE_{name.upper()}"
+    settings = read_settings(
+        {name: VALUES[kind]} if place == "flag" else {},
+        {variable: str(VALUES[kind])} if place == "environment" else {},
+        file,
+    )
+    assert getattr(engine_config(settings), name) == MEANT[kind]
+
+
+def test_a_flag_counts_more_than_the_environment_and_that_more_than_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text('port = 1\nhost = "::1"\nmax_live_runs = 3\n[models]\ntiny = "/models/tiny"\n')
+    environ = {"TINKEX_SERVE_PORT": "2", "TINKEX_SERVE_HOST": "localhost", "TINKEX_SERVE_CONFIG": str(file)}
+    chosen = read_settings({"port": "3", "host": None, "models": ()}, environ)
+    assert (chosen["port"], chosen["host"], chosen["max_live_runs"]) == (3, "localhost", 3)
+    assert chosen["models"] == ("tiny=/models/tiny",)
+    assert dict(engine_config(chosen).models) == {"tiny": "/models/tiny"}
+    assert read_settings({}, {"TINKEX_MODELS": "a=/a, /b"})["models"] == ("a=/a", "/b")
+    # A switch that the file turns on can be turned off again.
+    file.write_text("deterministic = true\n")
+    assert read_settings({}, {}, file)["deterministic"]
+    assert not read_settings({"deterministic": False}, {}, file)["deterministic"]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("max_live_rums = 3", "max_live_rums"),
+        ("port = true", "port"),
+        ('kv_cache_bytes = "much"', "kv_cache_bytes"),
+        ('log_format = "xml"', "log_format"),
+        ("models = [1]", "models"),
+        ("port 3", "not TOML"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused_by_name(text: str, named: str, tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text(text)
+    with pytest.raises(SetupError, match=named) as refused:
+        read_settings({}, {}, file)
+    assert "server.toml" in str(refused.value)
+
+
+def test_what_is_misspelt_or_missing_is_named() -> None:
+    with pytest.raises(SetupError, match="TINKEX_SERVE_PROT"):
+        read_settings({}, {"TINKEX_SERVE_PROT": "1"})
+    with pytest.raises(SetupError, match=r"nowhere\.toml"):
+        read_settings({}, {"TINKEX_SERVE_CONFIG": "nowhere.toml"})
+    with pytest.raises(SetupError, match="--session-idle-s"):
+        read_settings({"session_idle_s": "soon"}, {})
+    with pytest.raises(SetupError, match="threads"):
+        engine_config(read_settings({"threads": 0}, {}))
+
+
+def test_others_reach_a_server_only_through_tls_or_if_that_is_said() -> None:
+    def check(**flags: object) -> None:
+        settings = read_settings(flags, {})
+        check_exposure(engine_config(settings), settings)
+
+    check()
+    check(host="localhost")
+    check(host="0.0.0.0", insecure=True)
+    check(host="0.0.0.0", behind_proxy="10.0.0.5")
+    for host in ("0.0.0.0", "192.0.2.1", "::"):
+        with pytest.raises(SetupError, match="--tls-cert"):
+            check(host=host)
+    with pytest.raises(SetupError, match="tls_key is not"):
+        check(tls_cert="chain.pem")
+    with pytest.raises(SetupError, match=r"chain\.pem"):
+        check(tls_cert="chain.pem", tls_key="key.pem")
+
+
+@pytest.fixture
+def logs() -> Iterator[io.StringIO]:
+    root, access = logging.getLogger(), logging.getLogger("tinkex.access")
+    handlers, level, access_level = root.handlers[:], root.level, access.level
+    yield io.StringIO()
+    root.handlers[:], root.level = handlers, level
+    access.setLevel(access_level)
+
+
+@pytest.mark.parametrize("access", [True, False])
+def test_calls_are_logged_only_if_asked_for_and_a_value_cannot_forge_a_line(
+    access: bool, logs: io.StringIO
+) -> None:
+    set_up_logs("text", "warning", access=access, stream=logs)
+    logging.getLogger("tinkex.access").info("call", extra={"fields": {"user": "a\nERROR forged: line"}})
+    logging.getLogger("tinkex.engine").info("not worth a line")
+    assert logs.getvalue().count("\n") == int(access)
+
+
+def test_a_trace_is_part_of_its_json_line(logs: io.StringIO) -> None:
+    set_up_logs("json", "info", access=False, stream=logs)
+    try:
+        raise ValueError("of a test")
+    except ValueError as error:
+        logging.getLogger("tinkex.engine").exception("it failed", exc_info=error)
+    (line,) = logs.getvalue().splitlines()
+    assert json.loads(line)["level"] == "error"
+    assert "ValueError: of a test" in json.loads(line)["trace"]
