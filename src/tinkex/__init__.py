@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tinkex.errors import RequestFailedError as RequestFailedError
     from tinkex.errors import ResultExpiredError as ResultExpiredError
     from tinkex.errors import SetupError as SetupError
+    from tinkex.errors import StreamInterruptedError as StreamInterruptedError
     from tinkex.errors import TinkerError as TinkerError
     from tinkex.errors import TinkexError as TinkexError
     from tinkex.errors import UnprocessableEntityError as UnprocessableEntityError
@@ -146,6 +147,7 @@ __all__ = [
     "ServiceClient",
     "SetupError",
     "StopReason",
+    "StreamInterruptedError",
     "TensorData",
     "TensorDtype",
     "Timeout",
@@ -183,7 +185,7 @@ _NAMES = {
         "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError "
         "AuthenticationError BadRequestError BillingError ClosedError ConfigError ConflictError "
         "ExperimentalWarning InternalServerError NotFoundError PermissionDeniedError RateLimitError RecoveryError "
-        "RequestErrorCategory RequestFailedError ResultExpiredError SetupError TinkerError TinkexError "
+        "RequestErrorCategory RequestFailedError ResultExpiredError SetupError StreamInterruptedError TinkerError TinkexError "
         "UnprocessableEntityError"
     ),
     "tinkex.types": (

@@ -12,7 +12,8 @@
     │   │   └── InternalServerError ≥500
     │   ├── APIResponseValidationError    it answered with something we cannot read
     │   └── APIConnectionError            it did not answer
-    │       └── APITimeoutError           …in time
+    │       ├── APITimeoutError           …in time
+    │       └── StreamInterruptedError    it broke off in the middle         .received
     ├── RequestFailedError                an accepted operation failed       .request_id .category
     ├── ResultExpiredError                the result of an operation is gone from the server
     ├── ConfigError (ValueError)          a setting is missing or wrong
@@ -35,7 +36,7 @@ user of the client as an ``APIStatusError`` (refused at once) or a ``RequestFail
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -74,6 +75,7 @@ __all__ = [
     "ResultExpiredError",
     "SetupError",
     "StorageUnavailable",
+    "StreamInterruptedError",
     "TinkerError",
     "TinkexError",
     "TooLarge",
@@ -256,6 +258,25 @@ class APITimeoutError(APIConnectionError):
 
     def __init__(self, request: HttpRequest | None = None, message: str = "Request timed out.") -> None:
         super().__init__(request, message)
+
+
+class StreamInterruptedError(APIConnectionError):
+    """A stream broke off after its first token; ``received`` is what had come until then.
+
+    It is not repeated by itself, because the tokens were handed out already: sample again, with what was
+    received as part of the prompt if it is to go on from there.
+    """
+
+    received: Sequence[Any]
+
+    def __init__(
+        self,
+        request: HttpRequest | None = None,
+        message: str = "The stream broke off.",
+        received: Sequence[Any] = (),
+    ) -> None:
+        super().__init__(request, message)
+        self.received = received
 
 
 class RequestFailedError(TinkexError):

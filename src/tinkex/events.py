@@ -42,6 +42,7 @@ __all__ = [
     "Silent",
     "Sink",
     "StillWaiting",
+    "StreamingUnavailable",
 ]
 
 
@@ -198,6 +199,14 @@ class CallbackFailed:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class StreamingUnavailable:
+    """The server has no streaming (it answered with this status), so a sample came all at once."""
+
+    sampling_session_id: str
+    status: int
+
+
 Event: TypeAlias = (
     RequestStarted
     | RequestFinished
@@ -216,6 +225,7 @@ Event: TypeAlias = (
     | RunRecovered
     | RecoveryFailed
     | CallbackFailed
+    | StreamingUnavailable
 )
 
 
@@ -316,6 +326,11 @@ def _warning(event: Event, quiet_attempts: int) -> tuple[str | None, str]:
             then = "no more tries" if event.after_s is None else f"next try in {event.after_s:.1f} s"
             text = f"run {event.run_id} could not be restarted: {event.reason}; {then}"
             return text, f"recovery {event.run_id} {event.attempt}"
+        case StreamingUnavailable():
+            text = (
+                f"the server does not stream (status {event.status}); the tokens of a sample come all at once"
+            )
+            return text, "streaming"
         case CallbackFailed():
             return f"{event.callback} raised {event.reason}", f"callback {event.callback}"
         case _:

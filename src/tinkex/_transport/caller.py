@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import random
 import secrets
 import time
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tinkex._transport.advice import advice
 from tinkex._transport.base import Reply, Request, Transport
+from tinkex._transport.called_stream import CalledStream
 from tinkex._transport.retry import Answered, Outcome, Retry, RetryPolicy, Unanswered, decide
+from tinkex._transport.streaming import open_stream
 from tinkex._version import __version__
 from tinkex._wire import json
 from tinkex.config import mask
@@ -50,6 +54,8 @@ PROTOCOL_VERSION = "0.36.0"
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
+EVENT_STREAM = "text/event-stream"
+LONGEST_REFUSAL = 1024 * 1024
 
 SHORTEST_SECRET = 8
 """Shorter texts are left alone where a reply quotes them: they would be found in every other word."""
@@ -95,6 +101,8 @@ class Caller:
         self._key, self._calls = secrets.token_hex(8), itertools.count()
         self._under_way: set[asyncio.Task[Any]] = set()
         self._closed = asyncio.Event()
+        self.streams: weakref.WeakSet[CalledStream] = weakref.WeakSet()
+        """The replies that are being read while they arrive."""
         self.tokens: Tokens | None = None
         """Where the server hands out short-lived tokens: these go out instead of the key."""
 
@@ -172,11 +180,66 @@ class Caller:
         """Sends the call once and returns the reply whatever its status, for callers with their own loop."""
         return await self._send(row, self._request(row, value, headers=headers, timeout=timeout), 0)
 
+    async def stream(
+        self,
+        row: Endpoint,
+        value: Any,
+        *,
+        headers: Mapping[str, str] | None = None,
+        attempt: int = 0,
+    ) -> CalledStream:
+        """Sends the call once and returns as soon as the reply begins; an error status is raised as its typed error."""
+        wanted = {"accept": EVENT_STREAM, "accept-encoding": "identity", **(headers or {})}
+        request = self._request(row, value, headers=wanted)
+        request = await self._with_credentials(row, request, attempt)
+        self.sink.emit(RequestStarted(row.name, attempt))
+        began = time.monotonic()
+        opened = CalledStream(self, row)
+        try:
+            async with self.closable(row):
+                stream = await open_stream(self.transport, request)
+        except APIConnectionError as error:
+            elapsed = time.monotonic() - began
+            self.sink.emit(RequestFinished(row.name, attempt, None, elapsed, error.message))
+            raise
+        self.sink.emit(RequestFinished(row.name, attempt, stream.status, time.monotonic() - began))
+        opened.carry(stream)
+        if 200 <= stream.status < 300:
+            return opened
+        try:
+            body = bytearray()
+            while len(body) < LONGEST_REFUSAL and (piece := await opened.read()):
+                body += piece
+        finally:
+            await opened.close()
+        reply = _without_secrets(Reply(stream.status, stream.headers, bytes(body)), request)
+        raise self._refused(row, reply, self.about(row))[1]
+
+    @contextlib.asynccontextmanager
+    async def closable(self, row: Endpoint) -> AsyncIterator[None]:
+        """Has the block end with ``ClosedError`` when the client is closed."""
+        if self._closed.is_set():
+            raise ClosedError(f"{row.name} was not sent: the client is closed")
+        task = asyncio.current_task()
+        assert task is not None
+        self._under_way.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._closed.is_set():
+                raise
+            task.uncancel()  # close() cancelled the request, not the task that waits for it
+            raise ClosedError(f"{row.name} was under way when the client was closed") from None
+        finally:
+            self._under_way.discard(task)
+
     async def close(self) -> None:
         """Ends every call under way with ``ClosedError`` and closes the transport."""
         self._closed.set()
         for task in list(self._under_way):
             task.cancel()
+        for stream in list(self.streams):
+            await stream.close()
         await self.transport.close()
 
     def _refused(
@@ -187,13 +250,17 @@ class Caller:
             return Unanswered(), APIConnectionError(about, message)
         return Answered(reply.status, reply.headers), error_of(reply, about)
 
-    async def _send(self, row: Endpoint, request: Request, attempt: int) -> Reply:
+    async def _with_credentials(self, row: Endpoint, request: Request, attempt: int) -> Request:
         if self.tokens is not None and row.name != "auth_token":
             key = await self.tokens.current()
             request = replace(request, headers={**request.headers, "x-api-key": key})
         if attempt:
             counted = {**request.headers, "x-stainless-retry-count": str(attempt)}
             request = replace(request, headers=counted)
+        return request
+
+    async def _send(self, row: Endpoint, request: Request, attempt: int) -> Reply:
+        request = await self._with_credentials(row, request, attempt)
         if self._closed.is_set():
             raise ClosedError(f"{row.name} was not sent: the client is closed")
         task = asyncio.current_task()

@@ -9,18 +9,21 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from tinkex._transport.base import Reply, Request
 from tinkex._transport.plain import PlainHttp
+from tinkex._transport.streaming import PlainStream
 from tinkex.config_values import without_userinfo
 from tinkex.errors import APIConnectionError, APITimeoutError, HttpRequest, SetupError
 
 if TYPE_CHECKING:
     import pyqwest
 
+    from tinkex._transport.streaming import Stream
     from tinkex._wire.endpoints import Purpose
     from tinkex.config import Config
 
 __all__ = ["HttpTransport"]
 
 CONNECT_TIMEOUT_S = 10.0
+LONGEST_STREAM_S = 24 * 3600.0
 IDLE_CONNECTIONS = 256
 """Kept open per pool: bursts of samples and polls would otherwise dial again and again."""
 
@@ -54,6 +57,17 @@ class HttpTransport:
         if self._plain is not None:
             return await self._plain.send(request)
         return await self._send_by_library(request)
+
+    async def stream(self, request: Request) -> Stream:
+        """Sends one request whose reply is read while it arrives."""
+        if self._plain is not None:
+            return await PlainStream.open(self._base_url, request)
+        from tinkex._transport.library_stream import LibraryStream
+
+        _check_same_process()
+        # The library's timeout is for a whole reply, and a stream may be as long as it likes.
+        client = self._client(request.purpose, LONGEST_STREAM_S)
+        return await LibraryStream.open(client, self._base_url, request)
 
     async def close(self) -> None:
         """Closes every pool."""

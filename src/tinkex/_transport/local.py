@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlencode
 
 from tinkex._transport.base import Reply, Request
+from tinkex._transport.local_stream import LocalStream
 from tinkex.errors import APIConnectionError, APITimeoutError, ClosedError, HttpRequest, SetupError
 
 if TYPE_CHECKING:
@@ -47,6 +48,15 @@ class LocalTransport:
         if exchange.status is None:
             raise APIConnectionError(about, f"the engine ended {request.path} without an answer")
         return Reply(exchange.status, exchange.headers, bytes(exchange.body))
+
+    async def stream(self, request: Request) -> LocalStream:
+        """Starts a request whose reply is read while the engine writes it."""
+        about = HttpRequest(request.method, f"local:{request.path}")
+        embedded = await self._engine()
+        headers = {**request.headers, "host": "local", "x-api-key": embedded.api_key}
+        return await LocalStream.open(
+            embedded.app, _scope(request, headers), request.body, about, request.timeout
+        )
 
     async def close(self) -> None:
         """Gives the engine back."""

@@ -13,6 +13,7 @@ from tinkex.errors import APIConnectionError, HttpRequest
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Reply, Request
+    from tinkex._transport.streaming import Stream
     from tinkex.config import Config
 
 __all__ = ["SharedHttp", "server_of"]
@@ -49,6 +50,13 @@ class SharedHttp:
             about = HttpRequest(request.method, self._base_url + request.path)
             raise APIConnectionError(about, f"the connections to {self._base_url} are closed")
         return await self._held.transport.send(request)
+
+    async def stream(self, request: Request) -> Stream:
+        """Sends one request whose reply is read while it arrives."""
+        if self._closed:
+            about = HttpRequest(request.method, self._base_url + request.path)
+            raise APIConnectionError(about, f"the connections to {self._base_url} are closed")
+        return await self._held.transport.stream(request)
 
     async def close(self) -> None:
         """Gives the share back."""

@@ -118,6 +118,7 @@ _ROWS = (
     # sampling
     Endpoint("create_sampling_session", "POST", "/api/v1/create_sampling_session", "session", types.CreateSamplingSessionRequest, types.CreateSamplingSessionResponse),
     _later("asample", types.SampleRequest, types.SampleResponse, "Sample", "sample", result_wire="proto"),
+    Endpoint("stream_sample", "POST", "/api/v1/stream_sample", "sample", types.SampleRequest, None),
     Endpoint("get_sampler", "GET", "/api/v1/samplers/{sampler_id}", "rest", None, types.GetSamplerResponse),
     Endpoint("join_sampling_session", "POST", "/api/v1/join_sampling_session", "session", types.JoinSamplingSessionRequest, types.JoinSamplingSessionResponse),
     # results

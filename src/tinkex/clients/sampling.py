@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING, Any
 from tinkex import types
 from tinkex._runtime import arrival, background
 from tinkex._transport.budget import Slots
-from tinkex._transport.retry import Answered, Outcome, Retry, Unanswered, decide, server_wait
+from tinkex._transport.retry import Answered, Outcome, Retry, Unanswered, decide
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._checks import check_prompt_options, check_sample
 from tinkex.clients._chunking import prompt_bytes
 from tinkex.clients._completions import Completions
 from tinkex.clients._connection import connect
 from tinkex.clients._handles import SamplerHandle
+from tinkex.clients._pacing import paced
 from tinkex.clients._progress import Progress
 from tinkex.clients._sample_body import sample_body
+from tinkex.clients._streaming import AsyncSampleStream, Road, SampleStream, StreamSource
 from tinkex.clients.retry_config import RetryConfig
 from tinkex.clients.session import Session
 from tinkex.errors import (
     APIConnectionError,
     APIResponseValidationError,
     APIStatusError,
-    BillingError,
-    RateLimitError,
     ResultExpiredError,
     TinkexError,
 )
-from tinkex.events import RetryScheduled, SamplingPaused
+from tinkex.events import RetryScheduled
 from tinkex.futures import AwaitableConcurrentFuture
 
 if TYPE_CHECKING:
@@ -167,6 +167,26 @@ class SamplingClient:
             prompt_logprobs_last_n,
         )
         return await arrival(future, cancel_with_me=True)
+
+    def sample_stream(
+        self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
+    ) -> SampleStream:
+        """Continues a prompt and hands out every token as it is drawn; closing the stream ends the sample.
+
+        ::
+
+            with client.sample_stream(prompt, 1, tinkex.SamplingParams(max_tokens=32)) as stream:
+                for event in stream:
+                    if isinstance(event, tinkex.types.SampledToken):
+                        print(event.text, end="", flush=True)
+        """
+        return SampleStream(self._stream(prompt, num_samples, sampling_params))
+
+    async def sample_stream_async(
+        self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
+    ) -> AsyncSampleStream:
+        """As :meth:`sample_stream`, for callers with an event loop: an async iterator."""
+        return AsyncSampleStream(self._stream(prompt, num_samples, sampling_params))
 
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
@@ -301,6 +321,16 @@ class SamplingClient:
 
     # ---- the way a sample goes ----
 
+    def _stream(
+        self, prompt: types.ModelInput, num_samples: int, params: types.SamplingParams
+    ) -> StreamSource:
+        retries = self._retry_config.enable_retry_logic and not self._opened.client_config.sample_no_retries
+        policy = self._retry_policy if retries else None
+        road = Road(self._session, self._opened, self._in_flight, self._next_seq_id, self._sample, policy)
+        return StreamSource.of(
+            road, prompt, num_samples, params, self._sampling_session_id, self._record_stability_info
+        )
+
     async def _sample(self, request: types.SampleRequest) -> types.SampleResponse:
         """Submits and polls, again with a new number when the result got lost or the server failed."""
         size = prompt_bytes(request.prompt)
@@ -380,23 +410,11 @@ class SamplingClient:
 
     async def _submit(self, body: bytes, size: int) -> types.UntypedAPIFuture:
         """Submits one sample; while the server pushes back (429, 402), the same request waits and goes again."""
-        limiter = self._opened.sampling
-        submission = functools.partial(
+        send = functools.partial(
             self._session.caller.call, _SAMPLE, body, headers=BACKPRESSURE, policy=self._submit_policy
         )
-        began = time.monotonic()
-        pause_s = self._opened.client_config.billing_exception_max_pause_duration_sec
-        while True:
-            try:
-                accepted: types.UntypedAPIFuture = await limiter.admit(size, submission)
-            except (RateLimitError, BillingError) as error:
-                if isinstance(error, BillingError) and time.monotonic() - began >= pause_s:
-                    raise
-                pause = limiter.push_back(size, server_wait(error.response.headers, 60.0))
-                self._session.caller.sink.emit(SamplingPaused(self._opened.session_id, pause))
-                await limiter.wait()
-            else:
-                return accepted
+        accepted: types.UntypedAPIFuture = await paced(self._opened, self._session.caller.sink, send, size)
+        return accepted
 
     async def _logprobs(self, request: types.SampleRequest) -> list[float | None]:
         logprobs = (await self._sample(request)).prompt_logprobs

@@ -17,6 +17,7 @@ from tinkex.engine.operations.admission import Admission
 from tinkex.engine.operations.backlog import Backlog, Operation, QueueState, works_of
 from tinkex.engine.operations.decoding import Decoding, cancelled
 from tinkex.engine.operations.execution import Ended, Operations
+from tinkex.engine.operations.feeds import Feed
 from tinkex.engine.operations.figures import Figures, Gauges
 from tinkex.engine.operations.health import Health
 from tinkex.engine.operations.losses import CustomLosses
@@ -365,6 +366,14 @@ class Engine:
                     await asyncio.wait_for(asyncio.shield(waiter), left)
             finally:
                 self._waiters.leave(sampler_id, waiter)
+
+    def watch(self, request_id: str, feed: Feed) -> None:
+        """Report the tokens of a sample to a feed as they are drawn, those it has already first."""
+        self._worker.call(lambda: self._decoding.watch(request_id, feed))
+
+    def unwatch(self, request_id: str) -> None:
+        """End what :meth:`watch` began."""
+        self._worker.call(lambda: self._decoding.unwatch(request_id))
 
     def queue_state(self, request_id: str) -> QueueState:
         """Why an operation has no outcome yet."""

@@ -169,6 +169,7 @@ from tinkex.types.service import (
     TraceExportResponse,
     WhoamiResponse,
 )
+from tinkex.types.streaming import SampledToken, SampleStreamDone, SampleStreamEvent
 from tinkex.types.telemetry import (
     EventType,
     GenericEvent,
@@ -317,8 +318,11 @@ __all__ = [
     "RequestID",
     "SampleRequest",
     "SampleResponse",
+    "SampleStreamDone",
+    "SampleStreamEvent",
     "SampledProvenanceSpan",
     "SampledSequence",
+    "SampledToken",
     "SamplingParams",
     "SamplingPrefillBillingEvent",
     "SamplingSampleBillingEvent",

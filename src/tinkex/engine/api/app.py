@@ -25,6 +25,7 @@ from tinkex.engine.api import (
     sampling,
     search,
     sessions,
+    streaming,
     tokenizers,
     training,
     usage,
@@ -41,6 +42,7 @@ from tinkex.errors import InvalidInput, ModelUnavailable, TinkexError, Unauthori
 
 HANDLERS: Mapping[str, Handler] = {
     **sampling.HANDLERS,
+    **streaming.HANDLERS,
     **futures.HANDLERS,
     **training.HANDLERS,
     **sessions.HANDLERS,
@@ -55,7 +57,9 @@ HANDLERS: Mapping[str, Handler] = {
 }
 
 
-LARGE_BODIES = frozenset({"forward_backward", "forward", "asample", "create_custom_loss", "telemetry"})
+LARGE_BODIES = frozenset(
+    {"forward_backward", "forward", "asample", "stream_sample", "create_custom_loss", "telemetry"}
+)
 """Calls that carry data of any size; the others name things, and are refused beyond a size no name has."""
 SMALL_BODY = 4 * 1024 * 1024
 

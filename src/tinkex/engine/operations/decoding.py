@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tinkex.engine.operations.admission import Admission
 from tinkex.engine.operations.backlog import Backlog, Operation
+from tinkex.engine.operations.feeds import Feed
 from tinkex.engine.operations.metering import Metering
 from tinkex.engine.operations.outcomes import failed, succeeded
 from tinkex.engine.operations.promises import sequence_ids
@@ -49,6 +50,7 @@ class Decoding:
         self._max_batch = max_batch
         self._metering = metering
         self._in_batch: dict[str, dict[str, Work[Operation]]] = {}
+        self._watched: dict[str, Feed] = {}
         self._turns = FairShare[str]()
         self.batches: Mapping[str, Batch] = {}
         """What each base model's samples hold; never changed, only replaced, so any thread may read it."""
@@ -77,6 +79,18 @@ class Decoding:
             self._in_batch.get(source, {}).pop(request_id, None)
         self._note(base)
         return outcomes
+
+    def watch(self, request_id: str, feed: Feed) -> None:
+        """Report the tokens of a sample to a feed, from now on or from when it joins a batch."""
+        for source, members in self._in_batch.items():
+            if request_id in members:
+                self._models.by_source(source).sampler.watch(request_id, feed.grew)
+                return
+        self._watched[request_id] = feed
+
+    def unwatch(self, request_id: str) -> None:
+        """Forget the feed of a sample that never joined a batch."""
+        self._watched.pop(request_id, None)
 
     def drop_cancelled(self) -> Sequence[tuple[str, Outcome]]:
         """Take samples nobody wants any more out of the batches."""
@@ -128,6 +142,9 @@ class Decoding:
             )
         )
         self._in_batch.setdefault(base.source, {})[work.request_id] = work
+        feed = self._watched.pop(work.request_id, None)
+        if feed is not None:
+            base.sampler.watch(work.request_id, feed.grew)
 
     def _advance(self, base: Base) -> Sequence[tuple[str, Outcome]]:
         try:

@@ -13,7 +13,7 @@ from tinkex.engine.sampler.prompt_scores import PromptScores
 from tinkex.types import SampledSequence, SampleResponse, StopReason, TopkLogprobs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tinkex.engine.model.architecture import Architecture
     from tinkex.engine.sampler.kv_cache import Slot
@@ -58,6 +58,8 @@ class Continuation:
         elif len(self.tokens) >= self.limit:
             self.stop_reason = "length"
         self.request.num_open -= self.stop_reason is not None
+        if self.request.on_token is not None:
+            self.request.on_token(self)
 
     def take_topk(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
         """Adds the likeliest tokens at the position of the next token."""
@@ -91,6 +93,8 @@ class Request:
         self.cache_hit_tokens = 0
         self.num_open = job.num_samples
         """How many continuations have not ended."""
+        self.on_token: Callable[[Continuation], None] | None = None
+        """Told of every token, where somebody watches."""
         params = job.params
         self.continuations = [
             Continuation(

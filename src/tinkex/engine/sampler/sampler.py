@@ -33,7 +33,7 @@ from tinkex.errors import Conflict, InvalidInput, NumericalError, TinkexError
 from tinkex.types import SampleResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -149,6 +149,16 @@ class Sampler:
         if request is None:
             return False
         self._drop(request)
+        return True
+
+    def watch(self, request_id: str, on_token: Callable[[Continuation], None]) -> bool:
+        """Has every further token of a request reported, and first how far it is; False if it is not here (any more)."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        request.on_token = on_token
+        for continuation in request.continuations:
+            on_token(continuation)
         return True
 
     @torch.inference_mode()

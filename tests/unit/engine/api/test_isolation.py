@@ -83,6 +83,7 @@ def bodies(things: Things) -> dict[str, dict[str, Any] | bytes]:
             "base_model": "tiny",
         },
         "asample": request(things.sampler, 5),
+        "stream_sample": request(things.sampler, 6),
         "join_sampling_session": {"sampling_session_id": things.sampler},
         "retrieve_future": {"request_id": things.request_id},
         "cancel_future": {"request_id": things.request_id},

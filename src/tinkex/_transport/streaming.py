@@ -1,0 +1,170 @@
+"""Replies that are read while they arrive: what every transport that can stream offers, and plain HTTP's way.
+
+A stream has a connection of its own: closing it is how the server learns that nobody reads any more, and a
+reader that is slow slows down nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol, runtime_checkable
+from urllib.parse import urlencode, urlsplit
+
+from tinkex._transport.base import Reply, Request, Transport
+from tinkex.errors import APIConnectionError, APITimeoutError, HttpRequest
+
+__all__ = ["PlainStream", "Stream", "Streaming", "open_stream"]
+
+PIECE = 64 * 1024
+
+
+class Stream(Protocol):
+    """A reply whose body is still to come."""
+
+    @property
+    def status(self) -> int:
+        """The status."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Header names are in lower case."""
+        ...
+
+    async def read(self) -> bytes:
+        """The next piece, or nothing at the end; ``APIConnectionError`` when it breaks off or stalls."""
+        ...
+
+    async def close(self) -> None:
+        """Ends the stream wherever it is."""
+        ...
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """A transport that can hand out a reply while it arrives."""
+
+    async def stream(self, request: Request) -> Stream:
+        """Sends a request and returns as soon as the reply begins; ``timeout`` bounds each wait for more."""
+        ...
+
+
+async def open_stream(transport: Transport, request: Request) -> Stream:
+    """The reply as a stream; a transport that cannot stream delivers it in one piece."""
+    if isinstance(transport, Streaming):
+        return await transport.stream(request)
+    return _Whole(await transport.send(request))
+
+
+class _Whole:
+    """A reply that came as a whole."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.status, self.headers, self._body = reply.status, reply.headers, reply.body
+
+    async def read(self) -> bytes:
+        body, self._body = self._body, b""
+        return body
+
+    async def close(self) -> None:
+        self._body = b""
+
+
+class PlainStream:
+    """A reply over a connection of its own, without TLS and without a proxy."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        about: HttpRequest,
+        timeout: float,
+    ) -> None:
+        self._reader, self._writer = reader, writer
+        self._about, self._timeout = about, timeout
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self._chunked = False
+        self._left: int | None = 0
+        """Bytes of the body, or of the chunk, still to come; None: until the connection ends."""
+
+    @classmethod
+    async def open(cls, base_url: str, request: Request) -> PlainStream:
+        """Connects, sends the request and reads the head of the reply."""
+        parts = urlsplit(base_url)
+        about = HttpRequest(request.method, base_url + request.path)
+        stream: PlainStream | None = None
+        try:
+            async with _patience(about, request.timeout):
+                connected = await asyncio.open_connection(parts.hostname, parts.port or 80, limit=PIECE)
+                stream = cls(*connected, about, request.timeout)
+                stream._writer.write(_head(request, parts.netloc, parts.path) + request.body)
+                await stream._writer.drain()
+                while stream.status < 200:  # interim replies come before the real one
+                    stream._read_head((await stream._reader.readuntil(b"\r\n\r\n")).decode("latin-1"))
+        except BaseException:
+            if stream is not None:
+                await stream.close()
+            raise
+        return stream
+
+    async def read(self) -> bytes:
+        """The next piece of the body."""
+        async with _patience(self._about, self._timeout):
+            if self._chunked and self._left == 0:
+                size = int((await self._reader.readuntil(b"\r\n")).partition(b";")[0], 16)
+                if size == 0:
+                    self._chunked = False
+                    return b""
+                self._left = size
+            if self._left == 0:
+                return b""
+            piece = await self._reader.read(PIECE if self._left is None else min(self._left, PIECE))
+            if self._left is not None:
+                if not piece:
+                    raise EOFError("the connection ended in the middle of the answer")
+                self._left -= len(piece)
+                if self._chunked and self._left == 0:
+                    await self._reader.readexactly(2)
+            return piece
+
+    async def close(self) -> None:
+        """Ends the connection."""
+        self._writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+    def _read_head(self, head: str) -> None:
+        first, *lines = head.rstrip("\r\n").split("\r\n")
+        if not first.startswith("HTTP/1.") or not first[9:12].isdigit():
+            raise ValueError("it does not start like HTTP")
+        self.status = int(first[9:12])
+        fields = (line.partition(":") for line in lines)
+        self.headers = {name.strip().lower(): value.strip() for name, _, value in fields}
+        self._chunked = "chunked" in self.headers.get("transfer-encoding", "")
+        length = self.headers.get("content-length")
+        self._left = 0 if self._chunked else None if length is None else int(length)
+
+
+@contextlib.asynccontextmanager
+async def _patience(about: HttpRequest, seconds: float) -> AsyncIterator[None]:
+    """Bounds a wait for the server, and names what went wrong in it."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise APITimeoutError(about, f"{about.url} sent nothing for {seconds:g} s") from error
+    except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
+        cause = "connection refused" if isinstance(error, ConnectionRefusedError) else str(error)
+        raise APIConnectionError(about, f"no answer from {about.url}: {cause}") from error
+
+
+def _head(request: Request, host: str, prefix: str) -> bytes:
+    query = f"?{urlencode(request.query)}" if request.query else ""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in request.headers.items()])
+    return (
+        f"{request.method} {prefix}{request.path}{query} HTTP/1.1\r\nhost: {host}\r\n{lines}"
+        f"content-length: {len(request.body)}\r\nconnection: close\r\n\r\n"
+    ).encode("latin-1")

@@ -1,0 +1,334 @@
+"""Samples token by token: the stream of one sample, and its two faces for plain and for asynchronous code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import random
+import time
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from tinkex import types
+from tinkex._runtime import arrival, background
+from tinkex._transport.retry import Answered, Outcome, Retry, Unanswered, decide
+from tinkex._wire import json
+from tinkex._wire.endpoints import endpoint
+from tinkex._wire.sse import EventParser, ServerSentEvent
+from tinkex.clients._checks import check_sample
+from tinkex.clients._chunking import prompt_bytes
+from tinkex.clients._pacing import paced
+from tinkex.clients._sample_body import sample_body
+from tinkex.errors import (
+    APIConnectionError,
+    APIResponseValidationError,
+    APIStatusError,
+    RequestErrorCategory,
+    RequestFailedError,
+    StreamInterruptedError,
+)
+from tinkex.events import RetryScheduled, StreamingUnavailable
+
+if TYPE_CHECKING:
+    from tinkex._transport.budget import Slots
+    from tinkex._transport.called_stream import CalledStream
+    from tinkex._transport.retry import RetryPolicy
+    from tinkex.clients.session import OpenSession, Session
+
+__all__ = ["AsyncSampleStream", "Road", "SampleStream", "StreamSource"]
+
+_STREAM = endpoint("stream_sample")
+NO_SUCH_ENDPOINT = frozenset({404, 405, 501})
+BACKPRESSURE = {"x-tinker-sampling-backpressure": "1"}
+
+
+@dataclass(frozen=True)
+class Road:
+    """What a stream needs of its client."""
+
+    session: Session
+    opened: OpenSession
+    in_flight: Slots
+    next_seq_id: Callable[[], Awaitable[int]]
+    sample: Callable[[types.SampleRequest], Awaitable[types.SampleResponse]]
+    """The same sample as one future."""
+    policy: RetryPolicy | None
+    """None: failures are not tried again."""
+
+
+class StreamSource:
+    """Where the events of one sample come from; used on the background loop only.
+
+    Until the first token a failure is tried again like that of any sample. From then on it is an error,
+    because the tokens were handed out.
+    """
+
+    def __init__(self, road: Road, request: types.SampleRequest) -> None:
+        self._road = road
+        self._request = request
+        self._size = prompt_bytes(request.prompt)
+        self._stream: CalledStream | None = None
+        self._parser = EventParser()
+        self._holds_slot = False
+        self.over = False
+        self.streamed = True
+        self.request_id: str | None = None
+        self.received: list[types.SampledToken] = []
+
+    @classmethod
+    def of(
+        cls,
+        road: Road,
+        prompt: types.ModelInput,
+        num_samples: int,
+        params: types.SamplingParams,
+        sampling_session_id: str,
+        record_stability_info: bool,
+    ) -> StreamSource:
+        """The source of a sample, checked; nothing is sent before the first event is asked for."""
+        road.session.check_open()
+        check_sample(prompt, num_samples, params)
+        request = types.SampleRequest(
+            prompt=prompt,
+            sampling_params=params,
+            num_samples=num_samples,
+            sampling_session_id=sampling_session_id,
+            record_stability_info=record_stability_info,
+        )
+        return cls(road, request)
+
+    async def next_events(self) -> Sequence[types.SampleStreamEvent]:
+        """The events that came since the last call, at least one; none when the stream is over."""
+        if self.over:
+            return ()
+        try:
+            events = await self._next()
+        except BaseException:
+            await self.close()
+            raise
+        self.received += [event for event in events if isinstance(event, types.SampledToken)]
+        if isinstance(events[-1], types.SampleStreamDone):
+            await self.close()
+        return events
+
+    async def close(self) -> None:
+        """Ends the sample, on the server too."""
+        self.over = True
+        stream, self._stream = self._stream, None
+        if self._holds_slot:
+            self._holds_slot = False
+            self._road.in_flight.give_back(1)
+        if stream is not None:
+            await stream.close()
+
+    async def _next(self) -> Sequence[types.SampleStreamEvent]:
+        began, attempt = time.monotonic(), 0
+        while True:
+            try:
+                if self._stream is None:
+                    await self._open(attempt)
+                return await self._read()
+            except APIStatusError as error:
+                if error.status_code in NO_SUCH_ENDPOINT:
+                    return await self._all_at_once(error.status_code)
+                outcome: Outcome = Answered(error.status_code, error.response.headers)
+                await self._pause(error, outcome, attempt, time.monotonic() - began)
+            except APIConnectionError as error:
+                if self.received:
+                    raise StreamInterruptedError(
+                        error.request,
+                        f"the stream broke off after {len(self.received)} tokens: {error.message}",
+                        tuple(self.received),
+                    ) from error
+                await self._pause(error, Unanswered(), attempt, time.monotonic() - began)
+            attempt += 1
+
+    async def _open(self, attempt: int) -> None:
+        road = self._road
+        if not self._holds_slot:
+            await road.in_flight.take(1)
+            self._holds_slot = True
+        # A try that broke off may have been cancelled on the server: the next one is a sample of its own.
+        body = sample_body(self._request, await road.next_seq_id())
+        self._parser = EventParser()
+        submission = functools.partial(
+            road.session.caller.stream, _STREAM, body, headers=BACKPRESSURE, attempt=attempt
+        )
+        self._stream = await paced(road.opened, road.session.caller.sink, submission, self._size)
+
+    async def _read(self) -> Sequence[types.SampleStreamEvent]:
+        while True:
+            assert self._stream is not None
+            piece = await self._stream.read()
+            if not piece:
+                raise APIConnectionError(
+                    self._road.session.caller.about(_STREAM),
+                    "the server ended the stream before the sample",
+                )
+            try:
+                told = [self._event(event) for event in self._parser.feed(piece)]
+            except ValueError as error:
+                raise APIResponseValidationError(
+                    None, None, f"the stream does not follow the protocol: {error}"
+                ) from error
+            events = [event for event in told if event is not None]
+            if events:
+                return events
+
+    def _event(self, event: ServerSentEvent) -> types.SampleStreamEvent | None:
+        match event.name:
+            case "token":
+                return json.decode(event.data, types.SampledToken)
+            case "done":
+                return json.decode(event.data, types.SampleStreamDone)
+            case "accepted":
+                self.request_id = json.decode(event.data, types.UntypedAPIFuture).request_id
+            case "error":
+                said = json.decode_any(event.data)
+                raise RequestFailedError(
+                    f"the sample failed after {len(self.received)} tokens: {said['error']}",
+                    self.request_id or "",
+                    RequestErrorCategory.parse(said.get("category")),
+                )
+            case _:
+                pass  # news of a newer server
+        return None
+
+    async def _pause(
+        self, error: APIConnectionError | APIStatusError, outcome: Outcome, attempt: int, elapsed: float
+    ) -> None:
+        """Waits before another try, or raises the error when another try makes no sense."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await stream.close()
+        road = self._road
+        if self.received or road.policy is None:
+            raise error
+        step = decide(outcome, attempt, elapsed, road.policy, random.random)
+        if not isinstance(step, Retry):
+            raise error
+        road.session.caller.sink.emit(RetryScheduled(_STREAM.name, attempt, step.after, str(error)))
+        await asyncio.sleep(step.after)
+
+    async def _all_at_once(self, status: int) -> Sequence[types.SampleStreamEvent]:
+        """The same sample as one future, for servers without streaming."""
+        road = self._road
+        self._holds_slot = False
+        road.in_flight.give_back(1)  # the sample takes its own
+        response = await road.sample(self._request)
+        self.streamed = False
+        road.session.caller.sink.emit(StreamingUnavailable(self._request.sampling_session_id or "", status))
+        events: list[types.SampleStreamEvent] = []
+        for sample, sequence in enumerate(response.sequences):
+            last = len(sequence.tokens) - 1
+            logprobs: Sequence[float | None] = sequence.logprobs or [None] * len(sequence.tokens)
+            events += [
+                types.SampledToken(
+                    sample=sample,
+                    index=index,
+                    token=token,
+                    logprob=logprob,
+                    stop_reason=sequence.stop_reason if index == last else None,
+                )
+                for index, (token, logprob) in enumerate(zip(sequence.tokens, logprobs, strict=True))
+            ]
+        done = types.SampleStreamDone(
+            stop_reasons=[sequence.stop_reason for sequence in response.sequences],
+            num_tokens=len(events),
+            num_prompt_tokens=self._request.prompt.length,
+            prompt_cache_hit_tokens=response.prompt_cache_hit_tokens,
+            streamed=False,
+        )
+        return [*events, done]
+
+
+class _Face:
+    """What both faces of a stream share."""
+
+    def __init__(self, source: StreamSource) -> None:
+        self._source = source
+        self._events: deque[types.SampleStreamEvent] = deque()
+        # A stream that is forgotten ends on the server too.
+        weakref.finalize(self, _close_later, source).atexit = False
+
+    @property
+    def streamed(self) -> bool:
+        """False once it is known that the server has no streaming, and the tokens come all at once."""
+        return self._source.streamed
+
+    @property
+    def request_id(self) -> str | None:
+        """The server's name for the sample, once it has accepted it."""
+        return self._source.request_id
+
+    @property
+    def received(self) -> Sequence[types.SampledToken]:
+        """The tokens that have come so far."""
+        return tuple(self._source.received)
+
+
+class SampleStream(_Face):
+    """The tokens of a sample as they are drawn; close it, or leave its ``with`` block, to end the sample."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> types.SampleStreamEvent:
+        if not self._events:
+            self._events.extend(background().run(self._source.next_events()))
+        if not self._events:
+            raise StopIteration
+        return self._events.popleft()
+
+    def close(self) -> None:
+        """Ends the sample; closing twice does nothing."""
+        self._events.clear()
+        background().run(self._source.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncSampleStream(_Face):
+    """The tokens of a sample as they are drawn, for callers with an event loop."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> types.SampleStreamEvent:
+        if not self._events:
+            self._events.extend(
+                await arrival(background().submit(self._source.next_events()), cancel_with_me=True)
+            )
+        if not self._events:
+            raise StopAsyncIteration
+        return self._events.popleft()
+
+    async def aclose(self) -> None:
+        """Ends the sample; closing twice does nothing."""
+        self._events.clear()
+        await arrival(background().submit(self._source.close()))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def _close_later(source: StreamSource) -> None:
+    if not source.over:
+        with contextlib.suppress(RuntimeError):  # the program is ending, and its connections with it
+            background().start(source.close())

@@ -1,0 +1,214 @@
+"""Streams against scripted servers: what is repeated, what is an error, and what happens without streaming."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scripted import ScriptedServer, over_http
+from tests.unit.transport.tls import certificates, secure
+from tinkex import Config, types
+from tinkex.clients.sampling import RetryConfig, SamplingClient
+from tinkex.clients.service import ServiceClient
+from tinkex.errors import (
+    APIConnectionError,
+    APIResponseValidationError,
+    ClosedError,
+    NotFoundError,
+    RequestFailedError,
+    StreamInterruptedError,
+)
+from tinkex.events import Event, StreamingUnavailable
+from tinkex.testing import Reply, Request, reply
+
+PROMPT = types.ModelInput.from_ints([1, 2, 3])
+PARAMS = types.SamplingParams(max_tokens=4)
+QUICK = RetryConfig(retry_delay_base=0.01, retry_delay_max=0.02)
+
+ACCEPTED = ("accepted", {"request_id": "r1", "sample_sequence_ids": ["a"]})
+DONE = ("done", {"stop_reasons": ["length"], "num_tokens": 2, "num_prompt_tokens": 3})
+
+
+def token(index: int) -> tuple[str, dict[str, Any]]:
+    return "token", {"sample": 0, "index": index, "token": 10 + index, "logprob": -0.5, "text": f"t{index}"}
+
+
+def told(*events: tuple[str, Any]) -> Reply:
+    body = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events)
+    return Reply(200, {"content-type": "text/event-stream"}, body.encode())
+
+
+class StreamingServer(ScriptedServer):
+    """Answers streams with what it was given, one after the other, the last for all further ones."""
+
+    def __init__(self, *answers: Reply) -> None:
+        super().__init__()
+        self.streams = list(answers)
+
+    def on_stream_sample(self, value: types.SampleRequest, request: Request) -> Reply:
+        return self.streams.pop(0) if len(self.streams) > 1 else self.streams[0]
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+def sampler_of(server: ScriptedServer, heard: Heard, retry: RetryConfig = QUICK) -> SamplingClient:
+    service = ServiceClient(transport=server.transport, events=heard)
+    return service.create_sampling_client(base_model="toy", retry_config=retry)
+
+
+def test_events_are_typed_and_end_with_the_totals(heard: Heard) -> None:
+    sampler = sampler_of(StreamingServer(told(ACCEPTED, token(0), token(1), DONE)), heard)
+    stream = sampler.sample_stream(PROMPT, 1, PARAMS)
+    first, second, done = stream
+    assert first == types.SampledToken(sample=0, index=0, token=10, logprob=-0.5, text="t0")
+    assert isinstance(second, types.SampledToken)
+    assert done == types.SampleStreamDone(stop_reasons=["length"], num_tokens=2, num_prompt_tokens=3)
+    assert stream.request_id == "r1"
+    assert stream.received == (first, second)
+
+
+@pytest.mark.parametrize("failure", [reply({"detail": "down"}, 503), told(ACCEPTED), told()])
+def test_a_failure_before_the_first_token_is_tried_again_as_a_new_sample(
+    failure: Reply, heard: Heard
+) -> None:
+    server = StreamingServer(failure, told(ACCEPTED, token(0), DONE))
+    assert len(list(sampler_of(server, heard).sample_stream(PROMPT, 1, PARAMS))) == 2
+    assert [value.seq_id for value in server.values("stream_sample")] == [0, 1]
+
+
+def test_a_stream_that_breaks_off_is_an_error_with_what_was_received(heard: Heard) -> None:
+    server = StreamingServer(told(ACCEPTED, token(0), token(1)))
+    stream = sampler_of(server, heard).sample_stream(PROMPT, 1, PARAMS)
+    with pytest.raises(StreamInterruptedError, match="after 2 tokens") as caught:
+        list(stream)
+    assert [event.token for event in caught.value.received] == [10, 11]
+    assert isinstance(caught.value, APIConnectionError)
+    assert len(server.values("stream_sample")) == 1, "tokens that were handed out are not drawn again"
+    assert list(stream) == []
+
+
+def test_without_retries_the_first_failure_is_raised(heard: Heard) -> None:
+    sampler = sampler_of(StreamingServer(told(ACCEPTED)), heard, RetryConfig(enable_retry_logic=False))
+    with pytest.raises(APIConnectionError, match="before the sample"):
+        next(sampler.sample_stream(PROMPT, 1, PARAMS))
+
+
+def test_a_sample_that_fails_on_the_server_says_why(heard: Heard) -> None:
+    error = ("error", {"error": "logits are not finite", "category": "user"})
+    sampler = sampler_of(StreamingServer(told(ACCEPTED, token(0), error)), heard)
+    with pytest.raises(RequestFailedError, match="not finite") as caught:
+        list(sampler.sample_stream(PROMPT, 1, PARAMS))
+    assert (caught.value.request_id, caught.value.category) == ("r1", "user")
+
+
+def test_what_is_no_stream_is_named_so(heard: Heard) -> None:
+    nonsense = Reply(200, {}, b"event: token\ndata: {]\n\n")
+    with pytest.raises(APIResponseValidationError, match="protocol"):
+        list(sampler_of(StreamingServer(nonsense), heard).sample_stream(PROMPT, 1, PARAMS))
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_without_streaming_on_the_server_the_sample_comes_all_at_once_and_says_so(
+    status: int, heard: Heard
+) -> None:
+    sampler = sampler_of(StreamingServer(reply({"detail": "no such endpoint"}, status)), heard)
+    stream = sampler.sample_stream(PROMPT, 2, PARAMS)
+    events = list(stream)
+    assert not stream.streamed
+    assert [e.token for e in events if isinstance(e, types.SampledToken)] == [1, 2, 3, 1, 2, 3]
+    assert {e.text for e in events if isinstance(e, types.SampledToken)} == {None}
+    done = events[-1]
+    assert isinstance(done, types.SampleStreamDone)
+    assert not done.streamed
+    assert [e for e in heard.events if isinstance(e, StreamingUnavailable)] == [
+        StreamingUnavailable("sess-1:sample:0", status)
+    ]
+
+
+def test_a_sampler_that_is_gone_is_not_mistaken_for_missing_streaming(heard: Heard) -> None:
+    class Gone(StreamingServer):
+        def on_asample(self, value: types.SampleRequest, request: Request) -> Reply:
+            return reply({"detail": "no such sampler"}, 404)
+
+    with pytest.raises(NotFoundError, match="no such sampler"):
+        list(
+            sampler_of(Gone(reply({"detail": "no such sampler"}, 404)), heard).sample_stream(
+                PROMPT, 1, PARAMS
+            )
+        )
+    assert not [e for e in heard.events if isinstance(e, StreamingUnavailable)]
+
+
+def test_push_back_pauses_and_the_same_sample_goes_again(heard: Heard) -> None:
+    busy = reply({"detail": "slow down"}, 429)
+    server = StreamingServer(busy, told(ACCEPTED, token(0), DONE))
+    assert len(list(sampler_of(server, heard).sample_stream(PROMPT, 1, PARAMS))) == 2
+    assert [value.seq_id for value in server.values("stream_sample")] == [0, 0]
+
+
+def test_places_come_free_however_streams_end(heard: Heard) -> None:
+    server = StreamingServer(told(ACCEPTED, token(0), token(1)))
+    sampler = sampler_of(server, heard, RetryConfig(max_connections=1, enable_retry_logic=False))
+    with sampler.sample_stream(PROMPT, 1, PARAMS) as closed:
+        next(closed)
+    with pytest.raises(StreamInterruptedError):
+        list(sampler.sample_stream(PROMPT, 1, PARAMS))
+    forgotten = sampler.sample_stream(PROMPT, 1, PARAMS)
+    next(forgotten)
+    del forgotten
+    gc.collect()
+    next(sampler.sample_stream(PROMPT, 1, PARAMS))
+
+
+def test_a_closed_client_streams_no_more(heard: Heard) -> None:
+    server = StreamingServer(told(ACCEPTED, token(0), DONE))
+    service = ServiceClient(transport=server.transport, events=heard)
+    sampler = service.create_sampling_client(base_model="toy")
+    stream = sampler.sample_stream(PROMPT, 1, PARAMS)
+    service.close("success")
+    with pytest.raises(ClosedError):
+        next(stream)
+    with pytest.raises(ClosedError):
+        sampler.sample_stream(PROMPT, 1, PARAMS)
+
+
+@pytest.fixture
+def address(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Config]:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    server = StreamingServer(told(ACCEPTED, token(0), token(1), DONE))
+    if request.param == "http":
+        with over_http(server) as url:
+            yield Config(api_key="tml-test", base_url=url)
+    else:
+        files = certificates(tmp_path)
+        with secure(server, files) as secured:
+            yield Config(api_key="tml-test", base_url=secured.url, ca_file=files.authority)
+
+
+@pytest.mark.parametrize("address", ["http", "https"], indirect=True)
+def test_streams_run_over_a_socket_with_and_without_tls(address: Config) -> None:
+    with ServiceClient(config=address) as service:
+        sampler = service.create_sampling_client(base_model="toy", retry_config=QUICK)
+        assert len(list(sampler.sample_stream(PROMPT, 1, PARAMS))) == 3
+        with sampler.sample_stream(PROMPT, 1, PARAMS) as stream:
+            next(stream)

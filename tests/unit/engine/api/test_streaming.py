@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.unit.engine.api.asgi import PROTO, Client
+from tests.unit.engine.api.test_sampling import request, sampler
+from tinkex._wire import proto as wire_proto
+from tinkex.engine.core import Engine
+from tinkex.engine.store import UsageKind
+
+Told = tuple[str, dict[str, Any]]
+
+
+def ask(sampler_id: str, seq_id: int = 0, num_samples: int = 1, **params: Any) -> dict[str, Any]:
+    return {**request(sampler_id, seq_id, num_samples, **params), "prompt_logprobs": False}
+
+
+def events(body: bytes) -> list[Told]:
+    found = []
+    for block in body.decode().split("\n\n"):
+        if block.startswith("event: "):
+            name, data = block.split("\n")
+            found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found
+
+
+class Line:
+    """A caller that reads as fast as the test lets it."""
+
+    def __init__(self) -> None:
+        self.told: list[Told] = []
+        self.may_read = asyncio.Event()
+        self.may_read.set()
+        self.arrived = asyncio.Event()
+        self.gone = asyncio.Event()
+
+    async def wait_for(self, count: int) -> None:
+        while len(self.told) < count:
+            self.arrived.clear()
+            await asyncio.wait_for(self.arrived.wait(), 60)
+
+
+@asynccontextmanager
+async def on_the_line(client: Client, body: dict[str, Any]) -> AsyncIterator[Line]:
+    line = Line()
+    content = json.dumps(body).encode()
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/api/v1/stream_sample",
+        "raw_path": b"/api/v1/stream_sample",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json"), (b"x-api-key", (client.key or "").encode())],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+    }
+    asked = [{"type": "http.request", "body": content, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if asked:
+            return asked.pop()
+        await line.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        await line.may_read.wait()
+        line.told += events(message.get("body", b""))
+        line.arrived.set()
+
+    call = asyncio.create_task(client.app(scope, receive, send))
+    try:
+        yield line
+    finally:
+        line.gone.set()
+        await asyncio.wait_for(call, 60)
+
+
+def test_a_stream_tells_the_tokens_that_a_sample_returns(ada: Client) -> None:
+    sampler_id = sampler(ada)
+    params = {"max_tokens": 12, "seed": 7}
+    submitted = ada.post("asample", ask(sampler_id, 0, 2, **params))
+    ids = submitted.json["sample_sequence_ids"]
+    whole = wire_proto.decode_sample_response(ada.result(submitted, accept=PROTO).body, ids)
+    answer = ada.post("stream_sample", ask(sampler_id, 1, 2, **params))
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    told = events(answer.body)
+    assert told[0][0] == "accepted"
+    assert told[-1] == (
+        "done",
+        {
+            "stop_reasons": ["length", "length"],
+            "num_tokens": 24,
+            "num_prompt_tokens": 3,
+            "prompt_cache_hit_tokens": told[-1][1]["prompt_cache_hit_tokens"],
+        },
+    )
+    tokens = [data for name, data in told if name == "token"]
+    for sample, sequence in enumerate(whole.sequences):
+        mine = [data for data in tokens if data["sample"] == sample]
+        assert [data["index"] for data in mine] == list(range(12))
+        assert [data["token"] for data in mine] == sequence.tokens
+        assert [data["logprob"] for data in mine] == sequence.logprobs
+        assert [data.get("stop_reason") for data in mine] == [None] * 11 + ["length"]
+
+
+def test_the_first_token_is_told_before_the_last_is_drawn(ada: Client, engine: Engine) -> None:
+    async def run() -> None:
+        sampler_id = sampler_ids.pop()
+        async with on_the_line(ada, ask(sampler_id, max_tokens=400)) as line:
+            await line.wait_for(2)
+            request_id = line.told[0][1]["request_id"]
+            assert line.told[1][0] == "token"
+            assert engine.store.futures.outcome(request_id) is None, "the sample still runs"
+            while line.told[-1][0] != "done":
+                await line.wait_for(len(line.told) + 1)
+            assert len([1 for name, _ in line.told if name == "token"]) == line.told[-1][1]["num_tokens"]
+
+    sampler_ids = [sampler(ada)]
+    asyncio.run(run())
+
+
+def test_a_caller_that_goes_away_ends_the_sample(ada: Client, engine: Engine) -> None:
+    async def run() -> str:
+        async with on_the_line(ada, ask(sampler_id, max_tokens=450)) as line:
+            await line.wait_for(2)
+            request_id: str = line.told[0][1]["request_id"]
+        return request_id
+
+    sampler_id = sampler(ada)
+    request_id = asyncio.run(run())
+    answer = ada.post("retrieve_future", {"request_id": request_id})
+    while answer.status == 408:
+        answer = ada.post("retrieve_future", {"request_id": request_id})
+    assert b"cancelled" in answer.body
+    assert engine.models.bases[0].sampler.num_sequences == 0
+
+
+def test_a_caller_that_does_not_read_holds_up_nobody_and_misses_nothing(ada: Client) -> None:
+    async def run() -> None:
+        async with on_the_line(ada, ask(sampler_id, 0, max_tokens=40)) as slow:
+            await slow.wait_for(1)
+            slow.may_read.clear()
+            async with on_the_line(ada, ask(sampler_id, 1, max_tokens=60)) as quick:
+                while not quick.told or quick.told[-1][0] != "done":
+                    await quick.wait_for(len(quick.told) + 1)
+            slow.may_read.set()
+            while slow.told[-1][0] != "done":
+                await slow.wait_for(len(slow.told) + 1)
+            tokens = [data for name, data in slow.told if name == "token"]
+            assert [data["index"] for data in tokens] == list(range(40))
+
+    sampler_id = sampler(ada)
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["prompt_logprobs", "topk_sample_logprobs"])
+def test_what_a_stream_cannot_tell_is_refused_by_name(ada: Client, name: str) -> None:
+    answer = ada.post("stream_sample", {**ask(sampler(ada)), name: 1 if name.startswith("top") else True})
+    assert answer.status == 400
+    assert name in answer.detail
+
+
+def test_a_sampler_of_somebody_else_is_not_found(ada: Client, bob: Client) -> None:
+    assert bob.post("stream_sample", ask(sampler(ada))).status == 404
+
+
+def test_streamed_tokens_are_metered_like_others(ada: Client, engine: Engine) -> None:
+    sampler_id = sampler(ada)
+    row = engine.store.samplers.get(sampler_id)
+    assert row is not None
+
+    def sampled() -> int:
+        used = engine.store.usage.between(row.owner, 0, 1e12)
+        return sum(amount for account, amount in used if account.kind is UsageKind.SAMPLE)
+
+    ada.post("stream_sample", ask(sampler_id, 0, max_tokens=3))
+    before = sampled()
+    ada.post("stream_sample", ask(sampler_id, 1, max_tokens=9))
+    assert sampled() - before == 9

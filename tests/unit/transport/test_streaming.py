@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.unit.transport.loopback import Loopback, Seen, Speak, loopback
+from tinkex._transport.base import Request
+from tinkex._transport.streaming import PlainStream
+from tinkex.errors import APIConnectionError, APITimeoutError
+
+ASKED = Request("POST", "/api/v1/stream_sample", {"x-api-key": "k"}, b"{}", timeout=20.0)
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def speak(*parts: bytes, close: bool = False) -> Speak:
+    async def say(_: Seen, writer: asyncio.StreamWriter) -> None:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        if close:
+            writer.close()
+
+    return say
+
+
+async def opened(server: Loopback, request: Request = ASKED) -> PlainStream:
+    return await PlainStream.open(server.url, request)
+
+
+async def whole(stream: PlainStream) -> bytes:
+    body = b""
+    try:
+        while piece := await stream.read():
+            body += piece
+    finally:
+        await stream.close()
+    return body
+
+
+@pytest.mark.parametrize(
+    ("said", "body"),
+    [
+        ([HEAD, b"5\r\nhello\r\n", b"6;x=1\r\n world\r\n0\r\n\r\n"], b"hello world"),
+        ([b"HTTP/1.1 100 Continue\r\n\r\n", HEAD + b"2\r\nok\r\n0\r\n\r\n"], b"ok"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"], b"abc"),
+        ([b"HTTP/1.1 200 OK\r\n\r\nto the end"], b"to the end"),
+    ],
+)
+def test_a_body_comes_out_however_it_is_framed(said: list[bytes], body: bytes) -> None:
+    async def run() -> bytes:
+        async with loopback(speak(*said, close=True)) as server:
+            return await whole(await opened(server))
+
+    assert asyncio.run(run()) == body
+
+
+def test_a_piece_is_there_before_the_next_one_is_sent() -> None:
+    async def run() -> None:
+        go_on = asyncio.Event()
+
+        async def slowly(_: Seen, writer: asyncio.StreamWriter) -> None:
+            writer.write(HEAD + b"5\r\nfirst\r\n")
+            await go_on.wait()
+            writer.write(b"4\r\nlast\r\n0\r\n\r\n")
+
+        async with loopback(slowly) as server:
+            stream = await opened(server)
+            assert await stream.read() == b"first"
+            go_on.set()
+            assert await whole(stream) == b"last"
+            assert server.seen[0].headers["x-api-key"] == "k"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"nonsense\r\n\r\n", HEAD + b"zz\r\n", HEAD + b"5\r\nhe", HEAD[:20], HEAD + b"5\r\nhello\r\n"],
+)
+def test_a_reply_that_breaks_off_or_is_no_http_is_a_connection_error(said: bytes) -> None:
+    async def run() -> None:
+        async with loopback(speak(said, close=True)) as server:
+            with pytest.raises(APIConnectionError, match="no answer"):
+                await whole(await opened(server))
+
+    asyncio.run(run())
+
+
+def test_a_server_that_says_nothing_more_is_a_timeout() -> None:
+    async def run() -> None:
+        async with loopback(speak(HEAD + b"1\r\na\r\n")) as server:
+            stream = await opened(server, Request("POST", "/x", timeout=0.05))
+            assert await stream.read() == b"a"
+            with pytest.raises(APITimeoutError, match="sent nothing"):
+                await stream.read()
+            await stream.close()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_is_not_there_is_a_connection_error() -> None:
+    async def run() -> None:
+        async with loopback(speak(b"")) as server:
+            url = server.url
+        with pytest.raises(APIConnectionError, match="refused"):
+            await PlainStream.open(url, ASKED)
+
+    asyncio.run(run())
+
+
+def test_closing_the_stream_ends_the_connection() -> None:
+    async def run() -> None:
+        gone = asyncio.Event()
+
+        async def watch(_: Seen, writer: asyncio.StreamWriter) -> None:
+            writer.write(HEAD + b"1\r\na\r\n")
+            try:
+                while True:
+                    writer.write(b"1\r\nb\r\n")
+                    await writer.drain()
+                    await asyncio.sleep(0.001)
+            except ConnectionError:
+                gone.set()
+
+        async with loopback(watch) as server:
+            stream = await opened(server)
+            await stream.read()
+            await stream.close()
+            await asyncio.wait_for(gone.wait(), 20)
+
+    asyncio.run(run())
