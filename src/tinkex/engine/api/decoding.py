@@ -14,17 +14,17 @@ from tinkex._wire.endpoints import Endpoint
 from tinkex.engine.operations.admission import UNNUMBERED
 from tinkex.errors import InvalidInput
 from tinkex.types import Datum, ForwardBackwardRequest, ModelInput, TensorData
-from tinkex.types.base import Value
+from tinkex.types.base import Options
 
 
-class JsonDatum(Value, frozen=True, kw_only=True):
+class JsonDatum(Options, frozen=True, kw_only=True):
     """A datum as older clients write it."""
 
     model_input: ModelInput
     loss_fn_inputs: dict[str, TensorData]
 
 
-class JsonPassInput(Value, frozen=True, kw_only=True):
+class JsonPassInput(Options, frozen=True, kw_only=True):
     """The data of a pass as older clients write it."""
 
     data: list[JsonDatum]
@@ -32,7 +32,7 @@ class JsonPassInput(Value, frozen=True, kw_only=True):
     loss_fn_config: dict[str, float | str] | None = None
 
 
-class JsonPass(Value, frozen=True, kw_only=True):
+class JsonPass(Options, frozen=True, kw_only=True):
     """``POST forward_backward`` and ``POST forward`` as clients before protobuf wrote them."""
 
     model_id: str
@@ -81,10 +81,14 @@ def is_proto(content_type: str) -> bool:
 
 
 def _json_pass(request: JsonPass, *, forward_only: bool) -> ForwardBackwardRequest:
-    given = request.forward_input if forward_only else request.forward_backward_input
+    field, other = "forward_backward_input", "forward_input"
+    if forward_only:
+        field, other = other, field
+    given: JsonPassInput | None = getattr(request, field)
     if given is None:
-        field = "forward_input" if forward_only else "forward_backward_input"
         raise ValueError(f"it has no {field}")
+    if getattr(request, other) is not None:
+        raise ValueError(f"{other} belongs to another call")
     return ForwardBackwardRequest(
         model_id=request.model_id,
         seq_id=request.seq_id or UNNUMBERED,

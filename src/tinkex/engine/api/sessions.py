@@ -10,7 +10,7 @@ from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.errors import json_response
 from tinkex.engine.api.limits import page, wants_accessible
 from tinkex.engine.operations.access import find_session
-from tinkex.engine.store import SessionRow
+from tinkex.engine.store import SessionRow, Store
 from tinkex.errors import Expired, InvalidInput
 from tinkex.types import (
     ClientConfigResponse,
@@ -122,24 +122,37 @@ async def assign_session_project(call: Call) -> Reply:
 
 
 async def list_sessions(call: Call) -> Reply:
-    """The caller's sessions, newest first."""
+    """The caller's sessions, or also those with published checkpoints; newest first."""
     limit, offset = page(call.query, default_limit=20)
-    wants_accessible(call.query)  # sessions are nobody else's: both scopes are the caller's own
-    rows = call.engine.store.sessions.list(call.owner, limit, offset)
+    public_at = time.time() if wants_accessible(call.query) else None
+    rows = call.engine.store.sessions.list(call.owner, limit, offset, public_at)
     return ListSessionsResponse(sessions=[row.session_id for row in rows])
 
 
 async def get_session(call: Call) -> Reply:
-    """What a session made."""
-    store = call.engine.store
-    wants_accessible(call.query)
-    session = find_session(store, call.owner, call.parameters["session_id"])
+    """What a session of the caller made, or what is public of another user's."""
+    store, session_id = call.engine.store, call.parameters["session_id"]
+    if wants_accessible(call.query):
+        public = _public_runs(store, call.owner, session_id)
+        if public:
+            return GetSessionResponse(training_run_ids=public, sampler_ids=[])
+    session = find_session(store, call.owner, session_id)
     return GetSessionResponse(
         training_run_ids=[run.run_id for run in store.runs.of_session(session.session_id)],
         sampler_ids=[sampler.sampler_id for sampler in store.samplers.of_session(session.session_id)],
         user_metadata=dict(session.user_metadata or {}),
         display_name=session.display_name,
     )
+
+
+def _public_runs(store: Store, reader: str, session_id: str) -> list[str]:
+    """The runs with published checkpoints of another user's session; nothing else of it is told."""
+    now = time.time()
+    return [
+        run.run_id
+        for run in store.runs.of_session(session_id)
+        if run.owner != reader and store.runs.is_public(run.run_id, now)
+    ]
 
 
 HANDLERS: Mapping[str, Handler] = {

@@ -59,11 +59,15 @@ class Sessions:
         found = self._database.one("SELECT * FROM sessions WHERE session_id = ?", (session_id,))
         return _session(found) if found is not None else None
 
-    def list(self, owner: str, limit: int, offset: int) -> Sequence[SessionRow]:
-        """The sessions of one user, newest first."""
+    def list(
+        self, owner: str, limit: int, offset: int, public_at: float | None = None
+    ) -> Sequence[SessionRow]:
+        """The sessions of one user, newest first; with a time also those with checkpoints that are public then."""
         rows = self._database.all(
-            "SELECT * FROM sessions WHERE owner = ? ORDER BY created_at DESC, session_id LIMIT ? OFFSET ?",
-            (owner, limit, offset),
+            "SELECT * FROM sessions WHERE owner = ?1 OR (?2 IS NOT NULL AND session_id IN (SELECT session_id FROM runs "
+            "JOIN checkpoints USING (run_id) WHERE public AND (expires_at IS NULL OR expires_at > ?2))) "
+            "ORDER BY created_at DESC, session_id LIMIT ?3 OFFSET ?4",
+            (owner, public_at, limit, offset),
         )
         return [_session(row) for row in rows]
 

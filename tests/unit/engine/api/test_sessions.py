@@ -61,3 +61,30 @@ def test_sessions_of_others_do_not_exist(ada: Client, bob: Client) -> None:
     assert bob.post("session_heartbeat", {"session_id": session}).status == 404
     assert session not in bob.get("sessions").json["sessions"]
     assert bob.post(f"sessions/{session}/finish", {"reason": {"type": "errored"}}).status == 404
+
+
+def test_a_published_checkpoint_makes_its_session_accessible_and_no_more(ada: Client, bob: Client) -> None:
+    session = ada.session()
+    run, private = ada.create(session, 0), ada.create(session, 1)
+    for each in (run, private):
+        ada.result(ada.post("save_weights", {"model_id": each, "seq_id": 1, "path": "kept"}))
+
+    def seen(scope: str) -> tuple[bool, int]:
+        listed = bob.get(f"sessions?limit=1000&access_scope={scope}").json["sessions"]
+        return session in listed, bob.get(f"sessions/{session}?access_scope={scope}").status
+
+    assert seen("accessible") == (False, 404)
+    publish = f"/api/v1/training_runs/{run}/checkpoints/weights/kept/publish"
+    assert ada.call("POST", publish).status == 200
+    assert seen("owned") == (False, 404)
+    assert seen("accessible") == (True, 200)
+    assert bob.get(f"sessions/{session}?access_scope=accessible").json == {
+        "training_run_ids": [run],
+        "sampler_ids": [],
+    }
+    whole = ada.get(f"sessions/{session}?access_scope=accessible").json
+    assert whole == ada.get(f"sessions/{session}").json
+    assert set(whole["training_run_ids"]) == {run, private}
+    assert bob.get(f"sessions/{session}?access_scope=everything").status == 400
+    assert ada.call("DELETE", publish).status == 200
+    assert seen("accessible") == (False, 404)

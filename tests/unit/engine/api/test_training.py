@@ -120,6 +120,29 @@ def test_older_clients_speak_json_on_the_same_paths(ada: Client) -> None:
     assert loss(ada, send_pass(ada, pass_body(run, 6))) > 0
 
 
+@pytest.mark.parametrize("place", ["call", "input", "datum"])
+def test_a_field_that_older_clients_do_not_write_is_refused_by_name(place: str, ada: Client) -> None:
+    datum: dict[str, Any] = {
+        "model_input": {"chunks": [{"type": "encoded_text", "tokens": TOKENS[:-1]}]},
+        "loss_fn_inputs": {"target_tokens": {"data": TOKENS[1:], "dtype": "int64", "shape": [4]}},
+    }
+    given: dict[str, Any] = {"data": [datum], "loss_fn": "cross_entropy"}
+    call: dict[str, Any] = {"forward_backward_input": given, "model_id": ada.create(), "seq_id": 1}
+    {"call": call, "input": given, "datum": datum}[place]["loss_scale"] = 2.0
+    refused = ada.post("forward_backward", call)
+    assert refused.status == 400
+    assert "loss_scale" in refused.detail
+
+
+def test_the_data_of_another_call_is_refused(ada: Client) -> None:
+    given = {"data": [], "loss_fn": "cross_entropy"}
+    both = {"forward_backward_input": given, "forward_input": given, "model_id": ada.create(), "seq_id": 1}
+    for name, other in (("forward", "forward_backward_input"), ("forward_backward", "forward_input")):
+        refused = ada.post(name, both)
+        assert refused.status == 400
+        assert f"{other} belongs to another call" in refused.detail
+
+
 def test_a_submission_is_answered_with_the_same_id_when_repeated(ada: Client) -> None:
     run = ada.create()
     assert send_pass(ada, pass_body(run, 1)).json == send_pass(ada, pass_body(run, 1)).json
