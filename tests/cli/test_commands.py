@@ -184,6 +184,13 @@ def test_prompts_come_as_argument_file_or_stdin(served_engine: ServedEngine, tmp
     assert tinkex("sample", "a", "--file", str(file), server=served_engine).code == 2
 
 
+def test_what_is_streamed_is_what_is_sampled(served_engine: ServedEngine) -> None:
+    common = ("sample", "The sea", "--max-tokens", "12", "--seed", "3")
+    whole = tinkex(*common, "--json", server=served_engine).json["sequences"][0]["text"]
+    streamed = tinkex(*common, server=served_engine)
+    assert (streamed.code, streamed.out) == (0, whole + "\n")
+
+
 def test_every_sampling_option_is_honoured(served_engine: ServedEngine, saved: str, tmp_path: Path) -> None:
     several = tinkex(
         "sample", "Once upon", "--raw", "-n", "3", "--max-tokens", "5", "--seed", "7", "--top-k", "20", "--top-p",

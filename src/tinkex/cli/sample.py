@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from tinkex.errors import SetupError
 
 if TYPE_CHECKING:
     from tinkex.tokenizers import Tokenizer
-    from tinkex.types import SampledSequence, SampleResponse
+    from tinkex.types import SampledSequence, SampleResponse, SampleStreamEvent
 
 
 @click.command(cls=Leaf)
@@ -124,6 +125,10 @@ def sample(
             sampler = service.create_sampling_client(base_model=chosen_base_model(service, model))
         tokenizer = sampler.get_tokenizer()
         tokens = _tokens(tokenizer, given, chat, system)
+        if num_samples == 1 and output is None and not invocation.as_json:
+            with sampler.sample_stream(types.ModelInput.from_ints(tokens), 1, params) as stream:
+                _show(stream, tokenizer)
+            return
         response = sampler.sample(
             types.ModelInput.from_ints(tokens),
             num_samples,
@@ -150,6 +155,21 @@ def sample(
     except OSError as error:
         raise SetupError(f"{output} cannot be written ({error.strerror}); choose another file") from error
     invocation.remark(f"Wrote {output}")
+
+
+def _show(stream: Iterable[SampleStreamEvent], tokenizer: Tokenizer) -> None:
+    """Prints a sample as it is made; all at once where the server does not stream."""
+    from tinkex.types import SampledToken
+
+    unseen: list[int] = []  # of a server that did not stream and so said no text
+    for event in stream:
+        if not isinstance(event, SampledToken):
+            continue
+        if event.text is None:
+            unseen.append(event.token)
+        elif tokenizer.decode([event.token], skip_special_tokens=True):  # the end of a message is no text
+            click.echo(event.text, nl=False)
+    click.echo(tokenizer.decode(unseen, skip_special_tokens=True))
 
 
 def _given(prompt: str | None, prompt_file: Path | None) -> Any:
