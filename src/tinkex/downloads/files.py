@@ -308,6 +308,11 @@ def _opener(config: Config) -> urllib.request.OpenerDirector:
                 f"downloads go through http and https proxies, not through {urlsplit(config.proxy).scheme}; "
                 "unset TINKEX_PROXY for this command, or use another proxy"
             )
+        if config.proxy_headers:
+            raise SetupError(
+                "downloads send no headers to proxies; put user:password@ into the proxy's address, "
+                "or unset TINKEX_PROXY_HEADERS for this command"
+            )
         handlers.append(urllib.request.ProxyHandler({"http": config.proxy, "https": config.proxy}))
     return urllib.request.build_opener(*handlers)
 

@@ -163,3 +163,18 @@ def test_errors_do_not_show_what_signs_an_address(served: Served, tmp_path: Path
         fetch(Source(url + "?signature=abc"), tmp_path / "a", policy=QUICK)
     assert "secret-token" not in repr(raised.value.request)
     assert "abc" not in repr(raised.value.request)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"proxy": "socks5://127.0.0.1:9"}, "not through socks5"),
+        ({"proxy": "http://127.0.0.1:9", "proxy_headers": {"x-team": "a"}}, "no headers to proxies"),
+    ],
+)
+def test_proxies_that_downloads_cannot_use_are_refused(
+    settings: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    config = Config(base_url="http://127.0.0.1:9", api_key="tml-x", **settings)  # type: ignore[arg-type]
+    with pytest.raises(SetupError, match=said):
+        fetch(Source("http://127.0.0.1:9/file"), tmp_path / "a", config=config)
