@@ -72,6 +72,7 @@ class Config:
     pool_size: int | None = None
     poll_backoff: tuple[float, float] = POLL_BACKOFF
     credential_cmd: str | None = None
+    circuit_breaker: bool = True
     telemetry: bool = True
     log_level: str | None = None
     dump_headers: bool = False
@@ -177,6 +178,7 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("ca_file", "TINKEX_CA_FILE", accept.certificates, "certificates (PEM) of authorities to trust besides the system's", "SSL_CERT_FILE"),
         Setting("pool_size", "TINKEX_POOL_SIZE", accept.pool_size, "most connections per purpose (submitting, polling, heartbeats …); unset: as many as requests wait"),
         Setting("poll_backoff", "TINKEX_POLL_BACKOFF", accept.poll_backoff, "first and longest wait, in seconds, between polls that the server answers at once"),
+        Setting("circuit_breaker", "TINKEX_CIRCUIT_BREAKER", accept.flag, "whether a server that failed five times in a row is left alone for 5 s, per kind of call"),
         Setting("telemetry", "TINKER_TELEMETRY", accept.flag, "whether anything may be reported to the server about this program"),
         Setting("log_level", "TINKER_LOG", accept.log_level, "how much the logger 'tinkex' says: debug, info, warning or error"),
         Setting("dump_headers", "TINKEX_DUMP_HEADERS", accept.flag, "whether every request is logged (at info) with its headers, secrets masked"),

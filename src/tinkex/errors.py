@@ -13,6 +13,7 @@
     │   ├── APIResponseValidationError    it answered with something we cannot read
     │   └── APIConnectionError            it did not answer
     │       ├── APITimeoutError           …in time
+    │       ├── CircuitOpenError          it was not asked, for it keeps failing   .retry_after_s
     │       └── StreamInterruptedError    it broke off in the middle         .received
     ├── RequestFailedError                an accepted operation failed       .request_id .category
     ├── ResultExpiredError                the result of an operation is gone from the server
@@ -51,6 +52,7 @@ __all__ = [
     "BadRequestError",
     "BillingError",
     "Busy",
+    "CircuitOpenError",
     "ClosedError",
     "ConfigError",
     "Conflict",
@@ -258,6 +260,21 @@ class APITimeoutError(APIConnectionError):
 
     def __init__(self, request: HttpRequest | None = None, message: str = "Request timed out.") -> None:
         super().__init__(request, message)
+
+
+class CircuitOpenError(APIConnectionError):
+    """A call was not sent, because the server has failed several times in a row; ``retry_after_s`` says when one will be."""
+
+    retry_after_s: float
+
+    def __init__(
+        self,
+        request: HttpRequest | None = None,
+        message: str = "The server keeps failing.",
+        retry_after_s: float = 0.0,
+    ) -> None:
+        super().__init__(request, message)
+        self.retry_after_s = retry_after_s
 
 
 class StreamInterruptedError(APIConnectionError):

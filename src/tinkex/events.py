@@ -22,6 +22,7 @@ from typing import Protocol, TypeAlias
 
 __all__ = [
     "CallbackFailed",
+    "CircuitChanged",
     "Event",
     "HeartbeatLost",
     "LogSink",
@@ -207,6 +208,16 @@ class StreamingUnavailable:
     status: int
 
 
+@dataclass(frozen=True, slots=True)
+class CircuitChanged:
+    """Calls of a kind are no longer sent to a server that keeps failing (``open``), or are again (``closed``)."""
+
+    base_url: str
+    purpose: str
+    state: str
+    reason: str
+
+
 Event: TypeAlias = (
     RequestStarted
     | RequestFinished
@@ -226,6 +237,7 @@ Event: TypeAlias = (
     | RecoveryFailed
     | CallbackFailed
     | StreamingUnavailable
+    | CircuitChanged
 )
 
 
@@ -326,6 +338,9 @@ def _warning(event: Event, quiet_attempts: int) -> tuple[str | None, str]:
             then = "no more tries" if event.after_s is None else f"next try in {event.after_s:.1f} s"
             text = f"run {event.run_id} could not be restarted: {event.reason}; {then}"
             return text, f"recovery {event.run_id} {event.attempt}"
+        case CircuitChanged() if event.state == "open":
+            text = f"{event.base_url} keeps failing ({event.purpose}: {event.reason}); it is left alone for a moment"
+            return text, f"circuit {event.purpose}"
         case StreamingUnavailable():
             text = (
                 f"the server does not stream (status {event.status}); the tokens of a sample come all at once"

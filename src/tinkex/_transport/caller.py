@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tinkex._transport.advice import advice
 from tinkex._transport.base import Reply, Request, Transport
 from tinkex._transport.called_stream import CalledStream
+from tinkex._transport.circuit import Circuit, circuit_of
 from tinkex._transport.retry import Answered, Outcome, Retry, RetryPolicy, Unanswered, decide
 from tinkex._transport.streaming import open_stream
 from tinkex._version import __version__
@@ -84,12 +85,14 @@ class Caller:
         sink: Sink | None = None,
         policy: RetryPolicy | None = None,
         dice: Callable[[], float] = random.random,
+        circuit: Circuit | None = None,
     ) -> None:
         from tinkex.events import Silent
 
         self.config = config
         self.transport = transport
         self.sink: Sink = sink or Silent()
+        self._circuit = circuit or circuit_of(transport, config, self.sink)
         self.policy = policy or RetryPolicy(max_retries=config.max_retries)
         self._dice = dice
         common = _common_headers(config)
@@ -192,16 +195,24 @@ class Caller:
         wanted = {"accept": EVENT_STREAM, "accept-encoding": "identity", **(headers or {})}
         request = self._request(row, value, headers=wanted)
         request = await self._with_credentials(row, request, attempt)
+        passage = self._circuit.enter(row, self.about(row)) if self._circuit else None
         self.sink.emit(RequestStarted(row.name, attempt))
         began = time.monotonic()
         opened = CalledStream(self, row)
         try:
             async with self.closable(row):
                 stream = await open_stream(self.transport, request)
+                if passage:
+                    passage.answered(stream.status)
         except APIConnectionError as error:
             elapsed = time.monotonic() - began
             self.sink.emit(RequestFinished(row.name, attempt, None, elapsed, error.message))
+            if passage:
+                passage.unanswered(error.message)
             raise
+        finally:
+            if passage:
+                passage.over()
         self.sink.emit(RequestFinished(row.name, attempt, stream.status, time.monotonic() - began))
         opened.carry(stream)
         if 200 <= stream.status < 300:
@@ -265,6 +276,11 @@ class Caller:
             raise ClosedError(f"{row.name} was not sent: the client is closed")
         task = asyncio.current_task()
         assert task is not None
+        passage = (
+            self._circuit.enter(row, HttpRequest(request.method, self.config.base_url + request.path))
+            if self._circuit
+            else None
+        )
         self.sink.emit(RequestStarted(row.name, attempt))
         if self.config.dump_headers:
             logging.getLogger("tinkex").info(
@@ -274,9 +290,13 @@ class Caller:
         self._under_way.add(task)
         try:
             reply = await self.transport.send(request)
+            if passage:
+                passage.answered(reply.status)
         except APIConnectionError as error:
             elapsed = time.monotonic() - began
             self.sink.emit(RequestFinished(row.name, attempt, None, elapsed, error.message))
+            if passage:
+                passage.unanswered(error.message)
             raise
         except asyncio.CancelledError:
             if not self._closed.is_set():
@@ -285,6 +305,8 @@ class Caller:
             raise ClosedError(f"{row.name} was under way when the client was closed") from None
         finally:
             self._under_way.discard(task)
+            if passage:
+                passage.over()
         self.sink.emit(RequestFinished(row.name, attempt, reply.status, time.monotonic() - began))
         return reply if 200 <= reply.status < 300 else _without_secrets(reply, request)
 

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+
+import pytest
+
+from tests.scripted import ScriptedServer, over_http
+from tinkex import Config
+from tinkex._runtime import background
+from tinkex._transport.breaker import Breaker, Breakers
+from tinkex._transport.caller import Caller
+from tinkex._transport.circuit import Circuit, circuit_of
+from tinkex._transport.local import LocalTransport
+from tinkex._transport.retry import NEVER
+from tinkex._transport.shared import SharedHttp
+from tinkex._wire.endpoints import endpoint
+from tinkex.errors import (
+    APIConnectionError,
+    APIStatusError,
+    CircuitOpenError,
+    InternalServerError,
+    NotFoundError,
+)
+from tinkex.events import CircuitChanged, Event, RequestStarted
+from tinkex.testing import reply
+
+HEALTH, CAPABILITIES, CONFIG = (
+    endpoint("healthz"),
+    endpoint("get_server_capabilities"),
+    endpoint("client_config"),
+)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def fail(breaker: Breaker, times: int = 1) -> None:
+    for _ in range(times):
+        passing = breaker.enter()
+        assert passing is not None
+        passing.failed("down")
+
+
+def test_it_opens_after_failures_in_a_row_and_a_success_between_them_starts_over() -> None:
+    breaker = Breaker(failures=3, clock=Clock())
+    fail(breaker, 2)
+    passing = breaker.enter()
+    assert passing is not None
+    passing.succeeded()
+    fail(breaker, 2)
+    assert breaker.state == "closed"
+    fail(breaker)
+    assert (breaker.state, breaker.enter(), breaker.reason) == ("open", None, "down")
+
+
+def test_after_a_while_exactly_one_of_many_callers_may_probe() -> None:
+    clock = Clock()
+    breaker = Breaker(failures=1, reset_s=5, clock=clock)
+    fail(breaker)
+    clock.now = 5.0
+    assert breaker.state == "half_open"
+    start = threading.Barrier(8)
+    probes: list[object] = []
+
+    def try_it() -> None:
+        start.wait()
+        passing = breaker.enter()
+        if passing is not None:
+            probes.append(passing)
+
+    threads = [threading.Thread(target=try_it) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(probes) == 1
+
+
+def test_a_probe_closes_or_opens_it_again_and_one_that_is_given_up_leaves_its_place() -> None:
+    clock = Clock()
+    breaker = Breaker(failures=1, reset_s=5, clock=clock)
+    fail(breaker)
+    clock.now = 5.0
+    given_up = breaker.enter()
+    assert given_up is not None
+    given_up.abandoned()
+    fail(breaker)
+    assert (breaker.state, breaker.left_s) == ("open", 5.0)
+    clock.now = 10.0
+    probe = breaker.enter()
+    assert probe is not None
+    assert probe.succeeded() == "closed"
+    assert breaker.state == "closed"
+
+
+def test_a_call_from_before_it_opened_changes_nothing() -> None:
+    breaker = Breaker(failures=1, clock=Clock())
+    early = breaker.enter()
+    assert early is not None
+    fail(breaker)
+    assert early.succeeded() is None
+    assert breaker.state == "open"
+
+
+def test_the_registry_is_bounded_and_keeps_endpoint_classes_apart() -> None:
+    known = Breakers(most=2, failures=1)
+    fail(known.of("http://a", "train"))
+    assert known.states() == {("http://a", "train"): "open"}
+    assert known.of("http://a", "retrieve").state == "closed"
+    known.of("http://b", "train")
+    assert len(known.states()) == 2
+    assert known.of("http://a", "train").state == "closed", "the one used longest ago was forgotten"
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+    @property
+    def changes(self) -> list[tuple[str, str]]:
+        return [(e.purpose, e.state) for e in self.events if isinstance(e, CircuitChanged)]
+
+    @property
+    def sent(self) -> int:
+        return len([e for e in self.events if isinstance(e, RequestStarted)])
+
+
+def caller_of(url: str, heard: Heard, reset_s: float = 60.0) -> Caller:
+    config = Config(api_key="tml-test", base_url=url)
+    circuit = Circuit(url, Breakers(failures=3, reset_s=reset_s), heard)
+    return Caller(SharedHttp(config), config, sink=heard, policy=NEVER, circuit=circuit)
+
+
+def ask(caller: Caller, row: object = HEALTH) -> object:
+    return background().run(caller.call(row))  # type: ignore[arg-type]
+
+
+def test_a_server_that_dies_is_left_alone_and_found_again_when_it_comes_back() -> None:
+    heard, scripted = Heard(), ScriptedServer()
+    scripted.answers["get_server_capabilities"] = lambda v, r: reply({}, 503)
+    with over_http(scripted) as url:
+        caller = caller_of(url, heard, reset_s=0.2)
+        for _ in range(3):
+            with pytest.raises(InternalServerError):
+                ask(caller, CAPABILITIES)
+        assert heard.changes == [("rest", "open")]
+        sent = heard.sent
+        with pytest.raises(CircuitOpenError, match="keeps failing") as caught:
+            ask(caller, CAPABILITIES)
+        assert heard.sent == sent, "nothing goes out"
+        assert pickle.loads(pickle.dumps(caught.value)).retry_after_s == caught.value.retry_after_s
+        ask(caller, CONFIG)  # another class of endpoint is not touched
+        del scripted.answers["get_server_capabilities"]
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            try:
+                ask(caller, CAPABILITIES)
+                break
+            except CircuitOpenError as error:
+                time.sleep(error.retry_after_s)
+        assert heard.changes == [("rest", "open"), ("rest", "closed")]
+        background().run(caller.close())
+
+
+def test_connections_that_fail_count_and_refusals_do_not() -> None:
+    heard, scripted = Heard(), ScriptedServer()
+    scripted.answers["get_server_capabilities"] = lambda v, r: reply({"detail": "no"}, 404)
+    with over_http(scripted) as url:
+        caller = caller_of(url, heard)
+        for _ in range(5):
+            with pytest.raises(NotFoundError):
+                ask(caller, CAPABILITIES)
+        assert heard.changes == []
+    for _ in range(3):
+        with pytest.raises(APIConnectionError):
+            ask(caller)
+    with pytest.raises(CircuitOpenError):
+        ask(caller)
+    background().run(caller.close())
+
+
+def test_unimplemented_endpoints_are_no_failure() -> None:
+    heard, scripted = Heard(), ScriptedServer()
+    scripted.answers["get_server_capabilities"] = lambda v, r: reply({"detail": "no"}, 501)
+    with over_http(scripted) as url:
+        caller = caller_of(url, heard)
+        for _ in range(5):
+            with pytest.raises(APIStatusError):
+                ask(caller, CAPABILITIES)
+        background().run(caller.close())
+    assert heard.changes == []
+
+
+def test_it_can_be_switched_off_and_is_only_for_the_network() -> None:
+    on = Config(api_key="tml-test", base_url="http://127.0.0.1:9")
+    off = Config(api_key="tml-test", base_url="http://127.0.0.1:9", circuit_breaker=False)
+    assert circuit_of(SharedHttp(on), on, Heard()) is not None
+    assert circuit_of(SharedHttp(off), off, Heard()) is None
+    assert circuit_of(LocalTransport(), on, Heard()) is None
+    assert not Config.resolve(environ={"TINKEX_CIRCUIT_BREAKER": "0"}, needs_key=False).circuit_breaker
