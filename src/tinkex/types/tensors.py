@@ -195,6 +195,8 @@ def _numbers(
     if dtype == "int64" and array.dtype.kind == "f":
         if array.size and not bool(np.all(array == np.floor(array))):
             raise ValueError("TensorData of dtype int64 got fractional values; use dtype='float32'")
+        if array.size and float(np.abs(array).max()) >= 2.0**63:
+            raise ValueError("TensorData of dtype int64 got a value beyond 2**63-1")
     elif array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
         raise ValueError("TensorData of dtype int64 got a value above 2**63-1")
     return np.ascontiguousarray(array, dtype=_NUMPY_DTYPES[dtype])

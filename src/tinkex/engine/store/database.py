@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tinkex.engine.store.flushing import Flusher, flush_path
 from tinkex.engine.store.migrations import migrate
-from tinkex.errors import SetupError
+from tinkex.errors import InvalidInput, SetupError
 
 Parameters = Sequence[str | bytes | int | float | None]
 
@@ -90,12 +90,12 @@ class Database:
 
     def all(self, sql: str, parameters: Parameters = ()) -> list[sqlite3.Row]:
         """Every row a query gives."""
-        with self._lock:
+        with self._lock, _numbers_fit():
             return self._connection.execute(sql, parameters).fetchall()
 
     def one(self, sql: str, parameters: Parameters = ()) -> sqlite3.Row | None:
         """The first row a query gives, or None."""
-        with self._lock:
+        with self._lock, _numbers_fit():
             row: sqlite3.Row | None = self._connection.execute(sql, parameters).fetchone()
             return row
 
@@ -119,8 +119,19 @@ class Execute:
 
     def __call__(self, sql: str, parameters: Parameters = ()) -> int:
         """Run ``sql`` once."""
-        return self._connection.execute(sql, parameters).rowcount
+        with _numbers_fit():
+            return self._connection.execute(sql, parameters).rowcount
 
     def many(self, sql: str, parameters: Sequence[Parameters]) -> int:
         """Run ``sql`` once per set of parameters."""
-        return self._connection.executemany(sql, parameters).rowcount
+        with _numbers_fit():
+            return self._connection.executemany(sql, parameters).rowcount
+
+
+@contextmanager
+def _numbers_fit() -> Iterator[None]:
+    """Refuse whole numbers that no column holds; only a caller can have made one up."""
+    try:
+        yield
+    except OverflowError as error:
+        raise InvalidInput("a number of this call needs more than 64 bits; none that is used does.") from error

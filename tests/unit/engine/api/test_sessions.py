@@ -88,3 +88,9 @@ def test_a_published_checkpoint_makes_its_session_accessible_and_no_more(ada: Cl
     assert bob.get(f"sessions/{session}?access_scope=everything").status == 400
     assert ada.call("DELETE", publish).status == 200
     assert seen("accessible") == (False, 404)
+
+
+def test_numbers_that_no_record_holds_are_refused(ada: Client) -> None:
+    refused = ada.get(f"sessions?offset={2**70}")
+    assert refused.status == 400
+    assert "64 bits" in refused.detail

@@ -1,0 +1,58 @@
+"""Nonsense on the wire itself: requests no library would send, to a server in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.request
+
+import pytest
+
+from tests.servers import ServedEngine
+
+HEAD = b"POST /api/v1/create_session HTTP/1.1\r\nHost: x\r\n"
+
+
+def talk(server: ServedEngine, *pieces: bytes) -> bytes:
+    """Sends pieces, hangs up the sending side, and returns what comes back until the server closes."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as wire:
+        try:
+            for piece in pieces:
+                wire.sendall(piece)
+            wire.shutdown(socket.SHUT_WR)
+            return b"".join(iter(lambda: wire.recv(65_536), b""))
+        except ConnectionError:  # refused while we were still sending
+            return b""
+
+
+NONSENSE = {
+    "no http": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",),
+    "a huge header": (HEAD, b"X-Junk: " + b"j" * 2_000_000 + b"\r\n\r\n"),
+    "a thousand headers": (HEAD, *(b"X-%d: y\r\n" % n for n in range(1000)), b"Content-Length: 0\r\n\r\n"),
+    "a huge address": (b"GET /api/v1/sessions/" + b"a" * 1_000_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",),
+    "an address that is no text": (b"GET /api/v1/sessions/%ff%fe%00 HTTP/1.1\r\nHost: x\r\n\r\n",),
+    "half a body": (HEAD, b"Content-Length: 1000\r\n\r\n{"),
+    "a length that is none": (HEAD, b"Content-Length: many\r\n\r\n{}"),
+    "two lengths": (HEAD, b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}"),
+    "a chunk that is none": (HEAD, b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n{}\r\n0\r\n\r\n"),
+    "an unknown method": (b"BREW /api/v1/sessions HTTP/1.1\r\nHost: x\r\n\r\n",),
+    "an upgrade": (
+        b"GET /api/v1/healthz HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+    ),
+    "paths upwards": (b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",),
+    "a header that is no text": (HEAD, b"X-API-Key: \xff\xfe\r\nContent-Length: 2\r\n\r\n{}"),
+}
+
+
+@pytest.mark.parametrize("pieces", NONSENSE.values(), ids=NONSENSE.keys())
+def test_nonsense_on_the_wire_is_refused_and_the_server_serves_on(
+    pieces: tuple[bytes, ...], served_engine: ServedEngine
+) -> None:
+    answer = talk(served_engine, *pieces)
+    assert b" 500 " not in answer.partition(b"\r\n")[0]
+    request = urllib.request.Request(
+        f"{served_engine.url}/api/v1/get_server_capabilities", headers={"X-API-Key": served_engine.key}
+    )
+    with urllib.request.urlopen(request, timeout=30) as response:
+        assert json.loads(response.read())["supported_models"]
