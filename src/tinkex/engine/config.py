@@ -151,8 +151,6 @@ class EngineConfig:
             "result_retention_s",
             "expired_retention_s",
             "audit_retention_s",
-            "session_idle_s",
-            "session_grace_s",
             "maintenance_interval_s",
             "savepoint_after_s",
         ):
@@ -160,6 +158,9 @@ class EngineConfig:
                 raise SetupError(
                     f"{name} is {getattr(self, name):g}; it must be a positive number of seconds."
                 )
+        for name in ("session_idle_s", "session_grace_s"):
+            if getattr(self, name) < 0:
+                raise SetupError(f"{name} is {getattr(self, name):g}; it must not be negative.")
         for name in ("max_body_bytes", "max_pending_operations", "max_samples_per_request", "max_live_runs"):
             if getattr(self, name) < 1:
                 raise SetupError(f"{name} is {getattr(self, name)}; it must be at least 1.")
