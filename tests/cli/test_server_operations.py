@@ -182,6 +182,20 @@ def test_health_says_starting_until_everything_is_loaded(tiny_model: Path, tmp_p
     assert set(seen[:-1]) == {(503, "starting: models are being loaded")}
 
 
+@pytest.mark.parametrize(("proxy", "believed"), [("127.0.0.1", True), ("10.0.0.5", False)])
+def test_only_the_named_proxy_is_believed_about_the_caller(
+    proxy: str, believed: bool, tiny_model: Path, tmp_path: Path
+) -> None:
+    """A caller elsewhere is not told of directories on the server's machine."""
+    with running(tmp_path, "--model", f"tiny={tiny_model}", "--behind-proxy", proxy) as server:
+        session = server.post("create_session", {})["session_id"]
+        create = {"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 4}}
+        run_id = server.result(server.post("create_model", create)["request_id"])["model_id"]
+        elsewhere = {"X-Forwarded-For": "203.0.113.9"}
+        _, _, told = server.call("/api/v1/get_info", {"model_id": run_id}, **elsewhere)
+        assert (str(tiny_model) in told.decode()) is not believed
+
+
 def long_pass(run_id: str) -> dict[str, Any]:
     tokens = [5 + place % 200 for place in range(400)]
     datum = {
