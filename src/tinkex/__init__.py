@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tinkex.errors import AuthenticationError as AuthenticationError
     from tinkex.errors import BadRequestError as BadRequestError
     from tinkex.errors import BillingError as BillingError
+    from tinkex.errors import CircuitOpenError as CircuitOpenError
     from tinkex.errors import ClosedError as ClosedError
     from tinkex.errors import ConfigError as ConfigError
     from tinkex.errors import ConflictError as ConflictError
@@ -103,6 +104,7 @@ __all__ = [
     "BillingError",
     "Checkpoint",
     "CheckpointType",
+    "CircuitOpenError",
     "ClosedError",
     "Config",
     "ConfigError",
@@ -183,7 +185,7 @@ _NAMES = {
     "tinkex.futures": "APIFuture AwaitableConcurrentFuture gather",
     "tinkex.errors": (
         "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError "
-        "AuthenticationError BadRequestError BillingError ClosedError ConfigError ConflictError "
+        "AuthenticationError BadRequestError BillingError CircuitOpenError ClosedError ConfigError ConflictError "
         "ExperimentalWarning InternalServerError NotFoundError PermissionDeniedError RateLimitError RecoveryError "
         "RequestErrorCategory RequestFailedError ResultExpiredError SetupError StreamInterruptedError TinkerError TinkexError "
         "UnprocessableEntityError"
@@ -205,9 +207,11 @@ _MODULES = frozenset(
         "events",
         "futures",
         "lib",
+        "metrics",
         "platform",
         "recovery",
         "regularizers",
+        "telemetry",
         "testing",
         "tokenizers",
         "types",

@@ -88,7 +88,7 @@ _ROWS = (
     Endpoint("client_dynamic_config", "POST", "/api/v1/client/dynamic_config", "session", types.ClientConfigRequest, types.ClientDynamicConfigResponse),
     Endpoint("healthz", "GET", "/api/v1/healthz", "rest", None, types.HealthResponse),
     Endpoint("get_server_capabilities", "GET", "/api/v1/get_server_capabilities", "rest", None, types.GetServerCapabilitiesResponse),
-    Endpoint("telemetry", "POST", "/api/v1/telemetry", "telemetry", types.TelemetrySendRequest, types.TelemetryResponse, called_by_us=False),
+    Endpoint("telemetry", "POST", "/api/v1/telemetry", "telemetry", types.TelemetrySendRequest, types.TelemetryResponse),
     # identity
     Endpoint("auth_token", "POST", "/api/v1/auth/token", "rest", None, types.AuthTokenResponse),
     Endpoint("get_own_key", "GET", "/api/v1/auth/apikey/me", "rest", called_by_us=False),

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tinkex.clients.session import OpenSession
     from tinkex.config import Config
     from tinkex.futures import APIFuture
+    from tinkex.telemetry.reporter import Reporter
     from tinkex.tokenizers import Tokenizer
 
 __all__ = ["RetryConfig", "SamplingClient"]
@@ -287,8 +288,9 @@ class SamplingClient:
     def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
         """Called on the client's thread when the server pauses or resumes a sample; override it to watch."""
 
-    def get_telemetry(self) -> None:
-        """None: this client sends no telemetry."""
+    def get_telemetry(self) -> Reporter | None:
+        """What reports about this session; None before it is open, and where nothing is reported."""
+        return self._session.telemetry
 
     @property
     def holder(self) -> Session:
@@ -321,14 +323,12 @@ class SamplingClient:
 
     # ---- the way a sample goes ----
 
-    def _stream(
-        self, prompt: types.ModelInput, num_samples: int, params: types.SamplingParams
-    ) -> StreamSource:
+    def _stream(self, prompt: types.ModelInput, number: int, params: types.SamplingParams) -> StreamSource:
         retries = self._retry_config.enable_retry_logic and not self._opened.client_config.sample_no_retries
         policy = self._retry_policy if retries else None
         road = Road(self._session, self._opened, self._in_flight, self._next_seq_id, self._sample, policy)
         return StreamSource.of(
-            road, prompt, num_samples, params, self._sampling_session_id, self._record_stability_info
+            road, prompt, number, params, self._sampling_session_id, self._record_stability_info
         )
 
     async def _sample(self, request: types.SampleRequest) -> types.SampleResponse:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tinkex.config import Config
     from tinkex.events import Sink
     from tinkex.futures import APIFuture
+    from tinkex.telemetry.reporter import Reporter
     from tinkex.traced_loss import LossHandle, PerDatumLossFn
 
 __all__ = ["ServiceClient"]
@@ -255,8 +256,9 @@ class ServiceClient:
         """The page of this session in the hosted service's console."""
         return self._session.console_url()
 
-    def get_telemetry(self) -> None:
-        """None: this client sends no telemetry."""
+    def get_telemetry(self) -> Reporter | None:
+        """What reports about this session; None before it is open, and where nothing is reported."""
+        return self._session.telemetry
 
     @property
     def holder(self) -> Session:

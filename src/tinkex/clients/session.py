@@ -14,6 +14,7 @@ from tinkex._transport.budget import ByteBudget
 from tinkex._transport.caller import PROTOCOL_VERSION
 from tinkex._transport.limiter import Limiter, limiter_for
 from tinkex._transport.retry import NEVER, RetryPolicy, is_transient
+from tinkex._transport.shared import SharedHttp
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._cancellations import Cancellations
 from tinkex.clients._custom_losses import CustomLosses
@@ -34,6 +35,7 @@ from tinkex.events import (
     SessionOpened,
 )
 from tinkex.futures import Results
+from tinkex.telemetry.reporter import Reporter, TelemetrySink
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller
@@ -87,6 +89,8 @@ class Session:
         self._open: OpenSession | None = None
         self._heart: asyncio.Task[None] | None = None
         self._closed = False
+        self.telemetry: Reporter | None = None
+        """Reports about this session; None before it is open, and where nothing may be reported."""
         self.custom_losses = CustomLosses(caller)
         self.cancellations = Cancellations(caller, lambda: self.dynamic_config)
         self._model_seq_ids = itertools.count()
@@ -171,6 +175,8 @@ class Session:
             except APIError as error:
                 failure = error.message
             self.caller.sink.emit(SessionClosed(session_id, status, failure))
+        if self.telemetry is not None:
+            await self.telemetry.close()
         await self.caller.close()
 
     async def _open_it(self) -> OpenSession:
@@ -193,6 +199,9 @@ class Session:
             ),
         )
         opened = self._enter(created.session_id, client_config)
+        if config.telemetry and isinstance(self.caller.transport, SharedHttp):
+            self.telemetry = Reporter(self.caller, created.session_id)
+            self.caller.sink = TelemetrySink(self.telemetry, self.caller.sink)
         self.caller.sink.emit(SessionOpened(created.session_id))
         for level in ("info", "warning", "error"):
             text = getattr(created, f"{level}_message")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tinkex.clients.session import OpenSession, Session
     from tinkex.custom_loss import CustomLoss
     from tinkex.futures import APIFuture
+    from tinkex.telemetry.reporter import Reporter
     from tinkex.tokenizers import Tokenizer
     from tinkex.traced_loss import LossHandle
 
@@ -380,8 +381,9 @@ class TrainingClient:
         """The page of this run in the hosted service's console."""
         return self._session.console_url(f"training_runs/{self.model_id}")
 
-    def get_telemetry(self) -> None:
-        """None: this client sends no telemetry."""
+    def get_telemetry(self) -> Reporter | None:
+        """What reports about this session; None before it is open, and where nothing is reported."""
+        return self._session.telemetry
 
     @property
     def holder(self) -> Session:

@@ -1,0 +1,187 @@
+"""The reporter against a real socket: what is sent, what never is, and that nothing ever waits for it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from tests.scripted import ScriptedServer, over_http
+from tinkex import Config, ServiceClient, types
+from tinkex._runtime import background
+from tinkex.errors import APIStatusError, HttpResponse
+from tinkex.events import CircuitChanged, Event, HeartbeatLost, Silent
+from tinkex.telemetry import Reporter, TelemetrySink, capture
+from tinkex.telemetry.reporter import BATCH, QUEUE
+from tinkex.testing import Reply, Request, reply
+
+KEY = "tml-secret-0123456789"
+
+
+class Collector(ScriptedServer):
+    """Takes telemetry in; ``held`` makes it wait with its answer."""
+
+    def __init__(self, status: int = 200) -> None:
+        super().__init__()
+        self.batches: list[types.TelemetrySendRequest] = []
+        self.bodies: list[bytes] = []
+        self.status = status
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def on_telemetry(self, value: types.TelemetrySendRequest, request: Request) -> Reply:
+        self.may_answer.wait(30)
+        self.batches.append(value)
+        self.bodies.append(request.body)
+        return reply({"status": "accepted"} if self.status == 200 else {"detail": "no"}, self.status)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [event for batch in self.batches for event in batch.events]
+
+    @property
+    def names(self) -> list[str]:
+        return [event.get("event_name") or event["event"] for event in self.events]
+
+
+def service_of(url: str, **settings: Any) -> ServiceClient:
+    service = ServiceClient(config=Config(api_key=KEY, base_url=url, **settings), events=Silent())
+    service.create_sampling_client(base_model="toy")  # opens the session
+    return service
+
+
+def reporter_of(service: ServiceClient) -> Reporter:
+    reporter = service.get_telemetry()
+    assert reporter is not None
+    return reporter
+
+
+def test_events_go_out_in_order_in_batches_with_the_session_around_them() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = reporter_of(service)
+        for number in range(2 * BATCH):
+            assert reporter.log("tick", {"step": number})
+        assert reporter.wait_until_drained(30)
+    assert collector.names == ["SESSION_START", *["tick"] * (2 * BATCH), "SESSION_END"]
+    assert [event["event_session_index"] for event in collector.events] == list(range(2 * BATCH + 2))
+    assert max(len(batch.events) for batch in collector.batches) <= BATCH
+    assert {batch.session_id for batch in collector.batches} == {"sess-1"}
+    assert [e["event_data"]["step"] for e in collector.events if e.get("event_data")] == list(
+        range(2 * BATCH)
+    )
+
+
+def test_a_session_with_nothing_to_report_sends_nothing() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url):
+        pass
+    assert collector.batches == []
+
+
+def test_nothing_is_reported_where_that_was_ruled_out_or_no_network_is_on_the_way() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url, telemetry=False) as service:
+        assert service.get_telemetry() is None
+    with ServiceClient(transport=collector.transport) as service:
+        service.create_sampling_client(base_model="toy")
+        assert service.get_telemetry() is None
+    off = Config.resolve(environ={"TINKER_TELEMETRY": "0"}, needs_key=False)
+    assert not off.telemetry
+
+
+def test_what_leaves_the_program_is_on_a_list_and_texts_of_errors_are_not() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = reporter_of(service)
+        reporter.log("mine", {"step": 1, "prompt": "private words", "state": f"key {KEY}", "status": [1]})
+        with pytest.raises(RuntimeError), capture(service):
+            raise RuntimeError(f"private words and {KEY}")
+        sink = TelemetrySink(reporter, Silent())
+        sink.emit(CircuitChanged("http://private.host", "train", "open", "private words"))
+        sink.emit(HeartbeatLost("private words", 130.0))
+        assert reporter.wait_until_drained(30)
+    sent = b"".join(collector.bodies)
+    assert b"private" not in sent
+    assert KEY.encode() not in sent
+    by_name = {event.get("event_name") or event["event"]: event for event in collector.events}
+    assert by_name["mine"]["event_data"] == {"step": 1}
+    assert by_name["tinkex.CircuitChanged"]["event_data"] == {"purpose": "train", "state": "open"}
+    assert by_name["tinkex.HeartbeatLost"]["event_data"] == {"silent_s": 130.0}
+    assert by_name["UNHANDLED_EXCEPTION"]["error_type"] == "builtins.RuntimeError"
+    assert "1 frames of other code" in by_name["UNHANDLED_EXCEPTION"]["traceback"]
+
+
+def test_errors_of_the_user_are_told_apart() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+
+        @capture(service)
+        def ask() -> None:
+            raise APIStatusError("no such run", HttpResponse(404))
+
+        @capture(service)
+        async def ask_async() -> None:
+            raise APIStatusError("down", HttpResponse(503))
+
+        with pytest.raises(APIStatusError, match="no such run"):
+            ask()
+        with pytest.raises(APIStatusError, match="down"):
+            background().run(ask_async())
+        assert reporter_of(service).wait_until_drained(30)
+    assert collector.names == ["SESSION_START", "user_error", "UNHANDLED_EXCEPTION", "SESSION_END"]
+    assert collector.events[1]["event_data"] == {"error_type": "APIStatusError", "status_code": 404}
+    assert collector.events[2]["error_message"] == "status 503"
+
+
+def test_a_server_that_does_not_answer_holds_up_nobody_and_a_full_queue_drops() -> None:
+    collector = Collector()
+    collector.may_answer.clear()
+    with over_http(collector) as url:
+        service = service_of(url)
+        reporter = reporter_of(service)
+        accepted = [reporter.log("tick") for _ in range(QUEUE + 2 * BATCH + 1)]
+        assert accepted[0]
+        assert not accepted[-1]
+        assert reporter.num_dropped > 0
+        service.close("success")  # bounded, whatever the server does
+        assert not reporter.log("late")
+        collector.may_answer.set()
+
+
+def test_a_server_that_refuses_telemetry_is_not_asked_forever() -> None:
+    collector = Collector(status=404)
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = reporter_of(service)
+        reporter.log("tick")
+        assert reporter.wait_until_drained(30)
+        assert reporter.num_dropped == 2
+        assert len(collector.batches) == 1
+
+
+def test_the_users_own_sink_hears_everything_as_before() -> None:
+    heard: list[Event] = []
+
+    class Heard:
+        def emit(self, event: Event) -> None:
+            heard.append(event)
+
+    with over_http(Collector()) as url:
+        config = Config(api_key=KEY, base_url=url)
+        with ServiceClient(config=config, events=Heard()) as service:
+            service.create_sampling_client(base_model="toy")
+    assert {type(event).__name__ for event in heard} >= {"SessionOpened", "RequestFinished", "SessionClosed"}
+
+
+def test_a_batch_is_what_the_protocol_says() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter_of(service).log("tick", severity="WARNING")
+        assert reporter_of(service).wait_until_drained(30)
+    body = json.loads(collector.bodies[0])
+    assert set(body) == {"events", "platform", "sdk_version", "session_id", "process_uuid"}
+    tick = body["events"][1]
+    assert (tick["event"], tick["severity"]) == ("GENERIC_EVENT", "WARNING")
+    assert tick["timestamp"].endswith("Z") or "+00:00" in tick["timestamp"]
