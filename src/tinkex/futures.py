@@ -29,7 +29,7 @@ from tinkex.errors import (
     ResultExpiredError,
     TinkexError,
 )
-from tinkex.events import QueueStateChanged, RetryScheduled, StillWaiting
+from tinkex.events import CallbackFailed, QueueStateChanged, RetryScheduled, StillWaiting
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Reply
@@ -336,6 +336,15 @@ class Results:
         self._report_every_s = report_every_s
         self._about = caller.about(_RETRIEVE)
 
+    def _tell(self, observer: Callable[[str, str | None], None], state: str, reason: str | None) -> None:
+        """Calls a function of the user's; what it raises is news, and no end of the operation."""
+        try:
+            observer(state, reason)
+        except Exception as error:  # noqa: BLE001 - emitted
+            self._caller.sink.emit(
+                CallbackFailed("on_queue_state_change", f"{type(error).__name__}: {error}")
+            )
+
     async def fetch(
         self,
         row: Endpoint,
@@ -376,7 +385,7 @@ class Results:
                     queue = step.queue
                     self._caller.sink.emit(QueueStateChanged(polled.request_id, kind, *queue))
                     if on_queue is not None:
-                        on_queue(*queue)
+                        self._tell(on_queue, *queue)
                 now = time.monotonic()
                 if now - reported >= self._report_every_s:
                     reported = now

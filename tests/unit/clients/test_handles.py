@@ -13,6 +13,7 @@ from tests.scripted import ScriptedServer, over_http
 from tinkex import SamplingClient, ServiceClient, types
 from tinkex.clients._handles import SamplerHandle
 from tinkex.errors import SetupError
+from tinkex.events import CallbackFailed, Event
 from tinkex.testing import reply
 
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -126,6 +127,29 @@ def test_an_overridden_method_hears_of_a_paused_queue() -> None:
         client = Watching(session, session._open, sampling_session_id="sess-1:sample:0")  # type: ignore[arg-type]
         client.sample(PROMPT, 1, PARAMS).result(timeout=10)
     assert heard == [("paused_capacity", "full")]
+
+
+def test_an_overridden_method_that_raises_ends_no_sample_and_is_an_event() -> None:
+    events: list[Event] = []
+
+    class Heard:
+        def emit(self, event: Event) -> None:
+            events.append(event)
+
+    class Watching(SamplingClient):
+        def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
+            raise RuntimeError("my own bug")
+
+    polls = iter([reply({"queue_state": "paused_capacity", "queue_state_reason": "full"}, status=408)])
+    server = ScriptedServer()
+    server.answers["retrieve_future"] = lambda value, request: (
+        next(polls, None) or server.on_retrieve_future(value, request)
+    )
+    with ServiceClient(transport=server.transport, events=Heard()) as service:
+        session = service.holder
+        client = Watching(session, session._open, sampling_session_id="sess-1:sample:0")  # type: ignore[arg-type]
+        assert client.sample(PROMPT, 1, PARAMS).result(timeout=10).sequences
+    assert CallbackFailed("on_queue_state_change", "RuntimeError: my own bug") in events
 
 
 def test_copying_weights_goes_into_the_client_s_project(server: ScriptedServer) -> None:
