@@ -56,3 +56,20 @@ def test_nonsense_on_the_wire_is_refused_and_the_server_serves_on(
     )
     with urllib.request.urlopen(request, timeout=30) as response:
         assert json.loads(response.read())["supported_models"]
+
+
+def test_a_head_without_end_is_cut_off_and_a_body_of_any_size_is_not(served_engine: ServedEngine) -> None:
+    host, port = served_engine.url.removeprefix("http://").split(":")
+    sent = 0
+    with socket.create_connection((host, int(port)), timeout=30) as wire:
+        wire.sendall(HEAD + b"X-Endless: ")
+        try:
+            while sent < 64 << 20:
+                sent += wire.send(b"j" * 65_536)
+        except ConnectionError:
+            pass
+    assert sent < 32 << 20
+    body = b'{"tags":[]' + b" " * 3_000_000 + b"}"
+    head = HEAD + f"X-API-Key: {served_engine.key}\r\nConnection: close\r\n".encode()
+    answer = talk(served_engine, head + f"Content-Length: {len(body)}\r\n\r\n".encode(), body)
+    assert b" 200 OK" in answer.partition(b"\r\n")[0]

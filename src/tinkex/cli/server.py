@@ -20,6 +20,7 @@ import click
 import uvicorn
 
 from tinkex.cli.server_logs import set_up_logs
+from tinkex.cli.server_protocol import BoundedHeads
 from tinkex.cli.server_settings import SETTINGS
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import LOOPBACK_HOSTS, EngineConfig
@@ -141,6 +142,7 @@ def _serve(
             log_level="warning",
             access_log=False,
             lifespan="off",
+            http=BoundedHeads,
             ws="none",
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
