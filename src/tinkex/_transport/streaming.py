@@ -124,7 +124,7 @@ class PlainStream:
             piece = await self._reader.read(PIECE if self._left is None else min(self._left, PIECE))
             if self._left is not None:
                 if not piece:
-                    raise EOFError("the connection ended in the middle of the answer")
+                    raise EOFError
                 self._left -= len(piece)
                 if self._chunked and self._left == 0:
                     await self._reader.readexactly(2)
@@ -158,6 +158,8 @@ async def _patience(about: HttpRequest, seconds: float) -> AsyncIterator[None]:
         raise APITimeoutError(about, f"{about.url} sent nothing for {seconds:g} s") from error
     except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
         cause = "connection refused" if isinstance(error, ConnectionRefusedError) else str(error)
+        if isinstance(error, EOFError):
+            cause = "the connection ended in the middle of the answer"
         raise APIConnectionError(about, f"no answer from {about.url}: {cause}") from error
 
 
