@@ -33,6 +33,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def served_engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
-    """`tinkex serve` with the tiny model, in a process of its own, for the whole run."""
-    with serve(tmp_path_factory.mktemp("served"), "--model", f"tiny/llama={tiny_model}") as engine:
+    """`tinkex serve` with the tiny model, in a process of its own, for the whole run.
+
+    Tests leave sessions open, as programs do, and all their runs count as live as long as this process beats for them.
+    """
+    options = ("--model", f"tiny/llama={tiny_model}", "--max-live-runs", "2000")
+    with serve(tmp_path_factory.mktemp("served"), *options) as engine:
         yield engine
