@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -185,3 +188,23 @@ def test_a_batch_is_what_the_protocol_says() -> None:
     tick = body["events"][1]
     assert (tick["event"], tick["severity"]) == ("GENERIC_EVENT", "WARNING")
     assert tick["timestamp"].endswith("Z") or "+00:00" in tick["timestamp"]
+
+
+def test_a_program_that_ends_by_an_exception_reports_it_on_its_way_out() -> None:
+    program = """
+import sys, tinkex
+from tinkex.telemetry import capture
+service = tinkex.ServiceClient(base_url=sys.argv[1], api_key="tml-x")
+service.create_sampling_client(base_model="toy")
+with capture(service, fatal=True):
+    raise RuntimeError("boom")
+"""
+    collector = Collector()
+    with over_http(collector) as url:
+        environment = {name: value for name, value in os.environ.items() if name != "TINKER_TELEMETRY"}
+        ended = subprocess.run(
+            [sys.executable, "-c", program, url], env=environment, capture_output=True, text=True, check=False
+        )
+    assert ended.stderr.strip().endswith("RuntimeError: boom")
+    assert collector.names == ["SESSION_START", "UNHANDLED_EXCEPTION"]
+    assert collector.events[1]["severity"] == "CRITICAL"
