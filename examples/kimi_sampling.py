@@ -1,0 +1,42 @@
+"""Sample from a Kimi K2 model with its own tokenizer, where a server offers one.
+
+You will see the models a server offers, a round trip through the tokenizer, and an answer. A server without
+Kimi is named as such, and nothing more happens; set TINKER_BASE_URL to one that has it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import tinkex
+from tinkex import types
+from tinkex.tokenizers import hub_name
+
+TEXT = "Kimi counts 12345 stars; 月亮很亮."
+
+
+def main() -> None:
+    with tinkex.ServiceClient(base_url=os.environ.get("TINKER_BASE_URL") or "local") as service:
+        names = [model.model_name for model in service.get_server_capabilities().supported_models]
+        print("offered:", ", ".join(names))
+        kimi = next((name for name in names if name.startswith("moonshotai/Kimi-K2")), None)
+        if kimi is None:
+            print("no Kimi K2 model on this server, so there is nothing to sample from")
+            return
+
+        # Loaded from the server itself, or from the hub; no code from the hub is run for it.
+        sampler = service.create_sampling_client(base_model=kimi)
+        tokenizer = sampler.get_tokenizer()
+        tokens = tokenizer.encode(TEXT)
+        print(f"tokenizer of {hub_name(kimi)}: {type(tokenizer).__name__}")
+        print(f"{len(tokens)} tokens, unchanged by the round trip: {tokenizer.decode(tokens) == TEXT}")
+
+        chat = [{"role": "user", "content": "Say hi."}]
+        prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        params = types.SamplingParams(max_tokens=12, temperature=0.6, seed=1)
+        answer = sampler.sample(types.ModelInput.from_ints(prompt), 1, params).result().sequences[0]
+        print(f"{kimi} says {tokenizer.decode(answer.tokens, skip_special_tokens=True)!r}")
+
+
+if __name__ == "__main__":
+    main()
