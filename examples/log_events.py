@@ -1,0 +1,48 @@
+"""Write everything a client does to a log, beside events of your own.
+
+You will see the session open and close and every request with its status and time, as lines of Python's
+logging, between two lines that the program logs itself. Prompts, answers and keys never stand in events.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import tinkex
+from tinkex import types
+from tinkex.events import LogSink, RequestStarted
+
+
+class Interesting:
+    """Passes on all events but the starts of requests, which come in twos with their ends."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._log = LogSink(logger)
+
+    def emit(self, event) -> None:
+        """Takes one event of the client."""
+        if not isinstance(event, RequestStarted):
+            self._log.emit(event)
+
+
+def main() -> None:
+    logging.basicConfig(format="%(levelname)-7s %(name)-8s %(message)s", stream=sys.stdout)
+    client_log, own_log = logging.getLogger("client"), logging.getLogger("program")
+    client_log.setLevel(logging.DEBUG)  # at the usual level only what a user should know is written
+    own_log.setLevel(logging.INFO)
+
+    base_url = os.environ.get("TINKER_BASE_URL") or "local"
+    with tinkex.ServiceClient(base_url=base_url, events=Interesting(client_log)) as service:
+        offered = service.get_server_capabilities().supported_models
+        model = os.environ.get("TINKER_BASE_MODEL") or offered[0].model_name
+        sampler = service.create_sampling_client(base_model=model)
+        prompt = types.ModelInput.from_ints(sampler.get_tokenizer().encode("Hello"))
+        own_log.info("sampling from %s", model)
+        response = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=4)).result()
+        own_log.info("got %d tokens", len(response.sequences[0].tokens))
+
+
+if __name__ == "__main__":
+    main()
