@@ -1,0 +1,50 @@
+"""Sample from a prompt in a file, and have the answers written to another.
+
+You will see three kinds of prompt files (text, a chat, token ids), the command for each, and what it wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from tinkex.cli import run
+
+WHERE = ["--base-url", os.environ.get("TINKER_BASE_URL") or "local"]
+MODEL = ["--model", os.environ["TINKER_BASE_MODEL"]] if os.environ.get("TINKER_BASE_MODEL") else []
+PROMPTS = {
+    "text.txt": "The first rule of sailing is",
+    "chat.json": json.dumps({"messages": [{"role": "user", "content": "Name a knot."}]}),
+    "tokens.json": json.dumps([72, 101, 108]),
+}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, content in PROMPTS.items():
+            prompt, output = Path(scratch, name), Path(scratch, f"{name}.answers")
+            prompt.write_text(content)
+            options = [
+                "--file",
+                str(prompt),
+                "--output",
+                str(output),
+                "-n",
+                "2",
+                "--max-tokens",
+                "8",
+                "--json",
+            ]
+            if name == "text.txt":
+                options.append("--raw")  # as it stands, not as a user's message
+            code = run(["sample", *options, "--seed", "1", *MODEL, *WHERE])
+            answers = json.loads(output.read_text())
+            print(f"{name}: exit code {code}, {len(answers['prompt_tokens'])} prompt tokens")
+            for sequence in answers["sequences"]:
+                print(f"  {sequence['stop_reason']}: {sequence['text']!r}")
+
+
+if __name__ == "__main__":
+    main()
