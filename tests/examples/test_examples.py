@@ -1,0 +1,397 @@
+"""Every example runs by itself, in a process and a home of its own, and shows what its docstring promises.
+
+They run on a tiny model: its words mean nothing, but its losses fall, its snapshots stay and its runs get lost
+as any other's.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tinkex.testing.tiny_model import write_tiny_model
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+ELSEWHERE = {"quickstart"}  # runs on the real model, in tests/docs
+NAMES = sorted(file.stem for file in EXAMPLES.glob("*.py") if file.stem not in ELSEWHERE)
+TINY = "tiny/model"
+KIMI = "moonshotai/Kimi-K2-Thinking"
+LONGEST = 80
+
+Check = Callable[[str], None]
+CHECKS: dict[str, Check] = {}
+SETTINGS: dict[str, dict[str, str]] = {
+    "kimi_sampling": {"TINKEX_MODELS": f"{KIMI}={{model}}"},
+    "tokenizer_override": {"TOKENIZER": "{model}"},
+}
+"""What an example is told besides the model; ``{model}`` is the tiny model's directory."""
+
+
+def check(function: Check) -> Check:
+    """What an example must print; the function is called like it."""
+    CHECKS[function.__name__] = function
+    return function
+
+
+def numbers(pattern: str, text: str) -> list[float]:
+    """Every number that the pattern's group finds."""
+    return [float(found.replace(",", "")) for found in re.findall(pattern, text)]
+
+
+def falls(values: list[float], count: int) -> bool:
+    return len(values) == count and all(later < earlier for earlier, later in pairwise(values))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def environment(name: str, model: Path, home: Path) -> dict[str, str]:
+    """The user's environment without their settings."""
+    kept = {
+        key: value for key, value in os.environ.items() if not key.startswith(("TINKER_", "TINKEX_", "HF_"))
+    }
+    own = {key: value.replace("{model}", str(model)) for key, value in SETTINGS.get(name, {}).items()}
+    return {
+        **kept,
+        "HOME": str(home),
+        "TINKEX_HOME": str(home / "tinkex"),
+        "TINKEX_DATA_DIR": str(home / "data"),
+        "TINKEX_MODELS": f"{TINY}={model}",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "300",
+        **own,
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_runs_and_shows_what_it_says(name: str, tiny: Path, tmp_path: Path) -> None:
+    assert name in CHECKS, f"examples/{name}.py runs, but nothing here says what it must print"
+    run = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:tinkex", str(EXAMPLES / f"{name}.py")],
+        env=environment(name, tiny, tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=200,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    CHECKS[name](run.stdout)
+
+
+def test_every_check_has_its_example() -> None:
+    assert sorted(CHECKS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_short_and_says_what_you_will_see(name: str) -> None:
+    text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+    said = ast.get_docstring(ast.parse(text)) or ""
+    assert len(text.splitlines()) <= LONGEST
+    assert "\n\nYou will see" in said
+
+
+def test_the_list_of_examples_is_current() -> None:
+    script = ROOT / "scripts" / "generate-examples-readme"
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# ---- what each must print ----
+
+
+@check
+def sampling_basic(out: str) -> None:
+    assert f"{TINY} is asked" in out
+    assert (
+        len(
+            re.findall(
+                r"^answer \d \((?:length|stop), -\d+\.\d\d nats per token\):\n  ['\"]", out, re.MULTILINE
+            )
+        )
+        == 3
+    )
+
+
+@check
+def sampling_stream(out: str) -> None:
+    assert re.search(r"\[\d+ tokens came token by token; ended by (length|stop)\]", out)
+    assert "[stopped after 5 tokens:" in out
+
+
+@check
+def capabilities_and_logprobs(out: str) -> None:
+    assert "health: ok" in out
+    assert f"model:  {TINY}" in out
+    assert len(numbers(r"(?m)^  '.' +(-\d+\.\d+)$", out)) == len("The capital of France is Paris") - 1
+    assert numbers(r"perplexity ([\d.]+)", out)[0] > 1
+    best = numbers(r"instead of 's': .* (-[\d.]+)", out)
+    assert len(best) == 3
+    assert best == sorted(best, reverse=True)
+
+
+@check
+def training_loop(out: str) -> None:
+    assert falls(numbers(r"step \d/8  loss per token ([\d.]+)", out), 8)
+    assert re.search(r"saved tinker://\S+/sampler_weights/mars", out)
+    base, adapter = re.findall(r"(?m)^(?:base model|adapter): '.*' goes on (.*)$", out)
+    assert base != adapter
+
+
+@check
+def forward_inference(out: str) -> None:
+    assert out.count("float32 (22,)") == 3
+    said, summed = numbers(r"loss:sum ([\d.]+)", out) + numbers(r"from the logprobs ([\d.]+)", out)
+    assert said == pytest.approx(summed, rel=1e-5)
+    assert "the same again: True" in out
+
+
+@check
+def custom_loss_training(out: str) -> None:
+    here = numbers(r"here +step \d  loss ([\d.]+)", out)
+    graph = numbers(r"as a graph +step \d  loss ([\d.]+)", out)
+    assert falls(here, 4)
+    assert graph == pytest.approx(here, rel=1e-4)
+    assert "custom/focal:sum" in out
+
+
+@check
+def adam_and_chunking(out: str) -> None:
+    assert "1025 examples in 2 requests" in out
+    assert "one output with 1025 rows" in out
+    assert falls(numbers(r"loss per example (?:after one step )?([\d.]+)", out), 2)
+    assert numbers(r"  grad_l2:mean ([\d.]+)", out) == [1.0]
+
+
+@check
+def regularizers_offline(out: str) -> None:
+    rows = numbers(r"(?m)^[a-z0-9_]+ +(-?[\d.]+) +-?[\d.]+ +[\d.]+$", out)
+    assert len(rows) == 9
+    total, base, added = numbers(r"(?:loss|=|\+) ([\d.]+)", out)
+    assert total == pytest.approx(base + added, abs=2e-4)
+    assert "refused: the regularizer 'constant'" in out
+
+
+@check
+def regularizers_in_training(out: str) -> None:
+    free, held = numbers(r"the answer became ([\d.]+) nats", out)
+    assert 0 < held < free
+    for loss, reward, kl, entropy in re.findall(
+        r"loss +([\d.]+) = reward +([\d.]+) \+ KL ([\d.]+) \+ entropy (-?[\d.]+)", out
+    ):
+        assert float(loss) == pytest.approx(float(reward) + float(kl) + float(entropy), abs=2e-3)
+
+
+@check
+def recovery_resilient_loop(out: str) -> None:
+    steps = re.findall(r"step +(\d+)  loss +([\d.]+)  on train:(\d)", out)
+    first = {step: loss for step, loss, run in steps if run == "0"}
+    second = {step: loss for step, loss, run in steps if run == "1"}
+    assert [*first] == [str(n) for n in range(6)]
+    assert [*second] == [str(n) for n in range(4, 12)]
+    assert (first["4"], first["5"]) == (second["4"], second["5"])
+    assert "12 batches trained" in out
+
+
+@check
+def recovery_monitor(out: str) -> None:
+    early, later = numbers(r"saved \S+ at loss ([\d.]+)", out)
+    saved, after = numbers(r"loss ([\d.]+) as it was saved, ", out) + numbers(
+        r"([\d.]+) two steps later", out
+    )
+    assert after < saved == later < early
+    assert "because the old run was lost" in out
+    assert re.search(r"^from tinker://\S+:train:0/weights/later$", out, re.MULTILINE)
+    assert re.search(r"^saved tinker://\S+:train:1/weights/recovered$", out, re.MULTILINE)
+
+
+@check
+def retries_and_errors(out: str) -> None:
+    assert re.findall(r"get_server_capabilities, try (\d): (.*)", out) == [
+        ("1", "the line went dead"),
+        ("2", "503"),
+        ("3", "200"),
+    ]
+    assert "again in 0.15 s" in out
+    assert "models: ['toy']" in out
+    assert out.count("get_training_run, try") == 1
+    assert "PermissionDeniedError (403)" in out
+    assert "ValueError: model_path starts with tinker://" in out
+
+
+@check
+def client_metrics(out: str) -> None:
+    assert "20 samples, " in out
+    assert numbers(r"(?m)^asample +(\d+) ", out) == [20]
+    assert numbers(r"(?m)^create_session +(\d+) +0 ", out) == [1]
+
+
+@check
+def log_events(out: str) -> None:
+    assert re.search(r"INFO +program +sampling from tiny/model", out)
+    assert re.search(r"INFO +program +got \d tokens", out)
+    order = [out.index(text) for text in ("SessionOpened", "endpoint='asample'", "SessionClosed")]
+    assert order == sorted(order)
+    assert "RequestStarted" not in out
+
+
+@check
+def sessions(out: str) -> None:
+    assert "the 1 newest sessions:" in out
+    assert "sessions example" in out
+    assert "1 runs, 1 samplers" in out
+    assert "{'purpose': 'show sessions'}" in out
+    assert "which is this program: it made" in out
+
+
+@check
+def checkpoints(out: str) -> None:
+    before, after = out.split("after publishing")
+    assert "yours, 1 to 2 of 3:" in before
+    assert "yours, 3 to 3 of 3:" in before
+    assert "weights/step-1 " in before
+    assert "weights/step-1 " not in after
+    assert re.search(r"  weights/step-2 .*private, until ", after)
+    assert re.search(r"sampler_weights/step-2 .*public, for good", after)
+
+
+@check
+def weights_inspection(out: str) -> None:
+    assert "a sampler checkpoint of" in out
+    assert "LoRA of rank 4 on attn, mlp of tiny/model" in out
+    assert "corrupted: False" in out
+    assert re.search(r"archive  \S+\.tar", out)
+    assert re.search(r"of tiny/model, from tinker://\S+/sampler_weights/inspected", out)
+
+
+@check
+def checkpoint_download(out: str) -> None:
+    assert numbers(r"fetched archive.tar: ([\d,]+) bytes", out)[0] > 10_000
+    assert "adapter_model.safetensors" in out
+    assert "optimizer.safetensors" in out
+    assert "a LORA adapter of rank 4 for tiny/model" in out
+    assert re.search(r"\d+ tensors, such as \S+ \(", out)
+
+
+@check
+def cli_delete_checkpoints(out: str) -> None:
+    assert "2 checkpoints of run" in out
+    assert "Deleted 2 checkpoints." in out
+    assert "0 checkpoints of run" in out
+    assert numbers(r"exit code (\d)", out) == [0, 0, 0, 1]
+
+
+@check
+def async_clients(out: str) -> None:
+    slow, fast = (numbers(rf"learning rate {rate}: loss ([\d.]+)", out)[0] for rate in ("0.0005", "0.005"))
+    assert fast < slow
+    assert re.search(r":train:2 starts from tinker://\S+:train:1/weights/better", out)
+    assert numbers(r"starts from \S+ at loss ([\d.]+)", out) == [fast]
+
+
+@check
+def training_persistence(out: str) -> None:
+    fourth, repeated, exact, fresh = numbers(r"  loss ([\d.]+)", out)
+    assert fourth == repeated == exact != fresh
+    assert re.search(r"saved \S+/weights/third-step, until \d{4}-\d\d-\d\d", out)
+
+
+@check
+def save_weights_and_sample(out: str) -> None:
+    before, after, again = numbers(r"(?:before training|after training|asked again) +(-[\d.]+)", out)
+    assert before == again < after
+    assert "goes on" in out
+
+
+@check
+def model_info_and_unload(out: str) -> None:
+    assert "model      tiny/model (llama)" in out
+    assert "LoRA       True, rank 4" in out
+    assert "too late   410:" in out
+    assert re.search(r"goes on as \S+:train:1", out)
+
+
+@check
+def queue_states(out: str) -> None:
+    for run in ("train:0", "train:1"):
+        assert falls(
+            [float(x) for x in re.findall(rf"{run} finished .* ([\d.]+), ([\d.]+), ([\d.]+)", out)[0]], 3
+        )
+    assert re.search(
+        r"\d × (ForwardBackward|OptimStep) active: in line with \d+ other training operations", out
+    )
+
+
+@check
+def sampling_backpressure(out: str) -> None:
+    assert numbers(r"all at once: 24 of 24 finished, pushed back (\d+) times", out)[0] > 0
+    assert numbers(r"at most 8 under way: 24 of 24 finished, pushed back (\d+) times", out) == [0]
+
+
+@check
+def wire_heartbeat(out: str) -> None:
+    assert re.findall(r"POST (\w+)\S*: (\d+)", out) == [
+        ("create_session", "200"),
+        ("session_heartbeat", "200"),
+        ("heartbeat", "404"),
+        ("session_heartbeat", "404"),
+        ("sessions", "200"),
+    ]
+
+
+@check
+def cli_sample_text(out: str) -> None:
+    assert out.startswith("$ tinkex sample What is the capital of France?")
+    assert "\nexit code 0\n" in out
+    assert numbers(r"as JSON, exit code 0: (\d+) prompt tokens", out)[0] > 30
+    assert len(re.findall(r"^  (length|stop): ['\"]", out, re.MULTILINE)) == 1
+
+
+@check
+def cli_sample_prompt_file(out: str) -> None:
+    assert re.findall(r"^(\S+): exit code 0, \d+ prompt tokens", out, re.MULTILINE) == [
+        "text.txt",
+        "chat.json",
+        "tokens.json",
+    ]
+    assert "tokens.json: exit code 0, 3 prompt tokens" in out
+    assert len(re.findall(r"^  (length|stop): ['\"]", out, re.MULTILINE)) == 6
+
+
+@check
+def tokenizer_override(out: str) -> None:
+    assert "→ thinkingmachineslabinc/meta-llama-3-instruct-tokenizer" in out
+    assert "back again: 'Tokenizers cut text into pieces.'" in out
+    assert "the model's own gives the same" in out
+    assert "goes on, read by the chosen one:" in out
+
+
+@check
+def kimi_sampling(out: str) -> None:
+    assert f"offered: {KIMI}" in out
+    assert "unchanged by the round trip: True" in out
+    assert f"{KIMI} says" in out
+
+
+@check
+def multimodal_prompt(out: str) -> None:
+    assert re.search(r"image +16 tokens", out)
+    text, image, question = numbers(r"(?m)^  \S+ +(\d+) tokens$", out)
+    assert numbers(r"a prompt of (\d+) tokens", out) == [text + image + question]
+    assert "tiny/model cannot see:" in out
+    assert "reads text only" in out
