@@ -127,6 +127,9 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "audit_retention_s": Setting("seconds", "How long the audit log remembers.", 365 * 86_400.0),
     "session_idle_s": Setting("seconds", "How long a silent session keeps its runs.", 86_400.0),
+    "session_silent_s": Setting(
+        "seconds", "How long it keeps them for sure where there is no room for other runs.", 900.0
+    ),
     "session_grace_s": Setting("seconds", "How long a finished session keeps its runs.", 3600.0),
     "maintenance_interval_s": Setting("seconds", "How often what has had its time is cleared away.", 30.0),
     "shutdown_after_s": Setting(

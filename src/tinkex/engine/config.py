@@ -99,6 +99,8 @@ class EngineConfig:
     """How long the audit log remembers."""
     session_idle_s: float = 86_400.0
     """How long a session may be silent before its live weights and unnamed snapshots are released."""
+    session_silent_s: float = 900.0
+    """How long a session may be silent before its live weights make room for new runs where no other room is left."""
     session_grace_s: float = 3600.0
     """How long a finished session keeps its live weights and unnamed snapshots."""
     maintenance_interval_s: float = 30.0
@@ -158,7 +160,7 @@ class EngineConfig:
                 raise SetupError(
                     f"{name} is {getattr(self, name):g}; it must be a positive number of seconds."
                 )
-        for name in ("session_idle_s", "session_grace_s"):
+        for name in ("session_idle_s", "session_silent_s", "session_grace_s"):
             if getattr(self, name) < 0:
                 raise SetupError(f"{name} is {getattr(self, name):g}; it must not be negative.")
         for name in ("max_body_bytes", "max_pending_operations", "max_samples_per_request", "max_live_runs"):

@@ -13,7 +13,7 @@ from tinkex._wire import json as wire_json
 from tinkex._wire import proto as wire_proto
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.core import Engine
-from tinkex.engine.store import Outcome, SessionRow
+from tinkex.engine.store import Outcome, RunStatus, SessionRow
 from tinkex.errors import Busy, EngineError, Expired, InvalidInput, UnknownObject, Unsupported
 from tinkex.types import (
     AdamParams,
@@ -590,6 +590,37 @@ def test_too_much_at_once_is_refused_for_now_and_the_number_stays_free(
         bob = Caller(engine, owner="bob", session="b")
         bob.run(sample(bob.sampler(base_model="tiny")))
         assert engine.queue_state(waiting[0]).reason.startswith("waits for operation 1")
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("silent_s", [0.0, 3600.0])
+def test_runs_that_programs_left_behind_make_room_once_their_sessions_are_silent(
+    silent_s: float, tiny_model: Path, tmp_path: Path
+) -> None:
+    engine = Engine(
+        config(tmp_path, tiny_model, max_live_runs=2, maintenance_interval_s=0.02, session_silent_s=silent_s)
+    )
+    engine.start()
+    try:
+        ada, bob = Caller(engine), Caller(engine, owner="bob", session="b")
+        left, other = ada.create(), bob.create()
+        engine.store.sessions.finish(bob.session, time.time() + 3600, "success", None)
+        for _ in range(100):
+            row = engine.store.runs.get(left)
+            assert row is not None
+            if row.status is not RunStatus.LIVE:
+                break
+            time.sleep(0.02)
+        if silent_s:
+            assert row.status is RunStatus.LIVE
+            with pytest.raises(Busy, match="in memory"):
+                ada.create(1)
+        else:
+            ada.create(1)  # one run made room, the longest silent one, and not more than one
+            kept = engine.store.runs.get(other)
+            assert kept is not None
+            assert kept.status is RunStatus.LIVE
     finally:
         engine.close()
 

@@ -64,8 +64,24 @@ class Maintenance:
                     self._release_run(run.run_id)
             for directory in self._store.samplers.release(session_id, now):
                 self.remove(directory)
+        self._make_room(now)
         alive = self._store.runs.with_status(RunStatus.LIVE, RunStatus.CREATING)
         forget_ended(self._store, (run.run_id for run in alive))
+
+    def _make_room(self, now: float) -> None:
+        """Where no further run fits, the runs of sessions that ended or fell silent go early, the oldest first.
+
+        Programs that end without a word leave their runs behind; they must not keep the next ones waiting for a day.
+        """
+        for session_id in self._store.sessions.over(now, now - self._config.session_silent_s):
+            for run in self._store.runs.of_session(session_id):
+                if self._num_live() < self._config.max_live_runs:
+                    return
+                if run.status is RunStatus.LIVE:
+                    self._release_run(run.run_id)
+
+    def _num_live(self) -> int:
+        return len(self._store.runs.with_status(RunStatus.LIVE, RunStatus.CREATING))
 
     def _count_storage(self, now: float) -> None:
         """Count what was kept since the last round."""

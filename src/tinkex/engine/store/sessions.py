@@ -92,11 +92,12 @@ class Sessions:
         return changed > 0
 
     def over(self, finished_before: float, seen_before: float) -> Sequence[str]:
-        """Sessions that finished, or fell silent, before the given times and still hold something."""
+        """Sessions that finished, or fell silent, before the given times and still hold something; the oldest first."""
         rows = self._database.all(
             "SELECT session_id FROM sessions AS s WHERE (finished_at < ? OR seen_at < ?) AND ("
             "EXISTS (SELECT 1 FROM runs WHERE runs.session_id = s.session_id AND runs.status = 'live') OR "
-            "EXISTS (SELECT 1 FROM samplers WHERE samplers.session_id = s.session_id AND released_at IS NULL))",
+            "EXISTS (SELECT 1 FROM samplers WHERE samplers.session_id = s.session_id AND released_at IS NULL)) "
+            "ORDER BY COALESCE(finished_at, seen_at)",
             (finished_before, seen_before),
         )
         return [row["session_id"] for row in rows]
