@@ -134,4 +134,6 @@ def _numbers_fit() -> Iterator[None]:
     try:
         yield
     except OverflowError as error:
-        raise InvalidInput("a number of this call needs more than 64 bits; none that is used does.") from error
+        raise InvalidInput(
+            "a number of this call needs more than 64 bits; none that is used does."
+        ) from error
