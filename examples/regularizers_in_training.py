@@ -49,7 +49,7 @@ def main() -> None:
             print(f"KL weight {kl_weight}")
             for _ in range(4):
                 passed = training.forward_backward_custom([datum], reinforce, regularizers=terms)
-                training.optim_step(types.AdamParams(learning_rate=2e-3)).result()
+                training.optim_step(types.AdamParams(learning_rate=5e-4)).result()
                 metrics = passed.result().metrics
                 print(
                     f"  loss {metrics['loss:sum']:8.3f} = reward {metrics['base_loss:sum']:8.3f}"

@@ -31,7 +31,7 @@ def main() -> None:
         batch = [types.Datum(types.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})]
         for _ in range(6):
             training.forward_backward(batch, "cross_entropy")
-            training.optim_step(types.AdamParams(learning_rate=5e-3))
+            training.optim_step(types.AdamParams(learning_rate=5e-4))
         # No need to wait: the snapshot is taken after the operations called before it.
         after = training.save_weights_and_get_sampling_client()
         print(f"after training                    {logprob(after):9.3f}")

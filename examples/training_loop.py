@@ -30,7 +30,7 @@ def main() -> None:
             began = time.monotonic()
             # Both operations are on their way before the first result is asked for.
             passed = training.forward_backward([datum], "cross_entropy")
-            applied = training.optim_step(types.AdamParams(learning_rate=5e-3))
+            applied = training.optim_step(types.AdamParams(learning_rate=2e-3))
             loss = passed.result().metrics["loss:sum"] / len(tokens[1:])
             applied.result()
             print(f"step {step}/{STEPS}  loss per token {loss:.3f}  {time.monotonic() - began:.2f} s")

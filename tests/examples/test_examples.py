@@ -395,3 +395,11 @@ def multimodal_prompt(out: str) -> None:
     assert numbers(r"a prompt of (\d+) tokens", out) == [text + image + question]
     assert "tiny/model cannot see:" in out
     assert "reads text only" in out
+
+
+@check
+def telemetry_reports(out: str) -> None:
+    assert "raised as ever: division by zero" in out
+    assert "taken: True" in out
+    assert "delivered: True" in out
+    assert numbers(r'tinkex_requests_total\{endpoint="telemetry",outcome="ok"\} (\d+)', out)[0] >= 1
