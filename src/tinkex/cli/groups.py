@@ -65,11 +65,16 @@ class Noun(click.Group):
         return list(self.commands)
 
 
+HELP_NAMES = ["-h", "--help"]
+"""Said by every command: it keeps the names of the first context it is used in, which may not be the program's."""
+
+
 class Leaf(click.Command):
     """A command that also takes ``--json``, ``--quiet`` and the options that say which server is meant."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
+        self.context_settings.setdefault("help_option_names", HELP_NAMES)
         taken = {option for parameter in self.params for option in parameter.opts}
         self.params += [option for option in common_options() if not taken & set(option.opts)]
 

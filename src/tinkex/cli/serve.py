@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from tinkex.cli.groups import HELP_NAMES
 from tinkex.cli.invocation import Invocation, pass_invocation
 from tinkex.cli.server_settings import METAVARS, SETTINGS, read_settings
 from tinkex.errors import SetupError
@@ -49,7 +50,7 @@ def _shown(default: object, kind: str) -> str:
     return f"{default:g}" if isinstance(default, float) and default < 1000 else str(default)
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": HELP_NAMES})
 @click.option(
     "--config",
     type=click.Path(dir_okay=False, path_type=Path),
