@@ -110,7 +110,7 @@ def test_a_checkpoint_of_another_shape_is_refused_where_it_is_loaded(rig: Rig) -
     assert run.loss() > 0
 
 
-def test_unnamed_snapshots_of_unchanged_weights_share_their_files_and_go_with_the_session(rig: Rig) -> None:
+def test_unnamed_snapshots_of_unchanged_weights_share_their_files(rig: Rig) -> None:
     session = rig.ada.session()
     run = rig.run()
     run.run_id = rig.ada.create(session)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tinkex._transport.advice import advice
 from tinkex._transport.base import Reply, Request, Transport
 from tinkex._transport.called_stream import CalledStream
-from tinkex._transport.circuit import Circuit, circuit_of
+from tinkex._transport.circuit import Circuit, Passage, circuit_of
 from tinkex._transport.retry import Answered, Outcome, Retry, RetryPolicy, Unanswered, decide
 from tinkex._transport.streaming import open_stream
 from tinkex._version import __version__
@@ -205,10 +205,7 @@ class Caller:
                 if passage:
                     passage.answered(stream.status)
         except APIConnectionError as error:
-            elapsed = time.monotonic() - began
-            self.sink.emit(RequestFinished(row.name, attempt, None, elapsed, error.message))
-            if passage:
-                passage.unanswered(error.message)
+            self._note_silence(row, attempt, began, error, passage)
             raise
         finally:
             if passage:
@@ -293,10 +290,7 @@ class Caller:
             if passage:
                 passage.answered(reply.status)
         except APIConnectionError as error:
-            elapsed = time.monotonic() - began
-            self.sink.emit(RequestFinished(row.name, attempt, None, elapsed, error.message))
-            if passage:
-                passage.unanswered(error.message)
+            self._note_silence(row, attempt, began, error, passage)
             raise
         except asyncio.CancelledError:
             if not self._closed.is_set():
@@ -340,6 +334,14 @@ class Caller:
             row.purpose,
             timeout or self.config.timeout,
         )
+
+    def _note_silence(
+        self, row: Endpoint, attempt: int, began: float, error: APIConnectionError, passage: Passage | None
+    ) -> None:
+        """Tells the sink and the circuit that a request got no answer."""
+        self.sink.emit(RequestFinished(row.name, attempt, None, time.monotonic() - began, error.message))
+        if passage:
+            passage.unanswered(error.message)
 
     def about(self, row: Endpoint, path: Mapping[str, str] | None = None) -> HttpRequest:
         """The request as errors show it."""
