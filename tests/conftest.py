@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,24 @@ os.environ.setdefault("TINKER_TELEMETRY", "0")
 # Tests never assert absolute times: a busy machine must not fail an example for being slow.
 settings.register_profile("tinkex", deadline=None)
 settings.load_profile("tinkex")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Loggers leave a test with the levels they came with: a command that turns them up would feed every test after it."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    levels = {name: each.level for name, each in _our_loggers()}
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    for name, each in _our_loggers():
+        each.setLevel(levels.get(name, logging.NOTSET))
+
+
+def _our_loggers() -> list[tuple[str, logging.Logger]]:
+    named = logging.Logger.manager.loggerDict.items()
+    return [(n, each) for n, each in named if n.startswith("tinkex") and isinstance(each, logging.Logger)]
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import dataclasses
 import io
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -111,26 +110,19 @@ def test_others_reach_a_server_only_through_tls_or_if_that_is_said() -> None:
         check(tls_cert="chain.pem", tls_key="key.pem")
 
 
-@pytest.fixture
-def logs() -> Iterator[io.StringIO]:
-    root, access = logging.getLogger(), logging.getLogger("tinkex.access")
-    handlers, level, access_level = root.handlers[:], root.level, access.level
-    yield io.StringIO()
-    root.handlers[:], root.level = handlers, level
-    access.setLevel(access_level)
-
-
 @pytest.mark.parametrize("access", [True, False])
 def test_calls_are_logged_only_if_asked_for_and_a_value_cannot_forge_a_line(
-    access: bool, logs: io.StringIO
+    access: bool,
 ) -> None:
+    logs = io.StringIO()
     set_up_logs("text", "warning", access=access, stream=logs)
     logging.getLogger("tinkex.access").info("call", extra={"fields": {"user": "a\nERROR forged: line"}})
     logging.getLogger("tinkex.engine").info("not worth a line")
     assert logs.getvalue().count("\n") == int(access)
 
 
-def test_a_trace_is_part_of_its_json_line(logs: io.StringIO) -> None:
+def test_a_trace_is_part_of_its_json_line() -> None:
+    logs = io.StringIO()
     set_up_logs("json", "info", access=False, stream=logs)
     try:
         raise ValueError("of a test")
