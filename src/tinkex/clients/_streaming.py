@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
-import random
 import time
 import weakref
 from collections import deque
@@ -16,7 +14,6 @@ from typing import TYPE_CHECKING, Self
 
 from tinkex import types
 from tinkex._runtime import arrival, background
-from tinkex._transport.retry import Answered, Outcome, Retry, Unanswered, decide
 from tinkex._wire import json
 from tinkex._wire.endpoints import endpoint
 from tinkex._wire.sse import EventParser, ServerSentEvent
@@ -32,12 +29,12 @@ from tinkex.errors import (
     RequestFailedError,
     StreamInterruptedError,
 )
-from tinkex.events import RetryScheduled, StreamingUnavailable
+from tinkex.events import StreamingUnavailable
 
 if TYPE_CHECKING:
     from tinkex._transport.budget import Slots
     from tinkex._transport.called_stream import CalledStream
-    from tinkex._transport.retry import RetryPolicy
+    from tinkex.clients._retries import Retries
     from tinkex.clients.session import OpenSession, Session
 
 __all__ = ["AsyncSampleStream", "Road", "SampleStream", "StreamSource"]
@@ -57,8 +54,7 @@ class Road:
     next_seq_id: Callable[[], Awaitable[int]]
     sample: Callable[[types.SampleRequest], Awaitable[types.SampleResponse]]
     """The same sample as one future."""
-    policy: RetryPolicy | None
-    """None: failures are not tried again."""
+    retries: Retries
 
 
 class StreamSource:
@@ -136,8 +132,7 @@ class StreamSource:
             except APIStatusError as error:
                 if error.status_code in NO_SUCH_ENDPOINT:
                     return await self._all_at_once(error.status_code)
-                outcome: Outcome = Answered(error.status_code, error.response.headers)
-                await self._pause(error, outcome, attempt, time.monotonic() - began)
+                await self._pause(error, attempt, time.monotonic() - began)
             except APIConnectionError as error:
                 if self.received:
                     raise StreamInterruptedError(
@@ -145,7 +140,9 @@ class StreamSource:
                         f"the stream broke off after {len(self.received)} tokens: {error.message}",
                         tuple(self.received),
                     ) from error
-                await self._pause(error, Unanswered(), attempt, time.monotonic() - began)
+                await self._pause(error, attempt, time.monotonic() - began)
+            except self._road.retries.kinds as error:
+                await self._pause(error, attempt, time.monotonic() - began)
             attempt += 1
 
     async def _open(self, attempt: int) -> None:
@@ -199,21 +196,14 @@ class StreamSource:
                 pass  # news of a newer server
         return None
 
-    async def _pause(
-        self, error: APIConnectionError | APIStatusError, outcome: Outcome, attempt: int, elapsed: float
-    ) -> None:
+    async def _pause(self, error: Exception, attempt: int, elapsed: float) -> None:
         """Waits before another try, or raises the error when another try makes no sense."""
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.close()
-        road = self._road
-        if self.received or road.policy is None:
+        if self.received:
             raise error
-        step = decide(outcome, attempt, elapsed, road.policy, random.random)
-        if not isinstance(step, Retry):
-            raise error
-        road.session.caller.sink.emit(RetryScheduled(_STREAM.name, attempt, step.after, str(error)))
-        await asyncio.sleep(step.after)
+        await self._road.retries.pause(_STREAM.name, error, attempt, elapsed)
 
     async def _all_at_once(self, status: int) -> Sequence[types.SampleStreamEvent]:
         """The same sample as one future, for servers without streaming."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from tinkex import types
 from tinkex._runtime import arrival, background
 from tinkex._transport.budget import Slots
-from tinkex._transport.retry import Answered, Outcome, Retry, Unanswered, decide
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._checks import check_prompt_options, check_sample
 from tinkex.clients._chunking import prompt_bytes
@@ -23,18 +22,12 @@ from tinkex.clients._connection import connect
 from tinkex.clients._handles import SamplerHandle
 from tinkex.clients._pacing import paced
 from tinkex.clients._progress import Progress
+from tinkex.clients._retries import Retries
 from tinkex.clients._sample_body import sample_body
 from tinkex.clients._streaming import AsyncSampleStream, Road, SampleStream, StreamSource
 from tinkex.clients.retry_config import RetryConfig
 from tinkex.clients.session import Session
-from tinkex.errors import (
-    APIConnectionError,
-    APIResponseValidationError,
-    APIStatusError,
-    ResultExpiredError,
-    TinkexError,
-)
-from tinkex.events import RetryScheduled
+from tinkex.errors import APIResponseValidationError
 from tinkex.futures import AwaitableConcurrentFuture
 
 if TYPE_CHECKING:
@@ -94,8 +87,8 @@ class SamplingClient:
                 ),
             )
             server_limit = UNBOUNDED  # samples that wait hold no connection
-        own_limit = server_limit if retry_config is None else retry_config.max_connections
-        self._in_flight = Slots(min(own_limit, server_limit))
+        own_limit = None if retry_config is None else retry_config.max_connections
+        self._in_flight = Slots(server_limit if own_limit is None else min(own_limit, server_limit))
         # Push-back pauses every sample of the session, so the call itself does not wait it out.
         self._submit_policy = replace(
             session.caller.policy, handed_back=frozenset({402, 429}), payment_pause_s=0.0
@@ -104,7 +97,12 @@ class SamplingClient:
             self._retry_config.enable_stuck_detection and opened.client_config.sample_enable_stuck_detection
         )
         self._progress = Progress(self._retry_config.progress_timeout if watched else None)
-        self._retry_policy = self._retry_config.policy(watched=watched)
+        self._retries = Retries(
+            self._retry_config,
+            self._retry_config.policy(watched=watched),
+            not opened.client_config.sample_no_retries,
+            session,
+        )
 
     def sample(
         self,
@@ -324,9 +322,9 @@ class SamplingClient:
     # ---- the way a sample goes ----
 
     def _stream(self, prompt: types.ModelInput, number: int, params: types.SamplingParams) -> StreamSource:
-        retries = self._retry_config.enable_retry_logic and not self._opened.client_config.sample_no_retries
-        policy = self._retry_policy if retries else None
-        road = Road(self._session, self._opened, self._in_flight, self._next_seq_id, self._sample, policy)
+        road = Road(
+            self._session, self._opened, self._in_flight, self._next_seq_id, self._sample, self._retries
+        )
         return StreamSource.of(
             road, prompt, number, params, self._sampling_session_id, self._record_stability_info
         )
@@ -339,22 +337,9 @@ class SamplingClient:
             while True:
                 try:
                     return await self._sample_once(request, await self._next_seq_id(), size)
-                except (APIConnectionError, APIStatusError, ResultExpiredError) as error:
-                    await self._pause_before_retry(error, attempt)
+                except self._retries.kinds as error:
+                    await self._retries.pause(_SAMPLE.name, error, attempt, self._progress.silent_s)
                     attempt += 1
-
-    async def _pause_before_retry(self, error: TinkexError, attempt: int) -> None:
-        """Waits before another try, or raises the error when another try makes no sense."""
-        if not self._retry_config.enable_retry_logic or self._opened.client_config.sample_no_retries:
-            raise error
-        outcome: Outcome = Unanswered()
-        if isinstance(error, APIStatusError):
-            outcome = Answered(error.status_code, error.response.headers)
-        step = decide(outcome, attempt, self._progress.silent_s, self._retry_policy, random.random)
-        if not isinstance(step, Retry):
-            raise error
-        self._session.caller.sink.emit(RetryScheduled("asample", attempt, step.after, str(error)))
-        await asyncio.sleep(step.after)
 
     def _hear_queue(self, queue_state: str, queue_state_reason: str | None) -> None:
         self._progress.heard(queue_state, queue_state_reason)

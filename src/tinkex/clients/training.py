@@ -149,7 +149,7 @@ class TrainingClient:
         ``optim_params`` is an ``AdamParams``, or for another optimizer a mapping with its ``type``.
         ``adam_params`` is the older spelling of the same argument.
         """
-        if (optim_params is None) == (adam_params is None):
+        if optim_params is not None and adam_params is not None:
             raise ValueError("optim_step takes its settings once: optim_step(AdamParams(learning_rate=…))")
         params = optim_params if optim_params is not None else adam_params
         adam, other = None, None

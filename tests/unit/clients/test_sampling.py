@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from tinkex.errors import (
     NotFoundError,
     RequestFailedError,
     ResultExpiredError,
+    UnprocessableEntityError,
 )
 from tinkex.events import Event, SamplingPaused
 from tinkex.testing import Reply, Request, reply
@@ -216,6 +218,42 @@ def test_retries_can_be_switched_off(server: ScriptedServer, service: ServiceCli
         sampler.sample(PROMPT, 1, PARAMS).result(timeout=10)
 
 
+def test_errors_that_are_named_are_tried_again_too(server: ScriptedServer, service: ServiceClient) -> None:
+    failed = {"error": "the batch went wrong", "category": "server"}
+    answers = [reply({"detail": "odd"}, status=422), server.accept(reply(failed), sample_sequence_ids=["a"])]
+
+    def flaky(value: types.SampleRequest, request: Request) -> Reply:
+        return answers.pop() if answers else server.on_asample(value, request)
+
+    server.answers["asample"] = flaky
+    named = replace(QUICK, retryable_exceptions=(RequestFailedError, UnprocessableEntityError))
+    sampler = service.create_sampling_client(base_model="toy", retry_config=named)
+    assert len(sampler.sample(PROMPT, 1, PARAMS).result(timeout=30).sequences) == 1
+    assert [r.seq_id for r in server.values("asample")] == [0, 1, 2]
+
+
+def test_errors_that_are_not_named_are_raised_at_once(server: ScriptedServer, service: ServiceClient) -> None:
+    server.answers["retrieve_future"] = lambda *_: reply({"detail": "gone"}, status=410)
+    sampler = service.create_sampling_client(
+        base_model="toy", retry_config=replace(QUICK, retryable_exceptions=())
+    )
+    with pytest.raises(ResultExpiredError):
+        sampler.sample(PROMPT, 1, PARAMS).result(timeout=10)
+    assert len(server.values("asample")) == 1
+
+
+def test_closing_ends_tries_that_would_go_on_for_ever(server: ScriptedServer, service: ServiceClient) -> None:
+    server.answers["asample"] = lambda *_: reply({"detail": "no"}, status=400)
+    sampler = service.create_sampling_client(
+        base_model="toy", retry_config=replace(QUICK, retryable_exceptions=(Exception,))
+    )
+    future = sampler.sample(PROMPT, 1, PARAMS)
+    wait_for(lambda: len(server.values("asample")) > 2)
+    service.close("success").result(timeout=10)
+    with pytest.raises(ClosedError):
+        future.result(timeout=10)
+
+
 def test_retries_end_when_nothing_finishes_any_more(server: ScriptedServer, service: ServiceClient) -> None:
     server.answers["retrieve_future"] = lambda *_: reply({"detail": "gone"}, status=410)
     config = RetryConfig(retry_delay_base=0.01, retry_delay_max=0.02, progress_timeout=0.1)
@@ -360,6 +398,18 @@ def test_a_pickled_client_samples_in_a_process_that_never_made_a_service(server:
 def test_a_client_bound_to_this_process_says_why_it_cannot_be_pickled(sampler: SamplingClient) -> None:
     with pytest.raises(TypeError, match="tinkex serve"):
         pickle.dumps(sampler)
+
+
+@pytest.mark.parametrize("kinds", [APIConnectionError, [TimeoutError], ("timeout",), (KeyboardInterrupt,)])
+def test_what_is_no_tuple_of_errors_is_refused(kinds: Any) -> None:
+    with pytest.raises(TypeError, match="retryable_exceptions must be a tuple"):
+        RetryConfig(retryable_exceptions=kinds)
+
+
+def test_none_bounds_nothing_but_by_the_server(server: ScriptedServer, service: ServiceClient) -> None:
+    sampler = service.create_sampling_client(base_model="toy", retry_config=RetryConfig(max_connections=None))
+    futures = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(5)]
+    assert [len(future.result(timeout=10).sequences) for future in futures] == [1] * 5
 
 
 @pytest.mark.parametrize(

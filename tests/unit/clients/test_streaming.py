@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,15 @@ def test_a_stream_that_breaks_off_is_an_error_with_what_was_received(heard: Hear
     assert isinstance(caught.value, APIConnectionError)
     assert len(server.values("stream_sample")) == 1, "tokens that were handed out are not drawn again"
     assert list(stream) == []
+
+
+def test_a_stream_tries_again_what_its_settings_name(heard: Heard) -> None:
+    error = ("error", {"error": "the batch went wrong", "category": "server"})
+    server = StreamingServer(told(ACCEPTED, error), told(ACCEPTED, token(0), DONE))
+    named = replace(QUICK, retryable_exceptions=(RequestFailedError,))
+    assert len(list(sampler_of(server, heard, named).sample_stream(PROMPT, 1, PARAMS))) == 2
+    with pytest.raises(APIConnectionError):
+        next(sampler_of(StreamingServer(told(ACCEPTED)), heard, named).sample_stream(PROMPT, 1, PARAMS))
 
 
 def test_without_retries_the_first_failure_is_raised(heard: Heard) -> None:

@@ -220,7 +220,7 @@ def test_the_data_is_taken_as_it_is_at_the_call(server: ScriptedServer, training
 @pytest.mark.parametrize(
     ("arguments", "keywords", "error"),
     [
-        ((), {}, ValueError),
+        ((), {}, TypeError),
         ((ADAM,), {"adam_params": ADAM}, ValueError),
         ((3,), {}, TypeError),
         (({"learning_rate": 1.0},), {}, TypeError),

@@ -1,0 +1,47 @@
+"""What a sampling client does after a failure, the same for whole samples and for streams."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tinkex._transport.retry import Retry, decide
+from tinkex.errors import APIStatusError
+from tinkex.events import RetryScheduled
+
+if TYPE_CHECKING:
+    from tinkex._transport.retry import RetryPolicy
+    from tinkex.clients.retry_config import RetryConfig
+    from tinkex.clients.session import Session
+
+__all__ = ["Retries"]
+
+
+@dataclass(frozen=True)
+class Retries:
+    """The way one client tries again: its settings, and what its server allows."""
+
+    config: RetryConfig
+    policy: RetryPolicy
+    allowed: bool
+    """False where the server wants no second tries."""
+    session: Session
+
+    @property
+    def kinds(self) -> tuple[type[Exception], ...]:
+        """The errors to ask :meth:`pause` about."""
+        return (APIStatusError, *self.config.retryable_exceptions)
+
+    async def pause(self, operation: str, error: Exception, attempt: int, elapsed: float) -> None:
+        """Waits before another try, or raises the error when another try makes no sense."""
+        outcome = self.config.outcome(error)
+        if outcome is None or not self.allowed or not self.config.enable_retry_logic:
+            raise error
+        step = decide(outcome, attempt, elapsed, self.policy, random.random)
+        if not isinstance(step, Retry):
+            raise error
+        self.session.caller.sink.emit(RetryScheduled(operation, attempt, step.after, str(error)))
+        await asyncio.sleep(step.after)
+        self.session.check_open()  # no program waits for tries of a client that it closed
