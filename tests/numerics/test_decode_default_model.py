@@ -9,7 +9,7 @@ from tests.unit.engine.kernels.cores import CORES
 from tests.unit.engine.sampler.harness import sample
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.model.catalog import DEFAULT_MODEL, LoadedModel, load_model
-from tinkex.engine.sampler import Sampler
+from tinkex.engine.sampler.sampler import Sampler
 from tinkex.engine.trainer.trainer import Trainer, TrainJob
 from tinkex.types import Datum, ForwardBackwardOutput, LoraConfig, ModelInput, TensorData
 

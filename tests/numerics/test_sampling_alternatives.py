@@ -13,8 +13,8 @@ from tests.unit.engine.sampler.harness import full_logits, one_thread, random_to
 from tinkex._wire.proto import encode_sample_response
 from tinkex.engine.model.loader import load_transformer
 from tinkex.engine.model.tokenizer import EngineTokenizer
-from tinkex.engine.sampler import Sampler
 from tinkex.engine.sampler.logits import RowSettings
+from tinkex.engine.sampler.sampler import Sampler
 from tinkex.types import TensorData
 
 __all__ = ["one_thread"]

@@ -13,8 +13,8 @@ import torch
 from tests.unit.engine.sampler.harness import finish, full_logits, job, one_thread, random_tokens, sample
 from tinkex.engine.model.loader import load_transformer
 from tinkex.engine.model.tokenizer import EngineTokenizer
-from tinkex.engine.sampler import Sampler
 from tinkex.engine.sampler.logits import RowSettings, draw, generator_of
+from tinkex.engine.sampler.sampler import Sampler
 
 __all__ = ["one_thread"]
 

@@ -21,7 +21,7 @@ from tinkex.engine.model.loader import load_transformer
 from tinkex.engine.model.lora import Adapter
 from tinkex.engine.model.tokenizer import EngineTokenizer
 from tinkex.engine.model.transformer import Transformer
-from tinkex.engine.sampler import Sampler
+from tinkex.engine.sampler.sampler import Sampler
 from tinkex.engine.trainer.trainer import Trainer, TrainJob, TrainState
 from tinkex.types import (
     AdamParams,

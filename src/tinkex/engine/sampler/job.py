@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from tinkex.engine.sampler.logits import MIN_TEMPERATURE, TOP_K_OFF
 from tinkex.engine.sampler.stopping import StopRule
 from tinkex.errors import InvalidInput
 
@@ -19,7 +18,11 @@ if TYPE_CHECKING:
     from tinkex.engine.model.lora import Adapter
     from tinkex.types import SampleRequest, SamplingParams, TensorData
 
-__all__ = ["MAX_TOPK_LOGPROBS", "SampleJob", "check_job", "max_new_tokens"]
+__all__ = ["MAX_TOPK_LOGPROBS", "MIN_TEMPERATURE", "TOP_K_OFF", "SampleJob", "check_job", "max_new_tokens"]
+
+TOP_K_OFF = -1
+MIN_TEMPERATURE = 1e-6
+"""The smallest temperature above 0: below it, scaled logits leave the range of fp32."""
 
 MAX_TOPK_LOGPROBS = 1024
 """The most alternatives that are reported per token, so that a long prompt's answer stays within memory."""

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from tinkex.engine.sampler.limits import SlotSizes
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -35,9 +37,6 @@ if TYPE_CHECKING:
     from tinkex.engine.model.attention import Attend
 
 __all__ = ["PromptKV", "Slot", "SlotTable", "bytes_per_token", "prefill_attend"]
-
-_STEP = 64
-"""The smallest capacity of a slot, the step in which those apart grow, and the chunk in which the core adds up."""
 
 
 def bytes_per_token(arch: Architecture, dtype: torch.dtype) -> int:
@@ -224,6 +223,7 @@ class SlotTable:
         self._arch = arch
         self._dtype = dtype
         self._apart = apart
+        self.sizes = SlotSizes(apart)
         self._banks: list[_Bank] = []
 
     @property
@@ -238,39 +238,12 @@ class SlotTable:
         """Bytes that would be allocated to add a sequence of this length, with room for one more token."""
         bank = self._find(length)
         if bank is None:
-            return self.capacity(length) * bytes_per_token(self._arch, self._dtype)
+            return self.sizes.capacity(length) * bytes_per_token(self._arch, self._dtype)
         return bank.next_growth * bank.slot_bytes
-
-    def capacity(self, length: int) -> int:
-        """How many tokens the slot of a sequence has room for that holds ``length`` tokens and takes one more."""
-        if self._apart:
-            return -(-(length + 1 + length // 4) // _STEP) * _STEP
-        return max(_STEP, 1 << length.bit_length())
-
-    def own_length(self, prompt_length: int) -> int:
-        """How many tokens of a prompt are copied into a slot that goes on from it; the others stay where they are.
-
-        The last, unfinished step is copied: the core adds up whole steps, and new tokens belong to it.
-        """
-        return prompt_length % _STEP if self._apart else prompt_length
-
-    def most_tokens(self, prompt_length: int, num_new: int) -> int:
-        """The most tokens one sequence alone ever has memory for at once, if it gets ``num_new`` new tokens.
-
-        Those are a slot and the larger one it moves to, beside the prompt it shares. The prompt may be longer than
-        the request's: a sequence that gave way comes back with what it had as its prompt, all but the last two tokens
-        of it at most. Side by side it is that prompt and its slot.
-        """
-        if num_new == 1:
-            return prompt_length  # its only token is drawn without a slot
-        held = prompt_length + num_new - 2
-        if not self._apart:
-            return held + self.capacity(held)
-        return held + _STEP - 1 + self.capacity(held - prompt_length + self.own_length(prompt_length))
 
     def join(self, prompt: PromptKV) -> Slot:
         """A slot for a new sequence that goes on from ``prompt``; if it is ``shared``, the prompt must stay."""
-        own_length = self.own_length(prompt.length)
+        own_length = self.sizes.own_length(prompt.length)
         start = prompt.length - own_length
         slot = self._bank(own_length).take(prompt.kv_L2KPd[:, :, :, start:], own_length)
         slot.length = prompt.length
@@ -329,13 +302,13 @@ class SlotTable:
         """The bank that takes a sequence of this length, if there is one."""
         if self._apart:
             return None
-        capacity = self.capacity(length)
+        capacity = self.sizes.capacity(length)
         return next((bank for bank in self._banks if bank.capacity == capacity), None)
 
     def _bank(self, length: int) -> _Bank:
         bank = self._find(length)
         if bank is None:
-            bank = _Bank(self._arch, self._dtype, self.capacity(length), apart=self._apart)
+            bank = _Bank(self._arch, self._dtype, self.sizes.capacity(length), apart=self._apart)
             self._banks.append(bank)
         return bank
 

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from tinkex.engine.sampler.job import TOP_K_OFF
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
 __all__ = [
-    "MIN_TEMPERATURE",
-    "TOP_K_OFF",
     "Draw",
     "RowSettings",
     "draw",
@@ -32,10 +32,6 @@ __all__ = [
     "prompt_generator_of",
     "scaled_logprobs",
 ]
-
-TOP_K_OFF = -1
-MIN_TEMPERATURE = 1e-6
-"""The smallest temperature above 0: below it, scaled logits leave the range of fp32."""
 
 _NUCLEUS_CANDIDATES = 256
 _NUCLEUS_GROWTH = 16

@@ -15,7 +15,7 @@ Shapes: B rows of a decode step, T packed rows of a prefill pass, D hidden, V vo
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import insort
 from collections import deque
 from functools import cache
 from typing import TYPE_CHECKING
@@ -24,12 +24,13 @@ import numpy as np
 import torch
 
 from tinkex.engine.sampler.compute import choose_compute
-from tinkex.engine.sampler.job import SampleJob, check_job, max_new_tokens
+from tinkex.engine.sampler.job import SampleJob
 from tinkex.engine.sampler.kv_cache import SlotTable, bytes_per_token
+from tinkex.engine.sampler.limits import SamplerLimits
 from tinkex.engine.sampler.prefill import Prefill, share_chunk
 from tinkex.engine.sampler.prompt_cache import CachedPrompt, PromptCache, PromptMatch
 from tinkex.engine.sampler.request import Continuation, Request
-from tinkex.errors import Conflict, InvalidInput, NumericalError, TinkexError
+from tinkex.errors import Conflict, NumericalError, TinkexError
 from tinkex.types import SampleResponse
 
 if TYPE_CHECKING:
@@ -77,7 +78,6 @@ class Sampler:
     ) -> None:
         self._arch = model.arch
         self._compute = choose_compute(model, compute)
-        self._eos_token_ids = tokenizer.eos_token_ids
         self._token_bytes = cache(lambda token: tokenizer.decode_bytes([token]))
         self._max_batch = max_batch
         self._prefill_chunk = prefill_chunk
@@ -86,7 +86,13 @@ class Sampler:
             model.arch, model.dtype, keep_bytes=min(prompt_cache_bytes, kv_budget_bytes)
         )
         self._slots = SlotTable(model.arch, model.dtype, apart=self._compute.slots_apart)
-        self._budget_tokens = kv_budget_bytes // bytes_per_token(model.arch, model.dtype)
+        self.limits = SamplerLimits(
+            arch=model.arch,
+            eos_token_ids=tokenizer.eos_token_ids,
+            kv_budget_bytes=kv_budget_bytes,
+            budget_tokens=kv_budget_bytes // bytes_per_token(model.arch, model.dtype),
+            sizes=self._slots.sizes,
+        )
         self._requests: dict[str, Request] = {}
         self._next_order = 0
         # The stages of the way, each in the order of arrival; decoding rows in the order of their adapters.
@@ -122,17 +128,15 @@ class Sampler:
 
     def check(self, job: SampleJob) -> None:
         """Raises ``InvalidInput`` for a job that cannot be run; quick, and safe from any thread."""
-        check_job(job, self._arch, self._eos_token_ids)
-        self._check_memory(job)
+        self.limits.check(job)
 
     def add(self, job: SampleJob) -> None:
         """Puts a job in line."""
-        stop = check_job(job, self._arch, self._eos_token_ids)
+        stop, most_new = self.limits.check(job)
         if job.request_id in self._requests:
             raise Conflict(
                 f"request {job.request_id!r} is already being sampled; give each request an id of its own"
             )
-        most_new = self._check_memory(job)
         request = Request(
             job, order=self._next_order, arch=self._arch, stop=stop, token_bytes=self._token_bytes
         )
@@ -174,28 +178,6 @@ class Sampler:
             self._decode()
             self._decode_next = False
         return self._finished
-
-    def _check_memory(self, job: SampleJob) -> int:
-        """The most new tokens there can ever be memory for; refuses a job that insists on more, or has no room at all."""
-        length = len(job.prompt_P)
-        fits = bisect_right(
-            range(1, self._arch.max_context + 1),
-            self._budget_tokens,
-            key=lambda num_new: self._slots.most_tokens(length, num_new),
-        )
-        held = f"the sampler's memory of {self._kv_budget_bytes:,} bytes holds {self._budget_tokens:,} tokens"
-        if not fits:
-            raise InvalidInput(
-                f"prompt has {length:,} tokens, and {held}; shorten the prompt, or give the engine a larger kv_cache_bytes"
-            )
-        wanted = job.params.max_tokens
-        if wanted is not None and max_new_tokens(length, wanted, self._arch.max_context) > fits:
-            raise InvalidInput(
-                f"max_tokens is {wanted:,}, and {held}, room for {fits:,} new tokens after this prompt of {length:,} (a "
-                "sequence needs its place twice while it moves to a larger one); ask for fewer, leave max_tokens out for as "
-                "many as fit, or give the engine a larger kv_cache_bytes"
-            )
-        return fits
 
     def _admit(self) -> None:
         """Lets requests in while the batch and the memory have room for them."""
@@ -241,7 +223,7 @@ class Sampler:
         # A prompt without room for a slot beside it would hold its memory for nothing.
         needed = self._prompts.cost(len(prefill.tokens_P))
         if prefill.needs_slot:
-            needed += self._slots.cost(self._slots.own_length(len(prefill.tokens_P)))
+            needed += self._slots.cost(self._slots.sizes.own_length(len(prefill.tokens_P)))
         if match.source is not None:
             self._prompts.use(match.source)  # not to be dropped while room is made
         prompt = None
@@ -323,7 +305,7 @@ class Sampler:
         joined = len(self._decoding)
         while self._ready and len(self._decoding) < self._max_batch:
             continuation, prompt = self._ready[0]
-            own_length = self._slots.own_length(prompt.kv.length)
+            own_length = self._slots.sizes.own_length(prompt.kv.length)
             if self._decoding and not self._make_room(self._slots.cost(own_length)):
                 break  # until one of those that decode has ended
             if not self._claim(continuation, own_length):

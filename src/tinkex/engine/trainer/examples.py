@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tinkex.engine.trainer.loss_graph import LossGraph
-from tinkex.engine.trainer.losses import CUSTOM, Loss
+from tinkex.engine.trainer.losses import CUSTOM, Loss, find_loss, read_settings
 from tinkex.errors import InvalidInput
 from tinkex.types.inputs import EncodedTextChunk
 
@@ -21,7 +20,9 @@ if TYPE_CHECKING:
     from tinkex.types.inputs import Datum, ModelInput
     from tinkex.types.tensors import TensorData
 
-__all__ = ["Example", "Limits", "read_examples"]
+__all__ = ["MAX_RANK", "Example", "Limits", "LossInputs", "read_examples", "read_pass"]
+
+MAX_RANK = 512
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,20 @@ class Limits:
 
     vocab_size: int
     max_context: int
+
+
+class LossInputs(Protocol):
+    """What a custom loss declares: the inputs it reads besides the logprobs, and the dimensions of each."""
+
+    @property
+    def input_names(self) -> Sequence[str]:
+        """The names of its inputs besides the logprobs."""
+        ...
+
+    @property
+    def ranks(self) -> Mapping[str, int]:
+        """The number of dimensions of every input, the logprobs included."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +68,40 @@ class Example:
         return self.shape[1] if len(self.shape) == 2 else 1
 
 
+def read_pass(
+    data: Sequence[Datum],
+    loss_fn: str,
+    loss_fn_config: Mapping[str, float | str] | None,
+    limits: Limits,
+    custom_loss: LossInputs | None = None,
+) -> tuple[Loss, list[Example]]:
+    """What a pass asks for: its loss, and its datums as examples; refuses, with ``InvalidInput``, one that cannot run.
+
+    Needs no weights and no torch, and may be called from any thread.
+
+    Example:
+        >>> datum = Datum(model_input=ModelInput.from_ints([5, 6]), loss_fn_inputs={"target_tokens": [6, 7]})
+        >>> loss, examples = read_pass([datum], "cross_entropy", None, Limits(vocab_size=8, max_context=4))
+        >>> loss.name, len(examples)
+        ('cross_entropy', 1)
+    """
+    loss = find_loss(loss_fn)
+    settings = read_settings(loss, loss_fn_config)
+    if loss is CUSTOM and custom_loss is None:
+        raise InvalidInput(
+            "loss_fn 'custom' runs a loss made by create_custom_loss; name it in loss_fn_config: {\"loss_id\": ...}"
+        )
+    if loss is not CUSTOM and custom_loss is not None:
+        raise InvalidInput(f"loss_fn {loss.name!r} takes no custom loss; send loss_fn 'custom' to run it")
+    return loss, read_examples(data, loss, settings, limits, custom_loss)
+
+
 def read_examples(
     data: Sequence[Datum],
     loss: Loss,
     settings: Mapping[str, float],
     limits: Limits,
-    graph: LossGraph | None = None,
+    graph: LossInputs | None = None,
 ) -> list[Example]:
     """The datums as examples; an ``InvalidInput`` names the first datum and key that cannot be used.
 
@@ -97,7 +140,7 @@ def _read(index: int, datum: Datum, loss: Loss, settings: Mapping[str, float], l
     return Example(tokens_N, targets.reshape(-1), inputs, targets.shape)
 
 
-def _read_custom(index: int, datum: Datum, graph: LossGraph, limits: Limits) -> Example:
+def _read_custom(index: int, datum: Datum, graph: LossInputs, limits: Limits) -> Example:
     tokens_N = _tokens(index, datum.model_input, limits)
     given = datum.loss_fn_inputs
     for name in ("target_tokens", *graph.input_names):

@@ -4,6 +4,8 @@ Every formula sees one value per target token: ``lp`` is the learner's logprob o
 ``logprobs``, ``A`` the ``advantages`` and ``r = exp(lp − q)``. Settings such as clip thresholds arrive per
 token too, because a datum may carry its own. Gradients with respect to ``lp`` come from autograd.
 
+What a loss reads and can be told is looked up where there is no torch; only the formulas load it.
+
 Shapes: P target tokens (positions × targets per position).
 """
 
@@ -12,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from tinkex.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "CUSTOM",
@@ -31,8 +35,8 @@ __all__ = [
     "sequence_log_ratio",
 ]
 
-Inputs = Mapping[str, Tensor]
-Formula = Callable[[Tensor, Inputs], Tensor]
+Inputs: TypeAlias = "Mapping[str, Tensor]"
+Formula: TypeAlias = "Callable[[Tensor, Inputs], Tensor]"
 Floats = npt.NDArray[np.float32]
 
 SEQUENCE_LOG_RATIO = "sequence_log_ratio"
@@ -76,6 +80,8 @@ class Loss:
 
     def elementwise_and_gradient(self, lp_P: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """The loss of each target token and the derivative of the summed loss by each logprob."""
+        import torch
+
         with torch.enable_grad():
             leaf_P = lp_P.detach().requires_grad_()
             loss_P = self.formula(leaf_P, inputs)
@@ -90,6 +96,8 @@ def _cross_entropy(lp: Tensor, inputs: Inputs) -> Tensor:
 
 def _importance_sampling(lp: Tensor, inputs: Inputs) -> Tensor:
     """−r·A."""
+    import torch
+
     return -torch.exp(_log_ratio(lp, inputs)) * inputs["advantages"]
 
 
@@ -100,6 +108,8 @@ def _ppo(lp: Tensor, inputs: Inputs) -> Tensor:
 
 def _cispo(lp: Tensor, inputs: Inputs) -> Tensor:
     """−clip(r)·lp·A, with no gradient through clip(r)."""
+    import torch
+
     weight = torch.exp(_log_ratio(lp.detach(), inputs)).clamp(inputs[_CLIP[0]], inputs[_CLIP[1]])
     return -weight * lp * inputs["advantages"]
 
@@ -115,12 +125,16 @@ def _gspo(lp: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _log_ratio(lp: Tensor, inputs: Inputs) -> Tensor:
+    import torch
+
     # Where the advantage is 0 the caller's logprob is often a placeholder, and 0 · exp(overflow) would be NaN.
     return torch.where(inputs["advantages"] == 0, 0.0, lp - inputs["logprobs"])
 
 
 def _pessimistic(log_ratio: Tensor, inputs: Inputs) -> Tensor:
     """−min(r·A, clip(r)·A), written so that a ratio beyond fp32 does no harm where it is clipped."""
+    import torch
+
     held = _held_back(log_ratio.detach(), inputs)
     bound = torch.where(inputs["advantages"] > 0, inputs[_CLIP[1]], inputs[_CLIP[0]])
     free = torch.exp(torch.where(held | (inputs["advantages"] == 0), 0.0, log_ratio))
@@ -129,6 +143,8 @@ def _pessimistic(log_ratio: Tensor, inputs: Inputs) -> Tensor:
 
 def _held_back(log_ratio: Tensor, inputs: Inputs) -> Tensor:
     """Where PPO's minimum takes the clipped branch, so that the token has no gradient."""
+    import torch
+
     ratio, advantages = torch.exp(log_ratio), inputs["advantages"]
     above = (ratio > inputs[_CLIP[1]]) & (advantages > 0)
     below = (ratio < inputs[_CLIP[0]]) & (advantages < 0)
@@ -137,6 +153,8 @@ def _held_back(log_ratio: Tensor, inputs: Inputs) -> Tensor:
 
 def _out_of_bounds(log_ratio: Tensor, inputs: Inputs) -> Tensor:
     """Where the ratio lies outside its thresholds, whatever the advantage."""
+    import torch
+
     ratio = torch.exp(log_ratio)
     return (ratio > inputs[_CLIP[1]]) | (ratio < inputs[_CLIP[0]])
 

@@ -19,14 +19,12 @@ from tinkex.engine.trainer.backbone import Backbone, Tenant
 from tinkex.engine.trainer.batch import Pass, Segment, plan_passes
 from tinkex.engine.trainer.buffers import SpareBuffers
 from tinkex.engine.trainer.checkpoint import load_state, save_state
-from tinkex.engine.trainer.examples import Limits, read_examples
+from tinkex.engine.trainer.examples import MAX_RANK, Limits, read_pass
 from tinkex.engine.trainer.head import Head, HeadLora
 from tinkex.engine.trainer.losses import (
     CUSTOM,
     LOSS_GRADIENT,
     SEQUENCE_LOG_RATIO,
-    find_loss,
-    read_settings,
     sequence_log_ratio,
 )
 from tinkex.engine.trainer.optim import adam_step
@@ -38,7 +36,6 @@ from tinkex.types.training import AdamParams, LoraConfig
 
 __all__ = ["MAX_RANK", "TrainJob", "TrainState", "Trainer"]
 
-MAX_RANK = 512
 _GRADIENT_BYTES = 2**30  # of the jobs that share passes; each has a buffer of its own until it succeeds
 _SPARE_BYTES = 2**29  # of gradient buffers kept between passes
 
@@ -69,7 +66,8 @@ class Trainer:
         self._buffers = SpareBuffers(_SPARE_BYTES)
         self._backbone = Backbone(model)
         self._head = Head(model.unembedding_VD)
-        self._limits = Limits(vocab_size=model.arch.vocab_size, max_context=model.arch.max_context)
+        self.limits = Limits(vocab_size=model.arch.vocab_size, max_context=model.arch.max_context)
+        """What the datums of a job may hold."""
 
     def create(self, lora: LoraConfig) -> TrainState:
         """A fresh state whose adapter changes nothing yet."""
@@ -130,15 +128,7 @@ class Trainer:
         load_state(state, directory, self._model.arch, optimizer=optimizer)
 
     def _read(self, job: TrainJob) -> Work:
-        loss = find_loss(job.loss_fn)
-        settings = read_settings(loss, job.loss_fn_config)
-        if loss is CUSTOM and job.custom_loss is None:
-            raise InvalidInput(
-                "loss_fn 'custom' runs a loss made by create_custom_loss; name it in loss_fn_config: {\"loss_id\": ...}"
-            )
-        if loss is not CUSTOM and job.custom_loss is not None:
-            raise InvalidInput(f"loss_fn {loss.name!r} takes no custom loss; send loss_fn 'custom' to run it")
-        examples = read_examples(job.data, loss, settings, self._limits, job.custom_loss)
+        loss, examples = read_pass(job.data, job.loss_fn, job.loss_fn_config, self.limits, job.custom_loss)
         return Work(job, loss, examples, self._buffers)
 
     def _groups(self, works: Mapping[int, Work]) -> list[list[int]]:

@@ -8,7 +8,7 @@ from tests.unit.engine.sampler.harness import one_thread
 from tinkex.engine.model.loader import load_transformer
 from tinkex.engine.model.tokenizer import EngineTokenizer
 from tinkex.engine.model.transformer import Transformer
-from tinkex.engine.sampler import Sampler
+from tinkex.engine.sampler.sampler import Sampler
 
 __all__ = ["model", "one_thread", "sampler", "tokenizer"]
 

@@ -14,7 +14,8 @@ from tinkex.engine.model.architecture import Architecture
 from tinkex.engine.model.attention import Attend, packed_causal
 from tinkex.engine.model.lora import Adapter, LoraRows, LoraSpec
 from tinkex.engine.model.transformer import Transformer
-from tinkex.engine.sampler import SampleJob, Sampler
+from tinkex.engine.sampler.job import SampleJob
+from tinkex.engine.sampler.sampler import Sampler
 from tinkex.errors import TinkexError
 from tinkex.types import SampleResponse, SamplingParams
 

@@ -10,8 +10,8 @@ from tinkex.engine.config import EngineConfig
 from tinkex.engine.model.tokenizer import EngineTokenizer
 from tinkex.engine.model.transformer import Transformer
 from tinkex.engine.operations.served import Base
-from tinkex.engine.sampler import Sampler
 from tinkex.engine.sampler.compute import choose_compute
+from tinkex.engine.sampler.sampler import Sampler
 from tinkex.errors import SetupError
 
 has_core = pytest.mark.skipif(not CORES, reason="the package was installed without its compiled core")

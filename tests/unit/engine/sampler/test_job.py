@@ -9,8 +9,8 @@ import pytest
 
 from tests.unit.engine.sampler.harness import job
 from tinkex.engine.model.transformer import Transformer
-from tinkex.engine.sampler import SampleJob, Sampler
-from tinkex.engine.sampler.job import check_job, max_new_tokens
+from tinkex.engine.sampler.job import SampleJob, check_job, max_new_tokens
+from tinkex.engine.sampler.sampler import Sampler
 from tinkex.errors import InvalidInput
 from tinkex.types import EncodedTextChunk, ImageChunk, ModelInput, SampleRequest, SamplingParams, TensorData
 

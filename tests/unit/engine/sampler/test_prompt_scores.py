@@ -7,8 +7,8 @@ import torch
 from tests.unit.engine.sampler.harness import full_logits, job, random_tokens, sample
 from tinkex.engine.model.tokenizer import EngineTokenizer
 from tinkex.engine.model.transformer import Transformer
-from tinkex.engine.sampler import Sampler
 from tinkex.engine.sampler.prompt_scores import PromptScores
+from tinkex.engine.sampler.sampler import Sampler
 from tinkex.types import TensorData
 from tinkex.types.sampling import EMPTY_LOGPROB
 

@@ -16,8 +16,9 @@ from tests.unit.engine.sampler.harness import (
 )
 from tinkex.engine.model.tokenizer import EngineTokenizer
 from tinkex.engine.model.transformer import Transformer
-from tinkex.engine.sampler import SampleJob, Sampler
+from tinkex.engine.sampler.job import SampleJob
 from tinkex.engine.sampler.kv_cache import bytes_per_token
+from tinkex.engine.sampler.sampler import Sampler
 from tinkex.errors import Conflict, NumericalError
 from tinkex.types import SampleResponse
 
