@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import contextvars
 import functools
 import os
 import threading
@@ -17,13 +18,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from tinkex.errors import ClosedError
 
-__all__ = ["Background", "arrival", "background", "before_stop", "on_exit"]
+__all__ = ["Background", "arrival", "background", "before_stop", "on_exit", "start_alone"]
 
 T = TypeVar("T")
+
+Ended: TypeAlias = Callable[[BaseException | None], None]
+"""Hears how a coroutine ended, before those who wait for it do."""
 
 STOP_TIMEOUT_S = 5.0
 
@@ -31,15 +35,18 @@ STOP_TIMEOUT_S = 5.0
 class Handed(Future[T]):
     """The outcome of a coroutine on the background loop; cancelling it cancels the coroutine."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, ended: Ended | None) -> None:
         super().__init__()
         self.task: asyncio.Task[T] | None = None
         self._loop = loop
+        self._ended = ended
 
     def cancel(self) -> bool:
         """Cancels the coroutine, unless it has ended."""
         if not super().cancel():
             return False
+        if self._ended is not None:
+            self._ended(asyncio.CancelledError())
         task = self.task
         if task is not None:
             with contextlib.suppress(RuntimeError):  # a loop that has stopped has cancelled it already
@@ -49,6 +56,8 @@ class Handed(Future[T]):
     def arrived(self, task: asyncio.Task[T]) -> None:
         """Takes over the outcome of the coroutine."""
         self.task = None
+        if self._ended is not None:
+            self._ended(asyncio.CancelledError() if task.cancelled() else task.exception())
         if task.cancelled():
             super().cancel()
             self.set_running_or_notify_cancel()
@@ -72,7 +81,7 @@ class Background:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._inbox: deque[tuple[Coroutine[Any, Any, Any], Handed[Any]]] = deque()
+        self._inbox: deque[tuple[Coroutine[Any, Any, Any], Handed[Any], contextvars.Context]] = deque()
         self._told = False
         self._thread = threading.Thread(target=self._serve, name="tinkex", daemon=True)
         self._thread.start()
@@ -86,10 +95,10 @@ class Background:
         """Whether the caller runs on the loop's own thread, where waiting for the loop would never end."""
         return threading.current_thread() is self._thread
 
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Starts a coroutine on the loop; cancelling the returned future cancels it."""
-        future: Handed[T] = Handed(self.loop)
-        self._inbox.append((coroutine, future))
+    def submit(self, coroutine: Coroutine[Any, Any, T], ended: Ended | None = None) -> Future[T]:
+        """Starts a coroutine on the loop, in the caller's context; cancelling the returned future cancels it."""
+        future: Handed[T] = Handed(self.loop, ended)
+        self._inbox.append((coroutine, future, contextvars.copy_context()))
         if not self._told:
             # Waking the loop costs more than the rest: one call does it for all that arrive meanwhile.
             self._told = True
@@ -99,20 +108,23 @@ class Background:
                 self._inbox.clear()
                 self._told = False
                 coroutine.close()
-                raise ClosedError(
+                stopped = ClosedError(
                     "the background loop has stopped because the program is ending; "
                     "finish calls before the interpreter exits"
-                ) from error
+                )
+                if ended is not None:
+                    ended(stopped)
+                raise stopped from error
         return future
 
     def _begin_all(self) -> None:
         self._told = False  # before the inbox is emptied: whoever adds to it from now on tells us again
         while self._inbox:
-            coroutine, future = self._inbox.popleft()
+            coroutine, future, context = self._inbox.popleft()
             if future.cancelled():
                 coroutine.close()
             else:
-                future.task = task = self.loop.create_task(coroutine)
+                future.task = task = self.loop.create_task(coroutine, context=context)
                 # Held until it ends: the loop alone would let it be collected while it waits.
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -120,8 +132,11 @@ class Background:
                 if future.cancelled():
                     task.cancel()
 
-    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Starts a coroutine that nobody waits for and nobody can cancel; it must handle its own errors."""
+    def start(self, coroutine: Coroutine[Any, Any, None], *, alone: bool = False) -> None:
+        """Starts a coroutine that nobody waits for and nobody can cancel; it must handle its own errors.
+
+        It runs in the caller's context, or ``alone`` in none: then it belongs to the client, not to a call.
+        """
 
         def begin() -> None:
             task = self.loop.create_task(coroutine)
@@ -129,7 +144,7 @@ class Background:
             task.add_done_callback(self._tasks.discard)
 
         try:
-            self.loop.call_soon_threadsafe(begin)
+            self.loop.call_soon_threadsafe(begin, context=contextvars.Context() if alone else None)
         except RuntimeError:
             coroutine.close()  # the program is ending: whoever waits for the outcome is told by submit()
 
@@ -217,6 +232,11 @@ async def arrival(future: Future[T], *, cancel_with_me: bool = False) -> T:
     if future.cancelled():
         raise asyncio.CancelledError
     return future.result()
+
+
+def start_alone(coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task on the running loop that many calls share: it is in the context of none of them."""
+    return asyncio.get_running_loop().create_task(coroutine, context=contextvars.Context())
 
 
 _lock = threading.Lock()

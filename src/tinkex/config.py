@@ -74,6 +74,7 @@ class Config:
     credential_cmd: str | None = None
     circuit_breaker: bool = True
     telemetry: bool = True
+    tracing: bool = True
     log_level: str | None = None
     dump_headers: bool = False
     parity: str = "python"
@@ -180,6 +181,7 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("poll_backoff", "TINKEX_POLL_BACKOFF", accept.poll_backoff, "first and longest wait, in seconds, between polls that the server answers at once"),
         Setting("circuit_breaker", "TINKEX_CIRCUIT_BREAKER", accept.flag, "whether a server that failed five times in a row is left alone for 5 s, per kind of call"),
         Setting("telemetry", "TINKER_TELEMETRY", accept.flag, "whether anything may be reported to the server about this program"),
+        Setting("tracing", "TINKEX_TRACING", accept.flag, "whether OpenTelemetry spans are made, where the program has set up a tracer provider"),
         Setting("log_level", "TINKER_LOG", accept.log_level, "how much the logger 'tinkex' says: debug, info, warning or error"),
         Setting("dump_headers", "TINKEX_DUMP_HEADERS", accept.flag, "whether every request is logged (at info) with its headers, secrets masked"),
         Setting("parity", "TINKEX_PARITY", accept.parity, "whose defaults hold for timeout and max_retries: 'python' (60 s, as many as fit into 300 s) or 'beam' (120 s, 2)"),
