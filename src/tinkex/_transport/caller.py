@@ -14,12 +14,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tinkex import tracing
 from tinkex._transport.advice import advice
 from tinkex._transport.base import Reply, Request, Transport
 from tinkex._transport.called_stream import CalledStream
 from tinkex._transport.circuit import Circuit, Passage, circuit_of
 from tinkex._transport.retry import Answered, Outcome, Retry, RetryPolicy, Unanswered, decide
 from tinkex._transport.streaming import open_stream
+from tinkex._transport.traced import traced
 from tinkex._version import __version__
 from tinkex._wire import json
 from tinkex.config import mask
@@ -195,6 +197,12 @@ class Caller:
         wanted = {"accept": EVENT_STREAM, "accept-encoding": "identity", **(headers or {})}
         request = self._request(row, value, headers=wanted)
         request = await self._with_credentials(row, request, attempt)
+        operation = tracing.current()
+        if operation is None:
+            return await self._stream_now(row, request, attempt)
+        return await traced(operation, self._stream_now, row, request, attempt, self.config.base_url)
+
+    async def _stream_now(self, row: Endpoint, request: Request, attempt: int) -> CalledStream:
         passage = self._circuit.enter(row, self.about(row)) if self._circuit else None
         self.sink.emit(RequestStarted(row.name, attempt))
         began = time.monotonic()
@@ -269,6 +277,12 @@ class Caller:
 
     async def _send(self, row: Endpoint, request: Request, attempt: int) -> Reply:
         request = await self._with_credentials(row, request, attempt)
+        operation = tracing.current()
+        if operation is None:
+            return await self._send_now(row, request, attempt)
+        return await traced(operation, self._send_now, row, request, attempt, self.config.base_url)
+
+    async def _send_now(self, row: Endpoint, request: Request, attempt: int) -> Reply:
         if self._closed.is_set():
             raise ClosedError(f"{row.name} was not sent: the client is closed")
         task = asyncio.current_task()
@@ -402,6 +416,7 @@ def shown_headers(headers: Mapping[str, str]) -> dict[str, str]:
 _HARMLESS = (
     "accept",
     "content-",
+    "traceparent",
     "user-agent",
     "x-idempotency-key",
     "x-sdk-",
