@@ -21,6 +21,7 @@
     ├── SetupError                        this machine lacks something: a model, an extra, a port
     ├── ClosedError (RuntimeError)        the client was closed before this call
     ├── RecoveryError                     a run could not be restarted       .run_id
+    ├── UploadError (ValueError)          a file to be sent cannot be read, or not again
     └── EngineError                       raised inside the engine           .status .category
         ├── InvalidInput 400 (ValueError)     ├── Expired 410
         ├── Unauthorized 401                  ├── TooLarge 413
@@ -28,7 +29,7 @@
         ├── UnknownObject 404 (LookupError)   ├── Busy 429
         ├── Conflict 409                      ├── EngineFailure 500
         ├── Unsupported 501                   ├── ModelUnavailable 503
-        └── StorageUnavailable 503
+        ├── NoRoom 507                        └── StorageUnavailable 503
     ExperimentalWarning (FutureWarning)
 
 Engine errors are turned into HTTP answers in one place, ``engine/api/errors.py``, and come back to the
@@ -66,6 +67,7 @@ __all__ = [
     "InternalServerError",
     "InvalidInput",
     "ModelUnavailable",
+    "NoRoom",
     "NotAllowed",
     "NotFoundError",
     "NumericalError",
@@ -85,6 +87,7 @@ __all__ = [
     "UnknownObject",
     "UnprocessableEntityError",
     "Unsupported",
+    "UploadError",
     "status_error",
 ]
 
@@ -343,6 +346,10 @@ class RecoveryError(TinkexError):
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
+class UploadError(TinkexError, ValueError):
+    """A file that is to be sent cannot be read, or cannot be read again; the message names it."""
+
+
 class EngineError(TinkexError):
     """Raised inside the engine; ``status`` and ``category`` say how it leaves over the wire."""
 
@@ -439,6 +446,13 @@ class StorageUnavailable(EngineError):
     """The engine cannot write down what it would promise: disk full, database locked or damaged."""
 
     status = 503
+
+
+class NoRoom(EngineError):
+    """What is to be kept is more than there is room for; it is refused until something is deleted."""
+
+    status = 507
+    category = RequestErrorCategory.User
 
 
 class ExperimentalWarning(FutureWarning):

@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from tinkex._wire.endpoints import Purpose
 
-__all__ = ["Reply", "Request", "Transport"]
+__all__ = ["Reading", "Reply", "Request", "Transport", "Upload"]
+
+
+class Reading(Protocol):
+    """A body on its way."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Its pieces."""
+        ...
+
+    def close(self) -> None:
+        """Ends the reading wherever it is."""
+        ...
+
+
+class Upload(Protocol):
+    """A body that is read while it is sent."""
+
+    content_type: str
+
+    @property
+    def length(self) -> int | None:
+        """Its size in bytes, if it is known."""
+        ...
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it can be sent (again)."""
+        ...
+
+    def read(self) -> Reading:
+        """Starts from the beginning; ``UploadError`` where something cannot be read, or not again."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +55,8 @@ class Request:
     query: Mapping[str, str] = field(default_factory=dict)
     purpose: Purpose = "rest"
     timeout: float = 60.0
+    upload: Upload | None = field(default=None, repr=False)
+    """Instead of ``body``; ``timeout`` then bounds each wait for progress. Only streams carry it: see ``open_stream``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,12 @@ State: TypeAlias = Literal["closed", "open", "half_open"]
 
 
 def is_failure(status: int) -> bool:
-    """Whether an answer says that the server is in trouble; refusals (4xx) and 501 say that it is well.
+    """Whether an answer says that the server is in trouble; refusals (4xx, 501 and 507) say that it is well.
 
-    >>> [status for status in (200, 400, 404, 408, 429, 500, 501, 503) if is_failure(status)]
+    >>> [status for status in (200, 400, 404, 408, 429, 500, 501, 503, 507) if is_failure(status)]
     [500, 503]
     """
-    return status >= 500 and status != 501
+    return status >= 500 and status not in {501, 507}
 
 
 class Breaker:

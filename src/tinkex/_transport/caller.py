@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from tinkex import tracing
 from tinkex._transport.advice import advice
-from tinkex._transport.base import Reply, Request, Transport
+from tinkex._transport.base import Reply, Request, Transport, Upload
 from tinkex._transport.called_stream import CalledStream
 from tinkex._transport.circuit import Circuit, Passage, circuit_of
 from tinkex._transport.retry import Answered, Outcome, Retry, RetryPolicy, Unanswered, decide
-from tinkex._transport.streaming import open_stream
+from tinkex._transport.streaming import open_stream, send_upload
 from tinkex._transport.traced import traced
 from tinkex._version import __version__
 from tinkex._wire import json
@@ -121,13 +121,15 @@ class Caller:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
         policy: RetryPolicy | None = None,
+        upload: Upload | None = None,
     ) -> Any:
         """Makes the call and returns a value of ``row.response`` (None where the row has none).
 
-        ``value`` is a value of ``row.request``, or the bytes :func:`encode` made of one.
+        ``value`` is a value of ``row.request``, or the bytes :func:`encode` made of one. An ``upload`` is sent
+        in its place.
         """
         reply = await self.exchange(
-            row, value, path=path, query=query, headers=headers, timeout=timeout, policy=policy
+            row, value, path=path, query=query, headers=headers, timeout=timeout, policy=policy, upload=upload
         )
         if row.response is None:
             return None
@@ -150,10 +152,14 @@ class Caller:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
         policy: RetryPolicy | None = None,
+        upload: Upload | None = None,
     ) -> Reply:
         """Makes the call with retries and returns the raw reply; an error status is raised as its typed error."""
         policy = policy or self.policy
         request = self._request(row, value, path=path, query=query, headers=headers, timeout=timeout)
+        if upload is not None:
+            sent = {**request.headers, "content-type": upload.content_type, "accept-encoding": "identity"}
+            request = replace(request, headers=sent, upload=upload)
         began = time.monotonic()
         attempt = 0
         while True:
@@ -169,6 +175,11 @@ class Caller:
                 outcome, error = self._refused(row, reply, self.about(row, path))
             step = decide(outcome, attempt, time.monotonic() - began, policy, self._dice)
             if not isinstance(step, Retry):
+                raise error
+            if upload is not None and not upload.repeatable:
+                error.add_note(
+                    "It was not tried again: a file object that cannot be rewound was read already."
+                )
                 raise error
             self.sink.emit(RetryScheduled(row.name, attempt, step.after, error.message))
             await asyncio.sleep(step.after)
@@ -300,7 +311,10 @@ class Caller:
         began = time.monotonic()
         self._under_way.add(task)
         try:
-            reply = await self.transport.send(request)
+            if request.upload is None:
+                reply = await self.transport.send(request)
+            else:
+                reply = await send_upload(self.transport, request)
             if passage:
                 passage.answered(reply.status)
         except APIConnectionError as error:

@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 
 import pyqwest
 
-from tinkex._transport.base import Request
-from tinkex.errors import APIConnectionError, APITimeoutError, HttpRequest
+from tinkex._transport.base import Request, Upload
+from tinkex.errors import APIConnectionError, APITimeoutError, HttpRequest, UploadError
 
 __all__ = ["LibraryStream"]
 
@@ -30,13 +30,25 @@ class LibraryStream:
         """Sends the request and returns when the reply begins."""
         stream = cls(HttpRequest(request.method, base_url + request.path), request.timeout)
         query = f"?{urlencode(request.query)}" if request.query else ""
+        sending = _Sending(request.upload, request.timeout) if request.upload is not None else None
         try:
-            async with stream._patience():
+            async with stream._patience() as limit:
+                if sending is not None:
+                    sending.limit = limit
+                    stream._held.callback(sending.close)
                 reply = await stream._held.enter_async_context(
                     client.stream(
-                        request.method, stream._about.url + query, request.headers, request.body or None
+                        request.method,
+                        stream._about.url + query,
+                        {**request.headers, **_size_of(request)},
+                        sending.pieces() if sending is not None else request.body or None,
                     )
                 )
+        except APIConnectionError:
+            await stream.close()
+            if sending is not None and sending.failure is not None:
+                raise sending.failure from None
+            raise
         except BaseException:
             await stream.close()
             raise
@@ -62,10 +74,10 @@ class LibraryStream:
             await self._held.aclose()
 
     @contextlib.asynccontextmanager
-    async def _patience(self) -> AsyncIterator[None]:
+    async def _patience(self) -> AsyncIterator[asyncio.Timeout]:
         try:
-            async with asyncio.timeout(self._timeout):
-                yield
+            async with asyncio.timeout(self._timeout) as limit:
+                yield limit
         except TimeoutError as error:
             raise APITimeoutError(
                 self._about, f"{self._about.url} sent nothing for {self._timeout:g} s"
@@ -80,3 +92,34 @@ class LibraryStream:
             raise APIConnectionError(
                 self._about, f"no answer from {self._about.url}: {str(error).rpartition(': ')[2]}"
             ) from error
+
+
+class _Sending:
+    """A body that the library asks for piece by piece, whenever it can send more."""
+
+    def __init__(self, upload: Upload, timeout: float) -> None:
+        self._reading = upload.read()
+        self._timeout = timeout
+        self.limit: asyncio.Timeout | None = None
+        self.failure: UploadError | None = None
+        """Why a file could not be read; the library knows only that there was an error."""
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        try:
+            async for piece in self._reading:
+                if self.limit is not None:
+                    self.limit.reschedule(loop.time() + self._timeout)
+                yield piece
+        except UploadError as error:
+            self.failure = error
+            raise
+
+    def close(self) -> None:
+        self.limit = None
+        self._reading.close()
+
+
+def _size_of(request: Request) -> dict[str, str]:
+    length = None if request.upload is None else request.upload.length
+    return {} if length is None else {"content-length": str(length)}

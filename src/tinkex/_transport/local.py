@@ -54,9 +54,8 @@ class LocalTransport:
         about = HttpRequest(request.method, f"local:{request.path}")
         embedded = await self._engine()
         headers = {**request.headers, "host": "local", "x-api-key": embedded.api_key}
-        return await LocalStream.open(
-            embedded.app, _scope(request, headers), request.body, about, request.timeout
-        )
+        body = request.upload if request.upload is not None else request.body
+        return await LocalStream.open(embedded.app, _scope(request, headers), body, about, request.timeout)
 
     async def close(self) -> None:
         """Gives the engine back."""
@@ -108,6 +107,8 @@ class _Exchange:
 
 
 def _scope(request: Request, headers: Mapping[str, str]) -> dict[str, Any]:
+    length = len(request.body) if request.upload is None else request.upload.length
+    size = (b"transfer-encoding", b"chunked") if length is None else (b"content-length", b"%d" % length)
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -120,7 +121,7 @@ def _scope(request: Request, headers: Mapping[str, str]) -> dict[str, Any]:
         "query_string": urlencode(request.query).encode("ascii"),
         "headers": [
             *((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()),
-            (b"content-length", str(len(request.body)).encode("ascii")),
+            size,
         ],
         "client": None,
         "server": ("local", None),

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from tinkex.errors import APIConnectionError, APITimeoutError, HttpRequest
+from tinkex._transport.base import Upload
+from tinkex.errors import APIConnectionError, APITimeoutError, HttpRequest, UploadError
 
 __all__ = ["LocalStream"]
 
@@ -32,16 +33,21 @@ class LocalStream:
         self._room = asyncio.Event()
         self._over = False
         self._call: asyncio.Task[None] | None = None
+        self._limit: asyncio.Timeout | None = None
+        self._unreadable: UploadError | None = None
 
     @classmethod
     async def open(
-        cls, app: App, scope: dict[str, Any], body: bytes, about: HttpRequest, timeout: float
+        cls, app: App, scope: dict[str, Any], body: bytes | Upload, about: HttpRequest, timeout: float
     ) -> LocalStream:
         """Starts the call and returns when the reply begins."""
         stream = cls(about, timeout)
-        stream._call = asyncio.create_task(stream._run(app, scope, body))
+        call = stream._run(app, scope, body) if isinstance(body, bytes) else stream._upload(app, scope, body)
+        stream._call = asyncio.create_task(call)
         try:
             await stream._wait(lambda: stream.status > 0)
+            if stream._unreadable is not None:
+                raise stream._unreadable
             if not stream.status:
                 raise APIConnectionError(about, f"the engine ended {about.url} without an answer")
         except BaseException:
@@ -65,7 +71,7 @@ class LocalStream:
 
     async def _wait(self, arrived: Callable[[], bool]) -> None:
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._timeout) as self._limit:
                 while not arrived() and not self._over:
                     self._changed.clear()
                     await self._changed.wait()
@@ -73,6 +79,8 @@ class LocalStream:
             raise APITimeoutError(
                 self._about, f"the engine said nothing to {self._about.url} for {self._timeout:g} s"
             ) from error
+        finally:
+            self._limit = None
 
     async def _run(self, app: App, scope: dict[str, Any], body: bytes) -> None:
         asked: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -83,6 +91,37 @@ class LocalStream:
                 await asyncio.get_running_loop().create_future()
             return asked.pop()
 
+        await self._answer(app, scope, receive)
+
+    async def _upload(self, app: App, scope: dict[str, Any], upload: Upload) -> None:
+        """The call with a body that is read as the application asks for it."""
+        try:
+            reading = upload.read()
+        except UploadError as error:
+            self._unreadable = error
+            self._over = True
+            self._changed.set()
+            return
+        pieces = aiter(reading)
+
+        async def receive() -> Message:
+            try:
+                piece = await anext(pieces, b"")
+            except UploadError as error:
+                self._unreadable = error
+                return {"type": "http.disconnect"}  # what the application sees of a caller that breaks off
+            if self._limit is not None:
+                self._limit.reschedule(asyncio.get_running_loop().time() + self._timeout)
+            return {"type": "http.request", "body": piece, "more_body": bool(piece)}
+
+        try:
+            await self._answer(app, scope, receive)
+        finally:
+            reading.close()
+
+    async def _answer(
+        self, app: App, scope: dict[str, Any], receive: Callable[[], Awaitable[Message]]
+    ) -> None:
         try:
             await app(scope, receive, self._send)
         finally:

@@ -85,7 +85,7 @@ def decide(
 ) -> Retry | GiveUp:
     """What to do after try number ``attempt`` (from 0), ``elapsed`` seconds after the first one began.
 
-    Transient failures (no answer, 408, 409, 429, 5xx except 501) are tried again after 0.5·2^attempt seconds,
+    Transient failures (no answer, 408, 409, 429, 5xx except 501 and 507) are tried again after 0.5·2^attempt seconds,
     at most 10, less up to a quarter at random; ``retry-after`` replaces that wait, up to a minute;
     ``x-should-retry`` overrides the status. Nothing is tried again once the policy's total time is over.
 
@@ -112,12 +112,12 @@ def decide(
 
 
 def is_transient(status: int) -> bool:
-    """Whether the same request may well succeed later; 501 says that it never will.
+    """Whether the same request may well succeed later; 501 says that it never will, 507 not before something is deleted.
 
-    >>> [status for status in (400, 408, 409, 410, 429, 500, 501, 503) if is_transient(status)]
+    >>> [status for status in (400, 408, 409, 410, 429, 500, 501, 503, 507) if is_transient(status)]
     [408, 409, 429, 500, 503]
     """
-    return status in {408, 409, 429} or (status >= 500 and status != 501)
+    return status in {408, 409, 429} or (status >= 500 and status not in {501, 507})
 
 
 def backoff(attempt: int, policy: RetryPolicy, random: Callable[[], float]) -> float:

@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 from urllib.parse import urlencode, urlsplit
 
-from tinkex._transport.base import Reply, Request, Transport
-from tinkex.errors import APIConnectionError, APITimeoutError, HttpRequest
+from tinkex._transport.base import Reading, Reply, Request, Transport, Upload
+from tinkex.errors import APIConnectionError, APITimeoutError, HttpRequest, UploadError
 
-__all__ = ["PlainStream", "Stream", "Streaming", "open_stream"]
+__all__ = ["PlainStream", "Stream", "Streaming", "open_stream", "send_upload"]
 
 PIECE = 64 * 1024
+LARGEST_ANSWER = 64 * 1024 * 1024
+"""To an upload: a few words about what arrived."""
 
 
 class Stream(Protocol):
@@ -55,7 +58,32 @@ async def open_stream(transport: Transport, request: Request) -> Stream:
     """The reply as a stream; a transport that cannot stream delivers it in one piece."""
     if isinstance(transport, Streaming):
         return await transport.stream(request)
+    if request.upload is not None:
+        request = replace(request, body=await _whole_body(request.upload), upload=None)
     return _Whole(await transport.send(request))
+
+
+async def send_upload(transport: Transport, request: Request) -> Reply:
+    """Sends files and returns the whole reply; a reply that comes early ends the sending."""
+    stream = await open_stream(transport, request)
+    try:
+        body = bytearray()
+        while piece := await stream.read():
+            body += piece
+            if len(body) > LARGEST_ANSWER:
+                about = HttpRequest(request.method, request.path)
+                raise APIConnectionError(about, f"the answer to {request.path} does not end")
+        return Reply(stream.status, stream.headers, bytes(body))
+    finally:
+        await stream.close()
+
+
+async def _whole_body(upload: Upload) -> bytes:
+    reading = upload.read()
+    try:
+        return b"".join([piece async for piece in reading])
+    finally:
+        reading.close()
 
 
 class _Whole:
@@ -97,18 +125,55 @@ class PlainStream:
         about = HttpRequest(request.method, base_url + request.path)
         stream: PlainStream | None = None
         try:
-            async with _patience(about, request.timeout):
+            async with _patience(about, request.timeout) as limit:
                 connected = await asyncio.open_connection(parts.hostname, parts.port or 80, limit=PIECE)
                 stream = cls(*connected, about, request.timeout)
                 stream._writer.write(_head(request, parts.netloc, parts.path) + request.body)
                 await stream._writer.drain()
-                while stream.status < 200:  # interim replies come before the real one
-                    stream._read_head((await stream._reader.readuntil(b"\r\n\r\n")).decode("latin-1"))
+                if request.upload is None:
+                    await stream._reply_begins()
+                else:
+                    await stream._send_while_listening(request.upload, limit)
         except BaseException:
             if stream is not None:
                 await stream.close()
             raise
         return stream
+
+    async def _reply_begins(self) -> None:
+        while self.status < 200:  # interim replies come before the real one
+            self._read_head((await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1"))
+
+    async def _send_while_listening(self, upload: Upload, limit: asyncio.Timeout) -> None:
+        """Sends a body until it is over, or the server answers: it may have read enough to refuse it."""
+        reading = upload.read()
+        answer = asyncio.ensure_future(self._reply_begins())
+        sending = asyncio.ensure_future(self._send_pieces(reading, limit, chunked=upload.length is None))
+        try:
+            await asyncio.wait({answer, sending}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done() and not isinstance(sending.exception(), OSError):
+                sending.result()
+            # A server that ended the connection may have said why.
+            await answer
+        finally:
+            for task in (answer, sending):
+                task.cancel()
+            await asyncio.wait({answer, sending})
+            for task in (answer, sending):
+                if not task.cancelled():
+                    task.exception()  # what matters of it was raised above
+            reading.close()
+
+    async def _send_pieces(self, reading: Reading, limit: asyncio.Timeout, *, chunked: bool) -> None:
+        loop = asyncio.get_running_loop()
+        async for piece in reading:
+            if piece:
+                self._writer.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+            await self._writer.drain()
+            limit.reschedule(loop.time() + self._timeout)
+        if chunked:
+            self._writer.write(b"0\r\n\r\n")
+            await self._writer.drain()
 
     async def read(self) -> bytes:
         """The next piece of the body."""
@@ -149,13 +214,15 @@ class PlainStream:
 
 
 @contextlib.asynccontextmanager
-async def _patience(about: HttpRequest, seconds: float) -> AsyncIterator[None]:
+async def _patience(about: HttpRequest, seconds: float) -> AsyncIterator[asyncio.Timeout]:
     """Bounds a wait for the server, and names what went wrong in it."""
     try:
-        async with asyncio.timeout(seconds):
-            yield
+        async with asyncio.timeout(seconds) as limit:
+            yield limit
     except TimeoutError as error:
         raise APITimeoutError(about, f"{about.url} sent nothing for {seconds:g} s") from error
+    except UploadError:
+        raise
     except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
         cause = "connection refused" if isinstance(error, ConnectionRefusedError) else str(error)
         if isinstance(error, EOFError):
@@ -166,7 +233,9 @@ async def _patience(about: HttpRequest, seconds: float) -> AsyncIterator[None]:
 def _head(request: Request, host: str, prefix: str) -> bytes:
     query = f"?{urlencode(request.query)}" if request.query else ""
     lines = "".join([f"{name}: {value}\r\n" for name, value in request.headers.items()])
+    length = len(request.body) if request.upload is None else request.upload.length
+    size = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
     return (
         f"{request.method} {prefix}{request.path}{query} HTTP/1.1\r\nhost: {host}\r\n{lines}"
-        f"content-length: {len(request.body)}\r\nconnection: close\r\n\r\n"
+        f"{size}\r\nconnection: close\r\n\r\n"
     ).encode("latin-1")
