@@ -243,7 +243,9 @@ def faulty_result(kind: str, fault: Fault, times: int = 1_000_000) -> FaultyServ
 
 
 @pytest.mark.parametrize(
-    "fault", [drops, breaks_off, refuses(408), refuses(500), refuses(503), refuses(400)], ids=str
+    "fault",
+    [drops, breaks_off, refuses(408), refuses(500), refuses(503), refuses(400)],
+    ids=["drops", "breaks off", "408", "500", "503", "400"],
 )
 @pytest.mark.parametrize("kind", RESULTS)
 def test_a_result_lost_once_is_asked_for_again_and_nothing_is_submitted_twice(

@@ -132,6 +132,7 @@ async def test_a_slow_server_is_a_timeout() -> None:
 @pytest.mark.parametrize(
     ("encoding", "body"),
     [("gzip", gzip.compress(b'{"status":"ok"}')), ("zstd", zstandard.compress(b'{"status":"ok"}'))],
+    ids=["gzip", "zstd"],
 )
 async def test_compressed_answers_are_read(encoding: str, body: bytes) -> None:
     async with loopback(says(200, body, Content_Encoding=encoding)) as server:
