@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -14,21 +16,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 MODEL = "tiny/llama"
+PORTS = range(15_000, 32_000)
+"""Below those the system gives to connections: a client that knocks while nobody listens must not get the port itself."""
 
 
 class KillableServer:
-    """``tinkex serve``, or with ``often`` the same engine with a savepoint every few operations."""
+    """``tinkex serve``; with ``often`` it makes a savepoint every few operations."""
 
-    def __init__(self, home: Path, model: Path, *, often: int = 0, deterministic: bool = False) -> None:
+    def __init__(
+        self, home: Path, model: Path, *options: str, often: int = 0, deterministic: bool = False
+    ) -> None:
         self.home = home
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        serve = ["tinkex", "serve", "--port", str(self.port), "--model", f"{MODEL}={model}"]
-        program = ["tests.durability.often", str(home), str(model), str(self.port), str(often)]
-        self._command = [sys.executable, "-m", *(program if often else serve)]
-        if often and deterministic:
-            self._command.append("deterministic")
+        self.port = free_port()
+        self._command = [sys.executable, "-m", "tinkex", "serve", "--port", str(self.port)]
+        self._command += ["--model", f"{MODEL}={model}", *options]
+        if often:
+            self._command += ["--savepoint-after-operations", str(often)]
+        if deterministic:
+            self._command.append("--deterministic")
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -43,6 +51,18 @@ class KillableServer:
     def log(self) -> str:
         return (self.home / "serve.log").read_text()
 
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None
+        return self._process
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes of the server that compute."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = psutil.Process(self.process.pid).children()
+            return [child for child in children if not _is_tracker(child)]
+        return []
+
     def start(self) -> None:
         """Start, without waiting until it listens."""
         environment = {**os.environ, "TINKEX_HOME": str(self.home)}
@@ -55,8 +75,7 @@ class KillableServer:
         """Wait until it answers."""
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
-            assert self._process is not None
-            assert self._process.poll() is None, self.log
+            assert self.process.poll() is None, self.log
             try:
                 with urllib.request.urlopen(f"{self.url}/api/v1/healthz", timeout=10):
                     return
@@ -65,15 +84,28 @@ class KillableServer:
         raise AssertionError(f"the server did not answer\n{self.log}")
 
     def kill(self) -> None:
-        """SIGKILL: the process gets no chance to do anything."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
+        """SIGKILL: the process that answers gets no chance to do anything."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def kill_workers(self) -> int:
+        """SIGKILL for the processes that compute; says how many there were."""
+        killed = 0
+        for worker in self.workers():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
+                killed += 1
+        return killed
 
     def restart(self) -> None:
         """Kill it and start it again at once."""
         self.kill()
         self.start()
+
+    def stop(self, patience_s: float = 60) -> None:
+        """Ask it to end, and wait until it has, as it should."""
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(patience_s) == 0, self.log
 
     def __enter__(self) -> Self:
         self.start()
@@ -83,4 +115,20 @@ class KillableServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.kill()
+        if self.process.poll() is None:
+            self.kill()
+
+
+def free_port() -> int:
+    """A port that nobody uses, and that no connection will be given by the system."""
+    for port in random.SystemRandom().sample(PORTS, 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    """Whether it is Python's own helper beside processes that share memory."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any("resource_tracker" in word for word in process.cmdline())
+    return True

@@ -10,7 +10,7 @@ from tinkex.engine.operations.backlog import Operation
 from tinkex.engine.operations.bodies import encode_operation
 from tinkex.engine.operations.fingerprint import fingerprint
 from tinkex.engine.scheduler import Kind, Work
-from tinkex.engine.store import FutureRow, JournalRow, Store
+from tinkex.engine.store import FutureRow, FutureStatus, JournalRow, Store
 from tinkex.errors import InvalidInput
 from tinkex.types import SampleRequest, UntypedAPIFuture
 
@@ -44,6 +44,13 @@ class Promises:
         if isinstance(request, SampleRequest):
             ids = sequence_ids(known.request_id, request.num_samples)
             return UntypedAPIFuture(request_id=known.request_id, sample_sequence_ids=ids)
+        return UntypedAPIFuture(request_id=known.request_id, model_id=target)
+
+    def made(self, target: str, kind: Kind) -> UntypedAPIFuture | None:
+        """The answer given before to a request that is made once, unless it failed."""
+        known = self._store.futures.last_of(target, kind)
+        if known is None or known.status is FutureStatus.FAILED:
+            return None
         return UntypedAPIFuture(request_id=known.request_id, model_id=target)
 
     def record(self, work: Work[Operation], target: str, seq_id: int | None, body: bytes | None) -> None:

@@ -102,6 +102,14 @@ class Futures:
         found = self._database.one(f"{_SELECT} WHERE target = ? AND seq_id = ?", (target, seq_id))
         return _future(found) if found is not None else None
 
+    def last_of(self, target: str, kind: str) -> FutureRow | None:
+        """The newest operation of a kind that was accepted for a run, or None."""
+        found = self._database.one(
+            f"{_SELECT} WHERE target = ? AND seq_id IS NOT NULL AND kind = ? ORDER BY seq_id DESC LIMIT 1",
+            (target, kind),
+        )
+        return _future(found) if found is not None else None
+
     def outcome(self, request_id: str) -> Outcome | None:
         """How an operation ended, or None if it is pending or unknown."""
         row = self._database.one(

@@ -184,8 +184,10 @@ def test_saving_and_loading_over_the_wire(ada: Client) -> None:
     assert "overwrite=True" in again.detail
     load = {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True, "type": "load_weights"}
     assert ada.result(ada.post("load_weights", load)).json["model_id"] == f"{session}:train:1"
-    unloaded = ada.result(ada.post("unload_model", {"model_id": run}))
-    assert unloaded.json["model_id"] == run
+    unload = ada.post("unload_model", {"model_id": run})
+    assert ada.result(unload).json["model_id"] == run
+    repeated = ada.post("unload_model", {"model_id": run})  # its answer was lost on the way
+    assert repeated.json["request_id"] == unload.json["request_id"]
     gone = ada.post("optim_step", optim_step(run, 5))
     assert gone.status == 410
     assert path in gone.detail
