@@ -30,6 +30,7 @@ from tinkex.errors import (
     TinkexError,
 )
 from tinkex.events import CallbackFailed, QueueStateChanged, RetryScheduled, StillWaiting
+from tinkex.tracing import current
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Reply
@@ -360,6 +361,9 @@ class Results:
         ``payload_bytes`` is the size of the result where that is known already.
         """
         kind = request_type or row.request_type or row.name
+        operation = current()
+        if operation is not None:
+            operation.accepted(accepted.request_id)
         polled = Polled(
             accepted.request_id,
             row.result_wire == "proto",
@@ -384,6 +388,8 @@ class Results:
                 if step.queue is not None and step.queue != queue:
                     queue = step.queue
                     self._caller.sink.emit(QueueStateChanged(polled.request_id, kind, *queue))
+                    if operation is not None:
+                        operation.happened("tinkex.queue_state", {"tinkex.queue_state": queue[0]})
                     if on_queue is not None:
                         self._tell(on_queue, *queue)
                 now = time.monotonic()

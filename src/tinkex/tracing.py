@@ -124,6 +124,11 @@ class Operation:
         self._lock = threading.Lock()
         self._over = False
         self._request_ids: list[str] = []
+        self._outer = _current.get()
+        self._num_inside = 0
+        self._ends_with_those_inside = False
+        if self._outer is not None:
+            self._outer._enter_inside()  # noqa: SLF001 - one of us
         _remember(self)
 
     def note(self, facts: Mapping[str, Value | None]) -> None:
@@ -155,15 +160,39 @@ class Operation:
         except Exception:
             # The program's own span processors run here; its calls must have their results all the same.
             logger.exception("a span could not be ended")
+        if self._outer is not None:
+            self._outer._leave_inside(error)  # noqa: SLF001 - one of us
+
+    def ends_with_those_inside(self) -> None:
+        """Ends the span as soon as no operation inside of it is under way."""
+        with self._lock:
+            self._ends_with_those_inside = True
+            over = self._num_inside == 0
+        if over:
+            self.ended()
+
+    def _enter_inside(self) -> None:
+        with self._lock:
+            self._num_inside += 1
+
+    def _leave_inside(self, error: BaseException | None) -> None:
+        with self._lock:
+            self._num_inside -= 1
+            over = self._ends_with_those_inside and self._num_inside == 0
+        if over:
+            self.ended(error)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[Self]:
-        """Makes it the current operation of the block, and of the tasks that the block starts."""
+        """Makes it the current operation of the block, and of the tasks that the block starts; an error ends it."""
         from opentelemetry.context import attach, detach
 
         mine, theirs = _current.set(self), attach(self._context)
         try:
             yield self
+        except BaseException as error:
+            self.ended(error)
+            raise
         finally:
             detach(theirs)
             _current.reset(mine)
@@ -239,12 +268,8 @@ def operating(name: str, *, on: bool = True) -> Iterator[Operation | None]:
     if operation is None:
         yield known
         return
-    try:
-        with operation.entered():
-            yield operation
-    except BaseException as error:
-        operation.ended(error)
-        raise
+    with operation.entered():
+        yield operation
     operation.ended()
 
 

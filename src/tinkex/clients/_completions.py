@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tinkex import types
+from tinkex._runtime import start_alone
 from tinkex._transport.caller import error_of, is_proxy_refusal
 from tinkex._transport.retry import PAYMENT_PAUSE_S, is_transient
 from tinkex._wire import json
@@ -47,7 +48,7 @@ class Completions:
         finished: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = finished
         if self._poller is None or self._poller.done():
-            self._poller = asyncio.create_task(self._poll())
+            self._poller = start_alone(self._poll())
         try:
             return await finished
         finally:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from tinkex._runtime import background
 from tinkex._transport.caller import encode
 from tinkex.clients._ordering import Turn, Turnstile
+from tinkex.clients._spans import note_submitted
 from tinkex.futures import AwaitableConcurrentFuture
+from tinkex.tracing import begin, entered
 
 if TYPE_CHECKING:
     from tinkex._wire.endpoints import Endpoint
@@ -23,6 +25,9 @@ T = TypeVar("T")
 
 Accepted: TypeAlias = "tuple[UntypedAPIFuture, float]"
 """The server's answer to a submission, and how long the submission took."""
+
+CALLED = {"save_weights": "save_state", "load_weights": "load_state", "unload_model": "unload"}
+"""What users call an operation, where the protocol has another word for it."""
 
 
 class Operations:
@@ -41,15 +46,15 @@ class Operations:
         self,
         row: Endpoint,
         request: Callable[[int], Any],
-        finish: Callable[[Any], T],
+        finish: Callable[[Any], Any] | None = None,
         *,
         request_type: str | None = None,
-    ) -> AwaitableConcurrentFuture[T]:
-        """Starts an operation of one request; ``request`` makes it from its number, ``finish`` its result."""
+    ) -> AwaitableConcurrentFuture[Any]:
+        """Starts an operation of one request; ``request`` makes it from its number, ``finish`` checks its result."""
         return self.start_all(
             row,
             lambda seq_ids: [request(seq_ids[0])],
-            lambda results: finish(results[0]),
+            lambda results: results[0] if finish is None else finish(results[0]),
             sizes=[0],
             request_type=request_type,
         )
@@ -69,21 +74,34 @@ class Operations:
         One that the protocol does not number still goes out in its turn.
         """
         self._session.check_open()
-        loop = background()
-        with self._turnstile.reserve(len(sizes) if numbered else 0) as turn:
+        name = "forward" if request_type == "Forward" else CALLED.get(row.name, row.name)
+        operation = begin(name, on=self._session.caller.config.tracing)
+        with entered(operation):
+            turn, bodies = self._reserve(row, requests, len(sizes) if numbered else 0)
+            headers = None
+            packs = row.request_wire == "proto" and self._opened.client_config.proto_compress_fwdbwd
+            compress = compressor() if packs else None
+            if compress is not None:
+                bodies = [compress(body) for body in bodies]
+                headers = {"content-encoding": "zstd"}
+            loop = background()
+            accepted: list[asyncio.Future[Accepted]] = [loop.loop.create_future() for _ in bodies]
+            for slot in accepted:
+                slot.add_done_callback(_note)
+            loop.start(self._submit(turn, row, bodies, sizes, accepted, headers))
+            finishing = self._finish(row, accepted, finish, request_type)
+            return AwaitableConcurrentFuture(
+                loop.submit(finishing, None if operation is None else operation.ended)
+            )
+
+    def _reserve(
+        self, row: Endpoint, requests: Callable[[Sequence[int]], Sequence[Any]], count: int
+    ) -> tuple[Turn, Sequence[bytes]]:
+        with self._turnstile.reserve(count) as turn:
+            values = requests(turn.seq_ids)
+            note_submitted(self._opened, values, turn.seq_ids)
             # Encoded here and now: mistakes surface at the call, and later changes to the data do no harm.
-            bodies = [encode(row, request) for request in requests(turn.seq_ids)]
-        packs = row.request_wire == "proto" and self._opened.client_config.proto_compress_fwdbwd
-        compress = compressor() if packs else None
-        headers = None
-        if compress is not None:
-            bodies = [compress(body) for body in bodies]
-            headers = {"content-encoding": "zstd"}
-        accepted: list[asyncio.Future[Accepted]] = [loop.loop.create_future() for _ in bodies]
-        for slot in accepted:
-            slot.add_done_callback(_note)
-        loop.start(self._submit(turn, row, bodies, sizes, accepted, headers))
-        return AwaitableConcurrentFuture(loop.submit(self._finish(row, accepted, finish, request_type)))
+            return turn, [encode(row, value) for value in values]
 
     async def _submit(
         self,

@@ -8,6 +8,7 @@ import logging
 import uuid
 from base64 import urlsafe_b64decode
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from datetime import date, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -21,6 +22,7 @@ from tinkex._wire import json as wire_json
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._tokens import use_tokens
 from tinkex.errors import APIStatusError
+from tinkex.tracing import Operation, operating
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller
@@ -39,6 +41,7 @@ T = TypeVar("T")
 AccessScope = Literal["owned", "accessible"]
 AuditEvents = Literal["all", "checkpoints", "projects", "teams", "organizations"]
 
+SAID = "x-sdk-method"
 TRACE_POLL_S = 5.0
 """How often the export of a trace is asked after."""
 
@@ -53,8 +56,9 @@ class RestCalls:
         self._asked = False
 
     async def weights_info(self, tinker_path: str) -> types.WeightsInfoResponse:
-        await self._ready()
-        return await weights_info(self.caller, tinker_path)
+        with self._operating("get_weights_info_by_tinker_path"):
+            await self._ready()
+            return await weights_info(self.caller, tinker_path)
 
     async def health(self) -> types.HealthResponse:
         return await self._get("healthz", types.HealthResponse, "get_health")
@@ -160,6 +164,10 @@ class RestCalls:
 
     async def export_trace(self, session_id: str) -> str:
         """Asks until the trace is built."""
+        with self._operating("export_session_trace"):
+            return await self._exported_trace(session_id)
+
+    async def _exported_trace(self, session_id: str) -> str:
         said = "export_session_trace"
         told = False
         while True:
@@ -183,13 +191,14 @@ class RestCalls:
         key = self.caller.config.api_key or ""
         if self.caller.tokens is None and key.startswith("eyJ"):
             return _identity(key)
-        await self._ready(always=True)
-        if self.caller.tokens is None:
-            raise RuntimeError(
-                "this server hands out no identity tokens, and a plain API key does not say whose it is; "
-                "ask whoever runs the server"
-            )
-        return _identity(await self.caller.tokens.current())
+        with self._operating("whoami"):
+            await self._ready(always=True)
+            if self.caller.tokens is None:
+                raise RuntimeError(
+                    "this server hands out no identity tokens, and a plain API key does not say whose it is; "
+                    "ask whoever runs the server"
+                )
+            return _identity(await self.caller.tokens.current())
 
     async def audit_log(self, event_type: AuditEvents, day: date | None) -> types.AuditLogResponse:
         """The log, in the answer or where the answer redirects to."""
@@ -227,9 +236,15 @@ class RestCalls:
         assert isinstance(value, kind)
         return value
 
-    async def _send(self, row: Endpoint, value: Any = None, **more: Any) -> Any:
-        await self._ready()
-        return await self.caller.call(row, value, **more)
+    async def _send(
+        self, row: Endpoint, value: Any = None, *, headers: Mapping[str, str], **more: Any
+    ) -> Any:
+        with self._operating(headers[SAID]):
+            await self._ready()
+            return await self.caller.call(row, value, headers=headers, **more)
+
+    def _operating(self, name: str) -> AbstractContextManager[Operation | None]:
+        return operating(name, on=self.caller.config.tracing)
 
     async def _ready(self, *, always: bool = False) -> None:
         """Asks once whether the server wants tokens; servers of your own take the key and are not asked."""
@@ -262,7 +277,7 @@ def parsed_path(tinker_path: str) -> types.ParsedCheckpointTinkerPath:
 
 def _said(method: str) -> dict[str, str]:
     """Which method of the SDK makes the call, as servers log it."""
-    return {"x-sdk-version": PROTOCOL_VERSION, "x-sdk-method": method}
+    return {"x-sdk-version": PROTOCOL_VERSION, SAID: method}
 
 
 def _checkpoint(tinker_path: str) -> dict[str, str]:

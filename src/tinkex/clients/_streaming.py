@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import time
@@ -21,6 +22,7 @@ from tinkex.clients._checks import check_sample
 from tinkex.clients._chunking import prompt_bytes
 from tinkex.clients._pacing import paced
 from tinkex.clients._sample_body import sample_body
+from tinkex.clients._spans import sampling_span
 from tinkex.errors import (
     APIConnectionError,
     APIResponseValidationError,
@@ -30,6 +32,7 @@ from tinkex.errors import (
     StreamInterruptedError,
 )
 from tinkex.events import StreamingUnavailable
+from tinkex.tracing import Operation, entered
 
 if TYPE_CHECKING:
     from tinkex._transport.budget import Slots
@@ -64,9 +67,11 @@ class StreamSource:
     because the tokens were handed out.
     """
 
-    def __init__(self, road: Road, request: types.SampleRequest) -> None:
+    def __init__(self, road: Road, request: types.SampleRequest, operation: Operation | None = None) -> None:
         self._road = road
         self._request = request
+        self._operation = operation
+        self._done: types.SampleStreamDone | None = None
         self._size = prompt_bytes(request.prompt)
         self._stream: CalledStream | None = None
         self._parser = EventParser()
@@ -96,25 +101,39 @@ class StreamSource:
             sampling_session_id=sampling_session_id,
             record_stability_info=record_stability_info,
         )
-        return cls(road, request)
+        return cls(road, request, sampling_span("sample_stream", road.session, road.opened, request))
 
     async def next_events(self) -> Sequence[types.SampleStreamEvent]:
         """The events that came since the last call, at least one; none when the stream is over."""
         if self.over:
             return ()
         try:
-            events = await self._next()
+            with entered(self._operation):
+                events = await self._next()
         except BaseException:
             await self.close()
             raise
+        if self._operation is not None and not self.received:
+            self._operation.happened("tinkex.first_token", {})
         self.received += [event for event in events if isinstance(event, types.SampledToken)]
         if isinstance(events[-1], types.SampleStreamDone):
+            self._done = events[-1]
             await self.close()
         return events
 
     async def close(self) -> None:
         """Ends the sample, on the server too."""
         self.over = True
+        if self._operation is not None:
+            done = self._done
+            self._operation.note(
+                {
+                    "tinkex.streamed": self.streamed,
+                    "gen_ai.usage.output_tokens": len(self.received),
+                    "gen_ai.response.finish_reasons": None if done is None else tuple(done.stop_reasons),
+                }
+            )
+            self._operation.ended(asyncio.CancelledError() if done is None else None)
         stream, self._stream = self._stream, None
         if self._holds_slot:
             self._holds_slot = False
@@ -185,6 +204,8 @@ class StreamSource:
                 return json.decode(event.data, types.SampleStreamDone)
             case "accepted":
                 self.request_id = json.decode(event.data, types.UntypedAPIFuture).request_id
+                if self._operation is not None:
+                    self._operation.accepted(self.request_id)
             case "error":
                 said = json.decode_any(event.data)
                 raise RequestFailedError(

@@ -24,11 +24,13 @@ from tinkex.clients._pacing import paced
 from tinkex.clients._progress import Progress
 from tinkex.clients._retries import Retries
 from tinkex.clients._sample_body import sample_body
+from tinkex.clients._spans import follow, note_sampled, sampling_span
 from tinkex.clients._streaming import AsyncSampleStream, Road, SampleStream, StreamSource
 from tinkex.clients.retry_config import RetryConfig
 from tinkex.clients.session import Session
 from tinkex.errors import APIResponseValidationError
 from tinkex.futures import AwaitableConcurrentFuture
+from tinkex.tracing import operating
 
 if TYPE_CHECKING:
     from tinkex.clients.session import OpenSession
@@ -139,7 +141,7 @@ class SamplingClient:
             prompt_logprobs_last_n=prompt_logprobs_last_n,
             record_stability_info=self._record_stability_info,
         )
-        return background().submit(self._sample(request))
+        return follow(sampling_span("sample", self._session, self._opened, request), self._sample(request))
 
     async def sample_async(
         self,
@@ -204,7 +206,9 @@ class SamplingClient:
             prompt_logprobs_last_n=prompt_logprobs_last_n,
             record_stability_info=self._record_stability_info,
         )
-        return background().submit(self._logprobs(request))
+        return follow(
+            sampling_span("compute_logprobs", self._session, self._opened, request), self._logprobs(request)
+        )
 
     async def compute_logprobs_async(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
@@ -380,6 +384,7 @@ class SamplingClient:
             raise APIResponseValidationError(
                 None, None, "the server left out the prompt_alt_tokens asked for"
             )
+        note_sampled(response)
         return response
 
     async def _next_seq_id(self) -> int:
@@ -409,9 +414,11 @@ class SamplingClient:
 
     async def _sampler(self) -> types.GetSamplerResponse:
         self._session.check_open()
-        sampler: types.GetSamplerResponse = await self._session.caller.call(
-            endpoint("get_sampler"), path={"sampler_id": self._sampling_session_id}
-        )
+        caller = self._session.caller
+        with operating("get_base_model", on=caller.config.tracing):
+            sampler: types.GetSamplerResponse = await caller.call(
+                endpoint("get_sampler"), path={"sampler_id": self._sampling_session_id}
+            )
         return sampler
 
 
@@ -442,16 +449,20 @@ async def open_sampling_client(
         raise ValueError(
             f"model_path starts with tinker://, got {model_path!r}; a base model goes into base_model"
         )
-    opened = await session.opened()
-    created: types.CreateSamplingSessionResponse = await session.caller.call(
-        endpoint("create_sampling_session"),
-        types.CreateSamplingSessionRequest(
-            session_id=opened.session_id,
-            sampling_session_seq_id=session.next_sampling_session_seq_id(),
-            base_model=base_model,
-            model_path=model_path,
-        ),
-    )
+    with operating("create_sampling_client", on=session.caller.config.tracing) as operation:
+        opened = await session.opened()
+        created: types.CreateSamplingSessionResponse = await session.caller.call(
+            endpoint("create_sampling_session"),
+            types.CreateSamplingSessionRequest(
+                session_id=opened.session_id,
+                sampling_session_seq_id=session.next_sampling_session_seq_id(),
+                base_model=base_model,
+                model_path=model_path,
+            ),
+        )
+        if operation is not None:
+            facts = {"session.id": opened.session_id, "gen_ai.request.model": base_model}
+            operation.note({**facts, "tinkex.sampling_session_id": created.sampling_session_id})
     return SamplingClient(
         session,
         opened,

@@ -19,6 +19,7 @@ from tinkex.clients.session import FinishStatus, Session
 from tinkex.clients.training import TrainingClient
 from tinkex.errors import ClosedError, TinkexError
 from tinkex.futures import AwaitableConcurrentFuture
+from tinkex.tracing import operating
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Transport
@@ -311,21 +312,25 @@ class ServiceClient:
         user_metadata: Mapping[str, str] | None,
         optimizer: dict[str, Any],
     ) -> TrainingClient:
-        opened = await self._session.opened()
-        row = endpoint("create_model")
-        model_seq_id = self._session.next_model_seq_id()
-        accepted: types.UntypedAPIFuture = await self._caller.call(
-            row,
-            types.CreateModelRequest(
-                session_id=opened.session_id,
-                model_seq_id=model_seq_id,
-                base_model=base_model,
-                user_metadata=None if user_metadata is None else dict(user_metadata),
-                lora_config=lora,
-                optimizer_config=optimizer,
-            ),
-        )
-        created: types.CreateModelResponse = await opened.results.fetch(row, accepted)
+        with operating("create_lora_training_client", on=self._caller.config.tracing) as operation:
+            opened = await self._session.opened()
+            row = endpoint("create_model")
+            model_seq_id = self._session.next_model_seq_id()
+            accepted: types.UntypedAPIFuture = await self._caller.call(
+                row,
+                types.CreateModelRequest(
+                    session_id=opened.session_id,
+                    model_seq_id=model_seq_id,
+                    base_model=base_model,
+                    user_metadata=None if user_metadata is None else dict(user_metadata),
+                    lora_config=lora,
+                    optimizer_config=optimizer,
+                ),
+            )
+            created: types.CreateModelResponse = await opened.results.fetch(row, accepted)
+            if operation is not None:
+                facts = {"session.id": opened.session_id, "gen_ai.request.model": base_model}
+                operation.note({**facts, "tinkex.model_id": created.model_id, "tinkex.lora_rank": lora.rank})
         return TrainingClient(self._session, opened, model_seq_id, created.model_id)
 
     async def _restore(
@@ -339,6 +344,27 @@ class ServiceClient:
         with_optimizer: bool,
     ) -> TrainingClient:
         self._session.check_open()
+        name = f"create_training_client_from_state{'_with_optimizer' if with_optimizer else ''}"
+        with operating(name, on=self._caller.config.tracing):
+            return await self._restore_now(
+                path,
+                base_model,
+                user_metadata,
+                weights_access_token,
+                optimizer,
+                with_optimizer=with_optimizer,
+            )
+
+    async def _restore_now(
+        self,
+        path: str,
+        base_model: str | None,
+        user_metadata: Mapping[str, str] | None,
+        weights_access_token: str | None,
+        optimizer: dict[str, Any],
+        *,
+        with_optimizer: bool,
+    ) -> TrainingClient:
         info = await weights_info(self._caller, path)
         if not info.is_lora or info.lora_rank is None:
             raise ValueError(f"{path} holds no LoRA weights, so no training run can start from it")
@@ -361,13 +387,14 @@ class ServiceClient:
         return client
 
     async def _custom_loss(self, traced: LossHandle) -> LossHandle:
-        return await self._session.custom_losses.create(await self._session.opened(), traced)
+        with operating("create_custom_loss", on=self._caller.config.tracing):
+            return await self._session.custom_losses.create(await self._session.opened(), traced)
 
     async def _capabilities(self) -> types.GetServerCapabilitiesResponse:
         self._session.check_open()
-        found: types.GetServerCapabilitiesResponse = await self._caller.call(
-            endpoint("get_server_capabilities")
-        )
+        row = endpoint("get_server_capabilities")
+        with operating(row.name, on=self._caller.config.tracing):
+            found: types.GetServerCapabilitiesResponse = await self._caller.call(row)
         return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from tinkex import types
-from tinkex._runtime import background
+from tinkex._runtime import background, start_alone
 from tinkex._transport.budget import ByteBudget
 from tinkex._transport.caller import PROTOCOL_VERSION
 from tinkex._transport.limiter import Limiter, limiter_for
@@ -36,6 +36,7 @@ from tinkex.events import (
 )
 from tinkex.futures import Results
 from tinkex.telemetry.reporter import Reporter, TelemetrySink
+from tinkex.tracing import operating
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller
@@ -122,7 +123,7 @@ class Session:
     def join(self, session_id: str, client_config: types.ClientConfigResponse) -> OpenSession:
         """Takes part in a session that another process opened: nothing is sent, and heartbeats begin."""
         use_tokens(self.caller, client_config)
-        background().start(self._beat(session_id))
+        background().start(self._beat(session_id), alone=True)
         return self._enter(session_id, client_config)
 
     def next_model_seq_id(self) -> int:
@@ -165,13 +166,14 @@ class Session:
             session_id = self._open.session_id
             failure = None
             try:
-                await self.caller.call(
-                    endpoint("finish_session"),
-                    types.FinishSessionRequest(reason=types.FinishReason(type=status), detail=detail),
-                    path={"session_id": session_id},
-                    timeout=HEARTBEAT_S,
-                    policy=FINISH,
-                )
+                with operating("close", on=self.caller.config.tracing):
+                    await self.caller.call(
+                        endpoint("finish_session"),
+                        types.FinishSessionRequest(reason=types.FinishReason(type=status), detail=detail),
+                        path={"session_id": session_id},
+                        timeout=HEARTBEAT_S,
+                        policy=FINISH,
+                    )
             except APIError as error:
                 failure = error.message
             self.caller.sink.emit(SessionClosed(session_id, status, failure))
@@ -207,7 +209,7 @@ class Session:
             text = getattr(created, f"{level}_message")
             if text:
                 self.caller.sink.emit(ServerMessage(created.session_id, level, text))
-        self._heart = asyncio.create_task(self._beat(created.session_id))
+        self._heart = start_alone(self._beat(created.session_id))
         return opened
 
     def _enter(self, session_id: str, client_config: types.ClientConfigResponse) -> OpenSession:

@@ -14,9 +14,11 @@ from tinkex.clients._chunking import split
 from tinkex.clients._custom_losses import custom_pass
 from tinkex.clients._operations import Operations
 from tinkex.clients._reduction import combine
+from tinkex.clients._spans import spanning
 from tinkex.clients.sampling import SamplingClient, open_sampling_client
 from tinkex.custom_loss import SURROGATE
 from tinkex.errors import APIResponseValidationError
+from tinkex.tracing import operating
 from tinkex.types import Datum
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ class TrainingClient:
         """As :meth:`forward_backward`; await the returned future for the output."""
         return self.forward_backward(data, loss_fn, loss_fn_config)
 
+    @spanning("forward_backward_custom")
     def forward_backward_custom(
         self,
         data: Sequence[Datum],
@@ -123,6 +126,7 @@ class TrainingClient:
         surrogate = loss.surrogate(data, self.forward(loss.asked, SURROGATE).result())
         return self._pass(surrogate.data, SURROGATE, None, forward_only=False, finish=surrogate.finish)
 
+    @spanning("forward_backward_custom")
     async def forward_backward_custom_async(
         self,
         data: Sequence[Datum],
@@ -166,7 +170,6 @@ class TrainingClient:
             lambda seq_id: types.OptimStepRequest(
                 model_id=self.model_id, seq_id=seq_id, adam_params=adam, optimizer_params=other
             ),
-            _as_is,
         )
 
     async def optim_step_async(
@@ -200,7 +203,6 @@ class TrainingClient:
                 overwrite=overwrite,
                 user_metadata=_copied(user_metadata),
             ),
-            _as_is,
         )
 
     async def save_state_async(
@@ -233,7 +235,6 @@ class TrainingClient:
                 if age_encryption_recipients is None
                 else list(age_encryption_recipients),
             ),
-            _as_is,
         )
 
     async def save_weights_external_async(
@@ -441,7 +442,6 @@ class TrainingClient:
                 optimizer=optimizer,
                 weights_access_token=weights_access_token,
             ),
-            _as_is,
         )
 
     def _save_snapshot(self, name: str | None) -> APIFuture[types.SaveWeightsForSamplerResponse]:
@@ -478,14 +478,10 @@ class TrainingClient:
 
     async def _info(self) -> types.GetInfoResponse:
         self._session.check_open()
-        info: types.GetInfoResponse = await self._session.caller.call(
-            endpoint("get_info"), types.GetInfoRequest(model_id=self.model_id)
-        )
+        request = types.GetInfoRequest(model_id=self.model_id)
+        with operating("get_info", on=self._session.caller.config.tracing):
+            info: types.GetInfoResponse = await self._session.caller.call(endpoint("get_info"), request)
         return info
-
-
-def _as_is(result: Any) -> Any:
-    return result
 
 
 def _require(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 import time
 from collections.abc import Sequence
@@ -142,7 +143,7 @@ class RecoveryMonitor:
                 raise ClosedError("this RecoveryMonitor was closed; make a new one")
             self._watched[watched.run_id] = watched
             if self._rounds is None or self._rounds.done():
-                self._rounds = background().submit(self._keep_watch())
+                self._rounds = contextvars.Context().run(background().submit, self._keep_watch())
 
     # ---- on the background loop ----
 

@@ -154,7 +154,7 @@ class Reporter:
             full = len(self._queue) >= BATCH
         if first:
             atexit.register(self._at_exit)
-            background().start(self._begin())
+            background().start(self._begin(), alone=True)
         if full:
             self.flush()
         return True

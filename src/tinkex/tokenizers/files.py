@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tinkex._runtime import background
 from tinkex._wire.endpoints import endpoint
 from tinkex.errors import NotFoundError, SetupError
+from tinkex.tracing import operating
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller
@@ -89,15 +90,16 @@ async def _download(caller: Caller, model: str) -> dict[str, bytes]:
         return (await caller.exchange(row, path={"file": name}, query={"model": model})).body
 
     files: dict[str, bytes] = {}
-    try:
-        files[VOCABULARIES[0]] = await fetch(VOCABULARIES[0])
-    except NotFoundError:
-        files[VOCABULARIES[1]] = await fetch(VOCABULARIES[1])
-    for name in OPTIONAL:
+    with operating("get_tokenizer", on=caller.config.tracing):
         try:
-            files[name] = await fetch(name)
+            files[VOCABULARIES[0]] = await fetch(VOCABULARIES[0])
         except NotFoundError:
-            continue
+            files[VOCABULARIES[1]] = await fetch(VOCABULARIES[1])
+        for name in OPTIONAL:
+            try:
+                files[name] = await fetch(name)
+            except NotFoundError:
+                continue
     return files
 
 
