@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from tinkex.types.base import Options
+from tinkex.types.numbers import settle_floats
 
 __all__ = [
     "AdamOptimizerConfig",
@@ -135,6 +136,7 @@ class AdamParams(Options, frozen=True, kw_only=True):
     grad_clip_norm: float = 0.0
 
     def __post_init__(self) -> None:
+        settle_floats(self, self.__struct_fields__)
         for name in ("learning_rate", "weight_decay", "grad_clip_norm"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from tinkex.types.base import Options, Value
 from tinkex.types.inputs import ModelInput
+from tinkex.types.numbers import settle_floats, settle_ints
 from tinkex.types.tensors import TensorData
 
 __all__ = [
@@ -55,6 +57,9 @@ class SamplingParams(Options, frozen=True, kw_only=True):
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
+        settle_ints(self, ("max_tokens", "seed"), optional=True)
+        settle_ints(self, ("top_k",))
+        settle_floats(self, ("temperature", "top_p"))
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"SamplingParams.max_tokens must be at least 1, got {self.max_tokens}")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
@@ -63,12 +68,18 @@ class SamplingParams(Options, frozen=True, kw_only=True):
             raise ValueError(f"SamplingParams.top_k must be at least 1, or -1 for off, got {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"SamplingParams.top_p must lie in (0, 1], got {self.top_p}")
-        if isinstance(self.stop, list):
-            if len({type(s) for s in self.stop}) > 1:
+        if self.stop is not None and not isinstance(self.stop, str):
+            try:
+                # a list of its own: the caller may go on with the one it gave
+                stop = [one if isinstance(one, str) else operator.index(one) for one in self.stop]
+            except TypeError:
+                raise ValueError(
+                    "SamplingParams.stop must be a text, a list of texts, or a list of token ids, "
+                    f"got {self.stop!r}"
+                ) from None
+            if len({isinstance(one, str) for one in stop}) > 1:
                 raise ValueError("SamplingParams.stop mixes texts and token ids; give one kind")
-            msgspec.structs.force_setattr(
-                self, "stop", self.stop.copy()
-            )  # the caller may go on with its list
+            msgspec.structs.force_setattr(self, "stop", stop)
 
 
 class SampleRequest(Options, frozen=True, kw_only=True):

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import tinker
+import torch
 
 from tinkex import types
 
@@ -24,11 +28,32 @@ from tinkex import types
         (types.SamplingParams, {"top_k": 0}, "top_k"),
         (types.SamplingParams, {"top_p": 0.0}, "top_p"),
         (types.SamplingParams, {"stop": ["a", 1]}, "mixes"),
+        (types.SamplingParams, {"stop": 3}, "a list of token ids"),
+        (types.SamplingParams, {"stop": [1.5]}, "a list of token ids"),
+        (types.SamplingParams, {"max_tokens": 5.5}, "whole number"),
+        (types.SamplingParams, {"top_k": None}, "whole number"),
+        (types.SamplingParams, {"temperature": "hot"}, "must be a number"),
+        (types.AdamParams, {"learning_rate": None}, "must be a number"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(kind: type, wrong: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kind(**wrong)
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), torch.tensor(0.5), "0.5"])
+def test_numbers_of_any_kind_become_those_the_official_client_makes_of_them(number: Any) -> None:
+    for kind, name in ((types.AdamParams, "learning_rate"), (types.SamplingParams, "temperature")):
+        made = getattr(kind(**{name: number}), name)
+        theirs = getattr(getattr(tinker, kind.__name__)(**{name: number}), name)
+        assert (type(made), made) == (type(theirs), theirs)
+
+
+@pytest.mark.parametrize("number", [np.int64(5), 5.0, "5"])
+def test_whole_numbers_of_any_kind_become_ints(number: Any) -> None:
+    made, theirs = types.SamplingParams(max_tokens=number), tinker.SamplingParams(max_tokens=number)
+    assert (type(made.max_tokens), made.max_tokens) == (type(theirs.max_tokens), theirs.max_tokens)
+    assert types.SamplingParams(stop=np.array([1, 2])).stop == [1, 2]  # type: ignore[arg-type]
 
 
 def test_unknown_options_are_refused() -> None:
