@@ -102,7 +102,7 @@ class Rounds:
             await asyncio.wait([working], timeout=self._rng.uniform(0.0, 2.5))
             return
         target = self._events + self._rng.randint(1, span)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while self._events < target and not working.done() and time.monotonic() < deadline:  # noqa: ASYNC110 -- a count
             await asyncio.sleep(0.002)
         await asyncio.wait([working], timeout=self._rng.uniform(0.0, 0.03))

@@ -13,7 +13,7 @@ from typing import Any
 from tests.durability.programs import JSON, PROTO, Body
 
 AGAIN_S = 0.05
-PATIENCE_S = 90.0
+PATIENCE_S = 600.0
 """How long a server may be gone, or a result may take, before the program fails."""
 
 
