@@ -1,4 +1,8 @@
-"""Every Python block of the README and the docs runs as it stands, and the README shows what is true."""
+"""Every Python block of the README and the docs runs as it stands, and the README shows what is true.
+
+The blocks of a page run in one program, in their order. The README's run on the real model; the pages of docs/ name it
+too, and get a tiny one under its name, because only its words would differ.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.page_program import BLOCK
+from tests.models import tiny_llama
+
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SNIPPETS = [
-    pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}")
-    for page in PAGES
-    for number, block in enumerate(BLOCK.findall(page.read_text()))
-]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+RUN = [page for page in PAGES if page != README and BLOCK.search(page.read_text())]
+REAL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def environment(data_dir: Path) -> dict[str, str]:
@@ -25,19 +29,39 @@ def environment(data_dir: Path) -> dict[str, str]:
     return {**os.environ, "TINKEX_DATA_DIR": str(data_dir), "TINKER_TELEMETRY": "0"}
 
 
-@pytest.mark.real_model
-@pytest.mark.parametrize("snippet", SNIPPETS)
-def test_a_snippet_runs(snippet: str, tmp_path: Path) -> None:
+def run_page(page: Path, where: Path, settings: dict[str, str]) -> None:
     run = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:tinkex", "-c", snippet],
-        env=environment(tmp_path / "data"),
-        cwd=tmp_path,
+        [
+            sys.executable,
+            "-W",
+            "error::DeprecationWarning:tinkex",
+            str(Path(__file__).with_name("page_program.py")),
+            str(page),
+        ],
+        env={**environment(where / "data"), **settings},
+        cwd=where,
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
     )
     assert run.returncode == 0, run.stderr
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("model") / "small")
+
+
+@pytest.mark.real_model
+def test_the_readme_runs(tmp_path: Path) -> None:
+    run_page(README, tmp_path, {})
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_blocks_of_a_page_run(page: Path, small_model: Path, tmp_path: Path) -> None:
+    settings = {"TINKEX_MODELS": f"{REAL_MODEL}={small_model}", "OMP_NUM_THREADS": "1"}
+    run_page(page, tmp_path, {"TINKEX_HOME": str(tmp_path / "home"), **settings})
 
 
 @pytest.mark.real_model

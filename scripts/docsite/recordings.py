@@ -1,0 +1,79 @@
+"""What the figures show of the engine: its scheduler and its sampler at work on a small case, step by step."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+USERS = ("ada", "bob", "cleo")
+TOKEN_BUDGET = 2048
+"""The default of ``max_tokens_per_pass``."""
+
+
+def turns() -> list[dict[str, Any]]:
+    """Which operations share a pass: Ada sends a backlog, Bob trains in small steps, Cleo comes later."""
+    from tinkex.engine.scheduler import FairShare, Kind, Pass, Queue, Work, next_plan
+
+    queue: Queue[None] = Queue(gap_timeout_s=300)
+    numbers = dict.fromkeys(USERS, 0)
+    for user in USERS:
+        queue.open(user)
+
+    def send(user: str, kind: Kind, num_tokens: int = 0) -> None:
+        numbers[user] += 1
+        name = f"{user}-{numbers[user]}"
+        queue.put(Work(name, user, "base", user, numbers[user], kind, num_tokens, None), now=0.0)
+
+    for _ in range(14):
+        send("ada", Kind.FORWARD_BACKWARD, 512)
+    share = FairShare[str]()
+    seen: list[dict[str, Any]] = []
+    while len(seen) < 14:
+        if len(seen) in {1, 3, 5, 7, 9}:
+            send("bob", Kind.FORWARD_BACKWARD, 384)
+            send("bob", Kind.OPTIM_STEP)
+        if len(seen) == 4:
+            for _ in range(3):
+                send("cleo", Kind.FORWARD_BACKWARD, 1024)
+        plan = next_plan(queue, share, TOKEN_BUDGET)
+        if plan is None:
+            break
+        works = plan.works if isinstance(plan, Pass) else (plan.work,)
+        seen.append({"works": [[one.tenant, one.kind.value, one.num_tokens] for one in works]})
+    return seen
+
+
+def batching() -> list[dict[str, Any]]:
+    """When each of nine requests waits, reads its prompt, draws tokens and ends, with four places in the batch."""
+    import numpy as np
+
+    from tinkex.engine.model.loader import load_transformer
+    from tinkex.engine.model.tokenizer import EngineTokenizer
+    from tinkex.engine.sampler.job import SampleJob
+    from tinkex.engine.sampler.sampler import Sampler
+    from tinkex.testing.tiny_model import write_tiny_model
+    from tinkex.types import SamplingParams
+
+    arrivals = [(0, 9), (0, 14), (0, 5), (0, 18), (2, 7), (2, 11), (8, 4), (12, 8), (12, 6)]
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = write_tiny_model(Path(scratch) / "tiny")
+        sampler = Sampler(load_transformer(directory), EngineTokenizer(directory), max_batch=4)
+        requests: list[dict[str, Any]] = [{"arrives": at, "drawn": []} for at, _ in arrivals]
+        step = 0
+
+        def note(continuation: Any) -> None:
+            if continuation.tokens:
+                requests[int(continuation.sequence_id)]["drawn"].append(step)
+
+        while sampler.busy or any(request["arrives"] >= step for request in requests):
+            for number, (at, length) in enumerate(arrivals):
+                if at == step:
+                    prompt = np.arange(5 + number, 13 + number, dtype=np.int32)
+                    params = SamplingParams(max_tokens=length, stop=[], seed=number)
+                    name = str(number)
+                    sampler.add(SampleJob(name, None, prompt, 1, params, [name]))
+                    sampler.watch(name, note)
+            sampler.step()
+            step += 1
+    return requests
