@@ -22,6 +22,7 @@ import uvicorn
 from tinkex.cli.server_logs import set_up_logs
 from tinkex.cli.server_protocol import BoundedHeads
 from tinkex.cli.server_settings import SETTINGS
+from tinkex.cli.server_tracing import set_up_tracing
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import LOOPBACK_HOSTS, EngineConfig
 from tinkex.engine.core import Engine
@@ -44,7 +45,7 @@ def run_server(settings: Mapping[str, Any], *, as_json: bool = False, quiet: boo
     config = engine_config(settings)
     check_exposure(config, settings)
     line = LoadingLine(sys.stderr)
-    with contextlib.closing(listen(config.host, config.port)) as listener:
+    with set_up_tracing(), contextlib.closing(listen(config.host, config.port)) as listener:
         engine = Engine(config, None if quiet else line.show)
         try:
             engine.start()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from tinkex.engine.operations.spans import OperationSpans
 from tinkex.engine.scheduler import FairShare, Kind, Missed, Pass, Plan, Queue, SampleQueue, Work, next_plan
 from tinkex.engine.store import Timing
 from tinkex.errors import OverQuota
@@ -61,6 +62,8 @@ class Backlog:
         self._max_pending = max_pending
         self._turns = FairShare[str]()
         self._on_work = on_work
+        self.spans = OperationSpans()
+        """What is traced of it, from here to whoever knows how it ended."""
 
     # ---- accepting
 
@@ -146,7 +149,9 @@ class Backlog:
             if plan is not None:
                 self._running = {work.request_id for work in works_of(plan)}
                 self._started |= dict.fromkeys(self._running, time.time())
-            return plan
+        if plan is not None:
+            self.spans.started(works_of(plan))
+        return plan
 
     def has_training(self) -> bool:
         """Whether a run has an operation ready."""
@@ -159,7 +164,9 @@ class Backlog:
             work = self._samples[group].take() if group in self._samples else None
             if work is not None:
                 self._started[work.request_id] = time.time()
-            return work
+        if work is not None:
+            self.spans.started([work])
+        return work
 
     def groups_with_samples(self) -> Sequence[str]:
         """The base models samples wait for."""
@@ -244,6 +251,7 @@ class Backlog:
     def _note(self, work: Work[Operation]) -> None:
         self._unfinished[work.request_id] = work
         self._by_tenant[work.tenant] += 1
+        self.spans.queued(work)
 
 
 def works_of(plan: Plan[Operation]) -> Sequence[Work[Operation]]:
