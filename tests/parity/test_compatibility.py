@@ -30,6 +30,7 @@ from tests.unit.engine.api.asgi import PROTO, Client
 from tests.unit.engine.api.test_sampling import request, sampler
 from tests.unit.engine.api.test_training import optim_step, pass_body, send_pass
 from tinkex.engine.api.app import build_app
+from tinkex.engine.backend.local import LocalBackend
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.core import Engine
 
@@ -311,7 +312,8 @@ def test_15_unnamed_snapshots_do_not_pile_up(engine: Engine, wire: Client) -> No
         save = {"model_id": run, "sampling_session_seq_id": number, "seq_id": 3 * number + 3}
         told = wire.result(wire.post("save_weights_for_sampler", save)).json
         samplers.append(told["sampling_session_id"])
-    assert len(engine._decoding._snapshots._adapters) <= 2, "the others are on disk only"
+    assert isinstance(engine.backend, LocalBackend)
+    assert len(engine.backend._snapshots._adapters) <= 2, "the others are on disk only"
     answers = [wire.result(wire.post("asample", request(each)), accept=PROTO) for each in samplers]
     assert all(answer.headers["content-type"] == PROTO for answer in answers), "an evicted one is read again"
     folder = engine.store.root / "snapshots"

@@ -24,6 +24,7 @@ def import_into_engine(
 ) -> str:
     """Imports a PEFT adapter and returns the path of the new checkpoint."""
     try:
+        from tinkex.engine.backend.local import LocalBackend
         from tinkex.engine.checkpoint_import import import_checkpoint
         from tinkex.engine.config import EngineConfig, chosen_data_dir, chosen_models
         from tinkex.engine.model.catalog import parse_model_flag
@@ -34,7 +35,7 @@ def import_into_engine(
     served = dict(parse_model_flag(flag) for flag in chosen_models())
     config = EngineConfig(data_dir=data_dir or chosen_data_dir(), models=served, any_directory=True)
     wanted = base_model or _declared_base(directory)
-    base = ServedModels(config).find(wanted).find_directory()
+    base = ServedModels(config, LocalBackend(config)).find(wanted).find_directory()
     with Store(config.engine_dir) as store:
         row = import_checkpoint(
             store, directory, base=base, base_model=wanted, name=name, owner=owner or LOCAL_USER

@@ -22,6 +22,7 @@ LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 MIB = 1024 * 1024
 
 SAMPLER_COMPUTES = ("auto", "compiled", "torch")
+WORKERS = ("thread", "process")
 
 
 def tinkex_home(environ: Mapping[str, str] | None = None) -> Path:
@@ -131,6 +132,9 @@ class EngineConfig:
     """Sampler weights kept in memory; the others are read again from disk when they are used."""
     deterministic: bool = False
     """Whether every training operation runs alone, so that its bits do not depend on who else trains. Samples of the
+    worker: str = "thread"
+    """Where models compute: on a ``thread`` of this process, or in a ``process`` of their own, which is started again
+    if it dies."""
     compiled core never depend on their company."""
     savepoint_after_s: float = 20.0
     """How many seconds of work a run may do between two savepoints; after a crash at most this is done again."""
@@ -193,6 +197,8 @@ class EngineConfig:
             )
 
     @property
+        if self.worker not in WORKERS:
+            raise SetupError(f"worker is {self.worker!r}; choose one of: {', '.join(WORKERS)}.")
     def engine_dir(self) -> Path:
         """Where this engine keeps its database, checkpoints and key."""
         return self.data_dir if self.data_dir is not None else self.home / "engine"

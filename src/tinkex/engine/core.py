@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from tinkex.engine.backend.make import make_backend
+from tinkex.engine.backend.seam import WorkerDied
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.operations.access import lost
 from tinkex.engine.operations.admission import Admission
@@ -24,12 +27,13 @@ from tinkex.engine.operations.losses import CustomLosses
 from tinkex.engine.operations.maintenance import Maintenance
 from tinkex.engine.operations.metering import Metering
 from tinkex.engine.operations.outcomes import failed
+from tinkex.engine.operations.recall import Recall
 from tinkex.engine.operations.recording import Event, Recorder
 from tinkex.engine.operations.recovery import recover
 from tinkex.engine.operations.replay import Replay
 from tinkex.engine.operations.savepoints import SavepointKeeper
 from tinkex.engine.operations.served import Base, ServedModels
-from tinkex.engine.operations.snapshots import Snapshots
+from tinkex.engine.operations.suspects import Suspects, given_up
 from tinkex.engine.operations.waiting import Waiters
 from tinkex.engine.scheduler import FairShare, Kind, Pass, Plan, Work
 from tinkex.engine.store import (
@@ -46,6 +50,7 @@ from tinkex.engine.worker import Worker
 from tinkex.errors import (
     EngineFailure,
     Expired,
+    ModelUnavailable,
     SetupError,
     StorageUnavailable,
     TinkexError,
@@ -82,36 +87,48 @@ class Engine:
 
     def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
         self.config = config
-        self.models = ServedModels(config, progress)
         self.store = Store(config.engine_dir)
         self.api_key = self.store.local_key(time.time())
         self._worker = Worker(self.step, self._patience)
+        self.backend = make_backend(config, progress, on_death=self._worker.wake)
+        self.models = ServedModels(config, self.backend, progress)
         self._backlog = Backlog(
             gap_timeout_s=config.gap_timeout_s,
             max_pending=config.max_pending_operations,
             on_work=self._worker.wake,
         )
-        snapshots = Snapshots(self.store.root, config.snapshots_in_memory)
         self.health = Health()
         self._recorder = Recorder(self.store, self.health)
         self._metering = Metering(self.store)
         losses = CustomLosses(self.store)
-        self._operations = Operations(self.store, self.models, snapshots, losses)
-        self._keeper = SavepointKeeper(config, self.store, self._operations.live, self.health)
+        self._operations = Operations(self.store, self.models, self.backend, losses)
+        self._keeper = SavepointKeeper(config, self.store, self.backend, self._operations.live, self.health)
         self._replay = Replay(self.store, self._operations, self._keeper)
         self.admission = Admission(
             config, self.store, self.models, self._backlog, self._operations.live, self.health, losses
         )
+        self._suspects = Suspects()
         self._decoding = Decoding(
-            self.models, self._backlog, self.admission, snapshots, config.max_decode_batch, self._metering
+            self.backend,
+            self.models,
+            self._backlog,
+            self.admission,
+            config.max_decode_batch,
+            self._metering,
+            self._suspects,
         )
-        self._maintenance = Maintenance(config, self.store, snapshots, self._release)
+        self._recall = Recall(self.backend, self.models, self.health)
+        self._maintenance = Maintenance(config, self.store, self.backend, self._release)
         self._waiters = Waiters()
         self._turns = FairShare[str]()
+        self._under_way: Turn | None = None
+        self._reviving = False
+        self._again: deque[Plan[Operation]] = deque()
         self._closed = False
         self._gauges = Gauges(
             config,
             self.store,
+            self.backend,
             self.models,
             self._backlog,
             self._decoding,
@@ -125,13 +142,20 @@ class Engine:
 
     def step(self) -> bool:
         """One turn: take → run → complete; says whether there was anything to do."""
-        turn = self._take()
-        if turn is None:
-            return False
-        if turn == "decode":
-            self._complete(Event(self._decode()))
-        else:
-            self._complete_turn(self._run(turn))
+        try:
+            turn = self._take()
+            if turn is None:
+                return False
+            self._under_way = turn
+            if turn == "decode":
+                self._complete(Event(self._decode()))
+            else:
+                self._complete_turn(self._run(turn))
+            self._recall.worked()
+        except WorkerDied as death:
+            self._worker_died(death)
+        finally:
+            self._under_way = None
         return True
 
     def _take(self) -> Turn | None:
@@ -143,7 +167,11 @@ class Engine:
         self._maintenance.run_if_due(now)
         missed = self._backlog.give_up_gaps(now)
         self._drop([m.work for m in missed], [failed(_gap(m.work, m.missing)) for m in missed])
-        self._complete(Event(self._decoding.drop_cancelled()))
+        self._decoding.drop_cancelled()
+        if not self._recall.worker_is_there(now):
+            return None
+        if self._again:
+            return self._again.popleft()
         wanting = ["train"] * self._backlog.has_training() + ["decode"] * self._decoding.wanted()
         if not wanting:
             return None
@@ -165,6 +193,8 @@ class Engine:
                 ended = [self._operations.run_alone(plan.work)]
             trained = any(work.kind.trains for work in works)
             self._keeper.worked({work.run_id for work in works}, time.monotonic() - began if trained else 0.0)
+        except WorkerDied:
+            raise
         except TinkexError as error:
             return [Ended(work, failed(error), ran=False) for work in works]
         except Exception as error:
@@ -181,6 +211,8 @@ class Engine:
         started = time.monotonic()
         try:
             return self._decoding.step()
+        except WorkerDied:
+            raise
         except Exception:
             logger.exception("a step of sampling failed in a way it should not")
             return []
@@ -191,7 +223,10 @@ class Engine:
         """Bring runs back that an earlier engine left; those that are damaged end here."""
         for work in works:
             if work.seq_id > 0 and work.run_id not in self._operations.live:
-                for run_id, reason in self._replay.revive(work.run_id).items():
+                self._reviving = True
+                damaged = self._replay.revive(work.run_id)
+                self._reviving = False
+                for run_id, reason in damaged.items():
                     logger.error("run %s cannot be restored: %s", run_id, reason)
                     self._end_run(run_id, RunStatus.CORRUPTED)
 
@@ -212,13 +247,39 @@ class Engine:
             effects += filter(None, [self._keeper.save_now(first.work.run_id, turn)])
         outcomes = [(e.work.request_id, e.outcome) for e in ended]
         self._complete(Event(outcomes, entries, [e.work.request_id for e in ended if not e.ran], effects))
+        self._under_way = None
+        self._suspects.cleared(request_id for request_id, _ in outcomes)
         if first.outcome.status is DONE and first.work.kind is Kind.UNLOAD:
             self._release(first.work.run_id)
         elif first.outcome.status is not DONE and first.work.seq_id == 0:
-            self._operations.live.pop(first.work.run_id, None)
+            self._operations.forget(first.work.run_id)
             self._end_run(first.work.run_id, RunStatus.FAILED)
         if not self._recorder.behind:
             self._keeper.save_if_due(turn)
+
+    def _worker_died(self, death: WorkerDied) -> None:
+        """Forget what was in the memory of the worker, and have everything that was under way run again, once it is back.
+
+        Nothing of that was recorded, so it has not happened. Runs come back as after a restart.
+        """
+        turn, reviving = self._under_way, self._reviving
+        self._reviving = False
+        self._recall.died(death, time.monotonic())
+        self._operations.worker_died()
+        self._keeper.worker_died()
+        self._complete(Event(self._decoding.worker_died(death, decoding=turn == "decode")))
+        if turn is None or turn == "decode":
+            return
+        works = works_of(turn)
+        self._suspects.died([work.request_id for work in works], death)
+        if len(works) > 1 and any(self._suspects.alone(work.request_id) for work in works):
+            self._again.extendleft(Pass((work,)) for work in reversed(works))
+        elif len(works) > 1 or not self._suspects.convicted(works[0].request_id):
+            self._again.appendleft(turn)
+        else:
+            self._complete_turn([Ended(works[0], failed(given_up(death)), ran=False)])
+            if reviving:
+                self._end_run(works[0].run_id, RunStatus.CORRUPTED)
 
     def _complete(self, event: Event) -> None:
         """Record what happened in one commit, and wake those who wait for it."""
@@ -238,7 +299,7 @@ class Engine:
         self._complete(Event(list(zip(ids, outcomes, strict=True)), never_ran=ids))
 
     def _release(self, run_id: str) -> None:
-        self._operations.live.pop(run_id, None)
+        self._operations.forget(run_id)
         self._end_run(run_id, RunStatus.RELEASED)
 
     def _end_run(self, run_id: str, status: RunStatus) -> None:
@@ -248,7 +309,7 @@ class Engine:
     def _patience(self) -> float:
         if self._recorder.behind:
             return RECORD_AGAIN_S
-        deadlines = [self._maintenance.due, self._backlog.next_gap_deadline()]
+        deadlines = [self._maintenance.due, self._backlog.next_gap_deadline(), self._recall.due]
         return max(0.0, min(due for due in deadlines if due is not None) - time.monotonic())
 
     # ---- life
@@ -256,18 +317,14 @@ class Engine:
     def start(self) -> None:
         """Pick up what an earlier engine left, and begin to work."""
         recover(self.store, self.admission)
+        self._recall.start()
         self._worker.start()
 
     def load_models(self) -> Future[None]:
         """Bring every served model into memory now instead of at its first use."""
-
-        def load() -> None:
-            for base in self.models.bases:
-                base.load()
-            self.health.started()
-
-        self.health.starting("models are being loaded")
-        return self._worker.call(load)
+        loading = self._recall.load_all()
+        self._worker.wake()
+        return loading
 
     def end_waits(self) -> None:
         """Let everybody who waits for a result go without one; they will ask again."""
@@ -286,6 +343,7 @@ class Engine:
             self._recorder.catch_up()
             self._waiters.end_all()
             self._keeper.close()
+            self.backend.close()
             self._maintenance.flush(time.time())
             self.store.close()
 
@@ -293,6 +351,8 @@ class Engine:
 
     def submit(self, owner: str, request: Submission, body: bytes | None = None) -> UntypedAPIFuture:
         """Accept an operation: it is recorded, and will have an outcome. Raises the reason if it is refused."""
+        if isinstance(request, CreateCustomLossRequest):
+            self._check_loss(request)
         accepted = self.admission.submit(owner, request, body)
         with self._promising():
             self.store.database.flushed().result()
@@ -305,9 +365,20 @@ class Engine:
 
     async def accept(self, owner: str, request: Submission, body: bytes | None = None) -> UntypedAPIFuture:
         """The same for an event loop: operations that are submitted at the same time share one flush to disk."""
+        if isinstance(request, CreateCustomLossRequest):
+            await asyncio.to_thread(self._check_loss, request)
         accepted = self.admission.submit(owner, request, body)
         await self.flushed()
         return accepted
+
+    def _check_loss(self, request: CreateCustomLossRequest) -> None:
+        """Refuse a loss that cannot be run; whoever runs it says so."""
+        try:
+            self.backend.check_loss(request)
+        except WorkerDied as death:
+            raise ModelUnavailable(
+                f"the worker that would check this loss is gone ({death.reason}) and will be back; send it again."
+            ) from death
 
     @contextlib.contextmanager
     def _promising(self) -> Iterator[None]:
@@ -324,7 +395,7 @@ class Engine:
 
         def load() -> None:
             # If it cannot be loaded, the operation that needs it will say so; here it only cannot be checked.
-            with contextlib.suppress(SetupError):
+            with contextlib.suppress(SetupError, WorkerDied):
                 base.load()
 
         if not base.loaded:

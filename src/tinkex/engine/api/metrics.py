@@ -64,9 +64,23 @@ def _engine(figures: Figures, version: str) -> Iterator[str]:
         ({"what": "free"}, figures.free_disk_bytes),
     ]
     yield from _metric("tinkex_disk_bytes", "gauge", "What is kept on disk, and what is left of it.", disk)
-    memory = _resident_bytes()
+    memory = _resident_bytes("self")
     if memory is not None:
         yield from _metric("tinkex_resident_memory_bytes", "gauge", "Memory of the process.", memory)
+    yield from _worker(figures)
+
+
+def _worker(figures: Figures) -> Iterator[str]:
+    worker = figures.worker
+    if worker is None:
+        return
+    running = int(worker.state == "running")
+    yield from _metric("tinkex_worker_up", "gauge", "Whether the process that computes is there.", running)
+    restarts = worker.restarts
+    yield from _metric("tinkex_worker_restarts_total", "counter", "How often it died.", restarts)
+    memory = _resident_bytes(str(worker.pid)) if worker.pid is not None else None
+    if memory is not None:
+        yield from _metric("tinkex_worker_resident_memory_bytes", "gauge", "Its memory.", memory)
 
 
 def _models(figures: Figures) -> Iterator[str]:
@@ -129,10 +143,10 @@ def _labels(labels: Mapping[str, str]) -> str:
     return "{" + ",".join(f'{name}="{value}"' for name, value in escaped.items()) + "}" if labels else ""
 
 
-def _resident_bytes() -> int | None:
-    """The memory of this process, where the system tells it in /proc."""
+def _resident_bytes(process: str) -> int | None:
+    """The memory of a process, where the system tells it in /proc."""
     try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        pages = int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):
         return None
     import resource

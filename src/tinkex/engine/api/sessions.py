@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.errors import json_response
@@ -18,7 +19,6 @@ from tinkex.types import (
     CreateSessionResponse,
     GetServerCapabilitiesResponse,
     GetSessionResponse,
-    HealthResponse,
     ListSessionsResponse,
     SessionHeartbeatResponse,
     SupportedModel,
@@ -48,14 +48,18 @@ async def client_dynamic_config(_call: Call) -> Reply:
 
 
 async def healthz(call: Call) -> Reply:
-    """The server is up; it says so if something keeps it from working well, and answers 503 while it starts."""
-    health = call.engine.health
+    """The server is up; it says so if something keeps it from working well, and answers 503 while it starts.
+
+    ``worker`` is the process that computes, if there is one.
+    """
+    health, worker = call.engine.health, call.engine.backend.status
     status, state = health.status, health.state
+    told = {"status": status} | ({"worker": asdict(worker)} if worker is not None else {})
     if state == "starting":
-        response = json_response({"status": status, "detail": status}, STARTING)
+        response = json_response({**told, "detail": status}, STARTING)
         response.headers["retry-after"] = "1"
         return response
-    return HealthResponse(status=status)
+    return json_response(told)
 
 
 async def get_server_capabilities(call: Call) -> Reply:
@@ -64,7 +68,7 @@ async def get_server_capabilities(call: Call) -> Reply:
     supported = []
     for name in models.names:
         base = models.find(name)
-        context = base.model.transformer.arch.max_context if base.loaded else None
+        context = base.facts.arch.max_context if base.loaded else None
         supported.append(
             SupportedModel(model_name=name, max_context_length=context, trainable=True, sampleable=True)
         )

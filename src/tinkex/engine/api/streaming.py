@@ -49,7 +49,12 @@ async def stream_sample(call: Call) -> Reply:
     base = engine.models.find(sampler.base_model)
     if not base.loaded:
         await engine.ready(base)
-    accepted = await engine.accept(call.owner, request, call.body)
+    await asyncio.to_thread(lambda: base.tokenizer)  # before the first token waits for it
+    try:
+        accepted = await engine.accept(call.owner, request, call.body)
+    except InvalidInput:
+        check_pointers(engine.store, call.owner, request.prompt)  # says more of a pointer to nothing
+        raise
     return TokenStream(engine, call.owner, base, request, accepted)
 
 
@@ -161,7 +166,7 @@ class TokenStream(Response):
     def _token(self, drawn: Drawn) -> dict[str, object]:
         pieces = self._pieces.get(drawn.sample)
         if pieces is None:
-            tokenizer = self._base.model.tokenizer
+            tokenizer = self._base.tokenizer
             pieces = self._pieces[drawn.sample] = Pieces(
                 self._request.sampling_params.stop, lambda token: tokenizer.decode_bytes([token])
             )

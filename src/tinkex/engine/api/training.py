@@ -37,7 +37,7 @@ async def get_info(call: Call) -> Reply:
     directory = await asyncio.to_thread(base.find_directory) if call.is_local else None
     return GetInfoResponse(
         model_data=ModelData(
-            arch=base.model.transformer.arch.family if base.loaded else None,
+            arch=base.facts.arch.family if base.loaded else None,
             model_name=run.base_model,
             tokenizer_id=str(directory) if directory is not None else run.base_model,
         ),

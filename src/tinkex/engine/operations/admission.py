@@ -12,7 +12,7 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Sized
 
 import msgspec
 
@@ -21,7 +21,6 @@ from tinkex.engine.operations.access import find_live_run, find_run, find_sessio
 from tinkex.engine.operations.backlog import Backlog, Operation
 from tinkex.engine.operations.bodies import decode_operation
 from tinkex.engine.operations.checks import ADAM, Checks
-from tinkex.engine.operations.execution import LiveRun
 from tinkex.engine.operations.health import Health
 from tinkex.engine.operations.losses import CustomLosses
 from tinkex.engine.operations.promises import Promises, new_request_id
@@ -77,7 +76,7 @@ class Admission:
         store: Store,
         models: ServedModels,
         backlog: Backlog,
-        live: Mapping[str, LiveRun],
+        live: Sized,
         health: Health,
         losses: CustomLosses,
     ) -> None:
@@ -188,7 +187,7 @@ class Admission:
         if repeated is not None:
             return repeated
         base = self._models.find(request.base_model)
-        self._checks.new_run(owner, base, request)
+        self._checks.new_run(owner, request)
         row = self._new_run(run_id, session.session_id, owner, request.base_model, request)
         return self._open(row, request, body, Kind.CREATE, base)
 

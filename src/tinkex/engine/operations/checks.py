@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
+from tinkex.engine.backend.exports import check_recipients
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.operations.access import check_free, find_checkpoint
 from tinkex.engine.operations.backlog import Operation
-from tinkex.engine.operations.execution import LiveRun
-from tinkex.engine.operations.exports import check_recipients
-from tinkex.engine.operations.losses import CustomLosses
+from tinkex.engine.operations.losses import CustomLosses, declared_inputs
 from tinkex.engine.operations.quotas import Quotas
 from tinkex.engine.operations.served import Base, ServedModels
+from tinkex.engine.sampler.job import SampleJob
 from tinkex.engine.store import CheckpointKind, CheckpointRow, RunRow, Store, check_name
+from tinkex.engine.trainer.examples import MAX_RANK, read_pass
 from tinkex.errors import InvalidInput, Unsupported
 from tinkex.types import (
     CreateModelRequest,
@@ -38,30 +39,26 @@ class Checks:
         config: EngineConfig,
         store: Store,
         models: ServedModels,
-        live: Mapping[str, LiveRun],
+        live: Sized,
         losses: CustomLosses,
     ) -> None:
         self._config = config
         self._store = store
         self._models = models
-        self._live = live
         self._losses = losses
         self._quotas = Quotas(config, store, live)
 
-    def new_run(self, owner: str, base: Base, request: CreateModelRequest) -> None:
+    def new_run(self, owner: str, request: CreateModelRequest) -> None:
         """Whether a run can be created as asked."""
         if request.lora_config is None:
             raise InvalidInput(
                 "create_model came without lora_config; this server trains LoRA adapters, not whole models. "
                 "Use create_lora_training_client."
             )
-        if base.loaded:
-            from tinkex.engine.trainer.trainer import MAX_RANK
-
-            if request.lora_config.rank > MAX_RANK:
-                raise InvalidInput(
-                    f"lora_config.rank is {request.lora_config.rank}; this server trains ranks 1 to {MAX_RANK}."
-                )
+        if request.lora_config.rank > MAX_RANK:
+            raise InvalidInput(
+                f"lora_config.rank is {request.lora_config.rank}; this server trains ranks 1 to {MAX_RANK}."
+            )
         self._optimizer(request.optimizer_config)
         self._quotas.new_run(owner)
 
@@ -113,9 +110,8 @@ class Checks:
         if request.record_stability_info:
             raise Unsupported("record_stability_info is not offered by this server; leave it out.")
         if base.loaded:
-            from tinkex.engine.sampler.job import SampleJob
-
-            base.sampler.check(SampleJob.of(request, request_id=request_id, adapter=None, sequence_ids=ids))
+            job = SampleJob.of(request, request_id=request_id, adapter=None, sequence_ids=ids)
+            base.facts.samples.check(job)
         return num_tokens(request.prompt)
 
     def num_samples(self, request: SampleRequest) -> int:
@@ -134,10 +130,11 @@ class Checks:
 
     def _pass(self, row: RunRow, request: ForwardBackwardRequest) -> int:
         custom_loss = self._losses.of(row.owner, request)
-        run = self._live.get(row.run_id)
-        if run is not None:
-            # A run that is still being created is checked when its turn comes: its model may not be loaded yet.
-            run.base.trainer.check(run.job(request, custom_loss))
+        base = self._models.find(row.base_model)
+        if base.loaded:
+            # What is asked of a model that was never loaded is checked when its turn comes.
+            declared = declared_inputs(custom_loss) if custom_loss is not None else None
+            read_pass(request.data, request.loss_fn, request.loss_fn_config, base.facts.passes, declared)
         return sum(num_tokens(datum.model_input) for datum in request.data)
 
     def _save_for_sampler(self, row: RunRow, request: SaveWeightsForSamplerRequest) -> None:

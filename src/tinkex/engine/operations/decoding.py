@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+import msgspec
+
+from tinkex.engine.backend.seam import Backend, Batch, Growth, Join, SampleStep, WorkerDied
 from tinkex.engine.operations.admission import Admission
 from tinkex.engine.operations.backlog import Backlog, Operation
 from tinkex.engine.operations.feeds import Feed
@@ -13,22 +16,57 @@ from tinkex.engine.operations.metering import Metering
 from tinkex.engine.operations.outcomes import failed, succeeded
 from tinkex.engine.operations.promises import sequence_ids
 from tinkex.engine.operations.served import Base, ServedModels
-from tinkex.engine.operations.snapshots import Snapshots
+from tinkex.engine.operations.suspects import Suspects, given_up
 from tinkex.engine.scheduler import FairShare, Work
 from tinkex.engine.store import Outcome
 from tinkex.errors import EngineFailure, InvalidInput, ModelUnavailable, SetupError, TinkexError
-from tinkex.types import SampleRequest
+from tinkex.types import SampleRequest, StopReason
 
 logger = logging.getLogger("tinkex.engine")
 
+Samples = dict[str, Work[Operation]]
+Outcomes = Sequence[tuple[str, Outcome]]
 
-@dataclass(frozen=True)
-class Batch:
-    """What the samples of one base model hold."""
 
-    num_sequences: int
-    kv_bytes: int
-    num_preemptions: int
+@dataclass
+class _Members:
+    """The samples of one base model, by what is to be done with them."""
+
+    running: Samples = field(default_factory=dict)
+    again: Samples = field(default_factory=dict)
+    """Were running when the worker died, and go first."""
+    leaving: Samples = field(default_factory=dict)
+    """Nobody wants them any more; the worker does not know yet."""
+    new_feeds: list[str] = field(default_factory=list)
+    """Running ones that somebody watches since the last step."""
+
+    def __bool__(self) -> bool:
+        return bool(self.running or self.again or self.leaving)
+
+
+@dataclass
+class _Sequence:
+    """One sequence of a watched sample, as far as it is known here."""
+
+    index: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+
+
+@dataclass
+class _Watched:
+    """A sample that somebody watches."""
+
+    feed: Feed
+    sequences: dict[int, _Sequence] = field(default_factory=dict)
+
+    def grew(self, growth: Growth) -> None:
+        sequence = self.sequences.setdefault(growth.index, _Sequence(growth.index))
+        sequence.tokens[growth.start :] = growth.tokens
+        sequence.logprobs[growth.start :] = growth.logprobs
+        sequence.stop_reason = growth.stop_reason
+        self.feed.grew(sequence)
 
 
 class Decoding:
@@ -36,30 +74,32 @@ class Decoding:
 
     def __init__(
         self,
+        backend: Backend,
         models: ServedModels,
         backlog: Backlog,
         admission: Admission,
-        snapshots: Snapshots,
         max_batch: int,
         metering: Metering,
+        suspects: Suspects,
     ) -> None:
+        self._backend = backend
         self._models = models
         self._backlog = backlog
         self._admission = admission
-        self._snapshots = snapshots
         self._max_batch = max_batch
         self._metering = metering
-        self._in_batch: dict[str, dict[str, Work[Operation]]] = {}
-        self._watched: dict[str, Feed] = {}
+        self._suspects = suspects
+        self._members: dict[str, _Members] = {}
+        self._watched: dict[str, _Watched] = {}
         self._turns = FairShare[str]()
         self.batches: Mapping[str, Batch] = {}
         """What each base model's samples hold; never changed, only replaced, so any thread may read it."""
 
     def wanted(self) -> bool:
-        """Whether any sample waits or runs."""
+        """Whether any sample waits, runs or is to be dropped."""
         return bool(self._sources())
 
-    def step(self) -> Sequence[tuple[str, Outcome]]:
+    def step(self) -> Outcomes:
         """One step of the base model whose turn it is; returns what ended."""
         sources = self._sources()
         self._turns.waiting(sources)
@@ -72,105 +112,140 @@ class Decoding:
             return self._fail_waiting(
                 source, ModelUnavailable(f"the model {source} cannot be loaded: {error}")
             )
-        outcomes = [*self._fill(base)]
-        if base.sampler.busy:
-            outcomes += self._advance(base)
+        members = self._members.setdefault(source, _Members())
+        refused: list[tuple[str, Outcome]] = []
+        joining = list(self._joining(base, members, refused))
+        outcomes = refused
+        if members:
+            outcomes = [*refused, *self._advance(base, members, joining)]
         for request_id, _ in outcomes:
-            self._in_batch.get(source, {}).pop(request_id, None)
-        self._note(base)
+            members.running.pop(request_id, None)
+            self._watched.pop(request_id, None)
+        self._suspects.cleared(request_id for request_id, _ in outcomes)
         return outcomes
 
     def watch(self, request_id: str, feed: Feed) -> None:
         """Report the tokens of a sample to a feed, from now on or from when it joins a batch."""
-        for source, members in self._in_batch.items():
-            if request_id in members:
-                self._models.by_source(source).sampler.watch(request_id, feed.grew)
-                return
-        self._watched[request_id] = feed
+        self._watched[request_id] = _Watched(feed)
+        for members in self._members.values():
+            if request_id in members.running:
+                members.new_feeds.append(request_id)
 
     def unwatch(self, request_id: str) -> None:
-        """Forget the feed of a sample that never joined a batch."""
+        """Forget the feed of a sample."""
         self._watched.pop(request_id, None)
 
-    def drop_cancelled(self) -> Sequence[tuple[str, Outcome]]:
-        """Take samples nobody wants any more out of the batches."""
-        outcomes: list[tuple[str, Outcome]] = []
+    def drop_cancelled(self) -> None:
+        """Have samples that nobody wants any more leave the batches with the next step."""
         for request_id in self._backlog.take_cancelled():
-            for source, members in self._in_batch.items():
-                if request_id in members:
-                    del members[request_id]
-                    self._models.by_source(source).sampler.cancel(request_id)
-                    self._note(self._models.by_source(source))
-                    outcomes.append((request_id, cancelled()))
+            for members in self._members.values():
+                work = members.running.pop(request_id, None) or members.again.pop(request_id, None)
+                if work is not None:
+                    members.leaving[request_id] = work
+
+    def worker_died(self, death: WorkerDied, *, decoding: bool) -> Outcomes:
+        """Take everything back that was in the worker, to be decoded again from the start; returns what is given up.
+
+        ``decoding`` says that it died in a step of these samples. Tokens are drawn from the same seeds, so they are the same; who watches a sample is told only those that are new.
+        """
+        outcomes: list[tuple[str, Outcome]] = []
+        for members in self._members.values():
+            if decoding:
+                self._suspects.died(members.running, death)
+            if decoding and len(members.running) == 1:
+                (request_id,) = members.running
+                if self._suspects.convicted(request_id):
+                    outcomes.append((request_id, failed(given_up(death))))
+                    members.running.clear()
+            members.again = {**members.running, **members.again}
+            members.running = {}
+            members.new_feeds.clear()
+        for watched in self._watched.values():
+            watched.sequences.clear()
+        self.batches = {}
         return outcomes
 
-    def _note(self, base: Base) -> None:
-        sampler = base.sampler
-        batch = Batch(sampler.num_sequences, sampler.kv_bytes, sampler.num_preemptions)
-        self.batches = {**self.batches, base.source: batch}
-
     def _sources(self) -> dict[str, None]:
-        running = [source for source, members in self._in_batch.items() if members]
-        return dict.fromkeys([*running, *self._backlog.groups_with_samples()])
+        busy = [source for source, members in self._members.items() if members]
+        return dict.fromkeys([*busy, *self._backlog.groups_with_samples()])
 
-    def _fill(self, base: Base) -> Sequence[tuple[str, Outcome]]:
-        refused: list[tuple[str, Outcome]] = []
-        while base.sampler.num_sequences < self._max_batch:
-            work = self._backlog.take_sample(base.source)
+    def _joining(self, base: Base, members: _Members, refused: list[tuple[str, Outcome]]) -> Iterator[Join]:
+        """The samples that join the batch with this step: those that were interrupted, then those that wait."""
+        room = self._max_batch - self.batches.get(base.source, Batch()).num_sequences
+        while room > 0:
+            if any(self._suspects.alone(request_id) for request_id in members.running):
+                return
+            work = next(iter(members.again.values()), None)
+            if work is not None and self._suspects.alone(work.request_id) and members.running:
+                return
             if work is None:
-                break
+                work = self._backlog.take_sample(base.source)
+            if work is None:
+                return
+            members.again.pop(work.request_id, None)
             try:
-                self._join(base, work)
+                join = self._join(work)
             except TinkexError as error:
                 refused.append((work.request_id, failed(error)))
-        return refused
+                continue
+            room -= len(join.sequence_ids)
+            members.running[work.request_id] = work
+            yield join
 
-    def _join(self, base: Base, work: Work[Operation]) -> None:
-        """Put a sample into the batch, with the weights it asks for."""
-        from tinkex.engine.sampler.job import SampleJob
-
+    def _join(self, work: Work[Operation]) -> Join:
         request = work.request
         assert isinstance(request, SampleRequest)
         sampler = self._admission.sampler_of(work.tenant, request)
-        adapter = None
-        if sampler.directory is not None:
-            adapter = self._snapshots.get(sampler.directory, base.model.transformer.arch)
-        ids = sequence_ids(work.request_id, request.num_samples)
-        base.sampler.add(
-            SampleJob.of(
-                request, request_id=work.request_id, adapter=adapter, sequence_ids=ids, owner=work.tenant
-            )
+        return Join(
+            request_id=work.request_id,
+            request=_seeded(request, work.request_id),
+            sequence_ids=sequence_ids(work.request_id, request.num_samples),
+            owner=work.tenant,
+            directory=sampler.directory,
+            watched=work.request_id in self._watched,
         )
-        self._in_batch.setdefault(base.source, {})[work.request_id] = work
-        feed = self._watched.pop(work.request_id, None)
-        if feed is not None:
-            base.sampler.watch(work.request_id, feed.grew)
 
-    def _advance(self, base: Base) -> Sequence[tuple[str, Outcome]]:
+    def _advance(self, base: Base, members: _Members, joining: Sequence[Join]) -> Outcomes:
+        step = SampleStep(joining, list(members.leaving), members.new_feeds)
         try:
-            finished = base.sampler.step()
+            report = self._backend.sample(base.source, step)
+        except WorkerDied:
+            raise
         except Exception as error:
-            # The state of the batch is unknown now: everyone in it fails, and the next samples start afresh.
             logger.exception("a decode step failed in a way it should not")
-            members = self._in_batch.pop(base.source, {})
-            for request_id in members:
-                base.sampler.cancel(request_id)
             failure = failed(EngineFailure(f"sampling failed: {type(error).__name__}: {error}"))
-            return [(request_id, failure) for request_id in members]
-        outcomes: list[tuple[str, Outcome]] = []
-        for request_id, response in finished:
+            return [(request_id, failure) for request_id in members.running]
+        outcomes = [(request_id, cancelled()) for request_id in members.leaving]
+        members.leaving, members.new_feeds = {}, []
+        for growth in report.grown:
+            watched = self._watched.get(growth.request_id)
+            if watched is not None:
+                watched.grew(growth)
+        for request_id, response in report.ended:
             if isinstance(response, TinkexError):
                 outcomes.append((request_id, failed(response)))
             else:
-                self._metering.sampled(self._in_batch[base.source][request_id], response)
+                self._metering.sampled(members.running[request_id], response)
                 outcomes.append((request_id, succeeded(response)))
+        self.batches = {**self.batches, base.source: report.batch}
         return outcomes
 
-    def _fail_waiting(self, source: str, error: TinkexError) -> Sequence[tuple[str, Outcome]]:
-        outcomes: list[tuple[str, Outcome]] = []
+    def _fail_waiting(self, source: str, error: TinkexError) -> Outcomes:
+        members = self._members.pop(source, _Members())
+        outcomes = [(each, failed(error)) for each in (*members.running, *members.again, *members.leaving)]
         while (work := self._backlog.take_sample(source)) is not None:
             outcomes.append((work.request_id, failed(error)))
         return outcomes
+
+
+def _seeded(request: SampleRequest, request_id: str) -> SampleRequest:
+    """The request with a seed: one that brings none has its own, so that its tokens are the same when they are drawn again."""
+    if request.sampling_params.seed is not None:
+        return request
+    seed = int.from_bytes(request_id.encode())
+    return msgspec.structs.replace(
+        request, sampling_params=msgspec.structs.replace(request.sampling_params, seed=seed)
+    )
 
 
 def cancelled() -> Outcome:

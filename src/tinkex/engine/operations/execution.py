@@ -6,16 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
+from tinkex.engine.backend.seam import Backend, Checkpoint, PassJob, SavedFile, UploadedLoss
 from tinkex.engine.operations.access import check_free, find_checkpoint, lost
 from tinkex.engine.operations.backlog import Operation
-from tinkex.engine.operations.exports import write_export
 from tinkex.engine.operations.losses import CustomLosses
-from tinkex.engine.operations.outcomes import failed, succeeded
+from tinkex.engine.operations.outcomes import failed, passed, succeeded
 from tinkex.engine.operations.recording import Effect
 from tinkex.engine.operations.served import Base, ServedModels
-from tinkex.engine.operations.snapshots import Snapshots
 from tinkex.engine.scheduler import Work
 from tinkex.engine.store import (
     CheckpointKind,
@@ -24,6 +22,7 @@ from tinkex.engine.store import (
     RunRow,
     RunStatus,
     SamplerRow,
+    SavepointRow,
     Store,
 )
 from tinkex.errors import (
@@ -55,10 +54,6 @@ from tinkex.types import (
 )
 from tinkex.types.base import Value
 
-if TYPE_CHECKING:
-    from tinkex.engine.trainer.loss_graph import LossGraph
-    from tinkex.engine.trainer.state import TrainJob, TrainState
-
 
 @dataclass
 class LiveRun:
@@ -66,21 +61,11 @@ class LiveRun:
 
     run_id: str
     base: Base
-    state: TrainState
     next_seq: int = 1
     """The number of the operation after the last one that has run."""
     version: int = 0
     snapshot: tuple[int, str] | None = None
     """The version that was last written as an unnamed snapshot, and where."""
-
-    def job(self, request: ForwardBackwardRequest, custom_loss: LossGraph | None) -> TrainJob:
-        """What the trainer is asked to do for a request."""
-        from tinkex.engine.trainer.state import TrainJob
-
-        backward = not request.forward_only
-        return TrainJob(
-            self.state, request.data, request.loss_fn, request.loss_fn_config, backward, custom_loss
-        )
 
 
 @dataclass(frozen=True)
@@ -95,15 +80,30 @@ class Ended:
 class Operations:
     """Runs the operations of training runs, and keeps the live ones."""
 
-    def __init__(
-        self, store: Store, models: ServedModels, snapshots: Snapshots, losses: CustomLosses
-    ) -> None:
+    def __init__(self, store: Store, models: ServedModels, backend: Backend, losses: CustomLosses) -> None:
         self._store = store
         self._losses = losses
         self._models = models
-        self._snapshots = snapshots
+        self._backend = backend
         self._effects: list[Effect] = []
         self.live: dict[str, LiveRun] = {}
+
+    def restore(self, run_id: str, base: Base, savepoint: SavepointRow) -> None:
+        """Bring a run into memory as a savepoint has it; ``Damaged`` if that is not what was written."""
+        path = self._store.directories.resolve(savepoint.file)
+        saved = SavedFile(path, savepoint.file, savepoint.size_bytes, savepoint.digest)
+        self._backend.restore(run_id, base.source, saved)
+        self.live[run_id] = LiveRun(run_id, base, next_seq=savepoint.next_seq)
+
+    def forget(self, run_id: str) -> None:
+        """Drop a run from memory, if it is there."""
+        if self.live.pop(run_id, None) is not None:
+            self._backend.forget(run_id)
+
+    def worker_died(self) -> None:
+        """Forget the runs that were in the worker's memory, and what the operation under way has done."""
+        self.live.clear()
+        self._effects = []
 
     def take_effects(self) -> Sequence[Effect]:
         """What the operation that ran last changes in the records, once its outcome is recorded."""
@@ -113,7 +113,7 @@ class Operations:
     def run_pass(self, works: Sequence[Work[Operation]]) -> Sequence[Ended]:
         """Run forward and backward operations of one base model together; each fails or succeeds alone."""
         ended: list[Ended] = []
-        jobs: list[tuple[Work[Operation], TrainJob]] = []
+        jobs: list[tuple[Work[Operation], PassJob]] = []
         for work in works:
             run, request = self.live.get(work.run_id), work.request
             assert isinstance(request, ForwardBackwardRequest)
@@ -122,13 +122,13 @@ class Operations:
                 continue
             run.next_seq = work.seq_id + 1
             try:
-                jobs.append((work, run.job(request, self._losses.of(work.tenant, request))))
+                jobs.append((work, _job(request, work.run_id, self._losses.of(work.tenant, request))))
             except TinkexError as error:
                 ended.append(Ended(work, failed(error)))
         if jobs:
-            results = self.live[jobs[0][0].run_id].base.trainer.run([job for _, job in jobs])
+            results = self._backend.run_pass([job for _, job in jobs])
             for (work, _), result in zip(jobs, results, strict=True):
-                outcome = failed(result) if isinstance(result, TinkexError) else succeeded(result)
+                outcome = failed(result) if isinstance(result, TinkexError) else passed(result)
                 ended.append(Ended(work, outcome))
         return ended
 
@@ -167,7 +167,7 @@ class Operations:
         match request:
             case OptimStepRequest():
                 run.version += 1
-                metrics = run.base.trainer.optim_step(run.state, request.adam_params or AdamParams())
+                metrics = self._backend.optim_step(run.run_id, request.adam_params or AdamParams())
                 return OptimStepResponse(metrics=metrics)
             case SaveWeightsRequest():
                 return self._save(run, request)
@@ -178,7 +178,7 @@ class Operations:
             case LoadWeightsRequest():
                 return self._load(run, request)
             case UnloadModelRequest():
-                del self.live[run.run_id]
+                self.forget(run.run_id)
                 self._effects.append(self._ends(run.run_id, RunStatus.RELEASED))
                 return UnloadModelResponse(model_id=run.run_id)
         raise EngineFailure(f"no operation is called {work.kind}")
@@ -188,7 +188,8 @@ class Operations:
         if row.lora is None:
             raise InvalidInput("create_model needs a lora_config; this server trains LoRA adapters.")
         base = self.ready_base(row.base_model)
-        self.live[row.run_id] = LiveRun(row.run_id, base, base.trainer.create(row.lora))
+        self._backend.create(row.run_id, base.source, row.lora)
+        self.live[row.run_id] = LiveRun(row.run_id, base)
         self._effects.append(self._made_live(row, row.lora))
         return CreateModelResponse(model_id=row.run_id)
 
@@ -196,74 +197,70 @@ class Operations:
         row = self._row(work.run_id)
         checkpoint = find_checkpoint(self._store, row.owner, request.path, request.weights_access_token)
         base = self.ready_base(row.base_model)
-        run = LiveRun(row.run_id, base, base.trainer.create(checkpoint.lora))
-        self._load_into(run, checkpoint, optimizer=request.optimizer)
-        self.live[row.run_id] = run
+        saved = self._saved(checkpoint, optimizer=request.optimizer)
+        self._backend.create(row.run_id, base.source, checkpoint.lora, saved)
+        self.live[row.run_id] = LiveRun(row.run_id, base, version=1)
         self._effects.append(self._made_live(row, checkpoint.lora))
         return LoadWeightsResponse(path=request.path, model_id=row.run_id)
 
     def _load(self, run: LiveRun, request: LoadWeightsRequest) -> Value:
         owner = self._row(run.run_id).owner
         checkpoint = find_checkpoint(self._store, owner, request.path, request.weights_access_token)
-        self._load_into(run, checkpoint, optimizer=request.optimizer)
+        run.version += 1
+        self._backend.load_weights(run.run_id, self._saved(checkpoint, optimizer=request.optimizer))
         return LoadWeightsResponse(path=request.path, model_id=run.run_id)
 
-    def _load_into(self, run: LiveRun, checkpoint: CheckpointRow, *, optimizer: bool) -> None:
-        run.version += 1
-        directory = self._store.directories.resolve(checkpoint.directory)
-        run.base.trainer.load(run.state, directory, optimizer=optimizer)
+    def _saved(self, checkpoint: CheckpointRow, *, optimizer: bool) -> Checkpoint:
+        return Checkpoint(self._store.directories.resolve(checkpoint.directory), optimizer)
 
     def _save(self, run: LiveRun, request: SaveWeightsRequest) -> Value:
         assert request.path is not None, "admission refuses a save without a name"
         row = self._row(run.run_id)
         check_free(self._store, run.run_id, CheckpointKind.WEIGHTS, request.path, overwrite=request.overwrite)
         with self._store.directories.checkpoint(run.run_id, CheckpointKind.WEIGHTS, request.path) as writing:
-            run.base.trainer.save(run.state, writing.temporary, row.base_model, optimizer=True)
+            self._backend.save_weights(run.run_id, writing.temporary, row.base_model, optimizer=True)
         checkpoint = _checkpoint(row, CheckpointKind.WEIGHTS, request, writing.final, writing.size_bytes)
         self._record(checkpoint)
         return SaveWeightsResponse(path=checkpoint.path)
 
     def _save_for_sampler(self, run: LiveRun, request: SaveWeightsForSamplerRequest) -> Value:
         row = self._row(run.run_id)
-        adapter = run.base.trainer.snapshot(run.state)
         if request.path is None:
             return self._snapshot(run, row, request)
         check_free(self._store, run.run_id, CheckpointKind.SAMPLER_WEIGHTS, request.path, overwrite=False)
         with self._store.directories.checkpoint(
             run.run_id, CheckpointKind.SAMPLER_WEIGHTS, request.path
         ) as writing:
-            run.base.trainer.save(run.state, writing.temporary, row.base_model, optimizer=False)
+            self._backend.save_weights(run.run_id, writing.temporary, row.base_model, optimizer=False)
         checkpoint = _checkpoint(
             row, CheckpointKind.SAMPLER_WEIGHTS, request, writing.final, writing.size_bytes
         )
         self._record(checkpoint)
-        self._snapshots.put(writing.final, adapter)
+        self._backend.keep_adapter(run.run_id, writing.final)
         return SaveWeightsForSamplerResponse(path=checkpoint.path)
 
     def _save_external(self, run: LiveRun, request: SaveWeightsExternalRequest) -> Value:
         row, kind = self._row(run.run_id), CheckpointKind.EXTERNAL_WEIGHTS
         check_free(self._store, run.run_id, kind, request.path, overwrite=False)
-        adapter = run.base.trainer.snapshot(run.state)
         with self._store.directories.checkpoint(run.run_id, kind, request.path) as writing:
-            write_export(writing.temporary, adapter, row.base_model, request.age_encryption_recipients)
+            self._backend.export_weights(
+                run.run_id, writing.temporary, row.base_model, request.age_encryption_recipients
+            )
         checkpoint = _checkpoint(row, kind, request, writing.final, writing.size_bytes)
         self._record(checkpoint)
         return SaveWeightsExternalResponse(path=checkpoint.path, size_bytes=writing.size_bytes)
 
     def _snapshot(self, run: LiveRun, row: RunRow, request: SaveWeightsForSamplerRequest) -> Value:
-        from tinkex.engine.model.adapter_files import save_adapter
-
         sampler_id = f"{row.session_id}:sample:{request.sampling_session_seq_id}"
         if self._store.samplers.get(sampler_id) is not None:
             raise InvalidInput(
                 f"sampling_session_seq_id {request.sampling_session_seq_id} of this session is in use already."
             )
-        adapter = run.base.trainer.snapshot(run.state)
         if run.snapshot is None or run.snapshot[0] != run.version:
             with self._store.directories.snapshot() as writing:
-                save_adapter(writing.temporary, adapter, row.base_model)
+                self._backend.write_adapter(run.run_id, writing.temporary, row.base_model)
             run.snapshot = (run.version, writing.final)
-            self._snapshots.put(writing.final, adapter)
+            self._backend.keep_adapter(run.run_id, writing.final)
         sampler = SamplerRow(
             sampler_id=sampler_id,
             session_id=row.session_id,
@@ -277,7 +274,7 @@ class Operations:
 
     def _record(self, checkpoint: CheckpointRow) -> None:
         def remove(directory: str) -> None:
-            self._snapshots.drop(directory)
+            self._backend.drop_adapter(directory)
             self._store.directories.remove(directory)
 
         def put() -> Callable[[], None] | None:
@@ -306,6 +303,13 @@ class Operations:
         except SetupError as error:
             raise ModelUnavailable(f"the model {name} cannot be loaded: {error}") from error
         return base
+
+
+def _job(request: ForwardBackwardRequest, run_id: str, custom_loss: UploadedLoss | None) -> PassJob:
+    """What the worker is asked to do for a pass."""
+    return PassJob(
+        run_id, request.data, request.loss_fn, request.loss_fn_config, not request.forward_only, custom_loss
+    )
 
 
 def _checkpoint(

@@ -7,9 +7,10 @@ import time
 from collections.abc import Collection, Mapping, Sized
 from dataclasses import dataclass
 
+from tinkex.engine.backend.seam import Backend, Batch, WorkerStatus
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.operations.backlog import Backlog
-from tinkex.engine.operations.decoding import Batch, Decoding
+from tinkex.engine.operations.decoding import Decoding
 from tinkex.engine.operations.health import Health
 from tinkex.engine.operations.metering import Metering
 from tinkex.engine.operations.served import ServedModels
@@ -47,6 +48,8 @@ class Figures:
     checkpoint_bytes: int
     database_bytes: int
     free_disk_bytes: int
+    worker: WorkerStatus | None
+    """The process that computes; None if it is this one."""
 
 
 class Gauges:
@@ -56,6 +59,7 @@ class Gauges:
         self,
         config: EngineConfig,
         store: Store,
+        backend: Backend,
         models: ServedModels,
         backlog: Backlog,
         decoding: Decoding,
@@ -66,6 +70,7 @@ class Gauges:
     ) -> None:
         self._config = config
         self._store = store
+        self._backend = backend
         self._models = models
         self._backlog = backlog
         self._decoding = decoding
@@ -97,14 +102,14 @@ class Gauges:
             checkpoint_bytes=store.checkpoints.total_bytes(None, time.time()),
             database_bytes=sum(file.stat().st_size for file in files if file.exists()),
             free_disk_bytes=shutil.disk_usage(store.root).free,
+            worker=self._backend.status,
         )
 
     def _model_figures(self) -> Collection[ModelFigures]:
         found: dict[str, ModelFigures] = {}
-        idle = Batch(num_sequences=0, kv_bytes=0, num_preemptions=0)
         for name in self._models.names:
             base = self._models.find(name)
-            compute = base.sampler.computes_with if base.loaded else ""
-            batch = self._decoding.batches.get(base.source, idle)
+            compute = base.facts.computes_with if base.loaded else ""
+            batch = self._decoding.batches.get(base.source, Batch())
             found.setdefault(base.source, ModelFigures(name, compute, batch))
         return list(found.values())

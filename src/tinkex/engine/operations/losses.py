@@ -1,15 +1,14 @@
-"""Losses that users upload: checked and recorded when they come in, found by their id when a pass names one."""
+"""Losses that users upload: recorded when they come in, found by their id when a pass names one."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import OrderedDict
-from typing import TYPE_CHECKING
-
-import msgspec
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 from tinkex._wire import json as wire_json
+from tinkex.engine.backend.seam import UploadedLoss
 from tinkex.engine.operations.access import find_session
 from tinkex.engine.operations.fingerprint import fingerprint
 from tinkex.engine.operations.outcomes import succeeded
@@ -23,30 +22,31 @@ from tinkex.types import (
     UntypedAPIFuture,
 )
 
-if TYPE_CHECKING:
-    from tinkex.engine.trainer.loss_graph import LossGraph
-
 CUSTOM = "custom"
 KIND = "create_custom_loss"
-MOST_IN_MEMORY = 256
+
+
+@dataclass(frozen=True)
+class DeclaredInputs:
+    """What an uploaded loss reads: its inputs besides the logprobs, and the dimensions of each."""
+
+    input_names: Sequence[str]
+    ranks: Mapping[str, int]
 
 
 class CustomLosses:
-    """The uploaded losses, ready to run. Safe to use from any thread."""
+    """The uploaded losses. Safe to use from any thread."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lock = threading.Lock()
-        self._graphs: OrderedDict[str, LossGraph] = OrderedDict()
 
     def create(self, owner: str, request: CreateCustomLossRequest, promises: Promises) -> UntypedAPIFuture:
-        """Take a loss; its result is there at once. The same request again gives the same loss."""
+        """Take a loss that can be run; its result is there at once. The same request again gives the same loss."""
         session = find_session(self._store, owner, request.session_id)
         target = f"{session.session_id}:loss"
         repeated = promises.repeated(target, request.custom_loss_seq_id, request)
         if repeated is not None:
             return repeated
-        graph = _parse(request)
         loss_id = f"{target}:{request.custom_loss_seq_id}"
         now = time.time()
         row = LossRow(loss_id, session.session_id, owner, request.name, now, wire_json.encode(request))
@@ -65,10 +65,9 @@ class CustomLosses:
             self._store.futures.accept(future)
             self._store.finished.add(outcome, {}, now)
             self._store.futures.finish(outcome, now)
-        self._keep(loss_id, graph)
         return UntypedAPIFuture(request_id=future.request_id)
 
-    def of(self, owner: str, request: ForwardBackwardRequest) -> LossGraph | None:
+    def of(self, owner: str, request: ForwardBackwardRequest) -> UploadedLoss | None:
         """The loss a pass asks for, or None if it asks for one of the server's own."""
         if request.loss_fn != CUSTOM:
             return None
@@ -82,22 +81,11 @@ class CustomLosses:
             raise UnknownObject(
                 f"there is no custom loss {loss_id!r} of yours; make one with create_custom_loss."
             )
-        with self._lock:
-            graph = self._graphs.get(loss_id)
-        if graph is None:
-            graph = _parse(wire_json.decode(row.definition, CreateCustomLossRequest))
-        self._keep(loss_id, graph)
-        return graph
-
-    def _keep(self, loss_id: str, graph: LossGraph) -> None:
-        with self._lock:
-            self._graphs[loss_id] = graph
-            self._graphs.move_to_end(loss_id)
-            while len(self._graphs) > MOST_IN_MEMORY:
-                self._graphs.popitem(last=False)
+        return UploadedLoss(loss_id, row.definition)
 
 
-def _parse(request: CreateCustomLossRequest) -> LossGraph:
-    from tinkex.engine.trainer.loss_graph import LossGraph
-
-    return LossGraph.parse(msgspec.to_builtins(request.graph), request.inputs)
+@lru_cache(maxsize=256)
+def declared_inputs(loss: UploadedLoss) -> DeclaredInputs:
+    """What an uploaded loss reads, without the graph that computes it."""
+    inputs = wire_json.decode(loss.definition, CreateCustomLossRequest).inputs
+    return DeclaredInputs([one.name for one in inputs[1:]], {one.name: one.rank for one in inputs})

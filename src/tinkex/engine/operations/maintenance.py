@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from tinkex.engine.backend.seam import Backend
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.operations.savepoints import forget_ended
-from tinkex.engine.operations.snapshots import Snapshots
 from tinkex.engine.store import HOUR_S, Account, RunStatus, Store, UsageKind
 
 
@@ -16,11 +16,11 @@ class Maintenance:
     """Runs every now and then on the engine thread, between two operations."""
 
     def __init__(
-        self, config: EngineConfig, store: Store, snapshots: Snapshots, release_run: Callable[[str], None]
+        self, config: EngineConfig, store: Store, backend: Backend, release_run: Callable[[str], None]
     ) -> None:
         self._config = config
         self._store = store
-        self._snapshots = snapshots
+        self._backend = backend
         self._release_run = release_run
         self.due = time.monotonic() + config.maintenance_interval_s
         self._counted = time.monotonic()
@@ -103,5 +103,5 @@ class Maintenance:
 
     def remove(self, directory: str) -> None:
         """Remove weights that nothing names any more, from memory and from disk."""
-        self._snapshots.drop(directory)
+        self._backend.drop_adapter(directory)
         self._store.directories.remove(directory)

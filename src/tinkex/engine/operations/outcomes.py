@@ -9,19 +9,22 @@ from tinkex._wire import json as wire_json
 from tinkex._wire import proto as wire_proto
 from tinkex.engine.store import Outcome, ResultFormat
 from tinkex.errors import EngineError, RequestErrorCategory
-from tinkex.types import ForwardBackwardOutput, OptimStepResponse, SampleResponse
+from tinkex.types import OptimStepResponse, SampleResponse
 from tinkex.types.base import Value
 from tinkex.types.plain import finite_or_text
 
 
-def succeeded(value: Value | ForwardBackwardOutput | SampleResponse) -> Outcome:
-    """A result: protobuf for passes and samples, JSON for the rest.
+def passed(output: bytes) -> Outcome:
+    """The result of a pass, which comes encoded from where it was computed."""
+    return Outcome.done(output, ResultFormat.PROTO)
+
+
+def succeeded(value: Value | SampleResponse) -> Outcome:
+    """A result: protobuf for samples, JSON for the rest.
 
     >>> succeeded(OptimStepResponse(metrics={"grad_norm": 0.5})).result
     b'{"metrics":{"grad_norm":0.5}}'
     """
-    if isinstance(value, ForwardBackwardOutput):
-        return Outcome.done(wire_proto.encode_forward_backward_output(value), ResultFormat.PROTO)
     if isinstance(value, SampleResponse):
         return Outcome.done(wire_proto.encode_sample_response(value), ResultFormat.PROTO)
     if isinstance(value, OptimStepResponse):

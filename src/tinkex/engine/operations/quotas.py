@@ -6,10 +6,9 @@ What is over a share is refused for now, with an error that says how to make roo
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Sized
 
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.operations.execution import LiveRun
 from tinkex.engine.store import RunStatus, Store
 from tinkex.errors import Busy, OverQuota
 
@@ -17,7 +16,7 @@ from tinkex.errors import Busy, OverQuota
 class Quotas:
     """Refuses, for now, what is over a user's share or the server's limit. Safe to use from any thread."""
 
-    def __init__(self, config: EngineConfig, store: Store, live: Mapping[str, LiveRun]) -> None:
+    def __init__(self, config: EngineConfig, store: Store, live: Sized) -> None:
         self._config = config
         self._store = store
         self._live = live

@@ -10,10 +10,11 @@ import logging
 import time
 
 from tinkex._wire import json as wire_json
+from tinkex.engine.backend.seam import Damaged
 from tinkex.engine.operations.access import lost
 from tinkex.engine.operations.admission import Admission
 from tinkex.engine.operations.outcomes import failed
-from tinkex.engine.operations.savepoints import Damaged, forget_ended
+from tinkex.engine.operations.savepoints import forget_ended
 from tinkex.engine.scheduler import Kind
 from tinkex.engine.store import Outcome, RunRow, RunStatus, Store
 from tinkex.errors import EngineError
@@ -39,10 +40,11 @@ def recover(store: Store, admission: Admission) -> None:
             *store.checkpoints.directories(),
             *store.samplers.snapshot_directories(),
             *(row.file for row in store.savepoints.all()),
+            *store.assets.files(),
         ]
     )
     if litter:
-        logger.info("cleared away %d unfinished weight files", litter)
+        logger.info("cleared away %d unfinished files", litter)
     _end_the_rest(store, admission, resumed)
 
 

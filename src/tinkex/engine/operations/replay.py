@@ -14,10 +14,11 @@ from itertools import groupby
 from operator import attrgetter
 
 from tinkex._wire import proto as wire_proto
+from tinkex.engine.backend.seam import Damaged
 from tinkex.engine.operations.backlog import Operation
 from tinkex.engine.operations.bodies import decode_operation
-from tinkex.engine.operations.execution import Ended, LiveRun, Operations
-from tinkex.engine.operations.savepoints import Damaged, SavepointKeeper, restore
+from tinkex.engine.operations.execution import Ended, Operations
+from tinkex.engine.operations.savepoints import SavepointKeeper
 from tinkex.engine.scheduler import Kind, Work
 from tinkex.engine.store import FutureStatus, Outcome, ResultFormat, RunStatus, Store, TurnEntry
 
@@ -45,7 +46,7 @@ class Replay:
         except BaseException:
             # Half-way back is worse than not back: the next operation would build on wrong weights.
             for member in members:
-                self._operations.live.pop(member, None)
+                self._operations.forget(member)
             raise
         if run_id not in self._operations.live:
             damaged.setdefault(run_id, "neither a savepoint of it nor its creation is on record")
@@ -53,7 +54,7 @@ class Replay:
             row = self._store.runs.get(member)
             over = row is None or row.status is not RunStatus.LIVE
             if over or member in damaged:
-                self._operations.live.pop(member, None)
+                self._operations.forget(member)
             if over:
                 damaged.pop(member, None)
         return damaged
@@ -80,11 +81,9 @@ class Replay:
             return  # its creation is in the journal
         base = self._operations.ready_base(row.base_model)
         try:
-            state = restore(base, savepoint, self._store.directories.resolve(savepoint.file))
+            self._operations.restore(run_id, base, savepoint)
         except Damaged as damage:
             damaged[run_id] = str(damage)
-        else:
-            self._operations.live[run_id] = LiveRun(run_id, base, state, next_seq=savepoint.next_seq)
 
     def _repeat(self, turn: Sequence[TurnEntry], damaged: dict[str, str]) -> None:
         pairs: list[tuple[TurnEntry, Work[Operation]]] = []

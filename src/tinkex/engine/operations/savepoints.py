@@ -1,12 +1,11 @@
 """Savepoints of runs: the exact state, written every so often, so that a replay is short.
 
-A savepoint is taken between two turns on the engine thread (a copy in memory) and written on another. Runs that shared
+A savepoint is taken between two turns (a copy in memory) and written beside the turns that follow. Runs that shared
 a pass since their last savepoints are saved together, so that a turn is covered for all of its members or for none.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import sqlite3
 import threading
@@ -14,96 +13,49 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from tinkex.engine.backend.seam import Backend, WorkerDied
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.operations.health import Health
 from tinkex.engine.operations.recording import Effect
-from tinkex.engine.operations.served import Base
-from tinkex.engine.store import RunStatus, SavepointRow, Store, file_digest
-from tinkex.errors import TinkexError
+from tinkex.engine.store import RunStatus, SavepointRow, Store
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tinkex.engine.model.lora import LoraSpec
     from tinkex.engine.operations.execution import LiveRun
-    from tinkex.engine.trainer.state import TrainState
 
 logger = logging.getLogger("tinkex.engine")
 
 SUBJECT = "savepoints"
 RETRY_S = 30.0
 STATES_IN_FLIGHT = 2
-
-
-class Damaged(TinkexError):
-    """What a run would be restored from is not what was written."""
+WRITE_ERRORS = (OSError, sqlite3.Error)
 
 
 @dataclass(frozen=True)
 class Capture:
-    """The state of a run at one moment, which no later turn changes."""
+    """The state of a run at one moment, held where it was computed under a number."""
 
     run_id: str
     next_seq: int
-    tensors: Mapping[str, Any]
-    metadata: Mapping[str, str]
-
-
-def capture(run: LiveRun) -> Capture:
-    """Copy what later turns write into; the adapter's own buffer is shared, and copied by whoever writes it next."""
-    state, adapter = run.state, run.base.trainer.snapshot(run.state)
-    buffers = {"grad": state.grad, "exp_avg": state.exp_avg, "exp_avg_sq": state.exp_avg_sq}
-    tensors = {name: buffer.clone() for name, buffer in buffers.items() if buffer is not None}
-    return Capture(
-        run_id=run.run_id,
-        next_seq=run.next_seq,
-        tensors={"params": adapter.params, **tensors},
-        metadata={"step": str(state.step), "spec": json.dumps(asdict(adapter.spec))},
-    )
-
-
-def restore(base: Base, row: SavepointRow, path: Path) -> TrainState:
-    """The state in a savepoint's file, bit for bit; :class:`Damaged` if the file is not the one that was written."""
-    from safetensors import SafetensorError, safe_open
-
-    from tinkex.engine.model.lora import Adapter, LoraLayout, LoraSpec
-    from tinkex.engine.trainer.state import TrainState
-
-    try:
-        if path.stat().st_size != row.size_bytes or file_digest(path) != row.digest:
-            raise Damaged(f"its savepoint {row.file} is damaged")
-        with safe_open(path, framework="pt") as saved:
-            metadata = saved.metadata() or {}
-            # A copy of its own for each: computed on like the buffers it stands for, aligned as torch aligns them.
-            tensors = {name: saved.get_tensor(name).clone() for name in saved.keys()}  # noqa: SIM118 -- no mapping
-        spec: LoraSpec = LoraSpec(**json.loads(metadata["spec"]))
-        layout = LoraLayout.of(base.model.transformer.arch, spec)
-        if any(tensor.shape != (layout.num_params,) for tensor in tensors.values()):
-            raise Damaged(f"its savepoint {row.file} belongs to another model than {base.source}")
-        return TrainState(
-            adapter=Adapter(spec, layout, tensors["params"]),
-            grad=tensors.get("grad"),
-            exp_avg=tensors.get("exp_avg"),
-            exp_avg_sq=tensors.get("exp_avg_sq"),
-            step=int(metadata["step"]),
-        )
-    except FileNotFoundError:
-        raise Damaged(f"its savepoint {row.file} is missing") from None
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise Damaged(f"its savepoint {row.file} cannot be read ({error})") from error
+    number: int
 
 
 class SavepointKeeper:
     """Decides when savepoints are due, and makes them. Belongs to the engine thread."""
 
     def __init__(
-        self, config: EngineConfig, store: Store, live: Mapping[str, LiveRun], health: Health
+        self,
+        config: EngineConfig,
+        store: Store,
+        backend: Backend,
+        live: Mapping[str, LiveRun],
+        health: Health,
     ) -> None:
         self._config = config
         self._store = store
+        self._backend = backend
         self._live = live
         self._health = health
         self._seconds: Counter[str] = Counter()
@@ -145,12 +97,19 @@ class SavepointKeeper:
         if not self._all_here(members):
             return None
         try:
-            rows = [self._write(capture(self._live[m]), turn) for m in sorted(members & self._live.keys())]
-        except _write_errors() as error:
+            rows = [self._write(self._capture(m), turn) for m in sorted(members & self._live.keys())]
+        except WRITE_ERRORS as error:
             self._failed(error)
             return None
         self._forget_work(members)
         return lambda: self._commit(rows, members, turn)
+
+    def worker_died(self) -> None:
+        """Give up the savepoints under way; what the runs have done since theirs is done again, and counted then."""
+        self._settle(wait=True)
+        self._not_before = 0.0
+        self._seconds.clear()
+        self._operations.clear()
 
     def flush(self) -> None:
         """Wait for the savepoints under way."""
@@ -169,10 +128,18 @@ class SavepointKeeper:
         written: list[Future[SavepointRow]] = []
         for run_id in sorted(members & self._live.keys()):
             self._room.acquire()
-            written.append(self._writer.submit(self._write_and_make_room, capture(self._live[run_id]), turn))
+            try:
+                taken = self._capture(run_id)
+            except BaseException:
+                self._room.release()
+                raise
+            written.append(self._writer.submit(self._write_and_make_room, taken, turn))
         seconds = Counter({m: self._seconds[m] for m in members})
         operations = Counter({m: self._operations[m] for m in members})
         self._under_way = (self._writer.submit(self._finish, written, members, turn), seconds, operations)
+
+    def _capture(self, run_id: str) -> Capture:
+        return Capture(run_id, self._live[run_id].next_seq, self._backend.capture(run_id))
 
     def _write_and_make_room(self, state: Capture, turn: int) -> SavepointRow:
         try:
@@ -181,19 +148,17 @@ class SavepointKeeper:
             self._room.release()
 
     def _write(self, state: Capture, turn: int) -> SavepointRow:
-        from safetensors.torch import save_file
-
         with self._store.directories.savepoint() as writing:
-            save_file(dict(state.tensors), writing.temporary, metadata=dict(state.metadata))
-        digest = file_digest(self._store.directories.resolve(writing.final))
+            digest = self._backend.write_savepoint(state.number, writing.temporary)
         return SavepointRow(state.run_id, turn, state.next_seq, writing.final, writing.size_bytes, digest)
 
     def _finish(self, written: Sequence[Future[SavepointRow]], members: Iterable[str], turn: int) -> bool:
         """On the writer's thread: make the written savepoints count, all of them or none."""
         try:
             remove_old = self._commit([future.result() for future in written], members, turn)
-        except _write_errors() as error:
-            self._failed(error)
+        except (*WRITE_ERRORS, WorkerDied) as error:
+            if not isinstance(error, WorkerDied):
+                self._failed(error)
             for future in written:
                 if future.exception() is None:
                     self._store.directories.remove_savepoint(future.result().file)
@@ -268,9 +233,3 @@ def forget_ended(store: Store, live: Iterable[str]) -> None:
             file = store.savepoints.delete(run_id)
             if file is not None:
                 store.directories.remove_savepoint(file)
-
-
-def _write_errors() -> tuple[type[Exception], ...]:
-    from safetensors import SafetensorError
-
-    return OSError, SafetensorError, sqlite3.Error

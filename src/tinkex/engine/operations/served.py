@@ -2,106 +2,84 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tinkex.engine.backend.seam import Backend, ModelFacts
 from tinkex.errors import ModelUnavailable, SetupError, UnknownObject
 
 if TYPE_CHECKING:
     from tinkex.engine.config import EngineConfig
-    from tinkex.engine.model.catalog import LoadedModel, Progress
-    from tinkex.engine.sampler.sampler import Sampler
-    from tinkex.engine.trainer.trainer import Trainer
-
-logger = logging.getLogger("tinkex.engine")
+    from tinkex.engine.model.catalog import Progress
+    from tinkex.engine.model.tokenizer import EngineTokenizer
 
 
 class Base:
-    """One base model: its source, and once it is loaded the weights with a trainer and a sampler on them."""
+    """One base model: its source, and once it has been loaded what is known of it, also while it is not in memory."""
 
-    def __init__(self, source: str, config: EngineConfig, progress: Progress | None = None) -> None:
+    def __init__(
+        self, source: str, config: EngineConfig, backend: Backend, progress: Progress | None = None
+    ) -> None:
         self.source = source
         self._config = config
+        self._backend = backend
         self._progress = progress
-        self._loaded: tuple[LoadedModel, Trainer, Sampler] | None = None
+        self._facts: ModelFacts | None = None
+        self._tokenizer: EngineTokenizer | None = None
+        self._lock = threading.Lock()
+        self._in_memory = False
 
     @property
     def loaded(self) -> bool:
-        """Whether the weights are in memory."""
-        return self._loaded is not None
+        """Whether it has been loaded, so that what is asked of it can be checked."""
+        return self._facts is not None
 
     @property
-    def model(self) -> LoadedModel:
-        """Weights, tokenizer and directory."""
-        return self._get()[0]
+    def facts(self) -> ModelFacts:
+        """What is known of it."""
+        if self._facts is None:
+            raise ModelUnavailable(f"the model {self.source} is not in memory yet; try again in a moment.")
+        return self._facts
 
     @property
-    def trainer(self) -> Trainer:
-        """Trains adapters on these weights."""
-        return self._get()[1]
+    def tokenizer(self) -> EngineTokenizer:
+        """The model's own tokenizer; the first call takes a moment."""
+        with self._lock:
+            if self._tokenizer is None:
+                from tinkex.engine.model.tokenizer import EngineTokenizer
 
-    @property
-    def sampler(self) -> Sampler:
-        """Samples from these weights."""
-        return self._get()[2]
+                tokenizer = EngineTokenizer(self.facts.directory)
+                len(tokenizer.token_bytes)  # made now, and not when the first token is told
+                self._tokenizer = tokenizer
+            return self._tokenizer
 
     def load(self) -> None:
         """Bring the weights into memory; belongs to the engine thread, and does nothing the second time."""
-        if self._loaded is not None:
-            return
-        # Math threads that wait spin for microseconds and then sleep. Spinning longer, as is the default, halves the speed
-        # as soon as anything else wants a core; sleeping at once costs a sixth on a quiet machine. It counts only
-        # before torch is loaded, and what the user has set stands.
-        if "OMP_WAIT_POLICY" not in os.environ:
-            os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-        from tinkex.engine.model.catalog import load_model
-        from tinkex.engine.model.progress import report
-        from tinkex.engine.model.threads import compute_with_threads
-        from tinkex.engine.sampler.sampler import Sampler
-        from tinkex.engine.trainer.trainer import Trainer
+        if not self._in_memory:
+            self._facts = self._backend.load(self.source)
+            self._in_memory = True
 
-        if self._config.threads is not None:
-            compute_with_threads(self._config.threads)
-        loaded = load_model(self.source, self._config.models_home, self._progress)
-        trainer = Trainer(
-            loaded.transformer,
-            max_tokens_per_pass=self._config.max_tokens_per_pass,
-            deterministic=self._config.deterministic,
-        )
-        sampler = Sampler(
-            loaded.transformer,
-            loaded.tokenizer,
-            max_batch=self._config.max_decode_batch,
-            kv_budget_bytes=self._config.kv_cache_bytes,
-            compute=self._config.sampler_compute,
-        )
-        logger.info("%s: samples are computed by %s", self.source, sampler.computes_with)
-        self._loaded = (loaded, trainer, sampler)
-        report(self._progress, "")
+    def left_memory(self) -> None:
+        """Note that the weights are gone with the worker that held them."""
+        self._in_memory = False
 
     def find_directory(self) -> Path:
         """The model's directory, found (and fetched if need be) without loading the weights."""
-        if self._loaded is not None:
-            return self._loaded[0].directory
+        if self._facts is not None:
+            return self._facts.directory
         from tinkex.engine.model.catalog import resolve
 
         return resolve(self.source, self._config.models_home, self._progress)
-
-    def _get(self) -> tuple[LoadedModel, Trainer, Sampler]:
-        if self._loaded is None:
-            raise ModelUnavailable(f"the model {self.source} is not in memory yet; try again in a moment.")
-        return self._loaded
 
 
 class ServedModels:
     """Finds the base model behind a name a client uses."""
 
-    def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
+    def __init__(self, config: EngineConfig, backend: Backend, progress: Progress | None = None) -> None:
         self._config = config
+        self._backend = backend
         self._progress = progress
         self._lock = threading.Lock()
         self._by_name: dict[str, Base] = {}
@@ -124,7 +102,7 @@ class ServedModels:
                         f"the name {name} already stands for {known.source}; serve {source} under another name."
                     )
                 if key not in self._by_source:
-                    self._by_source[key] = Base(key, self._config, self._progress)
+                    self._by_source[key] = Base(key, self._config, self._backend, self._progress)
                 self._by_name[name] = self._by_source[key]
 
     @property

@@ -143,7 +143,7 @@ def test_a_caller_that_goes_away_ends_the_sample(ada: Client, engine: Engine) ->
     while answer.status == 408:
         answer = ada.post("retrieve_future", {"request_id": request_id})
     assert b"cancelled" in answer.body
-    assert engine.models.bases[0].sampler.num_sequences == 0
+    assert [batch.num_sequences for batch in engine._decoding.batches.values()] == [0]
 
 
 def test_a_caller_that_does_not_read_holds_up_nobody_and_misses_nothing(ada: Client) -> None:

@@ -156,7 +156,7 @@ def test_info_names_a_directory_to_callers_on_this_machine_only(
 ) -> None:
     run = ada.create()
     info = ada.post("get_info", {"model_id": run, "type": "get_info"}).json
-    directory = str(engine.models.find("tiny").model.directory)
+    directory = str(engine.models.find("tiny").facts.directory)
     assert info["model_data"] == {"arch": "llama", "model_name": "tiny", "tokenizer_id": directory}
     assert (info["model_id"], info["is_lora"], info["lora_rank"]) == (run, True, 4)
     other = bob.create()

@@ -18,6 +18,7 @@ import pytest
 from tests.unit.engine.api.test_custom_losses import definition
 from tests.unit.engine.test_core import OWNER, Caller, config, forward_backward, optim_step, sample
 from tinkex._wire import proto as wire_proto
+from tinkex.engine.backend.local import LocalBackend
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.core import Engine
 from tinkex.engine.store import FutureStatus
@@ -66,7 +67,9 @@ def logprobs(ada: Caller, run: str, seq_id: int) -> bytes:
 def state_of(ada: Caller, run: str, seq_id: int) -> tuple[bytes, ...]:
     """The exact weights, moments and gradient of a run that is in memory."""
     logprobs(ada, run, seq_id)  # brings it into memory
-    state = ada.engine._operations.live[run].state
+    backend = ada.engine.backend
+    assert isinstance(backend, LocalBackend)
+    state = backend.state(run)
     buffers = (state.adapter.params, state.grad, state.exp_avg, state.exp_avg_sq)
     return (
         str(state.step).encode(),

@@ -6,10 +6,10 @@ import pytest
 
 from tests.unit.engine.kernels.cores import CORES
 from tests.unit.engine.sampler.harness import ScriptedModel, finish, job, random_tokens, trained_adapter
+from tinkex.engine.backend.local import LocalBackend
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.model.tokenizer import EngineTokenizer
 from tinkex.engine.model.transformer import Transformer
-from tinkex.engine.operations.served import Base
 from tinkex.engine.sampler.compute import choose_compute
 from tinkex.engine.sampler.sampler import Sampler
 from tinkex.errors import SetupError
@@ -41,18 +41,16 @@ def test_a_way_that_does_not_exist_is_refused(model: Transformer) -> None:
 
 
 def test_the_engine_setting_chooses(tiny_model: Path, tmp_path: Path) -> None:
-    base = Base(str(tiny_model), EngineConfig(home=tmp_path, sampler_compute="torch"))
-    base.load()
-    assert base.sampler.computes_with == "torch (as set)"
+    facts = LocalBackend(EngineConfig(home=tmp_path, sampler_compute="torch")).load(str(tiny_model))
+    assert facts.computes_with == "torch (as set)"
 
 
 def test_the_engine_setting_for_memory_reaches_the_sampler(tiny_model: Path, tmp_path: Path) -> None:
     from tinkex.errors import InvalidInput
 
-    base = Base(str(tiny_model), EngineConfig(home=tmp_path, kv_cache_bytes=1000))
-    base.load()
+    facts = LocalBackend(EngineConfig(home=tmp_path, kv_cache_bytes=1000)).load(str(tiny_model))
     with pytest.raises(InvalidInput, match="1,000 bytes"):
-        base.sampler.check(job(random_tokens(50, 1), max_tokens=1))
+        facts.samples.check(job(random_tokens(50, 1), max_tokens=1))
 
 
 @has_core

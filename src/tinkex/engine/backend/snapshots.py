@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Snapshots:
-    """The adapters in memory, by directory. Belongs to the engine thread.
+    """The adapters in memory, by directory. Belongs to the thread that computes.
 
     The same directory gives the same object while it is in memory, which lets samples share their prompts' cache.
     """
