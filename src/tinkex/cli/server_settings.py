@@ -97,15 +97,15 @@ SETTINGS: Mapping[str, Setting] = {
     "max_samples_per_request": Setting("whole", "Samples one request may ask for.", 1024),
     "max_body_bytes": Setting("bytes", "Largest body of a call, also once it is unpacked.", 256 * 2**20),
     # computing
-    "threads": Setting("whole", "Threads that compute. Default: $OMP_NUM_THREADS, or one per core."),
-    "max_tokens_per_pass": Setting("whole", "Tokens of one training pass.", 2048),
-    "max_decode_batch": Setting("whole", "Sequences sampled at once.", 64),
     "worker": Setting(
         "text",
         "Where models compute: in a process of their own, which is started again if it dies, or on a thread of the server.",
         "process",
         choices=("process", "thread"),
     ),
+    "threads": Setting("whole", "Threads that compute. Default: $OMP_NUM_THREADS, or one per core."),
+    "max_tokens_per_pass": Setting("whole", "Tokens of one training pass.", 2048),
+    "max_decode_batch": Setting("whole", "Sequences sampled at once.", 64),
     "kv_cache_bytes": Setting(
         "bytes", "Keys and values of one base model's samples, kept prompts included.", 2048 * 2**20
     ),

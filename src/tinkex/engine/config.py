@@ -126,15 +126,15 @@ class EngineConfig:
     """Keys and values of one base model's samples, kept prompts included; when they are used up, samples wait."""
     sampler_compute: str = field(default_factory=chosen_sampler_compute)
     """What samples are computed with: the ``compiled`` core or ``torch``; ``auto`` is the core if it can be used."""
+    worker: str = "thread"
+    """Where models compute: on a ``thread`` of this process, or in a ``process`` of their own, which is started again
+    if it dies."""
     threads: int | None = None
     """Threads that compute; None: what ``$OMP_NUM_THREADS`` says, or one per core."""
     snapshots_in_memory: int = 16
     """Sampler weights kept in memory; the others are read again from disk when they are used."""
     deterministic: bool = False
     """Whether every training operation runs alone, so that its bits do not depend on who else trains. Samples of the
-    worker: str = "thread"
-    """Where models compute: on a ``thread`` of this process, or in a ``process`` of their own, which is started again
-    if it dies."""
     compiled core never depend on their company."""
     savepoint_after_s: float = 20.0
     """How many seconds of work a run may do between two savepoints; after a crash at most this is done again."""
@@ -184,6 +184,8 @@ class EngineConfig:
                 f"sampler_compute is {self.sampler_compute!r}; choose one of: {', '.join(SAMPLER_COMPUTES)} (it can come "
                 "from $TINKEX_SAMPLER_COMPUTE)."
             )
+        if self.worker not in WORKERS:
+            raise SetupError(f"worker is {self.worker!r}; choose one of: {', '.join(WORKERS)}.")
         for name in ("max_live_runs_per_user", "max_disk_bytes_per_user", "max_disk_bytes", "threads"):
             limit = getattr(self, name)
             if limit is not None and limit < 1:
@@ -197,8 +199,6 @@ class EngineConfig:
             )
 
     @property
-        if self.worker not in WORKERS:
-            raise SetupError(f"worker is {self.worker!r}; choose one of: {', '.join(WORKERS)}.")
     def engine_dir(self) -> Path:
         """Where this engine keeps its database, checkpoints and key."""
         return self.data_dir if self.data_dir is not None else self.home / "engine"

@@ -50,11 +50,7 @@ async def stream_sample(call: Call) -> Reply:
     if not base.loaded:
         await engine.ready(base)
     await asyncio.to_thread(lambda: base.tokenizer)  # before the first token waits for it
-    try:
-        accepted = await engine.accept(call.owner, request, call.body)
-    except InvalidInput:
-        check_pointers(engine.store, call.owner, request.prompt)  # says more of a pointer to nothing
-        raise
+    accepted = await engine.accept(call.owner, request, call.body)
     return TokenStream(engine, call.owner, base, request, accepted)
 
 
