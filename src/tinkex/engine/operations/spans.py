@@ -51,6 +51,11 @@ class OperationSpans:
     def __init__(self) -> None:
         self._traced: dict[str, _Traced] = {}
 
+    @property
+    def num_open(self) -> int:
+        """How many operations have a span that has not ended."""
+        return len(self._traced)
+
     def queued(self, work: Work[Any]) -> None:
         """Note that the call that is being served has put an operation in line; before anybody can take it."""
         context = call_context.get()

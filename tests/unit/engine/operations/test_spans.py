@@ -1,0 +1,146 @@
+"""Spans of operations in the engine: what waits, what runs, and what shares a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from opentelemetry.context import Context
+from opentelemetry.trace import StatusCode, set_span_in_context
+
+from tests.traces import Traces, traced
+from tinkex.engine.operations.backlog import Backlog
+from tinkex.engine.operations.spans import call_context
+from tinkex.engine.scheduler import Kind, Work
+from tinkex.engine.store import Outcome, ResultFormat
+
+DONE = Outcome.done(b"result", ResultFormat.JSON)
+FAILED = Outcome.failed("the words were: private", "user")
+
+
+@pytest.fixture
+def traces() -> Iterator[Traces]:
+    with traced() as found:
+        yield found
+
+
+@pytest.fixture
+def backlog() -> Backlog:
+    return Backlog(gap_timeout_s=300, max_pending=100, on_work=lambda: None)
+
+
+@contextmanager
+def call_of(traces: Traces, name: str) -> Iterator[None]:
+    """A call that is being served, with a trace of its own."""
+    span = traces.program.start_span(name, Context())
+    held = call_context.set(set_span_in_context(span, Context()))
+    try:
+        yield
+    finally:
+        call_context.reset(held)
+        span.end()
+
+
+def work(run_id: str, seq_id: int, kind: Kind, num_tokens: int = 10) -> Work[Any]:
+    return Work(f"{run_id}-{seq_id}", run_id, "base", run_id, seq_id, kind, num_tokens, None)
+
+
+def opened(backlog: Backlog, *run_ids: str) -> None:
+    for run_id in run_ids:
+        backlog.open(run_id, work(run_id, 0, Kind.CREATE, 0))
+        backlog.next_plan(100)
+    backlog.finished([f"{run_id}-0" for run_id in run_ids])
+
+
+def test_an_operation_waits_and_runs_in_the_trace_of_its_call(traces: Traces, backlog: Backlog) -> None:
+    opened(backlog, "ada")
+    with call_of(traces, "call"):
+        backlog.put(work("ada", 1, Kind.OPTIM_STEP, 0), 0.0)
+    assert traces.names == ["call"]
+    backlog.next_plan(100)
+    waited = traces.one("tinkex.queue")
+    assert waited in traces.inside(traces.one("call"))
+    assert "tinkex.engine.optim_step" not in traces.names
+    backlog.spans.ended([("ada-1", DONE)])
+    ran = traces.one("tinkex.engine.optim_step")
+    assert ran in traces.inside(traces.one("call"))
+    assert ran.links == ()
+    assert dict(ran.attributes or {}) == {
+        "tinkex.operation": "optim_step",
+        "tinkex.request_id": "ada-1",
+        "tinkex.model_id": "ada",
+        "tinkex.seq_id": 1,
+        "tinkex.num_tokens": 0,
+        "tinkex.batch.num_operations": 1,
+        "tinkex.batch.num_tokens": 0,
+        "tinkex.ran": True,
+        "tinkex.result_bytes": 6,
+    }
+
+
+def test_operations_that_share_a_pass_have_a_span_each_and_point_to_the_pass(
+    traces: Traces, backlog: Backlog
+) -> None:
+    opened(backlog, "ada", "bob", "eve")
+    for run_id, tokens in (("ada", 10), ("bob", 20)):
+        with call_of(traces, f"call of {run_id}"):
+            backlog.put(work(run_id, 1, Kind.FORWARD_BACKWARD, tokens), 0.0)
+    backlog.put(work("eve", 1, Kind.FORWARD_BACKWARD, 5), 0.0)  # her client traces nothing
+    backlog.next_plan(100)
+    backlog.spans.ended([("ada-1", DONE), ("eve-1", DONE)])
+    assert "tinkex.engine.pass" not in traces.names
+    backlog.spans.ended([("bob-1", FAILED)])
+    shared = traces.one("tinkex.engine.pass")
+    assert shared.parent is None
+    assert dict(shared.attributes or {}) == {
+        "tinkex.batch.num_operations": 3,
+        "tinkex.batch.num_tokens": 35,
+    }
+    calls = {traces.one(f"call of {name}").context.span_id for name in ("ada", "bob")}
+    assert {link.context.span_id for link in shared.links} == calls
+    runs = traces.all("tinkex.engine.forward_backward")
+    assert [run.links[0].context.span_id for run in runs] == [shared.context.span_id] * 2
+    assert {run.context.trace_id for run in runs} == {
+        traces.trace_of("call of ada"),
+        traces.trace_of("call of bob"),
+    }
+    assert [run.status.status_code for run in runs] == [StatusCode.UNSET, StatusCode.ERROR]
+    assert dict(runs[1].attributes or {})["error.type"] == "user"
+    assert "private" not in traces.text()
+
+
+def test_a_sample_runs_from_when_it_joins_the_batch(traces: Traces, backlog: Backlog) -> None:
+    with call_of(traces, "call"):
+        backlog.put_sample(work("sampler", 0, Kind.SAMPLE))
+    assert backlog.take_sample("base") is not None
+    backlog.spans.ended([("sampler-0", DONE)])
+    assert traces.names == ["call", "tinkex.queue", "tinkex.engine.sample"]
+
+
+def test_what_never_runs_ends_its_wait_with_the_reason(traces: Traces, backlog: Backlog) -> None:
+    opened(backlog, "ada")
+    with call_of(traces, "call"):
+        backlog.put(work("ada", 3, Kind.OPTIM_STEP), 0.0)
+    assert backlog.give_up_gaps(1000.0)
+    backlog.spans.ended([("ada-3", FAILED)])
+    waited = traces.one("tinkex.queue")
+    assert waited.status.status_code is StatusCode.ERROR
+    assert dict(waited.attributes or {})["tinkex.ran"] is False
+
+
+def test_operations_of_calls_that_are_not_traced_have_no_spans_and_none_are_kept(
+    traces: Traces, backlog: Backlog
+) -> None:
+    opened(backlog, "ada")
+    with traces.program.start_as_current_span("of somebody else"):
+        backlog.put(work("ada", 1, Kind.OPTIM_STEP), 0.0)
+    backlog.next_plan(100)
+    backlog.spans.ended([("ada-1", DONE)])
+    assert traces.names == ["of somebody else"]
+    with call_of(traces, "call"):
+        backlog.put(work("ada", 2, Kind.OPTIM_STEP), 0.0)
+    backlog.next_plan(100)
+    backlog.spans.ended([("ada-2", DONE)])
+    assert backlog.spans.num_open == 0
