@@ -284,6 +284,7 @@ class Engine:
     def _complete(self, event: Event) -> None:
         """Record what happened in one commit, and wake those who wait for it."""
         if event.outcomes:
+            self._backlog.spans.ended(event.outcomes)
             timings = self._backlog.timings(request_id for request_id, _ in event.outcomes)
             effects = [*event.effects, *self._metering.take()]
             self._tell(self._recorder.record(replace(event, effects=effects, timings=timings)))

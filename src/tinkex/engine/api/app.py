@@ -35,6 +35,7 @@ from tinkex.engine.api.call import Call, Handler
 from tinkex.engine.api.decoding import decode_request, read_number
 from tinkex.engine.api.errors import error_response, failure_response, json_response
 from tinkex.engine.api.limits import read_body
+from tinkex.engine.api.spans import CallTracing
 from tinkex.engine.api.traffic import REQUEST_ID, Traffic, request_id_of
 from tinkex.engine.config import LOOPBACK_HOSTS
 from tinkex.engine.core import Engine
@@ -71,9 +72,9 @@ def build_app(engine: Engine) -> Starlette:
         >>> uvicorn.run(build_app(engine), host="127.0.0.1", port=8787)
     """
     refusals = audit.Refusals()
-    traffic = Traffic()
+    traffic, tracing = Traffic(), CallTracing()
     served = [
-        Route(row.path, _endpoint(engine, row, handler, refusals, traffic), methods=[row.method])
+        Route(row.path, _endpoint(engine, row, handler, refusals, traffic, tracing), methods=[row.method])
         for name, handler in HANDLERS.items()
         for row in [ENDPOINTS[name]]
     ]
@@ -88,7 +89,12 @@ def build_app(engine: Engine) -> Starlette:
 
 
 def _endpoint(
-    engine: Engine, row: Endpoint, handler: Handler, refusals: audit.Refusals, traffic: Traffic
+    engine: Engine,
+    row: Endpoint,
+    handler: Handler,
+    refusals: audit.Refusals,
+    traffic: Traffic,
+    tracing: CallTracing,
 ) -> Callable[[Request], Awaitable[Response]]:
     largest = engine.config.max_body_bytes
     limit = largest if row.name in LARGE_BODIES else min(largest, SMALL_BODY)
@@ -97,7 +103,7 @@ def _endpoint(
         started = time.monotonic()
         request_id = request_id_of(request.headers)
         user = [""]
-        response = await answer(request, user)
+        response = await tracing.answer(answer(request, user), row, request, request_id)
         response.headers[REQUEST_ID] = request_id
         traffic.note(row.name, response.status_code, time.monotonic() - started, request_id, user[0])
         return response
