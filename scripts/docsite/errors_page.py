@@ -284,8 +284,13 @@ def _engine_facts(kind: type[EngineError]) -> list[str]:
     seen = type(status_error(HttpResponse(status), None)).__name__
     if kind is errors.Expired:
         seen += "` or `ResultExpiredError"
+    shown = (
+        f"HTTP {status}"
+        if status == kind.status
+        else f"HTTP {status}, because other clients repeat a {kind.status}"
+    )
     return [
-        f"HTTP {status}",
+        shown,
         f"whose fault: {kind.category.value}",
         _tried(again=is_transient(status)),
         f"seen as `{seen}`",

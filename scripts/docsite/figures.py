@@ -83,7 +83,7 @@ def turns(recorded: Rows) -> str:
         "Each column is one turn of the engine. Operations of several users share a pass up to 2,048 tokens; the user served least "
         "comes first; an optimizer step runs alone.",
     )
-    left, base, height, width = 62, 240, 180, 48
+    left, base, height, width = 62, 240, 180, 680 / len(recorded)
     for tokens in (0, 512, 1024, 1536, 2048):
         y = base - tokens / TOKEN_BUDGET * height
         drawing.line([(left, y), (750, y)], width=0.5)
