@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from tinkex.errors import TinkerError as TinkerError
     from tinkex.errors import TinkexError as TinkexError
     from tinkex.errors import UnprocessableEntityError as UnprocessableEntityError
+    from tinkex.errors import UploadError as UploadError
     from tinkex.futures import APIFuture as APIFuture
     from tinkex.futures import AwaitableConcurrentFuture as AwaitableConcurrentFuture
     from tinkex.futures import gather as gather
@@ -158,6 +159,7 @@ __all__ = [
     "TrainingClient",
     "TrainingRun",
     "UnprocessableEntityError",
+    "UploadError",
     "__title__",
     "__version__",
     "auth",
@@ -188,7 +190,7 @@ _NAMES = {
         "AuthenticationError BadRequestError BillingError CircuitOpenError ClosedError ConfigError ConflictError "
         "ExperimentalWarning InternalServerError NotFoundError PermissionDeniedError RateLimitError RecoveryError "
         "RequestErrorCategory RequestFailedError ResultExpiredError SetupError StreamInterruptedError TinkerError TinkexError "
-        "UnprocessableEntityError"
+        "UnprocessableEntityError UploadError"
     ),
     "tinkex.types": (
         "AdamOptimizerConfig AdamParams Checkpoint CheckpointType Datum DimuonOptimizerConfig DimuonParams DmelChunk EncodedTextChunk "

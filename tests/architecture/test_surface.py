@@ -9,6 +9,7 @@ import pytest
 
 import tinkex
 from tinkex._wire.endpoints import ENDPOINTS, Endpoint
+from tinkex.clients._assets import AssetMethods
 
 SRC = Path(__file__).parents[2] / "src" / "tinkex"
 CLIENTS = [
@@ -16,6 +17,7 @@ CLIENTS = [
     tinkex.TrainingClient,
     tinkex.SamplingClient,
     tinkex.RestClient,
+    AssetMethods,
     tinkex.AdminClient,
 ]
 SYNC_ONLY = {

@@ -345,7 +345,7 @@ class Caller:
         if row.method == "GET":
             sent = self._headers_without_body.copy()
         else:
-            sent = self._headers[row.request_wire].copy()
+            sent = self._headers["proto" if row.request_wire == "proto" else "json"].copy()
             sent["x-idempotency-key"] = f"{self._key}-{next(self._calls)}"
         if headers:
             sent.update(headers)

@@ -13,14 +13,14 @@ import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from tinkex._transport.sources import BytesSource, FileSource, ObjectSource, Source
+from tinkex._transport.sources import BytesSource, FileSource, ObjectSource, Readable, Source
 from tinkex.errors import UploadError
 
 __all__ = ["FileContent", "FileForm", "FileForms", "Form"]
 
-FileContent: TypeAlias = bytes | bytearray | memoryview | os.PathLike[str] | IO[bytes]
+FileContent: TypeAlias = bytes | bytearray | memoryview | os.PathLike[str] | Readable
 """What is in a file: the bytes, a path to them (never a ``str``), or a file object opened for reading bytes."""
 
 FileForm: TypeAlias = (

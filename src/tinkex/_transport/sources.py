@@ -16,10 +16,18 @@ from typing import IO, Any, Protocol
 
 from tinkex.errors import UploadError
 
-__all__ = ["PIECE", "BytesSource", "FileSource", "ObjectSource", "Source"]
+__all__ = ["PIECE", "BytesSource", "FileSource", "ObjectSource", "Readable", "Source"]
 
 PIECE = 256 * 1024
 """What is read at once."""
+
+
+class Readable(Protocol):
+    """What a file object must be able to do; one that can ``seek`` and ``tell`` is rewound where that is needed."""
+
+    def read(self, size: int, /) -> bytes | None:
+        """At most so many bytes; none at the end."""
+        ...
 
 
 class Source(Protocol):

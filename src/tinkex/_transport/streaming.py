@@ -68,11 +68,16 @@ async def send_upload(transport: Transport, request: Request) -> Reply:
     stream = await open_stream(transport, request)
     try:
         body = bytearray()
-        while piece := await stream.read():
-            body += piece
-            if len(body) > LARGEST_ANSWER:
-                about = HttpRequest(request.method, request.path)
-                raise APIConnectionError(about, f"the answer to {request.path} does not end")
+        try:
+            while piece := await stream.read():
+                body += piece
+                if len(body) > LARGEST_ANSWER:
+                    about = HttpRequest(request.method, request.path)
+                    raise APIConnectionError(about, f"the answer to {request.path} does not end")
+        except APIConnectionError:
+            # A server that refuses in the middle may hang up before its words are through; its status is.
+            if stream.status < 400:
+                raise
         return Reply(stream.status, stream.headers, bytes(body))
     finally:
         await stream.close()
@@ -233,9 +238,12 @@ async def _patience(about: HttpRequest, seconds: float) -> AsyncIterator[asyncio
 def _head(request: Request, host: str, prefix: str) -> bytes:
     query = f"?{urlencode(request.query)}" if request.query else ""
     lines = "".join([f"{name}: {value}\r\n" for name, value in request.headers.items()])
-    length = len(request.body) if request.upload is None else request.upload.length
-    size = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
+    if request.upload is None:
+        more = f"content-length: {len(request.body)}\r\nconnection: close"
+    else:
+        # Not told to close, a server that answers early goes on reading, and its answer is not lost in a reset.
+        length = request.upload.length
+        more = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
     return (
-        f"{request.method} {prefix}{request.path}{query} HTTP/1.1\r\nhost: {host}\r\n{lines}"
-        f"{size}\r\nconnection: close\r\n\r\n"
+        f"{request.method} {prefix}{request.path}{query} HTTP/1.1\r\nhost: {host}\r\n{lines}{more}\r\n\r\n"
     ).encode("latin-1")

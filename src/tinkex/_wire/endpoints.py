@@ -19,7 +19,7 @@ __all__ = ["ENDPOINTS", "Endpoint", "Purpose", "endpoint"]
 Purpose = Literal["session", "train", "sample", "retrieve", "rest", "telemetry"]
 """Which connection pool a call uses, so that waiting polls never delay a heartbeat or a submission."""
 
-Wire = Literal["json", "proto"]
+Wire = Literal["json", "proto", "multipart"]
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,11 @@ _ROWS = (
     Endpoint("external_weights_urls", "GET", f"{_CHECKPOINT}/external_weights_urls", "rest", None, types.ExternalWeightsUrlsResponse),
     Endpoint("checkpoint_archive", "GET", f"{_CHECKPOINT}/archive", "rest", None, types.CheckpointArchiveUrlResponse),
     Endpoint("copy_weights", "POST", "/api/v1/copy_weights", "rest", types.CopyWeightsRequest, types.CopyWeightsResponse),
+    # images that prompts point to
+    Endpoint("upload_assets", "POST", "/api/v1/assets", "rest", None, types.AssetsResponse, request_wire="multipart"),
+    Endpoint("list_assets", "GET", "/api/v1/assets", "rest", None, types.AssetsListResponse),
+    Endpoint("get_asset", "GET", "/api/v1/assets/{asset_id}", "rest", None, types.Asset),
+    Endpoint("delete_asset", "DELETE", "/api/v1/assets/{asset_id}", "rest", None, None),
     # signed addresses, fetched without a key
     Endpoint("download", "GET", "/api/v1/downloads/{token}/{file}", "rest", called_by_us=False),
     # administration

@@ -91,11 +91,14 @@ SETTINGS: Mapping[str, Setting] = {
     # shares
     "max_live_runs": Setting("whole", "Runs with weights in memory at once, over all users.", 64),
     "max_live_runs_per_user": Setting("whole", "The same for one user. Default: no limit."),
-    "max_disk_bytes": Setting("bytes", "Checkpoints of all users together. Default: as the disk allows."),
-    "max_disk_bytes_per_user": Setting("bytes", "Checkpoints of one user. Default: no limit."),
+    "max_disk_bytes": Setting(
+        "bytes", "Checkpoints and images of all users together. Default: as the disk allows."
+    ),
+    "max_disk_bytes_per_user": Setting("bytes", "Checkpoints and images of one user. Default: no limit."),
     "max_pending_operations": Setting("whole", "Operations of one user that may wait at once.", 20_000),
     "max_samples_per_request": Setting("whole", "Samples one request may ask for.", 1024),
     "max_body_bytes": Setting("bytes", "Largest body of a call, also once it is unpacked.", 256 * 2**20),
+    "max_asset_bytes": Setting("bytes", "Largest image that can be uploaded.", 64 * 2**20),
     # computing
     "worker": Setting(
         "text",
@@ -131,6 +134,7 @@ SETTINGS: Mapping[str, Setting] = {
     "expired_retention_s": Setting(
         "seconds", "How long an expired request is remembered as expired.", 7 * 86_400.0
     ),
+    "asset_retention_s": Setting("seconds", "How long an uploaded image stays.", 30 * 86_400.0),
     "audit_retention_s": Setting("seconds", "How long the audit log remembers.", 365 * 86_400.0),
     "session_idle_s": Setting("seconds", "How long a silent session keeps its runs.", 86_400.0),
     "session_silent_s": Setting(

@@ -26,6 +26,7 @@ from tinkex.tracing import Operation, operating
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller
+    from tinkex._transport.multipart import Form
     from tinkex._wire.endpoints import Endpoint
 
 __all__ = [
@@ -141,6 +142,29 @@ class RestCalls:
             endpoint("copy_weights"), request, headers=headers
         )
         return copied.tinker_path
+
+    async def upload_asset(self, form: Form, timeout: float | None) -> types.Asset:
+        return (await self._upload(form, timeout, "upload_asset"))[0]
+
+    async def upload_assets(self, form: Form, timeout: float | None) -> list[types.Asset]:
+        return await self._upload(form, timeout, "upload_assets")
+
+    async def _upload(self, form: Form, timeout: float | None, said: str) -> list[types.Asset]:
+        made: types.AssetsResponse = await self._send(
+            endpoint("upload_assets"), headers=_said(said), upload=form, timeout=timeout
+        )
+        return made.assets
+
+    async def asset(self, asset_id: str) -> types.Asset:
+        return await self._get("get_asset", types.Asset, "get_asset", {"asset_id": asset_id})
+
+    async def assets(self, limit: int, offset: int) -> types.AssetsListResponse:
+        said = "list_assets"
+        return await self._get(said, types.AssetsListResponse, said, query=_page(limit, offset))
+
+    async def delete_asset(self, asset_id: str) -> None:
+        said = "delete_asset"
+        await self._send(endpoint(said), path={"asset_id": asset_id}, headers=_said(said))
 
     async def session(self, session_id: str, access_scope: AccessScope) -> types.GetSessionResponse:
         query = {"access_scope": _scope(access_scope)}

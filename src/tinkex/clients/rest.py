@@ -1,4 +1,4 @@
-"""The REST client: runs, checkpoints, sessions and samplers, without a session of its own."""
+"""The REST client: runs, checkpoints, sessions, samplers and images, without a session of its own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinkex import types
 from tinkex._runtime import arrival, background
+from tinkex.clients._assets import AssetMethods
 from tinkex.clients._rest_calls import AccessScope, AuditEvents, parsed_path, weights_info
 from tinkex.clients._sessionless import Sessionless
 from tinkex.errors import ExperimentalWarning
@@ -23,7 +24,7 @@ __all__ = ["AccessScope", "RestClient", "weights_info"]
 T = TypeVar("T")
 
 
-class RestClient(Sessionless):
+class RestClient(AssetMethods, Sessionless):
     """Reads and manages what lies on a server.
 
     ::

@@ -104,10 +104,14 @@ class EngineConfig:
     """How long a session may be silent before its live weights make room for new runs where no other room is left."""
     session_grace_s: float = 3600.0
     """How long a finished session keeps its live weights and unnamed snapshots."""
+    asset_retention_s: float = 30 * 86_400.0
+    """How long an uploaded image stays, if its owner asked for no shorter time."""
     maintenance_interval_s: float = 30.0
     """How often expired results, checkpoints and idle sessions are cleared away."""
 
     max_body_bytes: int = 256 * MIB
+    max_asset_bytes: int = 64 * MIB
+    """Largest image that can be uploaded."""
     max_pending_operations: int = 20_000
     """Operations of one user that may wait at once; more are answered with 429."""
     max_samples_per_request: int = 1024
@@ -116,9 +120,11 @@ class EngineConfig:
     max_live_runs_per_user: int | None = None
     """Runs of one user with weights in memory at once; None: as many as fit."""
     max_disk_bytes: int | None = None
-    """Bytes of live checkpoints of all users; saving more is answered with 429. None: as the disk allows."""
+    """Bytes of live checkpoints and assets of all users; saving more is answered with 429, uploading with 507. None: as
+    the disk allows."""
     max_disk_bytes_per_user: int | None = None
-    """Bytes of live checkpoints one user may keep; saving more is answered with 429. None: as the disk allows."""
+    """Bytes of live checkpoints and assets one user may keep; saving more is answered with 429, uploading with 507.
+    None: as the disk allows."""
     max_tokens_per_pass: int = 2048
     """Token budget of one training pass: more tenants and chunks join it until it is full."""
     max_decode_batch: int = 64
@@ -157,6 +163,7 @@ class EngineConfig:
             "result_retention_s",
             "expired_retention_s",
             "audit_retention_s",
+            "asset_retention_s",
             "maintenance_interval_s",
             "savepoint_after_s",
         ):
@@ -167,7 +174,13 @@ class EngineConfig:
         for name in ("session_idle_s", "session_silent_s", "session_grace_s"):
             if getattr(self, name) < 0:
                 raise SetupError(f"{name} is {getattr(self, name):g}; it must not be negative.")
-        for name in ("max_body_bytes", "max_pending_operations", "max_samples_per_request", "max_live_runs"):
+        for name in (
+            "max_body_bytes",
+            "max_asset_bytes",
+            "max_pending_operations",
+            "max_samples_per_request",
+            "max_live_runs",
+        ):
             if getattr(self, name) < 1:
                 raise SetupError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         for name in (

@@ -17,6 +17,7 @@ from tinkex.types.admin import (
     StorageBillingEvent,
     TrainingBillingEvent,
 )
+from tinkex.types.assets import Asset, AssetsListResponse, AssetsResponse
 from tinkex.types.checkpoints import (
     Checkpoint,
     CheckpointArchiveUrlResponse,
@@ -209,6 +210,9 @@ __all__ = [
     "ActiveSessionStatusQuery",
     "AdamOptimizerConfig",
     "AdamParams",
+    "Asset",
+    "AssetsListResponse",
+    "AssetsResponse",
     "AssignProjectRequest",
     "AuditLogEntry",
     "AuditLogResponse",

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from tinkex._version import __version__
 from tinkex._wire.endpoints import ENDPOINTS, Endpoint
 from tinkex.engine.api import (
+    assets,
     audit,
     copying,
     downloads,
@@ -53,6 +54,7 @@ HANDLERS: Mapping[str, Handler] = {
     **identity.HANDLERS,
     **downloads.HANDLERS,
     **copying.HANDLERS,
+    **assets.HANDLERS,
     **audit.HANDLERS,
     **usage.HANDLERS,
 }
@@ -98,6 +100,8 @@ def _endpoint(
 ) -> Callable[[Request], Awaitable[Response]]:
     largest = engine.config.max_body_bytes
     limit = largest if row.name in LARGE_BODIES else min(largest, SMALL_BODY)
+    carries_files = row.request_wire == "multipart"
+    reads_body = row.method != "GET" and not carries_files
 
     async def serve(request: Request) -> Response:
         started = time.monotonic()
@@ -113,7 +117,7 @@ def _endpoint(
             if engine.closed:
                 raise ModelUnavailable("this engine has been closed; start it again.")
             user[0] = owner = authenticate(engine, row.name, request.headers)
-            body = await read_body(request, limit) if row.method != "GET" else b""
+            body = await read_body(request, limit) if reads_body else b""
             call = Call(
                 engine=engine,
                 owner=owner,
@@ -125,6 +129,7 @@ def _endpoint(
                 is_local=request.client is None or request.client.host in LOOPBACK_HOSTS,
                 origin=str(request.base_url).rstrip("/"),
                 is_embedded=request.client is None,
+                incoming=request.stream() if carries_files else None,
             )
             reply = await handler(call)
             audit.write_down(row.name, call)

@@ -98,6 +98,8 @@ AUDITED: Mapping[str, Audited] = {
     "set_checkpoint_ttl": Audited("checkpoint_ttl_set", "checkpoints", _checkpoint()),
     "checkpoint_archive": Audited("checkpoint_read", "checkpoints", _checkpoint("archive")),
     "external_weights_urls": Audited("checkpoint_read", "checkpoints", _checkpoint("download")),
+    "upload_assets": Audited("asset_create", "assets", lambda call: call.about),
+    "delete_asset": Audited("asset_delete", "assets", lambda call: {"asset_id": call.parameters["asset_id"]}),
     "auth_token": Audited("token_create", "organizations"),
 }
 """The calls that are written down when they were granted; submissions when they were accepted."""

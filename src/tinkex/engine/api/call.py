@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from starlette.responses import Response
@@ -29,6 +29,10 @@ class Call:
     """Where the caller reaches this server: scheme, host and port."""
     is_embedded: bool = False
     """Whether the caller is in this process, and reaches no address."""
+    incoming: AsyncIterator[bytes] | None = None
+    """The body as it arrives, for calls that carry files; ``body`` is then empty."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """What the handler adds to the entry in the audit log."""
 
 
 Reply: TypeAlias = Value | Response | None

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.operations.access import find_sampler
+from tinkex.engine.operations.assets import check_pointers
+from tinkex.errors import InvalidInput
 from tinkex.types import CreateSamplingSessionResponse, GetSamplerResponse, JoinSamplingSessionResponse
 
 
@@ -21,7 +23,11 @@ async def asample(call: Call) -> Reply:
     if not all(base.loaded for base in engine.models.bases):
         sampler = engine.admission.sampler_of(call.owner, call.request)
         await engine.ready(engine.models.find(sampler.base_model))
-    return await engine.accept(call.owner, call.request, call.body)
+    try:
+        return await engine.accept(call.owner, call.request, call.body)
+    except InvalidInput:
+        check_pointers(engine.store, call.owner, call.request.prompt)  # says more of a pointer to nothing
+        raise
 
 
 async def get_sampler(call: Call) -> Reply:

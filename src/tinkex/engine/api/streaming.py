@@ -17,6 +17,7 @@ from tinkex._wire import json as wire_json
 from tinkex._wire import proto as wire_proto
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.core import Engine
+from tinkex.engine.operations.assets import check_pointers
 from tinkex.engine.operations.feeds import Drawn, Feed
 from tinkex.engine.operations.pieces import Pieces
 from tinkex.engine.operations.served import Base
@@ -50,7 +51,11 @@ async def stream_sample(call: Call) -> Reply:
     if not base.loaded:
         await engine.ready(base)
     await asyncio.to_thread(lambda: base.tokenizer)  # before the first token waits for it
-    accepted = await engine.accept(call.owner, request, call.body)
+    try:
+        accepted = await engine.accept(call.owner, request, call.body)
+    except InvalidInput:
+        check_pointers(engine.store, call.owner, request.prompt)  # says more of a pointer to nothing
+        raise
     return TokenStream(engine, call.owner, base, request, accepted)
 
 

@@ -55,6 +55,9 @@ class Maintenance:
         for checkpoint in self._store.checkpoints.expired(now):
             self._store.checkpoints.delete(checkpoint)
             self.remove(checkpoint.directory)
+        for asset in self._store.assets.expired(now):
+            self._store.assets.delete(asset)
+            self._store.directories.remove_asset(asset.file)
         over = self._store.sessions.over(
             now - self._config.session_grace_s, now - self._config.session_idle_s
         )

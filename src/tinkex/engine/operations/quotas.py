@@ -10,7 +10,7 @@ from collections.abc import Sized
 
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.store import RunStatus, Store
-from tinkex.errors import Busy, OverQuota
+from tinkex.errors import Busy, NoRoom, OverQuota
 
 
 class Quotas:
@@ -37,14 +37,34 @@ class Quotas:
 
     def new_checkpoint(self, owner: str) -> None:
         """Whether a user may keep one more checkpoint."""
-        share, budget, now = self._config.max_disk_bytes_per_user, self._config.max_disk_bytes, time.time()
-        if budget is not None and (kept := self._store.checkpoints.total_bytes(None, now)) >= budget:
+        share, budget = self._config.max_disk_bytes_per_user, self._config.max_disk_bytes
+        if budget is not None and (kept := kept_bytes(self._store, None)) >= budget:
             raise Busy(
-                f"the checkpoints of this server take {kept} bytes of the {budget} it may use; delete some, or set a TTL on "
+                f"the checkpoints and images of this server take {kept} bytes of the {budget} it may use; delete some, or set a TTL on "
                 "them, then save again."
             )
-        if share is not None and (kept := self._store.checkpoints.total_bytes(owner, now)) >= share:
+        if share is not None and (kept := kept_bytes(self._store, owner)) >= share:
             raise OverQuota(
-                f"your checkpoints take {kept} bytes, and a user's share is {share}; delete some, or set a TTL on them, "
+                f"your checkpoints and images take {kept} bytes, and a user's share is {share}; delete some, or set a TTL on them, "
                 "then save again."
             )
+
+
+def kept_bytes(store: Store, owner: str | None) -> int:
+    """What one user, or all of them, keep on disk: live checkpoints and assets."""
+    now = time.time()
+    return store.checkpoints.total_bytes(owner, now) + store.assets.total_bytes(owner, now)
+
+
+def check_room(config: EngineConfig, store: Store, owner: str, more: int) -> None:
+    """Whether a user may keep so many more bytes; :class:`NoRoom` if not."""
+    budget, share = config.max_disk_bytes, config.max_disk_bytes_per_user
+    if budget is not None and kept_bytes(store, None) + more > budget:
+        raise NoRoom(
+            f"this server may keep {budget} bytes, and they are used up; delete checkpoints or images that are not needed."
+        )
+    if share is not None and (kept := kept_bytes(store, owner)) + more > share:
+        raise NoRoom(
+            f"your checkpoints and images take {kept} bytes, and a user's share is {share}; delete some, or set a TTL on "
+            "them, then upload again."
+        )

@@ -3,6 +3,7 @@
 :class:`Store` opens a data directory; each kind of row has a module of its own.
 """
 
+from tinkex.engine.store.assets import AssetRow
 from tinkex.engine.store.audit import AuditRow
 from tinkex.engine.store.checkpoints import CheckpointKind, CheckpointRow
 from tinkex.engine.store.directories import check_name
@@ -22,6 +23,7 @@ __all__ = [
     "HOUR_S",
     "LOCAL_USER",
     "Account",
+    "AssetRow",
     "AuditRow",
     "CheckpointKind",
     "CheckpointRow",

@@ -1,7 +1,7 @@
 """Weights on disk: directories that appear complete or not at all.
 
 Layout under the data directory: ``checkpoints/<run>/<kind>/<name>``, ``snapshots/<number>`` and the files
-``savepoints/<number>`` and ``downloads/<number>/<file>``. Everything is written under a temporary name, renamed, and only then mentioned by a row of the
+``savepoints/<number>``, ``assets/<number>`` and ``downloads/<number>/<file>``. Everything is written under a temporary name, renamed, and only then mentioned by a row of the
 database; what no row mentions is litter of a crash, and is cleared away at the next start.
 """
 
@@ -22,6 +22,7 @@ CHECKPOINTS = "checkpoints"
 SNAPSHOTS = "snapshots"
 SAVEPOINTS = "savepoints"
 DOWNLOADS = "downloads"
+ASSETS = "assets"
 _UNFINISHED = ".unfinished-"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -113,6 +114,24 @@ class Directories:
             writing.temporary.unlink(missing_ok=True)
             raise
 
+    def new_asset(self) -> Path:
+        """Where an upload is written while it arrives; it is kept by :meth:`keep_asset`, or yours to delete."""
+        folder = self.root / ASSETS
+        folder.mkdir(exist_ok=True)
+        return folder / f"{_UNFINISHED}{secrets.token_hex(8)}"
+
+    def keep_asset(self, temporary: Path) -> str:
+        """Put a whole upload on disk under a name nobody chose, which is returned."""
+        flush_path(temporary)
+        final = f"{ASSETS}/{secrets.token_hex(8)}"
+        temporary.rename(self.root / final)
+        flush_path(temporary.parent)
+        return final
+
+    def remove_asset(self, file: str) -> None:
+        """Delete the file of an asset; one that is gone already is fine."""
+        (self.root / file).unlink(missing_ok=True)
+
     def downloads(self) -> Path:
         """Where files lie that callers in this process were told to read, each in a folder of its own."""
         folder = self.root / DOWNLOADS
@@ -134,7 +153,7 @@ class Directories:
         shutil.rmtree(self.root / directory, ignore_errors=True)
 
     def clear_litter(self, known: Iterable[str]) -> int:
-        """Delete every weight directory and savepoint that ``known`` does not name; says how many."""
+        """Delete every weight directory, savepoint and asset that ``known`` does not name; says how many."""
         kept = {self.root / directory for directory in known}
         found = [
             *self.root.glob(f"{CHECKPOINTS}/*/*/*"),
@@ -144,7 +163,12 @@ class Directories:
         litter = [directory for directory in found if directory not in kept]
         for directory in litter:
             shutil.rmtree(directory, ignore_errors=True)
-        files = [file for file in self.root.glob(f"{SAVEPOINTS}/*") if file not in kept]
+        files = [
+            file
+            for folder in (SAVEPOINTS, ASSETS)
+            for file in self.root.glob(f"{folder}/*")
+            if file not in kept
+        ]
         for file in files:
             file.unlink(missing_ok=True)
         return len(litter) + len(files)

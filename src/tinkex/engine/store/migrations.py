@@ -205,6 +205,21 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (hour, owner, session_id, base_model, kind)
     ) WITHOUT ROWID;
     """,
+    """
+    CREATE TABLE assets (
+        owner      TEXT NOT NULL,
+        asset_id   TEXT NOT NULL,
+        name       TEXT NOT NULL,
+        format     TEXT NOT NULL,
+        size_bytes INTEGER NOT NULL,
+        sha256     TEXT NOT NULL,
+        file       TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        expires_at REAL NOT NULL,
+        PRIMARY KEY (owner, asset_id)
+    );
+    CREATE INDEX assets_by_time ON assets (owner, created_at);
+    """,
 )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tinkex.engine.store.assets import Assets
 from tinkex.engine.store.audit import Audit
 from tinkex.engine.store.checkpoints import Checkpoints
 from tinkex.engine.store.copies import Copies
@@ -69,6 +70,7 @@ class Store:
         self.copies = Copies(self.database, self.checkpoints)
         self.samplers = Samplers(self.database)
         self.losses = Losses(self.database)
+        self.assets = Assets(self.database)
         self.audit = Audit(self.database)
         self.usage = Usage(self.database)
         self.journal = Journal(self.database)

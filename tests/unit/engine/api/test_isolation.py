@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.engine.api.asgi import PROTO, Client
+from tests.unit.engine.api.test_assets import PNG, upload
 from tests.unit.engine.api.test_custom_losses import custom_pass, definition
 from tests.unit.engine.api.test_downloads import export, save
 from tests.unit.engine.api.test_sampling import request, sampler
@@ -34,10 +35,11 @@ class Things:
     path: str
     external: str
     loss: str
+    asset: str
 
     @property
     def ids(self) -> list[str]:
-        return [self.session, self.run, self.sampler, self.request_id, self.path]
+        return [self.session, self.run, self.sampler, self.request_id, self.path, self.asset]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,8 @@ def things(engine: Engine) -> Things:
     submitted = ada.post("asample", request(sampler_id))
     ada.result(submitted)
     loss = ada.result(ada.post("create_custom_loss", definition(session))).json["loss_id"]
-    return Things(session, run, sampler_id, submitted.json["request_id"], path, external, loss)
+    asset = upload(ada, [("secret.png", PNG + b"of Ada alone")]).json["assets"][0]["asset_id"]
+    return Things(session, run, sampler_id, submitted.json["request_id"], path, external, loss, asset)
 
 
 def bodies(things: Things) -> dict[str, dict[str, Any] | bytes]:
@@ -101,6 +104,8 @@ def bodies(things: Things) -> dict[str, dict[str, Any] | bytes]:
         "external_weights_urls": b"",
         "checkpoint_archive": b"",
         "download": b"",
+        "get_asset": b"",
+        "delete_asset": b"",
     }
 
 
@@ -110,7 +115,8 @@ OPEN = frozenset({"client_config", "client_dynamic_config", "healthz", "get_serv
 OF_THE_CALLER = frozenset(
     {
         "auth_token", "get_own_key", "create_session", "list_sessions", "search_sessions", "list_training_runs",
-        "list_user_checkpoints", "audit_log", "billing_usage", "checkpoint_storage_usage", "delete_own_key",
+        "list_user_checkpoints", "audit_log", "billing_usage", "checkpoint_storage_usage", "delete_own_key", "list_assets",
+        "upload_assets",
     }
 )  # fmt: skip
 """Calls that are about whoever makes them."""
@@ -126,6 +132,7 @@ def call(client: Client, name: str, things: Things, body: dict[str, Any] | bytes
         "checkpoint_id": "/".join(checkpoint.split("/")[-2:]),
         "token": "eyJ.guess.ed",
         "file": "adapter_model.safetensors",
+        "asset_id": things.asset,
     }
     wanted = {key: value for key, value in parameters.items() if f"{{{key}" in row.path}
     headers = {"content-type": PROTO} if name == "forward_backward" else {}
@@ -150,7 +157,7 @@ def test_nobody_gets_in_without_a_key(name: str, things: Things, engine: Engine)
     assert call(Client(build_app(engine)), name, things, body).status == 401
 
 
-@pytest.mark.parametrize("name", sorted(OF_THE_CALLER - {"delete_own_key"}))
+@pytest.mark.parametrize("name", sorted(OF_THE_CALLER - {"delete_own_key", "upload_assets"}))
 def test_what_a_call_tells_is_the_callers_own(name: str, things: Things, bob: Client) -> None:
     body = {} if ENDPOINTS[name].method == "POST" else b""
     query = (
@@ -168,6 +175,7 @@ def test_what_was_tried_has_changed_nothing(things: Things, ada: Client, bob: Cl
     assert ada.post("session_heartbeat", {"session_id": things.session}).status == 200
     checkpoints = ada.get(f"training_runs/{things.run}/checkpoints").json["checkpoints"]
     assert [each["public"] for each in checkpoints] == [False, False]
+    assert ada.get(f"assets/{things.asset}").status == 200
     assert ada.result(ada.post("optim_step", optim_step(things.run, 3))).json["metrics"], (
         "no number was used up"
     )
