@@ -30,7 +30,7 @@ _FLAGS = (
     "-Wextra",
 )
 _X86 = {"x86_64", "amd64"}
-_X86_VARIANTS = {"avx2": ("-mavx2", "-mfma"), "avx512": ("-mavx512f", "-mfma")}
+_X86_VARIANTS = {"avx2": ("-mavx2", "-mfma", "-mf16c"), "avx512": ("-mavx512f", "-mfma")}
 
 
 class BuildError(Exception):

@@ -3,20 +3,54 @@
 from __future__ import annotations
 
 from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
+from enum import IntEnum
 
-__all__ = ["DrawC", "HeadC", "LayerC", "ModelC", "PairC", "PassC", "SegmentC", "SequenceC"]
+__all__ = [
+    "PROJECTIONS",
+    "DrawC",
+    "HeadC",
+    "LayerC",
+    "MatrixC",
+    "ModelC",
+    "PairC",
+    "PassC",
+    "SegmentC",
+    "SequenceC",
+    "Stored",
+]
 
 
 def _fields(kind: type, *names: str) -> list[tuple[str, type]]:
     return [(name, kind) for name in names]
 
 
+PROJECTIONS = 7
+"""Linear layers of a layer: query, key, value, output, gate, up, down."""
+
+
+class Stored(IntEnum):
+    """How the numbers of a matrix are stored; what the packed forms are is said in ``csrc/packed.h``."""
+
+    FP32 = 0
+    FP16 = 1
+    BF16 = 2
+    Q8 = 3
+    Q4 = 4
+
+
+class MatrixC(Structure):
+    """A weight matrix and how its numbers are stored."""
+
+    _fields_ = (("data", c_void_p), ("format", c_int64))
+
+
 class LayerC(Structure):
     """One layer's weights; a bias or norm the family does not have is NULL."""
 
     _fields_ = (
-        *_fields(c_void_p, "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "output", "output_bias"),
-        *_fields(c_void_p, "mlp_norm", "gate_up", "gate_up_bias", "down", "down_bias"),
+        ("weights", MatrixC * PROJECTIONS),
+        ("biases", c_void_p * PROJECTIONS),
+        *_fields(c_void_p, "input_norm", "mlp_norm", "q_norm", "k_norm"),
         ("window", c_int64),
     )
 
@@ -27,7 +61,8 @@ class ModelC(Structure):
     _fields_ = (
         *_fields(c_int64, "num_layers", "hidden", "inner", "heads", "kv_heads", "head_dim", "vocab"),
         ("norm_eps", c_double),
-        *_fields(c_void_p, "embedding", "final_norm", "unembedding"),
+        *_fields(c_void_p, "embedding", "final_norm"),
+        ("unembedding", MatrixC),
         ("layers", POINTER(LayerC)),
     )
 

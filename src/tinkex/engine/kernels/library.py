@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import CDLL, POINTER, byref, c_char_p, c_int, c_void_p
+from ctypes import CDLL, POINTER, byref, c_char_p, c_int, c_int64, c_void_p
 from pathlib import Path
 
 from tinkex.engine.kernels.build import LIBRARY, sources_digest
@@ -11,6 +11,9 @@ from tinkex.engine.kernels.layout import DrawC, HeadC, ModelC, PassC
 __all__ = ["Core", "CoreUnavailable", "load_core"]
 
 _INSTALL = "install a C compiler and reinstall the package (pip install --force-reinstall --no-deps tinkex, or -e . in a checkout)"
+
+
+_NOT_EXACT = 2
 
 
 class CoreUnavailable(Exception):
@@ -48,6 +51,22 @@ class Core:
         """One token per row of logits."""
         self._check(self._library.tinkex_core_draw(self._handle, byref(rows), num_threads))
 
+    def packed_bytes(self, stored: int, outputs: int, inputs: int) -> int:
+        """What a matrix would take in another form; 0 where the form does not suit its size."""
+        return int(self._library.tinkex_core_packed_bytes(self._handle, stored, outputs, inputs))
+
+    def pack(
+        self, source: int, outputs: int, inputs: int, stored: int, target: int, num_threads: int
+    ) -> bool:
+        """Writes a matrix in another form; False if a number would come out otherwise than it went in."""
+        result = self._library.tinkex_core_pack(
+            self._handle, source, outputs, inputs, stored, target, num_threads
+        )
+        if result == _NOT_EXACT:
+            return False
+        self._check(result)
+        return True
+
     def _check(self, result: int) -> None:
         if result:
             raise MemoryError("the compiled core could not allocate the memory of a pass")
@@ -75,4 +94,7 @@ def load_core(path: Path = LIBRARY, *, variant: str = "") -> Core:
     library.tinkex_core_forward.argtypes = [c_void_p, POINTER(ModelC), POINTER(PassC), c_int]
     library.tinkex_core_head.argtypes = [c_void_p, POINTER(ModelC), POINTER(HeadC), c_int]
     library.tinkex_core_draw.argtypes = [c_void_p, POINTER(DrawC), c_int]
+    library.tinkex_core_packed_bytes.argtypes = [c_void_p, c_int64, c_int64, c_int64]
+    library.tinkex_core_packed_bytes.restype = c_int64
+    library.tinkex_core_pack.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int]
     return Core(library, variant)

@@ -13,6 +13,7 @@ static int supported(const tinkex_variant **variants) {
 #if defined(TINKEX_X86)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f")) variants[count++] = &tinkex_avx512;
+    /* Whoever has AVX2 also converts halves. */
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) variants[count++] = &tinkex_avx2;
 #endif
     variants[count++] = &tinkex_portable;
@@ -53,4 +54,18 @@ int tinkex_core_head(const tinkex_variant *variant, const tinkex_model *model, c
 EXPORT int tinkex_core_draw(const tinkex_variant *variant, const tinkex_draw *draw, int num_threads);
 int tinkex_core_draw(const tinkex_variant *variant, const tinkex_draw *draw, int num_threads) {
     return variant->draw(draw, num_threads);
+}
+
+/* Bytes a matrix takes in a form; 0 for a form that does not suit its size. */
+EXPORT int64_t tinkex_core_packed_bytes(const tinkex_variant *variant, int64_t format, int64_t outputs, int64_t inputs);
+int64_t tinkex_core_packed_bytes(const tinkex_variant *variant, int64_t format, int64_t outputs, int64_t inputs) {
+    return variant->packed_bytes(format, outputs, inputs);
+}
+
+/* Packs a matrix for this variant; TINKEX_NOT_EXACT if a number would come out otherwise than it went in. */
+EXPORT int tinkex_core_pack(const tinkex_variant *variant, const float *from, int64_t outputs, int64_t inputs,
+                            int64_t format, void *to, int num_threads);
+int tinkex_core_pack(const tinkex_variant *variant, const float *from, int64_t outputs, int64_t inputs, int64_t format,
+                     void *to, int num_threads) {
+    return variant->pack(from, outputs, inputs, format, to, num_threads);
 }

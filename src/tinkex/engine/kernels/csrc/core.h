@@ -1,6 +1,7 @@
 /* What Python hands to the compiled core: weights where torch keeps them, and the rows of one pass.
  *
- * All numbers are fp32. Matrices are row-major, one row per output, as torch stores the weight of a linear layer.
+ * All numbers are computed in fp32. A matrix is one row per output, as torch stores the weight of a linear layer, or
+ * packed into fewer bits where that loses none of them.
  * The layout of these structures is mirrored in layout.py.
  */
 #ifndef TINKEX_CORE_H
@@ -8,24 +9,26 @@
 
 #include <stdint.h>
 
-enum { TINKEX_OK = 0, TINKEX_NO_MEMORY = 1 };
+enum { TINKEX_OK = 0, TINKEX_NO_MEMORY = 1, TINKEX_NOT_EXACT = 2 };
 
 /* The projections an adapter can reach in a layer, in the order of its table of pairs. */
 enum { PROJ_Q, PROJ_K, PROJ_V, PROJ_O, PROJ_GATE, PROJ_UP, PROJ_DOWN, PROJ_PER_LAYER };
 
+/* How the numbers of a matrix are stored; all but the first as packed.h says. */
+enum { STORED_FP32, STORED_FP16, STORED_BF16, STORED_Q8, STORED_Q4 };
+
 typedef struct {
+    const void *data;
+    int64_t format;
+} tinkex_matrix;
+
+typedef struct {
+    tinkex_matrix weights[PROJ_PER_LAYER];
+    const float *biases[PROJ_PER_LAYER]; /* NULL where the family has none; so for q_norm and k_norm */
     const float *input_norm;
-    const float *qkv;
-    const float *qkv_bias; /* NULL where the family has none; so for all that follow */
+    const float *mlp_norm;
     const float *q_norm;
     const float *k_norm;
-    const float *output;
-    const float *output_bias;
-    const float *mlp_norm;
-    const float *gate_up;
-    const float *gate_up_bias;
-    const float *down;
-    const float *down_bias;
     int64_t window; /* positions a query sees, its own included; 0 means all before it */
 } tinkex_layer;
 
@@ -34,7 +37,7 @@ typedef struct {
     double norm_eps;
     const float *embedding;
     const float *final_norm;
-    const float *unembedding;
+    tinkex_matrix unembedding;
     const tinkex_layer *layers;
 } tinkex_model;
 

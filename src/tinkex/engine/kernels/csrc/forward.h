@@ -91,8 +91,8 @@ static linear linear_of(const forward *f, int64_t layer, const float *x, int64_t
     };
 }
 
-static const float *offset_or_null(const float *vector, int64_t offset) {
-    return vector == NULL ? NULL : vector + offset;
+static linear_part part_of(const tinkex_layer *layer, int projection, int64_t outputs, float *out) {
+    return (linear_part){&layer->weights[projection], layer->biases[projection], outputs, out, projection};
 }
 
 enum { PHASES_PER_LAYER = 12, OTHER_PHASES = 2 };
@@ -110,12 +110,9 @@ static void run_layer(tinkex_walk *walk, const forward *f, int64_t number) {
     linear qkv = linear_of(f, number, f->normed, hidden, END_STORE);
     qkv.out_stride = f->attention.qkv_stride;
     qkv.num_parts = 3;
-    qkv.parts[0] = (linear_part){layer->qkv, layer->qkv_bias, q_size, f->qkv, PROJ_Q};
-    qkv.parts[1] = (linear_part){layer->qkv + q_size * hidden, offset_or_null(layer->qkv_bias, q_size), kv_size,
-                                 f->qkv + q_size, PROJ_K};
-    qkv.parts[2] = (linear_part){layer->qkv + (q_size + kv_size) * hidden,
-                                 offset_or_null(layer->qkv_bias, q_size + kv_size), kv_size, f->qkv + q_size + kv_size,
-                                 PROJ_V};
+    qkv.parts[0] = part_of(layer, PROJ_Q, q_size, f->qkv);
+    qkv.parts[1] = part_of(layer, PROJ_K, kv_size, f->qkv + q_size);
+    qkv.parts[2] = part_of(layer, PROJ_V, kv_size, f->qkv + q_size + kv_size);
     run_linear(walk, &qkv);
 
     tinkex_share(walk, f->num_blocks, heads_task, &before_attention);
@@ -126,7 +123,7 @@ static void run_layer(tinkex_walk *walk, const forward *f, int64_t number) {
     linear output = linear_of(f, number, f->mixed, q_size, END_ADD);
     output.out_stride = hidden;
     output.num_parts = 1;
-    output.parts[0] = (linear_part){layer->output, layer->output_bias, hidden, f->x, PROJ_O};
+    output.parts[0] = part_of(layer, PROJ_O, hidden, f->x);
     run_linear(walk, &output);
 
     const row_stage before_mlp = {f, number, layer->mlp_norm, f->normed};
@@ -135,15 +132,14 @@ static void run_layer(tinkex_walk *walk, const forward *f, int64_t number) {
     linear gate_up = linear_of(f, number, f->normed, hidden, END_GATE);
     gate_up.out_stride = inner;
     gate_up.num_parts = 2;
-    gate_up.parts[0] = (linear_part){layer->gate_up, layer->gate_up_bias, inner, f->inner, PROJ_GATE};
-    gate_up.parts[1] = (linear_part){layer->gate_up + inner * hidden, offset_or_null(layer->gate_up_bias, inner), inner,
-                                     NULL, PROJ_UP};
+    gate_up.parts[0] = part_of(layer, PROJ_GATE, inner, f->inner);
+    gate_up.parts[1] = part_of(layer, PROJ_UP, inner, NULL);
     run_linear(walk, &gate_up);
 
     linear down = linear_of(f, number, f->inner, inner, END_ADD);
     down.out_stride = hidden;
     down.num_parts = 1;
-    down.parts[0] = (linear_part){layer->down, layer->down_bias, hidden, f->x, PROJ_DOWN};
+    down.parts[0] = part_of(layer, PROJ_DOWN, hidden, f->x);
     run_linear(walk, &down);
 }
 
@@ -262,7 +258,7 @@ static int run_head(const tinkex_model *model, const tinkex_head *head, int num_
         .out_stride = model->vocab,
         .end = END_STORE,
         .num_parts = 1,
-        .parts = {{model->unembedding, NULL, model->vocab, head->logits, 0}},
+        .parts = {{&model->unembedding, NULL, model->vocab, head->logits, 0}},
         .segments = head->segments,
         .num_segments = max_rank > 0 ? head->num_segments : 0,
         .max_rank = max_rank,

@@ -3,12 +3,12 @@
 #define TINKEX_LINEAR_H
 
 #include "core.h"
-#include "panel.h"
+#include "packed.h"
 #include "pool.h"
 
 /* One of the projections that read the same input. */
 typedef struct {
-    const float *weight; /* (outputs, inputs) */
+    const tinkex_matrix *weight; /* (outputs, inputs) */
     const float *bias;
     int64_t outputs;
     float *out; /* column 0 of the first row; NULL for those that are gated */
@@ -75,8 +75,7 @@ static void panel_sums(const linear *l, int part, int64_t output, int64_t block,
     const linear_part *p = &l->parts[part];
     const int64_t outputs = smaller(PANEL, p->outputs - output);
     clear(sums, rows * PANEL);
-    add_product(rows, l->x + block * l->x_stride, l->x_stride, p->weight + output * l->inputs, l->inputs, outputs,
-                l->inputs, sums, more);
+    add_panel_product(rows, l->x + block * l->x_stride, l->x_stride, p->weight, output, outputs, l->inputs, sums, more);
     for (int64_t s = 0; s < l->num_segments; s++) {
         const tinkex_segment *segment = &l->segments[s];
         const int64_t first = larger(segment->first_row, block);

@@ -9,6 +9,8 @@ typedef struct {
     int (*forward)(const tinkex_model *model, const tinkex_pass *pass, int num_threads);
     int (*head)(const tinkex_model *model, const tinkex_head *head, int num_threads);
     int (*draw)(const tinkex_draw *draw, int num_threads);
+    int64_t (*packed_bytes)(int64_t format, int64_t outputs, int64_t inputs);
+    int (*pack)(const float *from, int64_t outputs, int64_t inputs, int64_t format, void *to, int num_threads);
 } tinkex_variant;
 
 extern const tinkex_variant tinkex_avx512, tinkex_avx2, tinkex_portable;
