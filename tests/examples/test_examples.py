@@ -389,6 +389,18 @@ def kimi_sampling(out: str) -> None:
 
 
 @check
+def file_upload_multipart(out: str) -> None:
+    uploads = re.findall(r"(?m)^(\w+) +(\d+) bytes png (asset://\w+)$", out)
+    assert [kind for kind, *_ in uploads] == ["path", "bytes", "file", "pipe"]
+    assert len({tuple(rest) for _, *rest in uploads}) == 1, "the same picture is the same image"
+    assert "names: a%22b%0D%0AX: 1.png and large" in out
+    assert "2 different images on the server" in out
+    assert "refused: a str is neither a path" in out
+    assert "it cannot see:" in out
+    assert "reads text only" in out
+
+
+@check
 def multimodal_prompt(out: str) -> None:
     assert re.search(r"image +16 tokens", out)
     text, image, question = numbers(r"(?m)^  \S+ +(\d+) tokens$", out)
