@@ -415,3 +415,16 @@ def telemetry_reports(out: str) -> None:
     assert "taken: True" in out
     assert "delivered: True" in out
     assert numbers(r'tinkex_requests_total\{endpoint="telemetry",outcome="ok"\} (\d+)', out)[0] >= 1
+
+
+@check
+def open_telemetry(out: str) -> None:
+    lines, tree = out.split("this one is ")
+    trace_id = tree.partition(":")[0]
+    mine = re.findall(rf"^{trace_id} +[\d.]+ ms  (.*)$", lines, re.MULTILINE)
+    assert mine[-1] == "my training step"
+    assert {"tinkex.forward_backward", "tinkex.engine.forward_backward", "tinkex.engine.optim_step"} <= {
+        *mine
+    }
+    assert mine.count("tinkex.queue") == 2
+    assert re.search(r"^ {12}tinkex\.engine\.optim_step", tree, re.MULTILINE)
