@@ -108,3 +108,11 @@ def test_every_page_of_docs_can_be_reached_from_the_navigation() -> None:
     listed = set(re.findall(r"[\w/-]+\.md", navigation))
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
     assert {page for page in pages if not page.startswith("adr/")} <= listed
+
+
+def test_docstrings_are_shown_as_text_and_code(site: dict[Path, Page]) -> None:
+    for path in site:
+        if path.parent.name == "api":
+            text = path.read_text()
+            assert "clients.html" in text, "the navigation"
+            assert not re.search(r":(meth|class|func|attr):|::</p>|<p>&gt;&gt;&gt;|<blockquote>", text), path
