@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -37,6 +38,7 @@ from tinkex.engine.api.decoding import decode_request, read_number
 from tinkex.engine.api.errors import error_response, failure_response, json_response
 from tinkex.engine.api.limits import read_body
 from tinkex.engine.api.spans import CallTracing
+from tinkex.engine.api.storage import StorageTrouble, is_trouble
 from tinkex.engine.api.traffic import REQUEST_ID, Traffic, request_id_of
 from tinkex.engine.config import LOOPBACK_HOSTS
 from tinkex.engine.core import Engine
@@ -74,9 +76,13 @@ def build_app(engine: Engine) -> Starlette:
         >>> uvicorn.run(build_app(engine), host="127.0.0.1", port=8787)
     """
     refusals = audit.Refusals()
-    traffic, tracing = Traffic(), CallTracing()
+    traffic, tracing, storage = Traffic(), CallTracing(), StorageTrouble(engine)
     served = [
-        Route(row.path, _endpoint(engine, row, handler, refusals, traffic, tracing), methods=[row.method])
+        Route(
+            row.path,
+            _endpoint(engine, row, handler, refusals, traffic, tracing, storage),
+            methods=[row.method],
+        )
         for name, handler in HANDLERS.items()
         for row in [ENDPOINTS[name]]
     ]
@@ -97,6 +103,7 @@ def _endpoint(
     refusals: audit.Refusals,
     traffic: Traffic,
     tracing: CallTracing,
+    storage: StorageTrouble,
 ) -> Callable[[Request], Awaitable[Response]]:
     largest = engine.config.max_body_bytes
     limit = largest if row.name in LARGE_BODIES else min(largest, SMALL_BODY)
@@ -114,6 +121,9 @@ def _endpoint(
 
     async def answer(request: Request, user: list[str]) -> Response:
         try:
+            if row.name == "healthz":
+                storage.look_again()
+                engine.admission.intact.look_again()
             if engine.closed:
                 raise ModelUnavailable("this engine has been closed; start it again.")
             user[0] = owner = authenticate(engine, row.name, request.headers)
@@ -138,6 +148,8 @@ def _endpoint(
             return error_response(error)
         except TinkexError as error:
             return error_response(error)
+        except sqlite3.Error as error:
+            return error_response(storage.refusal(error)) if is_trouble(error) else failure_response(error)
         except ClientDisconnect:
             return json_response({"detail": "the caller hung up before the call was complete"}, 400)
         except Exception as error:  # noqa: BLE001 -- logged and answered

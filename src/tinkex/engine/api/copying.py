@@ -23,6 +23,7 @@ async def copy_weights(call: Call) -> Reply:
     token = call.headers.get(TOKEN_HEADER) or call.request.weights_access_token
     store = call.engine.store
     source = find_checkpoint(store, call.owner, call.request.source_path, granted_by(call, token))
+    call.engine.admission.intact.check(source)
     Quotas(call.engine.config, store, {}).new_checkpoint(call.owner)
     key = call.headers.get("x-idempotency-key")
     copy = await asyncio.to_thread(copy_checkpoint, store, call.owner, source, call.request, key)

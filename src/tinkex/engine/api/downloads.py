@@ -91,6 +91,7 @@ async def download(call: Call) -> Reply:
     checkpoint = find_checkpoint(call.engine.store, claims["owner"], claims["path"])
     if checkpoint.directory != claims["directory"]:
         raise Expired(f"{checkpoint.path} was replaced since this address was made; ask for a new one.")
+    call.engine.admission.intact.check(checkpoint)
     directory = call.engine.store.directories.resolve(checkpoint.directory)
     if "archive" in claims:
         return _send_archive(call, Archive(directory), f"{checkpoint.name}.tar")
@@ -119,7 +120,9 @@ def _send_archive(call: Call, archive: Archive, name: str) -> Response:
 
 
 def _checkpoint(call: Call) -> CheckpointRow:
-    return find_checkpoint(call.engine.store, call.owner, checkpoint_of_url(call.parameters))
+    checkpoint = find_checkpoint(call.engine.store, call.owner, checkpoint_of_url(call.parameters))
+    call.engine.admission.intact.check(checkpoint)
+    return checkpoint
 
 
 def _names(call: Call, checkpoint: CheckpointRow) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from tinkex.engine.operations.backlog import Backlog, Operation
 from tinkex.engine.operations.bodies import decode_operation
 from tinkex.engine.operations.checks import ADAM, Checks
 from tinkex.engine.operations.health import Health
+from tinkex.engine.operations.intact import Intact
 from tinkex.engine.operations.losses import CustomLosses
 from tinkex.engine.operations.promises import Promises, new_request_id
 from tinkex.engine.operations.samplers import SamplerAdmission
@@ -85,7 +86,8 @@ class Admission:
         self._models = models
         self._backlog = backlog
         self._losses = losses
-        self._checks = Checks(config, store, models, live, losses)
+        self.intact = Intact(store, health)
+        self._checks = Checks(config, store, models, live, losses, self.intact)
         self._promises = Promises(store)
         self._samplers = SamplerAdmission(store, models, backlog, self._checks, self._promises)
         # One submission at a time: between looking up a number and recording it nothing may come in.

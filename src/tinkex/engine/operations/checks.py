@@ -9,6 +9,7 @@ from tinkex.engine.backend.exports import check_recipients
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.operations.access import check_free, find_checkpoint
 from tinkex.engine.operations.backlog import Operation
+from tinkex.engine.operations.intact import Intact
 from tinkex.engine.operations.losses import CustomLosses, declared_inputs
 from tinkex.engine.operations.quotas import Quotas
 from tinkex.engine.operations.served import Base, ServedModels
@@ -41,11 +42,13 @@ class Checks:
         models: ServedModels,
         live: Sized,
         losses: CustomLosses,
+        intact: Intact,
     ) -> None:
         self._config = config
         self._store = store
         self._models = models
         self._losses = losses
+        self.intact = intact
         self._quotas = Quotas(config, store, live)
 
     def new_run(self, owner: str, request: CreateModelRequest) -> None:
@@ -158,6 +161,7 @@ class Checks:
             raise InvalidInput(
                 f"{request.path} holds no optimizer state; load it without, or load a checkpoint made by save_state."
             )
+        self.intact.check(checkpoint)
         return checkpoint
 
     def _optimizer(self, config: Mapping[str, Any] | None) -> None:

@@ -90,6 +90,7 @@ class SamplerAdmission:
                 raise InvalidInput(
                     f"{model_path} was exported for use elsewhere; sample from sampler_weights."
                 )
+            self._checks.intact.check(checkpoint)
             if base_model is not None:
                 self._checks.same_base(self._models.find(base_model), checkpoint, model_path)
             base_model, directory = base_model or checkpoint.base_model, checkpoint.directory

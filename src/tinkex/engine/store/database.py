@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -15,8 +16,10 @@ from tinkex.errors import InvalidInput, SetupError
 
 Parameters = Sequence[str | bytes | int | float | None]
 
-BUSY = "busy_timeout=1000"
+PATIENCE_MS = 1000
 """Only this engine writes here; whoever else holds the lock is a guest, and callers are told rather than held up."""
+IMPATIENCE_MS = 20
+"""The same as long as the guest does not go: everybody else waits behind whoever waits for it."""
 
 
 class Database:
@@ -39,13 +42,19 @@ class Database:
         self.path = path
         self._lock = threading.RLock()
         self._depth = 0
+        self._patience_ms = PATIENCE_MS
         # Autocommit mode: transactions are opened by transaction() alone, never implicitly by the driver.
         self._connection = sqlite3.connect(
             path, check_same_thread=False, isolation_level=None, cached_statements=256
         )
         self._connection.row_factory = sqlite3.Row
         try:
-            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", BUSY):
+            for pragma in (
+                "journal_mode=WAL",
+                "synchronous=NORMAL",
+                "foreign_keys=ON",
+                f"busy_timeout={PATIENCE_MS}",
+            ):
                 self._connection.execute(f"PRAGMA {pragma}")
             migrate(self._connection, path)
             self._flusher = Flusher(path.with_name(f"{path.name}-wal"))
@@ -65,7 +74,7 @@ class Database:
         """All statements of the block, or none of them; a block inside a block joins the outer one."""
         with self._lock:
             if self._depth == 0:
-                self._connection.execute("BEGIN IMMEDIATE")
+                self._begin()
             self._depth += 1
             try:
                 yield Execute(self._connection)
@@ -78,6 +87,45 @@ class Database:
                 raise
             finally:
                 self._depth -= 1
+
+    def probe(self) -> None:
+        """Write something that changes nothing; raises what keeps others from writing."""
+        with self.transaction() as execute:
+            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+            execute(f"PRAGMA user_version = {version}")
+
+    def _begin(self) -> None:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            self._wait_at_most(IMPATIENCE_MS)
+            raise
+        self._wait_at_most(PATIENCE_MS)
+
+    def _wait_at_most(self, milliseconds: int) -> None:
+        if milliseconds != self._patience_ms:
+            self._patience_ms = milliseconds
+            self._connection.execute(f"PRAGMA busy_timeout={milliseconds}")
+
+    def check(self, patience_s: float = 1.0) -> None:
+        """Raise :class:`SetupError` if a page of the file is damaged; a large one is looked through as far as time allows."""
+        # A connection of its own: what it reads would push everything else out of the cache.
+        connection = sqlite3.connect(self.path, isolation_level=None)
+        deadline = time.monotonic() + patience_s
+        connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
+        try:
+            found = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
+        except sqlite3.OperationalError:
+            return  # the time is over, or another program has it: what is damaged is found when it is needed
+        except sqlite3.DatabaseError as error:
+            found = [str(error)]
+        finally:
+            connection.close()
+        if found != ["ok"]:
+            raise SetupError(
+                f"the engine data in {self.path.parent} is damaged ({' '.join(found[0].split())}); restore {self.path.name} from a backup, "
+                "or start with another data directory (--data-dir). Nothing was changed."
+            )
 
     def flushed(self) -> Future[None]:
         """Done when everything committed so far would survive a power failure."""

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from tinkex.engine.store.flushing import flush_path
 from tinkex.errors import InvalidInput
 
@@ -85,14 +87,15 @@ class Directories:
         writing.temporary.mkdir()
         try:
             yield writing
-            writing.size_bytes = sum(
-                file.stat().st_size for file in writing.temporary.rglob("*") if file.is_file()
-            )
+            writing.size_bytes = _size(writing.temporary)
             for file in (entry for entry in writing.temporary.rglob("*") if entry.is_file()):
                 flush_path(file)
             flush_path(writing.temporary)
             writing.temporary.rename(self.root / final)
             flush_path(folder)
+        except SafetensorError as error:
+            shutil.rmtree(writing.temporary, ignore_errors=True)
+            raise OSError(str(error)) from error  # it writes by itself, and has an error of its own for that
         except BaseException:
             shutil.rmtree(writing.temporary, ignore_errors=True)
             raise
@@ -148,6 +151,11 @@ class Directories:
         """Delete the file of a savepoint; one that is gone already is fine."""
         (self.root / file).unlink(missing_ok=True)
 
+    def size(self, directory: str) -> int | None:
+        """How many bytes the files of a stored directory have, or None if it is not there."""
+        path = self.root / directory
+        return _size(path) if path.is_dir() else None
+
     def remove(self, directory: str) -> None:
         """Delete a directory; one that is gone already is fine."""
         shutil.rmtree(self.root / directory, ignore_errors=True)
@@ -172,3 +180,7 @@ class Directories:
         for file in files:
             file.unlink(missing_ok=True)
         return len(litter) + len(files)
+
+
+def _size(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())

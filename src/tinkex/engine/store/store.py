@@ -61,6 +61,11 @@ class Store:
         except BaseException:
             self._lock.release()
             raise
+        try:
+            self.database.check()
+        except BaseException:
+            self.close()
+            raise
         self.users = Users(self.database)
         self.sessions = Sessions(self.database)
         self.runs = Runs(self.database)

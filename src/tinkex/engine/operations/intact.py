@@ -1,0 +1,71 @@
+"""Whether the files of a checkpoint are there: asked before anything is promised that needs them."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from tinkex.engine.operations.health import Health
+from tinkex.engine.store import CheckpointRow, Store
+from tinkex.errors import Expired
+
+LOOK_AGAIN_S = 0.2
+MOST_NOTED = 100
+"""How many damaged checkpoints health names; whoever finds the next one is told all the same."""
+
+
+class Intact:
+    """Refuses checkpoints whose files are missing or cut short, and has health say so until they are back or deleted.
+
+    Safe to use from any thread.
+    """
+
+    def __init__(self, store: Store, health: Health) -> None:
+        self._store = store
+        self._health = health
+        self._lock = threading.Lock()
+        self._noted: dict[str, CheckpointRow] = {}
+        self._look_again = 0.0
+
+    def check(self, checkpoint: CheckpointRow) -> None:
+        """Raise what is wrong with the files of a checkpoint."""
+        damage = self._damage(checkpoint)
+        if damage is None:
+            self._forget(checkpoint.path)
+            return
+        with self._lock:
+            if len(self._noted) < MOST_NOTED:
+                self._noted[checkpoint.path] = checkpoint
+                self._health.trouble(_subject(checkpoint.path), f"{checkpoint.path} cannot be read: {damage}")
+        raise Expired(
+            f"checkpoint {checkpoint.path} cannot be read: {damage} on the server's disk. Nothing was changed. Its operator can "
+            "put the files back; otherwise delete it and use another one: RestClient().list_user_checkpoints()"
+        )
+
+    def look_again(self) -> None:
+        """Take back what was noted of checkpoints that are sound again, or gone."""
+        now = time.monotonic()
+        with self._lock:
+            noted = list(self._noted.values()) if now >= self._look_again else []
+            self._look_again = now + LOOK_AGAIN_S if noted else self._look_again
+        for checkpoint in noted:
+            known = self._store.checkpoints.get(checkpoint.run_id, checkpoint.kind, checkpoint.name)
+            if known is None or self._damage(known) is None:
+                self._forget(checkpoint.path)
+
+    def _forget(self, path: str) -> None:
+        with self._lock:
+            if self._noted.pop(path, None) is not None:
+                self._health.fine(_subject(path))
+
+    def _damage(self, checkpoint: CheckpointRow) -> str | None:
+        size = self._store.directories.size(checkpoint.directory)
+        if size is None:
+            return "its files are missing"
+        if size != checkpoint.size_bytes:
+            return f"its files have {size} bytes instead of {checkpoint.size_bytes}"
+        return None
+
+
+def _subject(path: str) -> str:
+    return f"checkpoint {path}"
