@@ -14,6 +14,8 @@ import pytest
 
 from tests.cli.commands import tinkex
 from tests.servers import ServedEngine
+from tinkex.cli.invocation import FEW, Invocation
+from tinkex.errors import APIConnectionError
 
 MODEL = "tiny/llama"
 
@@ -230,6 +232,49 @@ def test_a_server_that_does_not_answer_is_named_at_once(tmp_path: Path) -> None:
     assert "http://127.0.0.1:9" in done.err
 
 
+def test_commands_with_somebody_waiting_try_a_few_times_and_training_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TINKEX_MAX_RETRIES", raising=False)
+    invocation = Invocation(base_url="http://127.0.0.1:9", api_key="tml-x")
+    assert invocation.rest()._caller.config.max_retries == FEW
+    assert invocation.config().max_retries is None
+    monkeypatch.setenv("TINKEX_MAX_RETRIES", "0")
+    assert invocation.rest()._caller.config.max_retries == 0
+    with pytest.raises(APIConnectionError):
+        invocation.service()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "code", "hint"),
+    [
+        (("run", "info", "nope", "--json"), "NotFoundError", 1, "tinkex run list"),
+        (("run", "list", "--json", "--api-key", "tml-wrong"), "AuthenticationError", 1, "tinkex auth login"),
+        (("-f", "json", "run", "info"), "UsageError", 2, "tinkex run info -h"),
+        (("sample", "--wrong", "--json"), "UsageError", 2, "tinkex sample -h"),
+        (("--format=json", "smaple"), "UsageError", 2, "tinkex -h"),
+        (("run", "info", "--json", "--base-url", "nowhere", "x"), "ConfigError", 1, None),
+    ],
+)
+def test_with_json_an_error_is_one_object_on_stderr(
+    served_engine: ServedEngine, arguments: tuple[str, ...], kind: str, code: int, hint: str | None
+) -> None:
+    done = tinkex(*arguments, server=served_engine)
+    assert (done.code, done.out) == (code, "")
+    failure = json.loads(done.err)
+    assert (failure["type"], failure["exit_code"]) == (kind, code)
+    assert failure["message"]
+    assert hint is None or hint in failure["hint"]
+
+
+def test_without_json_an_error_is_a_line_and_a_hint(served_engine: ServedEngine) -> None:
+    done = tinkex("run", "info", "nope", server=served_engine)
+    said, hint = done.err.splitlines()
+    assert said.startswith("Error: there is no training run 'nope'")
+    assert hint.startswith("Hint: ")
+    assert "tinkex run list" in hint
+
+
 def test_everything_works_on_the_engine_in_this_process(tiny_model: Path, tmp_path: Path) -> None:
     models = f"tiny={tiny_model}"
     made = tinkex(
@@ -285,6 +330,6 @@ def test_ctrl_c_at_a_question_ends_the_command_and_nothing_is_done(
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, b"")
-    assert b"Aborted." in err
+    assert b"Interrupted." in err
     assert b"Traceback" not in err
     assert tinkex("checkpoint", "info", saved, server=served_engine).code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -79,24 +80,29 @@ def run(arguments: Sequence[str] | None = None) -> int:
     >>> run(["--format", "json", "checkpoint", "delete"])
     2
     """
+    invocation = Invocation()
     try:
-        tinkex(args=arguments, prog_name="tinkex", standalone_mode=False)
+        tinkex(args=arguments, prog_name="tinkex", standalone_mode=False, obj=invocation)
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("Aborted.", err=True)
-        return 130
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except TinkexError as error:
-        click.echo(f"Error: {error}", err=True)
-        return 1
-    finally:
-        from tinkex.terminal.loading import hush
+    except (click.Abort, KeyboardInterrupt, click.ClickException, TinkexError) as error:
+        from tinkex.cli.failures import failure_of
 
-        hush(silent=False)
+        failure = failure_of(error)
+        failure.show(as_json=invocation.as_json or _wants_json(arguments))
+        return failure.exit_code
+    finally:
+        invocation.speak_again()
     return 0
+
+
+def _wants_json(arguments: Sequence[str] | None) -> bool:
+    """Whether JSON was asked for on a command line that could not be read to its end."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = words[: words.index("--")] if "--" in words else words
+    return bool({"--json", "-fjson", "--format=json"} & set(words)) or any(
+        pair in {("-f", "json"), ("--format", "json")} for pair in itertools.pairwise(words)
+    )
 
 
 def main() -> None:

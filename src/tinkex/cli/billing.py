@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import Any
 
 import click
@@ -35,11 +36,11 @@ def usage(
     csv_path: str | None,
     sessions_path: str | None,
 ) -> None:
-    """Show usage per hour in a window of time (RFC 3339).
+    """Show usage per hour in a window of time: dates (UTC), or times as in RFC 3339.
 
     \b
     Examples:
-      tinkex billing usage 2026-07-13T00:00:00Z 2026-07-14T00:00:00Z
+      tinkex billing usage 2026-07-13 2026-07-14
       tinkex billing usage 2026-07-13T00:00:00Z 2026-07-14T00:00:00Z --csv usage.csv
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     import json
@@ -47,7 +48,7 @@ def usage(
     from tinkex import types
 
     try:
-        asked = invocation.admin().get_billing_usage(starting_on, ending_before)
+        asked = invocation.admin().get_billing_usage(_midnight(starting_on), _midnight(ending_before))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     found = asked.result()
@@ -91,6 +92,18 @@ def checkpoint_storage(invocation: Invocation, project_id: str | None, csv_path:
     rate = found.effective_rate_usd_per_gigabyte_month
     title = None if rate is None else f"at {rate:g} USD per gigabyte and month"
     _table(invocation, found.model_dump(mode="json"), rows, title)
+
+
+def _midnight(when: str) -> str:
+    """A plain date as the moment it begins.
+
+    >>> _midnight("2026-07-13"), _midnight("2026-07-13T06:00:00Z")
+    ('2026-07-13T00:00:00Z', '2026-07-13T06:00:00Z')
+    """
+    try:
+        return f"{date.fromisoformat(when).isoformat()}T00:00:00Z"
+    except ValueError:
+        return when
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinkex.errors import ConfigError, SetupError
+from tinkex.errors import APIStatusError, ConfigError, SetupError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Invocation", "pass_invocation"]
 
+FEW = 3
+"""Tries after the first, for commands with somebody waiting at the terminal: about four seconds."""
+
 
 @dataclass
 class Invocation:
@@ -29,6 +34,7 @@ class Invocation:
     api_key: str | None = None
     as_json: bool = False
     quiet: bool = False
+    _level: int | None = None
 
     @property
     def where(self) -> str:
@@ -83,18 +89,41 @@ class Invocation:
         """Prints what is known of one thing."""
         self.table(value, ["Property", "Value"], rows, title)
 
+    def hush(self) -> None:
+        """Keeps loading lines and warnings off stderr until :meth:`speak_again`."""
+        import logging
+
+        from tinkex.terminal.loading import hush
+
+        hush()
+        if self._level is None:
+            logger = logging.getLogger("tinkex")
+            self._level = logger.level
+            logger.setLevel(logging.ERROR)
+
+    def speak_again(self) -> None:
+        """Ends the silence; a program may run several commands."""
+        import logging
+
+        from tinkex.terminal.loading import hush
+
+        hush(silent=False)
+        if self._level is not None:
+            logging.getLogger("tinkex").setLevel(self._level)
+            self._level = None
+
     # ---- clients ----
 
-    def config(self) -> Config:
+    def config(self, *, max_retries: int | None = None) -> Config:
         """The settings of this run; a missing key is an error that names every way to give one."""
         from tinkex.config import Config
 
         if self.quiet or self.as_json:
-            from tinkex.terminal.loading import hush
-
-            hush()
+            self.hush()
+        if os.environ.get("TINKEX_MAX_RETRIES", "").strip():
+            max_retries = None  # the user has said it
         try:
-            return Config.resolve(base_url=self.base_url, api_key=self.api_key)
+            return Config.resolve(base_url=self.base_url, api_key=self.api_key, max_retries=max_retries)
         except ConfigError as error:
             if str(error).startswith("no API key"):
                 raise SetupError(
@@ -107,19 +136,26 @@ class Invocation:
         """A client for runs, checkpoints and sessions."""
         from tinkex.clients.rest import RestClient
 
-        return RestClient(config=self.config())
+        return RestClient(config=self.config(max_retries=FEW))
 
     def admin(self) -> AdminClient:
         """A client for usage."""
         from tinkex.clients.admin import AdminClient
 
-        return AdminClient(config=self.config())
+        return AdminClient(config=self.config(max_retries=FEW))
 
     def service(self, display_name: str | None = None) -> ServiceClient:
-        """A client that trains and samples."""
+        """A client that trains and samples: patient with a server, once that has answered."""
         from tinkex.clients.service import ServiceClient
 
-        return ServiceClient(config=self.config(), display_name=display_name)
+        config = self.config()
+        if not config.is_local:
+            self._reach()
+        return ServiceClient(config=config, display_name=display_name)
+
+    def _reach(self) -> None:
+        with suppress(APIStatusError):  # it answers; what it has to say is said to the call that matters
+            self.rest().get_health().result()
 
 
 pass_invocation = click.make_pass_decorator(Invocation, ensure=True)

@@ -1,0 +1,99 @@
+"""What a command says when it fails: a line and a hint for people, one JSON object with ``--json``; on stderr."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+import click
+
+from tinkex.errors import (
+    APIConnectionError,
+    APIStatusError,
+    AuthenticationError,
+    BillingError,
+    InternalServerError,
+    NotFoundError,
+    PermissionDeniedError,
+    RateLimitError,
+    TinkexError,
+)
+
+__all__ = ["Failure", "failure_of"]
+
+HINTS: tuple[tuple[type[TinkexError], str], ...] = (
+    (
+        AuthenticationError,
+        (
+            "give the key with --api-key or TINKER_API_KEY, or store it with: tinkex auth login. "
+            "'tinkex serve' prints its key when it starts"
+        ),
+    ),
+    (PermissionDeniedError, "see whose key this is with: tinkex auth whoami"),
+    (BillingError, "the account of this key cannot pay; see its usage with: tinkex billing usage -h"),
+    (NotFoundError, "see what this key has with: tinkex run list, or: tinkex checkpoint list"),
+    (RateLimitError, "the server is busy; try again in a while"),
+    (
+        InternalServerError,
+        "the server failed; its log says more. Try again, and check it with: tinkex doctor",
+    ),
+    (
+        APIConnectionError,
+        (
+            "check the address (--base-url, TINKER_BASE_URL) and that the server runs, with: tinkex doctor. "
+            "--local needs no server"
+        ),
+    ),
+)
+"""The next step by kind of error, the first that fits; errors of other kinds say theirs in their message."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The end of a command that did not do what it was asked."""
+
+    type: str
+    message: str
+    hint: str | None
+    exit_code: int
+
+    def show(self, *, as_json: bool) -> None:
+        """Says it on stderr."""
+        if as_json:
+            click.echo(json.dumps(asdict(self), ensure_ascii=False), err=True)
+            return
+        click.echo("Interrupted." if self.exit_code == 130 else f"Error: {self.message}", err=True)
+        if self.hint is not None:
+            click.echo(f"Hint: {self.hint}", err=True)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The failure that an error means.
+
+    >>> failure_of(click.UsageError("no such option")).exit_code
+    2
+    >>> failure_of(KeyboardInterrupt()).type
+    'Interrupted'
+    """
+    if isinstance(error, click.Abort | KeyboardInterrupt):
+        return Failure("Interrupted", "interrupted by Ctrl-C, or by the end of the input", None, 130)
+    if isinstance(error, click.UsageError):
+        hint = None if error.ctx is None else f"see: {error.ctx.command_path} -h"
+        return Failure("UsageError", error.format_message(), hint, error.exit_code)
+    if isinstance(error, click.ClickException):
+        return Failure(type(error).__name__, error.format_message(), None, error.exit_code)
+    return Failure(type(error).__name__, _said(error), _hint(error), 1)
+
+
+def _hint(error: BaseException) -> str | None:
+    return next((hint for kind, hint in HINTS if isinstance(error, kind)), None)
+
+
+def _said(error: BaseException) -> str:
+    """The server's own words without their wrapping; other errors as they are."""
+    if isinstance(error, APIStatusError) and isinstance(error.body, dict):
+        detail = error.body.get("detail")
+        if isinstance(detail, str) and detail:
+            where = f" from {error.request.url}" if error.request is not None else ""
+            return f"{detail.rstrip('.')} ({error.status_code}{where})"
+    return str(error) or type(error).__name__
