@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tinkex.types import Datum, ImageAssetPointerChunk, ModelInput, SamplingParams, TensorData
@@ -29,10 +29,13 @@ def check_ttl(ttl_seconds: int | None) -> None:
         )
 
 
-def check_data(data: Sequence[Datum]) -> None:
-    """Refuses anything but a list of datums that can be trained on."""
-    if isinstance(data, Datum):
-        raise TypeError("the data is a list of Datum; put the single one into a list")
+def check_data(data: Iterable[Datum]) -> list[Datum]:
+    """The datums as a list of our own; refuses anything but datums that can be trained on."""
+    if isinstance(data, Datum) or not isinstance(data, Iterable):
+        raise TypeError(
+            f"the data is a list of Datum, got {type(data).__name__}; put a single one into a list"
+        )
+    data = list(data)
     if not data:
         raise ValueError("the data is empty; a pass needs at least one Datum")
     for index, datum in enumerate(data):
@@ -43,6 +46,7 @@ def check_data(data: Sequence[Datum]) -> None:
                 f"data[{index}] points to an image by its location, which cannot be trained on; "
                 "send the image itself as an ImageChunk"
             )
+    return data
 
 
 def check_loss(

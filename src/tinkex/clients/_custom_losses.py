@@ -106,7 +106,8 @@ def custom_pass(
         raise TypeError(
             f"a custom loss is a function of (data, logprobs) or a LossHandle, got {type(loss_fn).__name__}"
         )
-    check_data(data)
+    if len(check_data(data)) and not isinstance(data, Sequence):
+        raise TypeError("the data of a custom loss is a list, for it is gone through more than once")
     require_torch()
     function = loss_fn
     if isinstance(loss_fn, LossHandle):

@@ -13,6 +13,7 @@ from tinkex.clients._checks import check_data, check_loss, check_name, check_ttl
 from tinkex.clients._chunking import split
 from tinkex.clients._custom_losses import custom_pass
 from tinkex.clients._operations import Operations
+from tinkex.clients._queues import QueueWatching
 from tinkex.clients._reduction import combine
 from tinkex.clients._spans import spanning
 from tinkex.clients.sampling import SamplingClient, open_sampling_client
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["TrainingClient"]
 
 
-class TrainingClient:
+class TrainingClient(QueueWatching):
     """Trains one model: a base model with its own adapter, optimizer state and run id.
 
     Operations take effect in the order they are called, whether or not their results are awaited; so the
@@ -53,7 +54,7 @@ class TrainingClient:
         self.model_seq_id = model_seq_id
         self._session = session
         self._opened = opened
-        self._operations = Operations(session, opened)
+        self._operations = Operations(session, opened, model_id, self._hear_queue)
 
     # ---- passes ----
 
@@ -405,7 +406,7 @@ class TrainingClient:
         forward_only: bool,
         finish: Callable[[types.ForwardBackwardOutput], types.ForwardBackwardOutput] | None = None,
     ) -> APIFuture[types.ForwardBackwardOutput]:
-        check_data(data)
+        data = check_data(data)
         config = check_loss(loss_fn, loss_fn_config)
         limits = self._opened.client_config
         pieces = split(

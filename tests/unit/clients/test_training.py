@@ -217,6 +217,13 @@ def test_the_data_is_taken_as_it_is_at_the_call(server: ScriptedServer, training
     assert len(future.result(timeout=10).loss_fn_outputs) == 2
 
 
+def test_the_data_may_come_from_a_generator(server: ScriptedServer, training: TrainingClient) -> None:
+    future = training.forward((datum(one) for one in (1, 2)), "cross_entropy")  # type: ignore[arg-type]
+    assert len(future.result(timeout=10).loss_fn_outputs) == 2
+    with pytest.raises(TypeError, match="more than once"):
+        training.forward_backward_custom((datum(1) for _ in range(2)), lambda *_: None)  # type: ignore[arg-type, return-value]
+
+
 @pytest.mark.parametrize(
     ("arguments", "keywords", "error"),
     [
