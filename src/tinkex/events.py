@@ -78,12 +78,13 @@ class RetryScheduled:
 
 @dataclass(frozen=True, slots=True)
 class QueueStateChanged:
-    """The server says how it treats an operation that waits."""
+    """The server says how it treats an operation that waits; ``client`` is the run or sampler it belongs to."""
 
     request_id: str
     request_type: str
     state: str
     reason: str | None = None
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class StillWaiting:
     waited_s: float
     state: str | None = None
     reason: str | None = None
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +257,20 @@ class Silent:
         """Does nothing."""
 
 
+SAMPLING = "Sample"
+"""The type of requests that are samples; all others belong to training."""
+
+REASONS = {
+    ("Sampling", "paused_rate_limit"): "the limit of concurrent samplers is reached",
+    ("Training", "paused_rate_limit"): "the limit of concurrent training runs is reached",
+    ("Sampling", "paused_capacity"): "the server is short of capacity, please wait",
+    ("Training", "paused_capacity"): "the server is short of capacity, please wait",
+}
+"""What a pause means where the server does not say it."""
+
+MOST_KINDS = 1000
+"""Kinds of news that are remembered; beyond it those of the last minute only."""
+
 LONG_WAIT_S = 600.0
 """From here on a result that does not come is worth a warning, even if the server says that all is well."""
 
@@ -296,6 +312,9 @@ class LogSink:
         last = self._last.get(kind)
         if last is not None and now - last < self._every_s:
             return False
+        if len(self._last) >= MOST_KINDS:
+            # What was said long ago may be said again, so it need not be remembered.
+            self._last = {kind: last for kind, last in self._last.items() if now - last < self._every_s}
         self._last[kind] = now
         return True
 
@@ -307,15 +326,17 @@ def _warning(event: Event, quiet_attempts: int) -> tuple[str | None, str]:
             text = f"{event.endpoint}: {event.reason}; try {event.attempt + 2} in {event.after_s:.1f} s"
             return text, f"retry {event.endpoint}"
         case QueueStateChanged() if event.state != "active":
-            why = event.reason or event.state.replace("_", " ")
-            return f"{event.request_type} {event.request_id} is paused: {why}", f"queue {event.request_type}"
+            work = "Sampling" if event.request_type == SAMPLING else "Training"
+            why = event.reason or REASONS.get((work, event.state), "the server gives no reason")
+            whose = event.client or event.request_id
+            return f"{work} is paused for {whose}. Reason: {why}", f"queue {whose} {event.state}"
         case StillWaiting() if event.state not in {None, "active"} or event.waited_s >= LONG_WAIT_S:
             said = event.reason or (event.state or "nothing about its queue").replace("_", " ")
             text = (
                 f"{event.request_type} {event.request_id} has been waiting for {event.waited_s:.0f} s; "
                 f"the server says: {said}"
             )
-            return text, f"waiting {event.request_type}"
+            return text, f"waiting {event.client or event.request_type}"
         case HeartbeatLost():
             text = (
                 f"no heartbeat of session {event.session_id} has reached the server for {event.silent_s:.0f} s; "

@@ -354,11 +354,13 @@ class Results:
         request_type: str | None = None,
         submit_s: float | None = None,
         on_queue: Callable[[str, str | None], None] | None = None,
+        client: str = "",
         payload_bytes: int = 0,
     ) -> Any:
         """Polls until the operation is done and returns a value of ``row.result``, or raises its error.
 
-        ``payload_bytes`` is the size of the result where that is known already.
+        ``client`` is the run or sampler the operation belongs to, for those who watch; ``payload_bytes`` is the
+        size of the result where that is known already.
         """
         kind = request_type or row.request_type or row.name
         operation = current()
@@ -387,7 +389,7 @@ class Results:
                 state = step.state
                 if step.queue is not None and step.queue != queue:
                     queue = step.queue
-                    self._caller.sink.emit(QueueStateChanged(polled.request_id, kind, *queue))
+                    self._caller.sink.emit(QueueStateChanged(polled.request_id, kind, *queue, client))
                     if operation is not None:
                         operation.happened("tinkex.queue_state", {"tinkex.queue_state": queue[0]})
                     if on_queue is not None:
@@ -395,8 +397,10 @@ class Results:
                 now = time.monotonic()
                 if now - reported >= self._report_every_s:
                     reported = now
-                    said = queue or (None, None)
-                    self._caller.sink.emit(StillWaiting(polled.request_id, kind, now - began, *said))
+                    said, reason = queue or (None, None)
+                    self._caller.sink.emit(
+                        StillWaiting(polled.request_id, kind, now - began, said, reason, client)
+                    )
                 if step.trouble is not None:
                     tries = max(state.setbacks, state.hurries, state.refusals) - 1
                     self._caller.sink.emit(RetryScheduled(_RETRIEVE.name, tries, step.after, step.trouble))
@@ -408,6 +412,17 @@ class Results:
         finally:
             if held_bytes:
                 self._inflight.give_back(held_bytes)
+
+    async def ask(
+        self, row: Endpoint, request_id: str, client: str, on_queue: Callable[[str, str | None], None]
+    ) -> None:
+        """Asks once how an operation is treated that waits, and tells it; its result is left where it is."""
+        kind = row.request_type or row.name
+        polled = Polled(request_id, row.result_wire == "proto", self._about)
+        step = await self._poll(PollState(), polled, kind, None)
+        if isinstance(step, Again) and step.queue is not None:
+            self._caller.sink.emit(QueueStateChanged(request_id, kind, *step.queue, client))
+            self._tell(on_queue, *step.queue)
 
     async def _poll(
         self, state: PollState, polled: Polled, kind: str, submit_s: float | None

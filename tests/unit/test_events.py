@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from tinkex.events import (
+    MOST_KINDS,
     Event,
     HeartbeatLost,
     LogSink,
@@ -28,7 +29,19 @@ PAUSED = QueueStateChanged("req-1", "Sample", "paused_rate_limit", "too many sam
     ("event", "words"),
     [
         (PAUSED, "too many samplers"),
-        (QueueStateChanged("req-1", "Sample", "paused_capacity"), "paused capacity"),
+        (
+            QueueStateChanged("req-1", "Sample", "paused_capacity", None, "sess:sample:0"),
+            "Sampling is paused for sess:sample:0. Reason: the server is short of capacity, please wait",
+        ),
+        (
+            QueueStateChanged("req-1", "Sample", "paused_rate_limit"),
+            "Sampling is paused for req-1. Reason: the limit of concurrent samplers is reached",
+        ),
+        (
+            QueueStateChanged("req-1", "OptimStep", "paused_rate_limit", None, "sess:train:0"),
+            "Training is paused for sess:train:0. Reason: the limit of concurrent training runs is reached",
+        ),
+        (QueueStateChanged("req-1", "ForwardBackward", "unknown"), "Reason: the server gives no reason"),
         (RetryScheduled("optim_step", 4, 8.0, "connection refused"), "connection refused"),
         (HeartbeatLost("s1", 130.0), "130 s"),
         (StillWaiting("req-1", "Sample", 61.0, "paused_capacity", "3 jobs before you"), "3 jobs before you"),
@@ -77,6 +90,30 @@ def test_repeated_news_is_a_warning_once_in_a_while(caplog: pytest.LogCaptureFix
         for _ in range(2):
             LogSink(every_s=0).emit(PAUSED)
     assert len(caplog.records) == 3
+
+
+def test_a_paused_queue_is_told_once_a_minute_for_each_client_and_state_whatever_was_asked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sink = LogSink(every_s=3600)
+    with caplog.at_level(logging.WARNING, "tinkex"):
+        for kind in ("ForwardBackward", "OptimStep", "SaveWeights"):
+            for state in ("paused_capacity", "paused_rate_limit", "active"):
+                for run in ("s:train:0", "s:train:1"):
+                    sink.emit(QueueStateChanged(f"req-{kind}", kind, state, None, run))
+    told = [record.getMessage().partition(" Reason")[0] for record in caplog.records]
+    assert sorted(told) == sorted(
+        ["Training is paused for s:train:0.", "Training is paused for s:train:1."] * 2
+    )
+
+
+def test_what_was_told_long_ago_is_forgotten_so_that_memory_does_not_grow(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sink = LogSink(logging.getLogger("tinkex.test.quiet"), every_s=0.0)
+    for number in range(3 * MOST_KINDS):
+        sink.emit(QueueStateChanged("r", "Sample", "paused_capacity", None, f"sampler-{number}"))
+    assert len(sink._last) <= MOST_KINDS
 
 
 def test_the_silent_sink_is_silent(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 from tinkex import types
 from tinkex._runtime import start_alone
@@ -23,6 +25,8 @@ __all__ = ["Completions"]
 
 POLL_TIMEOUT_S = 45.0
 PAUSE_S = 1.0
+ASK_EVERY_S = 20.0
+"""While no sample finishes, the server is asked this often why."""
 MAX_REFUSALS = 3
 MOST_UNCLAIMED = 100_000
 _ROW = endpoint("retrieve_futures")
@@ -31,9 +35,21 @@ _ROW = endpoint("retrieve_futures")
 class Completions:
     """Tells samples when they have finished; asks the server only while somebody waits."""
 
-    def __init__(self, caller: Caller, target: Callable[[], types.SamplingSessionFuturesTarget]) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        target: Callable[[], types.SamplingSessionFuturesTarget],
+        ask: Callable[[str], Coroutine[Any, Any, None]],
+        *,
+        ask_every_s: float = ASK_EVERY_S,
+    ) -> None:
         self._caller = caller
         self._target = target
+        self._ask = ask
+        """Finds out how one sample is treated that waits: polls for all samples do not tell it."""
+        self._ask_every_s = ask_every_s
+        self._quiet_since = 0.0
+        self._asking: asyncio.Task[None] | None = None
         self._waiting: dict[str, asyncio.Future[int]] = {}
         self._unclaimed: dict[str, int] = {}
         """Finished before the answer to their submission was here."""
@@ -60,6 +76,7 @@ class Completions:
 
     async def _poll(self) -> None:
         refusals = 0
+        self._quiet_since = time.monotonic()
         while self._waiting:
             told = self._retrieved.copy()
             request = types.FuturesRetrieveRequest(
@@ -78,7 +95,10 @@ class Completions:
                     del self._retrieved[: len(told)]
                     refusals = 0
                     self._take(news)
+                    self._find_out(finished=bool(news.completions))
                     continue
+                if reply.status == 408:
+                    self._find_out(finished=False)
                 refusals += reply.status == 400
                 pause = _pause_after(reply, refusals)
                 if pause is None:
@@ -104,6 +124,20 @@ class Completions:
                 waiting.set_result(size)
             elif waiting is None and len(self._unclaimed) < MOST_UNCLAIMED:
                 self._unclaimed[completion.request_id] = size
+
+    def _find_out(self, *, finished: bool) -> None:
+        """Has the oldest sample asked after, where nothing finishes: those behind it wait for the same reason."""
+        now = time.monotonic()
+        idle = self._asking is None or self._asking.done()
+        if finished:
+            self._quiet_since = now
+        elif self._waiting and idle and now - self._quiet_since >= self._ask_every_s:
+            self._quiet_since = now
+            self._asking = start_alone(self._ask_after(next(iter(self._waiting))))
+
+    async def _ask_after(self, request_id: str) -> None:
+        with contextlib.suppress(TinkexError):  # the poll for all samples says what is wrong with the server
+            await self._ask(request_id)
 
     async def _pause(self, seconds: float, reason: str) -> None:
         self._caller.sink.emit(RetryScheduled(_ROW.name, 0, seconds, reason))

@@ -37,9 +37,17 @@ class Operations:
     its turn whatever happens to its future, so numbers have no gaps that a server would wait for.
     """
 
-    def __init__(self, session: Session, opened: OpenSession) -> None:
+    def __init__(
+        self,
+        session: Session,
+        opened: OpenSession,
+        model_id: str,
+        on_queue: Callable[[str, str | None], None],
+    ) -> None:
         self._session = session
         self._opened = opened
+        self._model_id = model_id
+        self._on_queue = on_queue
         self._turnstile = Turnstile()
 
     def start(
@@ -152,7 +160,14 @@ class Operations:
     ) -> T:
         async def fetch(slot: asyncio.Future[Accepted]) -> Any:
             answer, submit_s = await asyncio.shield(slot)
-            return await self._opened.results.fetch(row, answer, request_type=request_type, submit_s=submit_s)
+            return await self._opened.results.fetch(
+                row,
+                answer,
+                request_type=request_type,
+                submit_s=submit_s,
+                on_queue=self._on_queue,
+                client=self._model_id,
+            )
 
         fetching = [asyncio.ensure_future(fetch(slot)) for slot in accepted]
         try:

@@ -22,6 +22,7 @@ from tinkex.clients._connection import connect
 from tinkex.clients._handles import SamplerHandle
 from tinkex.clients._pacing import paced
 from tinkex.clients._progress import Progress
+from tinkex.clients._queues import QueueWatching
 from tinkex.clients._retries import Retries
 from tinkex.clients._sample_body import sample_body
 from tinkex.clients._spans import follow, note_sampled, sampling_span
@@ -46,7 +47,7 @@ COPIES = SEQ_IDS_PER_COPY = 1_000_000_000
 BACKPRESSURE = {"x-tinker-sampling-backpressure": "1"}
 
 
-class SamplingClient:
+class SamplingClient(QueueWatching):
     """Samples from one fixed set of weights: a base model, a checkpoint, or a snapshot of a run.
 
     ::
@@ -86,6 +87,9 @@ class SamplingClient:
                 session.caller,
                 lambda: types.SamplingSessionFuturesTarget(
                     sampling_session_id=sampling_session_id, cloned_sampler_id=self._copy or 0
+                ),
+                lambda request_id: opened.results.ask(
+                    _SAMPLE, request_id, sampling_session_id, self._hear_queue
                 ),
             )
             server_limit = UNBOUNDED  # samples that wait hold no connection
@@ -287,9 +291,6 @@ class SamplingClient:
             said.dynamic_config,
         )
 
-    def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
-        """Called on the client's thread when the server pauses or resumes a sample; override it to watch."""
-
     def get_telemetry(self) -> Reporter | None:
         """What reports about this session; None before it is open, and where nothing is reported."""
         return self._session.telemetry
@@ -347,7 +348,7 @@ class SamplingClient:
 
     def _hear_queue(self, queue_state: str, queue_state_reason: str | None) -> None:
         self._progress.heard(queue_state, queue_state_reason)
-        self.on_queue_state_change(queue_state, queue_state_reason)
+        super()._hear_queue(queue_state, queue_state_reason)
 
     async def _sample_once(
         self, request: types.SampleRequest, seq_id: int, size: int
@@ -373,6 +374,7 @@ class SamplingClient:
                 accepted,
                 submit_s=submit_s,
                 on_queue=self._hear_queue,
+                client=self._sampling_session_id,
                 payload_bytes=finished_size,
             )
             if self._completions is not None:

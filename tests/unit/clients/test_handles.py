@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.scripted import ScriptedServer, over_http
-from tinkex import SamplingClient, ServiceClient, types
+from tinkex import SamplingClient, ServiceClient, TrainingClient, types
 from tinkex.clients._handles import SamplerHandle
 from tinkex.errors import SetupError
 from tinkex.events import CallbackFailed, Event
@@ -127,6 +127,66 @@ def test_an_overridden_method_hears_of_a_paused_queue() -> None:
         client = Watching(session, session._open, sampling_session_id="sess-1:sample:0")  # type: ignore[arg-type]
         client.sample(PROMPT, 1, PARAMS).result(timeout=10)
     assert heard == [("paused_capacity", "full")]
+
+
+@pytest.mark.parametrize("kind", ["function", "object"])
+@pytest.mark.parametrize("work", ["training", "sampling"])
+def test_an_observer_hears_of_the_queue_of_its_client(kind: str, work: str) -> None:
+    heard: list[tuple[str, str | None]] = []
+
+    class Observer:
+        def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
+            heard.append((queue_state, queue_state_reason))
+
+    def observe(queue_state: str, queue_state_reason: str | None) -> None:
+        heard.append((queue_state, queue_state_reason))
+
+    server = ScriptedServer()
+    with ServiceClient(transport=server.transport) as service:
+        training = service.create_lora_training_client("toy", rank=2)
+        sampling = service.create_sampling_client(base_model="toy")
+        client = training if work == "training" else sampling
+        other = sampling if work == "training" else training
+        client.queue_state_observer = Observer() if kind == "object" else observe
+        other.queue_state_observer = lambda *_: heard.append(("another client", None))
+        polls = iter(
+            [
+                reply({"queue_state": "paused_capacity", "queue_state_reason": "full"}, status=408),
+                reply({"queue_state": "paused_capacity", "queue_state_reason": "full"}, status=408),
+                reply({"type": "try_again", "queue_state": "active"}),
+            ]
+        )
+        server.answers["retrieve_future"] = lambda value, request: (
+            next(polls, None) or server.on_retrieve_future(value, request)
+        )
+        if work == "training":
+            training.optim_step(types.AdamParams()).result(timeout=10)
+        else:
+            sampling.sample(PROMPT, 1, PARAMS).result(timeout=10)
+        assert heard == [("paused_capacity", "full"), ("active", None)]
+        with pytest.raises(TypeError, match="cannot observe a queue"):
+            client.queue_state_observer = 3  # type: ignore[assignment]
+        client.queue_state_observer = None
+        assert client.queue_state_observer is None
+
+
+def test_an_overridden_method_of_a_training_client_hears_of_a_paused_queue() -> None:
+    heard = []
+
+    class Watching(TrainingClient):
+        def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
+            heard.append((queue_state, queue_state_reason))
+
+    polls = iter([reply({"queue_state": "paused_rate_limit"}, status=408)])
+    server = ScriptedServer()
+    server.answers["retrieve_future"] = lambda value, request: (
+        next(polls, None) or server.on_retrieve_future(value, request)
+    )
+    with ServiceClient(transport=server.transport) as service:
+        session = service.holder
+        client = Watching(session, session._open, 0, "sess-1:train:0")  # type: ignore[arg-type]
+        client.optim_step(types.AdamParams()).result(timeout=10)
+    assert heard == [("paused_rate_limit", None)]
 
 
 def test_an_overridden_method_that_raises_ends_no_sample_and_is_an_event() -> None:

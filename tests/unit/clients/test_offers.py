@@ -13,10 +13,13 @@ import pytest
 
 from tests.scripted import ScriptedServer, over_http
 from tinkex import ServiceClient, types
+from tinkex._runtime import background
+from tinkex._transport.caller import Caller
+from tinkex.clients._completions import Completions
 from tinkex.clients.retry_config import RetryConfig
 from tinkex.config import Config
-from tinkex.errors import APIStatusError, ConfigError
-from tinkex.testing import Request, reply
+from tinkex.errors import APIStatusError, ClosedError, ConfigError
+from tinkex.testing import MockTransport, Reply, Request, reply
 
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
 PARAMS = types.SamplingParams(max_tokens=3)
@@ -70,6 +73,51 @@ def test_one_poll_serves_many_samples() -> None:
     assert not any(v.allow_metadata_only for v in poller.server.values("retrieve_future"))
     assert poller.told  # results that were fetched may be forgotten
     assert poller.server.values("retrieve_futures")[0].target.sampling_session_id == "sess-1:sample:0"
+
+
+@pytest.mark.parametrize("quiet", [reply({"completions": [], "cursor": 0}), reply({}, status=408)])
+async def test_where_nothing_finishes_the_oldest_sample_is_asked_after(quiet: Reply) -> None:
+    """Polls for all samples say nothing about queues; a poll for one of them does."""
+    asked: list[str] = []
+    answers = [quiet, quiet, quiet]
+
+    async def ask(request_id: str) -> None:
+        asked.append(request_id)
+        raise ClosedError("asking is extra: what comes of it ends nothing")
+
+    async def answer(request: Request) -> Reply:
+        await asyncio.sleep(0)
+        if answers:
+            return answers.pop()
+        done = [{"state": "finished", "request_id": name} for name in ("first", "second")]
+        return reply({"completions": done, "cursor": 2})
+
+    target = types.SamplingSessionFuturesTarget(sampling_session_id="s", cloned_sampler_id=0)
+    caller = Caller(MockTransport(answer), Config(base_url="http://mock", api_key="tml-x"))
+    completions = Completions(caller, lambda: target, ask, ask_every_s=0.0)
+    if quiet.status == 408:
+        answers[1:] = []  # each is followed by a pause
+    sizes = await asyncio.gather(completions.wait("first"), completions.wait("second"))
+    assert list(sizes) == [0, 0]
+    assert asked
+    assert set(asked) == {"first"}
+
+
+def test_a_sample_that_is_asked_after_tells_its_clients_observer() -> None:
+    heard: list[tuple[str, str | None]] = []
+    paused = reply({"type": "try_again", "queue_state": "paused_capacity", "queue_state_reason": "full"})
+    server = ScriptedServer(
+        client_config=offers(sample_use_retrieve_futures=True),
+        retrieve_future=lambda value, request: paused,
+    )
+    with ServiceClient(transport=server.transport) as service:
+        client = service.create_sampling_client(base_model="toy")
+        client.queue_state_observer = lambda *news: heard.append(news)
+        assert client._completions is not None
+        background().run(client._completions._ask("req-1"))
+        assert heard == [("paused_capacity", "full")]
+        assert client._progress._queue == ("paused_capacity", "full")
+    assert [value.allow_metadata_only for value in server.values("retrieve_future")] == [True]
 
 
 def test_a_poller_that_is_refused_for_good_ends_the_samples_with_its_error() -> None:

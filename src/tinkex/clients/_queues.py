@@ -1,0 +1,52 @@
+"""Watching queues: whom a client tells that the server pauses or resumes its operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias, runtime_checkable
+
+__all__ = ["QueueStateObserver", "QueueWatching"]
+
+
+@runtime_checkable
+class QueueStateObserver(Protocol):
+    """Anything with this method; training and sampling clients are their own observers by default."""
+
+    def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
+        """Called with ``active``, ``paused_capacity``, ``paused_rate_limit`` or ``unknown``, and the server's reason."""
+        ...
+
+
+Observer: TypeAlias = QueueStateObserver | Callable[[str, str | None], None] | None
+
+
+class QueueWatching:
+    """The part of a client that hears what the server says about operations that wait."""
+
+    _observer: Observer = None
+
+    def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
+        """Called on the client's thread when the server pauses or resumes an operation; override it to watch."""
+
+    @property
+    def queue_state_observer(self) -> Observer:
+        """Who is told instead of the client itself: a function, or an object with ``on_queue_state_change``."""
+        return self._observer
+
+    @queue_state_observer.setter
+    def queue_state_observer(self, observer: Observer) -> None:
+        if observer is not None and not callable(observer) and not isinstance(observer, QueueStateObserver):
+            raise TypeError(
+                f"{type(observer).__name__} cannot observe a queue; give a function of the state and the reason, or an "
+                "object with on_queue_state_change"
+            )
+        self._observer = observer
+
+    def _hear_queue(self, queue_state: str, queue_state_reason: str | None) -> None:
+        observer = self._observer
+        if observer is None:
+            self.on_queue_state_change(queue_state, queue_state_reason)
+        elif isinstance(observer, QueueStateObserver):
+            observer.on_queue_state_change(queue_state, queue_state_reason)
+        else:
+            observer(queue_state, queue_state_reason)
