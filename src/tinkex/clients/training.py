@@ -406,7 +406,7 @@ class TrainingClient(QueueWatching):
         forward_only: bool,
         finish: Callable[[types.ForwardBackwardOutput], types.ForwardBackwardOutput] | None = None,
     ) -> APIFuture[types.ForwardBackwardOutput]:
-        check_data(data)
+        data = check_data(data)
         config = check_loss(loss_fn, loss_fn_config)
         limits = self._opened.client_config
         pieces = split(
