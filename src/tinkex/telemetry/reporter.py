@@ -68,6 +68,8 @@ class Reporter:
         self._process_uuid = str(uuid.uuid4())
         self.num_dropped = 0
         """Events that were lost, because the queue was full or the server did not take them."""
+        self._num_lost = 0
+        """Those of them that were queued."""
 
     # ---- for the program ----
 
@@ -110,11 +112,12 @@ class Reporter:
             background().loop.call_soon_threadsafe(self._soon.set)
 
     def wait_until_drained(self, timeout: float = 30.0) -> bool:
-        """Waits until nothing is queued any more, for a bounded time; says whether that came true."""
+        """Waits until nothing is queued any more, for a bounded time; says whether all of it reached the server."""
         if background().is_current_thread:
             return self._drained.is_set()
+        lost = self._num_lost
         self.flush()
-        return self._drained.wait(timeout)
+        return self._drained.wait(timeout) and self._num_lost == lost
 
     # ---- for the session ----
 
@@ -177,7 +180,9 @@ class Reporter:
                 self._soon.clear()
                 await self._send_all()
         except ClosedError:
-            self._give_up(len(self._queue))
+            pass  # the connections are gone, and with them whoever could be told
+        finally:
+            self._give_up()
 
     async def _send_all(self) -> None:
         while True:
@@ -196,13 +201,22 @@ class Reporter:
             try:
                 await self._caller.call(_ROW, request, timeout=TIMEOUT_S, policy=TRIES)
             except APIError:
-                self.num_dropped += len(batch)  # a report is not worth more tries than these
+                self._lose(len(batch))  # a report is not worth more tries than these
+            except (ClosedError, asyncio.CancelledError):
+                self._lose(len(batch))
+                raise
 
-    def _give_up(self, count: int) -> None:
+    def _lose(self, count: int) -> None:
         with self._lock:
             self.num_dropped += count
+            self._num_lost += count
+
+    def _give_up(self) -> None:
+        with self._lock:
+            count = len(self._queue)
             self._queue.clear()
-            self._drained.set()
+        self._lose(count)
+        self._drained.set()
 
     def _at_exit(self) -> None:
         self.wait_until_drained(DRAIN_S)

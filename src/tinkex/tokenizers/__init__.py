@@ -63,6 +63,9 @@ class Tokenizer(Protocol):
         ...
 
 
+MOST_KEPT = 64
+"""A tokenizer takes megabytes: the one that was loaded longest ago gives way when there are more."""
+
 _cache: dict[object, Tokenizer] = {}
 _lock = threading.Lock()
 
@@ -77,7 +80,7 @@ def get_tokenizer(
     """The tokenizer of a model: a directory or a ``.gguf`` file here, or a model's name on the hub.
 
     ``revision``, ``token`` and ``cache_dir`` are for the hub; without them ``HF_TOKEN``, ``HF_HOME`` and
-    ``HF_ENDPOINT`` hold. Every tokenizer is loaded once per process::
+    ``HF_ENDPOINT`` hold. Every tokenizer is loaded once per process, of the newest 64::
 
         tokenizer = tinkex.tokenizers.get_tokenizer("Qwen/Qwen3-8B")
         tokens = tokenizer.encode("Hello")
@@ -141,7 +144,10 @@ def _once(key: object, load: Callable[[], Tokenizer]) -> Tokenizer:
 
 def _remember(key: object, tokenizer: Tokenizer) -> Tokenizer:
     with _lock:
-        return _cache.setdefault(key, tokenizer)
+        kept = _cache.setdefault(key, tokenizer)
+        while len(_cache) > MOST_KEPT:
+            del _cache[next(iter(_cache))]
+        return kept
 
 
 def _key_of(path: Path) -> object:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tinkex
 from tests.scripted import ScriptedServer, over_http
 from tinkex import Config, ServiceClient, types
 from tinkex._runtime import background
 from tinkex.errors import APIStatusError, HttpResponse
 from tinkex.events import CircuitChanged, Event, HeartbeatLost, Silent
 from tinkex.telemetry import Reporter, TelemetrySink, capture
-from tinkex.telemetry.reporter import BATCH, QUEUE
+from tinkex.telemetry.reporter import BATCH, DRAIN_S, INTERVAL_S, QUEUE
 from tinkex.testing import Reply, Request, reply
 
 KEY = "tml-secret-0123456789"
+SRC = Path(tinkex.__file__).parent
 
 
 class Collector(ScriptedServer):
@@ -75,6 +80,100 @@ def test_events_go_out_in_order_in_batches_with_the_session_around_them() -> Non
     assert [e["event_data"]["step"] for e in collector.events if e.get("event_data")] == list(
         range(2 * BATCH)
     )
+
+
+def test_the_bounds_are_those_that_are_documented() -> None:
+    assert (BATCH, INTERVAL_S, QUEUE, DRAIN_S) == (100, 10.0, 10_000, 2.0)
+
+
+def eagerly(service: ServiceClient, interval_s: float) -> Reporter:
+    """A reporter of the service's session that sends at another pace."""
+    return Reporter(service._caller, service.holder.get_session_id(), interval_s=interval_s)
+
+
+def test_what_is_less_than_a_batch_goes_out_by_itself_after_a_while() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = eagerly(service, interval_s=0.02)
+        for _ in range(3):
+            reporter.log("tick")
+            assert reporter._drained.wait(30)  # nobody asks for it
+        background().run(reporter.close())
+    assert collector.names == ["SESSION_START", "tick", "tick", "tick", "SESSION_END"]
+    assert len(collector.batches) == 4
+
+
+def test_waiting_has_the_queue_sent_at_once_however_long_the_interval_is() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = eagerly(service, interval_s=1e6)
+        reporter.log("tick")
+        assert reporter.wait_until_drained(30)
+        assert collector.names == ["SESSION_START", "tick"]
+        background().run(reporter.close())
+
+
+def test_waiting_ends_in_time_when_the_server_does_not_answer() -> None:
+    collector = Collector()
+    collector.may_answer.clear()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter_of(service).log("tick")
+        assert not reporter_of(service).wait_until_drained(0.05)
+        collector.may_answer.set()
+        assert reporter_of(service).wait_until_drained(30)
+
+
+def test_however_often_it_is_hurried_there_is_one_sender() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = reporter_of(service)
+        for _ in range(5):
+            for _ in range(BATCH):
+                reporter.log("tick")
+            reporter.flush()
+        assert reporter.wait_until_drained(30)
+
+        async def tasks_of_it() -> int:
+            frames = [getattr(task.get_coro(), "cr_frame", None) for task in asyncio.all_tasks()]
+            return sum(frame is not None and frame.f_locals.get("self") is reporter for frame in frames)
+
+        assert background().run(tasks_of_it()) == 1
+
+
+def test_one_reporter_serves_all_clients_of_a_session_until_it_ends() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = reporter_of(service)
+        first = service.create_lora_training_client("toy")
+        second = service.create_lora_training_client("toy")
+        sampler = service.create_sampling_client(base_model="toy")
+        assert {id(c.get_telemetry()) for c in (first, second, sampler)} == {id(reporter)}
+        first.unload().result()
+        del first, sampler
+        gc.collect()
+        with pytest.raises(RuntimeError), capture(second, fatal=True):
+            raise RuntimeError("of one client")
+        assert reporter.log("still here")
+        assert reporter.wait_until_drained(30)
+        assert "SESSION_END" not in collector.names
+    assert collector.names == ["SESSION_START", "UNHANDLED_EXCEPTION", "still here", "SESSION_END"]
+
+
+def test_a_fatal_exception_is_raised_at_once_whatever_the_server_does() -> None:
+    collector = Collector()
+    collector.may_answer.clear()
+    with over_http(collector) as url, service_of(url) as service:
+        with pytest.raises(RuntimeError, match="boom"), capture(service, fatal=True):
+            raise RuntimeError("boom")
+        assert collector.batches == []  # nobody has waited for an answer
+        collector.may_answer.set()
+
+
+def test_every_module_of_telemetry_is_used() -> None:
+    sources = {path: path.read_text() for path in SRC.rglob("*.py")}
+    for module in (SRC / "telemetry").glob("[!_]*.py"):
+        name = f"tinkex.telemetry.{module.stem}"
+        assert any(f"from {name} import" in text for path, text in sources.items() if path != module), name
 
 
 def test_a_session_with_nothing_to_report_sends_nothing() -> None:
@@ -159,9 +258,12 @@ def test_a_server_that_refuses_telemetry_is_not_asked_forever() -> None:
     with over_http(collector) as url, service_of(url) as service:
         reporter = reporter_of(service)
         reporter.log("tick")
-        assert reporter.wait_until_drained(30)
+        assert not reporter.wait_until_drained(30)  # it is gone, and it did not arrive
         assert reporter.num_dropped == 2
         assert len(collector.batches) == 1
+        collector.status = 200
+        reporter.log("tick")
+        assert reporter.wait_until_drained(30)
 
 
 def test_the_users_own_sink_hears_everything_as_before() -> None:
@@ -208,3 +310,26 @@ with capture(service, fatal=True):
     assert ended.stderr.strip().endswith("RuntimeError: boom")
     assert collector.names == ["SESSION_START", "UNHANDLED_EXCEPTION"]
     assert collector.events[1]["severity"] == "CRITICAL"
+
+
+def test_a_program_ends_although_the_server_never_takes_its_reports() -> None:
+    program = """
+import sys, tinkex
+service = tinkex.ServiceClient(base_url=sys.argv[1], api_key="tml-x")
+service.create_sampling_client(base_model="toy")
+assert service.get_telemetry().log("tick")
+"""
+    collector = Collector()
+    collector.may_answer.clear()
+    with over_http(collector) as url:
+        environment = {name: value for name, value in os.environ.items() if name != "TINKER_TELEMETRY"}
+        ended = subprocess.run(
+            [sys.executable, "-c", program, url],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        collector.may_answer.set()
+    assert (ended.returncode, ended.stderr) == (0, "")

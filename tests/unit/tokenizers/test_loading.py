@@ -15,7 +15,7 @@ from tests.scripted import ScriptedServer
 from tinkex.clients.service import ServiceClient
 from tinkex.errors import SetupError
 from tinkex.testing import Reply, Request, reply
-from tinkex.tokenizers import hub_name, tokenizer_from_directory
+from tinkex.tokenizers import MOST_KEPT, forget_tokenizers, hub_name, tokenizer_from_directory
 
 
 def serving_files(directory: Path) -> ScriptedServer:
@@ -136,3 +136,17 @@ def run(program: str, **environment: str) -> str:
     )
     assert out.returncode == 0, out.stderr
     return out.stdout
+
+
+def test_a_process_that_loads_many_tokenizers_keeps_the_newest(tiny_model: Path, tmp_path: Path) -> None:
+    forget_tokenizers()
+    links = [tmp_path / str(number) for number in range(MOST_KEPT + 1)]
+    for link in links:
+        link.mkdir()
+        (link / "tokenizer.json").write_text((tiny_model / "tokenizer.json").read_text())
+    try:
+        oldest, second, *_ = [tokenizer_from_directory(link) for link in links]
+        assert tokenizer_from_directory(links[1]) is second
+        assert tokenizer_from_directory(links[0]) is not oldest
+    finally:
+        forget_tokenizers()
