@@ -20,9 +20,9 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from tinkex._version import __version__
@@ -40,12 +40,15 @@ __all__ = [
     "entered",
     "extracted",
     "find_tracer",
+    "harmless",
     "operating",
     "use_provider",
 ]
 
 logger = logging.getLogger("tinkex")
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Value: TypeAlias = str | bool | int | float | Sequence[str] | Sequence[int]
 
 
@@ -77,6 +80,23 @@ def use_provider(provider: TracerProvider | None) -> None:
     """Has spans made by this provider, instead of by the one that is set for the whole program; None: by that one."""
     global _chosen  # noqa: PLW0603 - a setting of the process
     _chosen = provider
+
+
+def harmless(function: Callable[P, T]) -> Callable[P, T | None]:
+    """The function, with what it raises logged, and None instead of a value.
+
+    Span processors of the program run where spans begin and end: whatever they do, its calls must go on.
+    """
+
+    @functools.wraps(function)
+    def run(*args: P.args, **options: P.kwargs) -> T | None:
+        try:
+            return function(*args, **options)
+        except Exception:
+            logger.exception("a span could not be made or ended")
+            return None
+
+    return run
 
 
 # ---- what a span may say ----
@@ -155,11 +175,7 @@ class Operation:
                 return
             self._over = True
         _open.discard(self)
-        try:
-            end_span(self._span, error)
-        except Exception:
-            # The program's own span processors run here; its calls must have their results all the same.
-            logger.exception("a span could not be ended")
+        harmless(end_span)(self._span, error)
         if self._outer is not None:
             self._outer._leave_inside(error)  # noqa: SLF001 - one of us
 
@@ -197,6 +213,7 @@ class Operation:
             detach(theirs)
             _current.reset(mine)
 
+    @harmless
     def attempt(self, method: str, path: str, tries: int, base_url: str) -> Attempt:
         """One request of this operation, as a block."""
         return Attempt(self._tracer, self._context, method, path, tries, base_url)
@@ -241,13 +258,13 @@ class Attempt:
         from opentelemetry.context import detach
 
         detach(self._token)
-        end_span(self._span, error)
+        harmless(end_span)(self._span, error)
 
 
 def begin(name: str, *, on: bool = True) -> Operation | None:
     """The span of a call that begins here; None where nothing is traced. Whoever has it must end it."""
     tracer = find_tracer() if on else None
-    return None if tracer is None else Operation(tracer, name)
+    return None if tracer is None else harmless(Operation)(tracer, name)
 
 
 def current() -> Operation | None:

@@ -48,6 +48,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         "logging",
         "asyncio",
         "google",
+        "opentelemetry",
     }
 
 
@@ -55,5 +56,5 @@ def test_importing_the_client_loads_no_engine() -> None:
     program = "import sys, tinkex; tinkex.ServiceClient; tinkex.types; print(','.join(sorted(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     loaded = set(out.strip().split(","))
-    assert not {"torch", "transformers", "pydantic", "starlette", "uvicorn"} & loaded
+    assert not {"torch", "transformers", "pydantic", "starlette", "uvicorn", "opentelemetry"} & loaded
     assert not [name for name in loaded if name.startswith("tinkex.engine")]

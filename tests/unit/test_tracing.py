@@ -16,7 +16,10 @@ from typing import Any
 
 import pytest
 from opentelemetry import baggage, context, trace
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -252,6 +255,59 @@ def test_a_sample_says_how_it_was_asked_for_and_what_came(traces: Traces) -> Non
         "gen_ai.response.finish_reasons": ("stop", "stop"),
         "tinkex.request_ids": ("req-0",),
     }
+
+
+def test_the_decision_to_keep_nothing_and_the_state_of_a_trace_travel_on() -> None:
+    server = ScriptedServer()
+    remote = {"traceparent": f"00-{7:032x}-{8:016x}-01", "tracestate": "vendor=1"}
+    provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
+    exporter = InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracing.use_provider(provider)
+    held = context.attach(TraceContextTextMapPropagator().extract(remote, context.Context()))
+    try:
+        service_of(server).get_server_capabilities()
+    finally:
+        context.detach(held)
+        tracing.use_provider(None)
+    (request,) = server.transport.requests
+    assert request.headers["traceparent"].startswith(f"00-{7:032x}-")
+    assert int(request.headers["traceparent"][-2:], 16) & 1 == 0
+    assert exporter.get_finished_spans() == ()
+    assert request.headers["tracestate"] == "vendor=1"
+
+
+class Broken(SpanProcessor):
+    """A span processor of the program's that fails at every span, from some moment on."""
+
+    def __init__(self, *, at_start: bool) -> None:
+        self._at_start = at_start
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        if self._at_start:
+            raise RuntimeError("broken")
+
+    def on_end(self, span: ReadableSpan) -> None:
+        raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+def test_span_processors_that_fail_do_not_fail_a_call(
+    at_start: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(Broken(at_start=at_start))
+    server = ScriptedServer()
+    tracing.use_provider(provider)
+    try:
+        training, sampler = training_of(server), sampler_of(server)
+        training.forward_backward([datum(1)], "cross_entropy").result(30)
+        training.optim_step(AdamParams()).result(30)
+        sampler.sample(PROMPT, 1, PARAMS).result(30)
+        list(sampler_of(StreamingServer(told(ACCEPTED, token(0), DONE))).sample_stream(PROMPT, 1, PARAMS))
+    finally:
+        tracing.use_provider(None)
+    assert "a span could not be made or ended" in caplog.text
 
 
 # ---- many callers ----

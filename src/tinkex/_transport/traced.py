@@ -27,7 +27,10 @@ async def traced(
     base_url: str,
 ) -> T:
     """What ``send`` returns for the request with the headers of its trace; those that the user sets stand."""
-    with operation.attempt(row.method, row.path, attempt, base_url) as span:
+    begun = operation.attempt(row.method, row.path, attempt, base_url)
+    if begun is None:
+        return await send(row, request, attempt)
+    with begun as span:
         try:
             got = await send(row, replace(request, headers={**span.headers, **request.headers}), attempt)
         except APIStatusError as error:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from tinkex._wire.endpoints import Endpoint
 from tinkex.engine.operations.spans import call_context
-from tinkex.tracing import end_span, extracted, find_tracer
+from tinkex.tracing import end_span, extracted, find_tracer, harmless
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -42,17 +42,15 @@ class CallTracing:
         if not begins and not get_current_span(context).get_span_context().is_valid:
             return await answering
         route = row.path.replace(":path}", "}")
-        span = tracer.start_span(
-            f"{row.method} {route}",
-            context,
-            SpanKind.SERVER,
-            {
-                "http.request.method": row.method,
-                "http.route": route,
-                "url.scheme": request.url.scheme,
-                "tinkex.call_id": request_id,
-            },
-        )
+        facts = {
+            "http.request.method": row.method,
+            "http.route": route,
+            "url.scheme": request.url.scheme,
+            "tinkex.call_id": request_id,
+        }
+        span = harmless(tracer.start_span)(f"{row.method} {route}", context, SpanKind.SERVER, facts)
+        if span is None:
+            return await answering
         return await _inside(span, set_span_in_context(span, context), answering)
 
 
@@ -64,7 +62,7 @@ async def _inside(span: Span, context: Context, answering: Awaitable[T]) -> T:
     try:
         response = await answering
     except BaseException as error:
-        end_span(span, error)
+        harmless(end_span)(span, error)
         raise
     finally:
         detach(theirs)
@@ -73,5 +71,5 @@ async def _inside(span: Span, context: Context, answering: Awaitable[T]) -> T:
     if response.status_code >= 500:
         span.set_attribute("error.type", str(response.status_code))
         span.set_status(Status(StatusCode.ERROR, f"status {response.status_code}"))
-    span.end()
+    harmless(end_span)(span)
     return response

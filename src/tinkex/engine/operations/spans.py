@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinkex.engine.scheduler import Work
 from tinkex.engine.store import FutureStatus, Outcome
-from tinkex.tracing import find_tracer
+from tinkex.tracing import find_tracer, harmless
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -56,6 +56,7 @@ class OperationSpans:
         """How many operations have a span that has not ended."""
         return len(self._traced)
 
+    @harmless
     def queued(self, work: Work[Any]) -> None:
         """Note that the call that is being served has put an operation in line; before anybody can take it."""
         context = call_context.get()
@@ -66,6 +67,7 @@ class OperationSpans:
             span = tracer.start_span("tinkex.queue", context, attributes=_facts(work))
             self._traced[work.request_id] = _Traced(context, span)
 
+    @harmless
     def started(self, works: Sequence[Work[Any]]) -> None:
         """Note that operations begin to run, those of one pass together."""
         tracer = find_tracer() if self._traced else None
@@ -97,6 +99,7 @@ class OperationSpans:
                 attributes={**_facts(work), **facts},
             )
 
+    @harmless
     def ended(self, outcomes: Iterable[tuple[str, Outcome]]) -> None:
         """Note how operations ended, those too that never ran."""
         if not self._traced:
@@ -105,6 +108,14 @@ class OperationSpans:
             each = self._traced.pop(request_id, None)
             if each is not None:
                 _end(each, outcome)
+
+    @harmless
+    def abandon(self) -> None:
+        """End the spans of operations that are left as they are, because the engine stops."""
+        while self._traced:
+            _, each = self._traced.popitem()
+            each.span.set_attributes({"tinkex.ran": each.runs, "tinkex.unfinished": True})
+            _close(each)
 
 
 def _end(each: _Traced, outcome: Outcome) -> None:
@@ -115,6 +126,10 @@ def _end(each: _Traced, outcome: Outcome) -> None:
         # The text of an error may quote what the user sent, so only its category is told.
         each.span.set_attribute("error.type", outcome.category or "unknown")
         each.span.set_status(Status(StatusCode.ERROR, outcome.category or "unknown"))
+    _close(each)
+
+
+def _close(each: _Traced) -> None:
     each.span.end()
     if each.shared is not None:
         each.shared.num_running -= 1

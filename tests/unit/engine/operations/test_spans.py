@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from opentelemetry.context import Context
+from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.trace import StatusCode, set_span_in_context
 
 from tests.traces import Traces, traced
@@ -143,4 +144,34 @@ def test_operations_of_calls_that_are_not_traced_have_no_spans_and_none_are_kept
         backlog.put(work("ada", 2, Kind.OPTIM_STEP), 0.0)
     backlog.next_plan(100)
     backlog.spans.ended([("ada-2", DONE)])
+    assert backlog.spans.num_open == 0
+
+
+def test_an_engine_that_stops_ends_the_spans_of_what_it_leaves(traces: Traces, backlog: Backlog) -> None:
+    opened(backlog, "ada", "bob")
+    for run_id in ("ada", "bob"):
+        with call_of(traces, "call"):
+            backlog.put(work(run_id, 1, Kind.FORWARD_BACKWARD), 0.0)
+            backlog.put(work(run_id, 2, Kind.OPTIM_STEP), 0.0)
+    backlog.next_plan(100)
+    backlog.spans.abandon()
+    assert backlog.spans.num_open == 0
+    runs = traces.all("tinkex.engine.forward_backward")
+    waits = [span for span in traces.all("tinkex.queue") if "tinkex.unfinished" in (span.attributes or {})]
+    assert (len(runs), len(waits), len(traces.all("tinkex.engine.pass"))) == (2, 2, 1)
+    assert all(dict(span.attributes or {})["tinkex.unfinished"] for span in runs)
+
+
+def test_span_processors_that_fail_do_not_stop_the_engine(backlog: Backlog) -> None:
+    class Broken(SpanProcessor):
+        def on_start(self, span: Any, parent_context: Any = None) -> None:
+            raise RuntimeError("broken")
+
+    opened(backlog, "ada")
+    with traced() as traces:
+        with call_of(traces, "call"):
+            traces.provider.add_span_processor(Broken())
+            backlog.put(work("ada", 1, Kind.OPTIM_STEP), 0.0)
+            assert backlog.next_plan(100) is not None
+        backlog.spans.ended([("ada-1", DONE)])
     assert backlog.spans.num_open == 0
