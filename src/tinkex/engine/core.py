@@ -343,6 +343,7 @@ class Engine:
             self._worker.stop()
             self._recorder.catch_up()
             self._waiters.end_all()
+            self._backlog.spans.abandon()
             self._keeper.close()
             self.backend.close()
             self._maintenance.flush(time.time())
