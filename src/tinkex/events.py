@@ -29,6 +29,8 @@ __all__ = [
     "QueueStateChanged",
     "RecoveryFailed",
     "RecoveryStarted",
+    "RegularizerFinished",
+    "RegularizerStarted",
     "RequestFinished",
     "RequestStarted",
     "RetryScheduled",
@@ -220,6 +222,26 @@ class CircuitChanged:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class RegularizerStarted:
+    """A term of a loss begins to be computed, on the thread that computes the loss."""
+
+    name: str
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class RegularizerFinished:
+    """A term of a loss is known, with the length of its gradient; or it failed (``error`` says why) and so does the pass."""
+
+    name: str
+    weight: float
+    elapsed_s: float
+    value: float | None = None
+    grad_norm: float | None = None
+    error: str | None = None
+
+
 Event: TypeAlias = (
     RequestStarted
     | RequestFinished
@@ -240,6 +262,8 @@ Event: TypeAlias = (
     | CallbackFailed
     | StreamingUnavailable
     | CircuitChanged
+    | RegularizerStarted
+    | RegularizerFinished
 )
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tinkex._transport.caller import Caller
     from tinkex.clients.session import OpenSession
     from tinkex.custom_loss import CustomLoss, Surrogate
+    from tinkex.events import Sink
 
 __all__ = ["CustomLosses", "CustomPass", "custom_pass"]
 
@@ -96,8 +97,10 @@ def custom_pass(
     data: Sequence[types.Datum],
     loss_fn: Any,
     loss_type_input: str | None,
-    session_id: str,
     regularizers: Sequence[types.RegularizerSpec] = (),
+    *,
+    session_id: str,
+    events: Sink | None = None,
 ) -> CustomPass:
     """Checks the data and the loss, and says how the pass goes; with regularizers the loss runs here."""
     if loss_type_input not in {None, "logprobs"}:
@@ -123,7 +126,7 @@ def custom_pass(
     if regularizers:
         from tinkex.regularizers import with_regularizers
 
-        function = with_regularizers(cast("CustomLoss", function), regularizers)
+        function = with_regularizers(cast("CustomLoss", function), regularizers, events=events)
     return CustomPass(
         asked=data_for_logprobs(data), function=cast("CustomLoss", function), may_wait=bool(regularizers)
     )

@@ -11,7 +11,7 @@ from tinkex._runtime import arrival, background
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._checks import check_data, check_loss, check_name, check_ttl
 from tinkex.clients._chunking import split
-from tinkex.clients._custom_losses import custom_pass
+from tinkex.clients._custom_losses import CustomPass, custom_pass
 from tinkex.clients._operations import Operations
 from tinkex.clients._queues import QueueWatching
 from tinkex.clients._reduction import combine
@@ -121,7 +121,7 @@ class TrainingClient(QueueWatching):
         A ``LossHandle`` from ``ServiceClient.create_custom_loss`` runs on the server, in one pass, if it can.
         ``regularizers`` are added to the loss, each with its weight, and reported; they run here.
         """
-        loss = custom_pass(data, loss_fn, loss_type_input, self._opened.session_id, regularizers)
+        loss = self._custom(data, loss_fn, loss_type_input, regularizers)
         if loss.loss_id is not None:
             return self.forward_backward(data, "custom", {"loss_id": loss.loss_id})
         surrogate = loss.surrogate(data, self.forward(loss.asked, SURROGATE).result())
@@ -137,7 +137,7 @@ class TrainingClient(QueueWatching):
         regularizers: Sequence[types.RegularizerSpec] = (),
     ) -> APIFuture[types.ForwardBackwardOutput]:
         """As :meth:`forward_backward_custom`, awaiting the forward pass; await the future for the output."""
-        loss = custom_pass(data, loss_fn, loss_type_input, self._opened.session_id, regularizers)
+        loss = self._custom(data, loss_fn, loss_type_input, regularizers)
         if loss.loss_id is not None:
             return await self.forward_backward_async(data, "custom", {"loss_id": loss.loss_id})
         surrogate = await loss.surrogate_async(data, await self.forward(loss.asked, SURROGATE))
@@ -444,6 +444,9 @@ class TrainingClient(QueueWatching):
                 weights_access_token=weights_access_token,
             ),
         )
+
+    def _custom(self, *asked: Any) -> CustomPass:
+        return custom_pass(*asked, session_id=self._opened.session_id, events=self._session.caller.sink)
 
     def _save_snapshot(self, name: str | None) -> APIFuture[types.SaveWeightsForSamplerResponse]:
         if name is not None:

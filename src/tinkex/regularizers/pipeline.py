@@ -8,16 +8,18 @@ tensor operations, for which a thread costs more than it saves, and run one afte
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import math
 import threading
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from tinkex.custom_loss import CustomLoss, require_torch
+from tinkex.events import RegularizerFinished, RegularizerStarted, Silent
 from tinkex.regularizers.positions import as_tensor
 from tinkex.types import Datum
 from tinkex.types.regularizers import CustomLossOutput, RegularizerOutput, RegularizerSpec
@@ -25,13 +27,19 @@ from tinkex.types.regularizers import CustomLossOutput, RegularizerOutput, Regul
 if TYPE_CHECKING:
     import torch
 
+    from tinkex.events import Sink
+
 __all__ = ["Pipeline", "with_regularizers"]
 
 WAIT_S = 30.0
 
 
 def with_regularizers(
-    loss_fn: CustomLoss, regularizers: Sequence[RegularizerSpec], *, timeout_s: float = WAIT_S
+    loss_fn: CustomLoss,
+    regularizers: Sequence[RegularizerSpec],
+    *,
+    timeout_s: float = WAIT_S,
+    events: Sink | None = None,
 ) -> CustomLoss:
     """A loss that is ``loss_fn`` plus the weighted regularizers, for ``forward_backward_custom`` of any client.
 
@@ -46,17 +54,24 @@ def with_regularizers(
     >>> float(total.detach()), metrics["regularizer/l2/grad_norm:mean"]
     (4.0, 4.0)
     """
-    return Pipeline(regularizers, timeout_s=timeout_s).around(loss_fn)
+    return Pipeline(regularizers, timeout_s=timeout_s, events=events).around(loss_fn)
 
 
 class Pipeline:
     """Named, weighted regularizers to add to losses.
 
     Names must differ, for each is reported under its own. ``timeout_s`` bounds those that wait: after it the
-    pass fails with ``TimeoutError`` and nothing is added to the gradient.
+    pass fails with ``TimeoutError`` and nothing is added to the gradient. ``events`` hears of every term when it
+    starts and when it is known.
     """
 
-    def __init__(self, regularizers: Sequence[RegularizerSpec], *, timeout_s: float = WAIT_S) -> None:
+    def __init__(
+        self,
+        regularizers: Sequence[RegularizerSpec],
+        *,
+        timeout_s: float = WAIT_S,
+        events: Sink | None = None,
+    ) -> None:
         for spec in regularizers:
             if not isinstance(spec, RegularizerSpec):
                 raise TypeError(
@@ -71,6 +86,7 @@ class Pipeline:
             raise ValueError(f"timeout_s is above 0, got {timeout_s!r}")
         self.regularizers = tuple(regularizers)
         self._timeout_s = timeout_s
+        self._events: Sink = events or Silent()
 
     def around(self, loss_fn: CustomLoss) -> CustomLoss:
         """The loss with these regularizers added; its metrics tell them apart."""
@@ -94,23 +110,25 @@ class Pipeline:
     def _compute(
         self, data: list[Datum], logprobs: list[torch.Tensor], loss_fn: CustomLoss
     ) -> tuple[torch.Tensor, CustomLossOutput]:
-        waiting = {
-            spec.name: _in_thread(spec, data, logprobs, self._timeout_s)
-            for spec in self.regularizers
-            if _waits(spec)
-        }
         began = time.monotonic()
+        waiting = {}
+        for spec in self.regularizers:
+            if _waits(spec):
+                self._events.emit(RegularizerStarted(spec.name, spec.weight))
+                waiting[spec.name] = _in_thread(spec, data, logprobs, self._timeout_s)
         base, base_metrics = _checked("the loss", loss_fn(list(data), list(logprobs)))
         total, terms, pull = base, {}, _slope(base, logprobs)
         base_grad_norm = _norm(pull)
         for spec in self.regularizers:
-            if spec.name in waiting:
-                left_s = max(0.0, self._timeout_s - (time.monotonic() - began))
-                value, metrics = _result(spec, waiting[spec.name], left_s, self._timeout_s)
-            else:
-                value, metrics = _noted(spec, data, logprobs)
-            number, slope = _number(spec.name, value), _slope(value, logprobs)
-            terms[spec.name] = RegularizerOutput(spec.name, number, float(spec.weight), _norm(slope), metrics)
+            with self._told(spec, since=began if spec.name in waiting else None) as known:
+                if spec.name in waiting:
+                    left_s = max(0.0, self._timeout_s - (time.monotonic() - began))
+                    value, metrics = _result(spec, waiting[spec.name], left_s, self._timeout_s)
+                else:
+                    value, metrics = _noted(spec, data, logprobs)
+                number, slope = _number(spec.name, value), _slope(value, logprobs)
+                known.extend((number, _norm(slope)))
+            terms[spec.name] = RegularizerOutput(spec.name, number, float(spec.weight), known[1], metrics)
             total, pull = total + spec.weight * value, pull + spec.weight * slope
         output = CustomLossOutput(
             base_loss=float(base.detach()),
@@ -120,6 +138,25 @@ class Pipeline:
             base_metrics=base_metrics,
         )
         return total, output
+
+    @contextlib.contextmanager
+    def _told(self, spec: RegularizerSpec, since: float | None) -> Iterator[list[float]]:
+        """Tells of a term; the block adds its value and the length of its gradient to the list."""
+        if since is None:
+            since = time.monotonic()
+            self._events.emit(RegularizerStarted(spec.name, spec.weight))
+        known: list[float] = []
+        try:
+            yield known
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+            elapsed_s = time.monotonic() - since
+            self._events.emit(RegularizerFinished(spec.name, spec.weight, elapsed_s, error=text))
+            raise
+        value, grad_norm = known
+        self._events.emit(
+            RegularizerFinished(spec.name, spec.weight, time.monotonic() - since, value, grad_norm)
+        )
 
 
 def _waits(spec: RegularizerSpec) -> bool:

@@ -81,6 +81,18 @@ class RegularizerOutput:
         """The length of the gradient that the term adds."""
         return self.weight * self.grad_norm
 
+    def model_dump(self) -> dict[str, Any]:
+        """Everything as a plain dictionary, ready for JSON; the term's own metrics are under ``custom``."""
+        return {
+            "name": self.name,
+            "value": self.value,
+            "weight": self.weight,
+            "contribution": self.contribution,
+            "grad_norm": self.grad_norm,
+            "grad_norm_weighted": self.grad_norm_weighted,
+            "custom": dict(self.metrics),
+        }
+
 
 @dataclass(frozen=True)
 class CustomLossOutput:
@@ -106,6 +118,24 @@ class CustomLossOutput:
     def loss_total(self) -> float:
         """The loss with everything added."""
         return self.base_loss + self.regularizer_total
+
+    def model_dump(self) -> dict[str, Any]:
+        """Everything as a plain dictionary, ready for JSON.
+
+        >>> CustomLossOutput(base_loss=1.0, base_grad_norm=2.0, total_grad_norm=2.0).model_dump()["base_loss"]
+        {'value': 1.0, 'grad_norm': 2.0, 'custom': {}}
+        """
+        return {
+            "loss_total": self.loss_total,
+            "base_loss": {
+                "value": self.base_loss,
+                "grad_norm": self.base_grad_norm,
+                "custom": dict(self.base_metrics),
+            },
+            "regularizers": {name: term.model_dump() for name, term in self.regularizers.items()},
+            "regularizer_total": self.regularizer_total,
+            "total_grad_norm": self.total_grad_norm,
+        }
 
     def metrics(self) -> dict[str, float]:
         """Everything as flat metrics, as they stand in the output of a pass.

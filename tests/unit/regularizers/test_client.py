@@ -13,7 +13,9 @@ import torch
 from tests.scripted import ScriptedServer
 from tinkex import ServiceClient, types
 from tinkex.clients.training import TrainingClient
+from tinkex.events import Event, RegularizerFinished
 from tinkex.regularizers import L2, RegularizerSpec
+from tinkex.testing import reply
 
 
 def datum(*tokens: int) -> types.Datum:
@@ -49,6 +51,31 @@ def test_a_pass_takes_regularizers(server: ScriptedServer, client: TrainingClien
     assert output.metrics["base_loss:sum"] == 6.0
     assert output.metrics["regularizer/l2/value:sum"] == 14.0
     assert output.metrics["datums"] == 2.0
+
+
+def test_a_loss_that_a_server_would_run_takes_regularizers_too_and_then_runs_here() -> None:
+    def of_tokens(logprobs: Any) -> Any:
+        return -logprobs.sum(), {}
+
+    server = ScriptedServer(client_config=lambda value, request: reply({"custom_loss_server_side": True}))
+    server.answers["create_custom_loss"] = lambda value, request: server.accept({"loss_id": "loss-0"})
+    heard: list[Event] = []
+
+    class Heard:
+        def emit(self, event: Event) -> None:
+            heard.append(event)
+
+    with ServiceClient(transport=server.transport, events=Heard()) as service:
+        client = service.create_lora_training_client("toy", rank=8)
+        handle = service.create_custom_loss(of_tokens, {"logprobs": 1}).result(timeout=10)
+        output = client.forward_backward_custom(
+            DATA, handle, regularizers=[RegularizerSpec(L2(), weight=0.5)]
+        ).result(timeout=10)
+    assert [one.loss_fn for one in server.values("forward_backward")] == ["cross_entropy"] * 2
+    assert output.metrics["regularizer/l2/value:sum"] == 14.0
+    assert output.metrics["loss:sum"] == 13.0
+    (finished,) = (event for event in heard if isinstance(event, RegularizerFinished))
+    assert (finished.name, finished.value) == ("l2", 14.0)
 
 
 async def test_the_async_pass_leaves_the_callers_loop_free(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinkex import types
+from tinkex import regularizers, types
 from tinkex.regularizers import (
     L1,
     L2,
@@ -126,6 +126,12 @@ def check_slopes(regularizer: Any, data: Sequence[types.Datum], logprobs: list[t
     assert any(slope.abs().max() > 1e-3 for slope in expected), "this point shows nothing"
     for slope, want in zip(slopes, expected, strict=True):
         torch.testing.assert_close(slope, want, rtol=1e-6, atol=1e-8)
+
+
+def test_every_regularizer_is_held_against_finite_differences() -> None:
+    offered = [getattr(regularizers, name) for name in regularizers.__all__]
+    penalties = {kind for kind in offered if isinstance(kind, type) and "__call__" in vars(kind)}
+    assert penalties == {type(each) for each in ON_TOKENS.values()}
 
 
 # float32 is what travels in loss_fn_inputs: fixed values lose digits there, and the same ones both times.

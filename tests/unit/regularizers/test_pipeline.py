@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from tinkex import types
+from tinkex.events import Event, RegularizerFinished, RegularizerStarted
 from tinkex.regularizers import L1, L2, Entropy, KLDivergence, Pipeline, RegularizerSpec, with_regularizers
 
 
@@ -58,6 +60,56 @@ def test_the_total_and_every_part_are_reported() -> None:
     assert metrics["regularizer/l2/contribution:sum"] == 7.0
     assert metrics["regularizer/l2/center"] == 0.0
     assert set(metrics) >= {"base_loss:sum", "regularizer_loss:sum", "loss/grad_norm:mean"}
+
+
+def test_the_output_is_a_plain_dictionary_too() -> None:
+    output = Pipeline([RegularizerSpec(L2(), weight=0.5)]).evaluate(DATA, LOGPROBS, nll)
+    dumped = json.loads(json.dumps(output.model_dump()))
+    assert dumped["base_loss"] == {"value": 6.0, "grad_norm": pytest.approx(3**0.5), "custom": {"datums": 2}}
+    assert dumped["regularizers"]["l2"]["contribution"] == dumped["regularizer_total"] == 7.0
+    assert dumped["regularizers"]["l2"]["grad_norm_weighted"] == pytest.approx(14**0.5)
+    assert dumped["loss_total"] == 13.0
+    assert set(dumped["regularizers"]["l2"]) == {
+        *("name", "value", "weight", "contribution", "grad_norm", "grad_norm_weighted", "custom")
+    }
+
+
+class Heard:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_every_term_tells_when_it_starts_and_what_it_came_to(waits: bool) -> None:
+    heard = Heard()
+    specs = [RegularizerSpec(L2(), 0.5, waits=waits), RegularizerSpec(L1(), 2.0)]
+    output = Pipeline(specs, events=heard).evaluate(DATA, LOGPROBS, nll)
+    for spec in specs:
+        started, finished = (event for event in heard.events if getattr(event, "name", "") == spec.name)
+        assert started == RegularizerStarted(spec.name, spec.weight)
+        assert isinstance(finished, RegularizerFinished)
+        assert finished.elapsed_s >= 0
+        term = output.regularizers[spec.name]
+        assert (finished.value, finished.grad_norm, finished.error) == (term.value, term.grad_norm, None)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_term_that_fails_tells_that_too(waits: bool) -> None:
+    def broken(data: Any, logprobs: Any) -> Any:
+        raise RuntimeError("no reference")
+
+    heard = Heard()
+    with pytest.raises(RuntimeError, match="no reference"):
+        with_regularizers(nll, [RegularizerSpec(broken, 1.0, waits=waits)], events=heard)(DATA, leaves())
+    started, finished = heard.events
+    assert isinstance(started, RegularizerStarted)
+    assert isinstance(finished, RegularizerFinished)
+    assert (finished.value, finished.error) == (None, "RuntimeError: no reference")
 
 
 def test_the_gradient_of_the_total_is_the_weighted_sum() -> None:
