@@ -409,8 +409,7 @@ class Engine:
         """The outcome of an operation as soon as it is there, or None when the time is over."""
         waiter = self._waiters.enter(request_id)
         try:
-            self._find(owner, request_id)
-            outcome = self.store.futures.outcome(request_id)
+            _, outcome = self._look(owner, request_id)
             if outcome is None:
                 try:
                     outcome = await asyncio.wait_for(waiter, timeout)
@@ -468,16 +467,19 @@ class Engine:
         self._worker.call(lambda: self._maintenance.remove(checkpoint.directory))
 
     def _find(self, owner: str, request_id: str) -> FutureRow:
-        row = self.store.futures.get(request_id)
-        if row is None or row.owner != owner:
+        return self._look(owner, request_id)[0]
+
+    def _look(self, owner: str, request_id: str) -> tuple[FutureRow, Outcome | None]:
+        found = self.store.futures.look(request_id)
+        if found is None or found[0].owner != owner:
             raise UnknownObject(
                 f"there is no request {request_id!r} of yours; it may be long gone. Submit it again."
             )
-        if row.status is FutureStatus.EXPIRED:
+        if found[0].status is FutureStatus.EXPIRED:
             raise Expired(
                 f"the result of request {request_id} was kept for a while and is gone; submit it again."
             )
-        return row
+        return found
 
 
 def _gap(work: Work[Operation], missing: int) -> TinkexError:

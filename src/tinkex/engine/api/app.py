@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from tinkex._version import __version__
 from tinkex._wire.endpoints import ENDPOINTS, Endpoint
@@ -36,6 +38,7 @@ from tinkex.engine.api.auth import authenticate, authenticate_operator
 from tinkex.engine.api.call import Call, Handler
 from tinkex.engine.api.decoding import decode_request, read_number
 from tinkex.engine.api.errors import error_response, failure_response, json_response
+from tinkex.engine.api.held import while_connected
 from tinkex.engine.api.limits import read_body
 from tinkex.engine.api.spans import CallTracing
 from tinkex.engine.api.storage import StorageTrouble, is_trouble
@@ -62,14 +65,44 @@ HANDLERS: Mapping[str, Handler] = {
 }
 
 
+Serve: TypeAlias = Callable[[Request], Awaitable[Response]]
+
 LARGE_BODIES = frozenset(
     {"forward_backward", "forward", "asample", "stream_sample", "create_custom_loss", "telemetry"}
 )
 """Calls that carry data of any size; the others name things, and are refused beyond a size no name has."""
 SMALL_BODY = 4 * 1024 * 1024
+HELD = frozenset({"retrieve_future", "retrieve_futures"})
+"""Calls that wait for something to happen, as long as somebody listens."""
 
 
-def build_app(engine: Engine) -> Starlette:
+class App(Starlette):
+    """Starlette, with a short way to the calls whose address has no names in it: nearly all of the traffic."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        super().__init__(routes=routes, exception_handlers={404: _no_such_endpoint, 405: _no_such_endpoint})
+        self._direct: dict[tuple[str, str], Serve] = {
+            (method, route.path): route.endpoint
+            for route in routes
+            if "{" not in route.path
+            for method in route.methods or ()
+            if method != "HEAD"
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a call."""
+        serve = None
+        if scope["type"] == "http" and not scope.get("root_path"):
+            serve = self._direct.get((scope["method"], scope["path"]))
+        if serve is None:
+            await super().__call__(scope, receive, send)
+        else:
+            # What could go wrong in an endpoint is an answer already, so nothing needs to be wrapped around it.
+            response = await serve(Request(scope, receive, send))
+            await response(scope, receive, send)
+
+
+def build_app(engine: Engine) -> App:
     """The application that serves an engine.
 
     Example:
@@ -92,8 +125,7 @@ def build_app(engine: Engine) -> Starlette:
     named = [route for route in served if route not in exact]
     named.sort(key=lambda route: len(route.path), reverse=True)
     watching = Route("/metrics", _metrics(engine, refusals, traffic), methods=["GET"])
-    routes = [*exact, *named, watching]
-    return Starlette(routes=routes, exception_handlers={404: _no_such_endpoint, 405: _no_such_endpoint})
+    return App([*exact, *named, watching])
 
 
 def _endpoint(
@@ -104,11 +136,12 @@ def _endpoint(
     traffic: Traffic,
     tracing: CallTracing,
     storage: StorageTrouble,
-) -> Callable[[Request], Awaitable[Response]]:
+) -> Serve:
     largest = engine.config.max_body_bytes
     limit = largest if row.name in LARGE_BODIES else min(largest, SMALL_BODY)
     carries_files = row.request_wire == "multipart"
     reads_body = row.method != "GET" and not carries_files
+    is_held = row.name in HELD
 
     async def serve(request: Request) -> Response:
         started = time.monotonic()
@@ -137,11 +170,11 @@ def _endpoint(
                 query=request.query_params,
                 headers=request.headers,
                 is_local=request.client is None or request.client.host in LOOPBACK_HOSTS,
-                origin=str(request.base_url).rstrip("/"),
+                http=request,
                 is_embedded=request.client is None,
                 incoming=request.stream() if carries_files else None,
             )
-            reply = await handler(call)
+            reply = await (while_connected(request, handler(call)) if is_held else handler(call))
             audit.write_down(row.name, call)
         except Unauthorized as error:
             refusals.note(engine, request)
@@ -170,9 +203,7 @@ def _decode(engine: Engine, owner: str, row: Endpoint, body: bytes, content_type
         raise
 
 
-def _metrics(
-    engine: Engine, refusals: audit.Refusals, traffic: Traffic
-) -> Callable[[Request], Awaitable[Response]]:
+def _metrics(engine: Engine, refusals: audit.Refusals, traffic: Traffic) -> Serve:
     async def serve(request: Request) -> Response:
         try:
             authenticate_operator(engine, request.headers)

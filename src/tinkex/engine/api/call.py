@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from tinkex.engine.core import Engine
@@ -25,14 +27,19 @@ class Call:
     headers: Mapping[str, str]
     is_local: bool
     """Whether the caller is on this machine, and so can read files of it."""
-    origin: str
-    """Where the caller reaches this server: scheme, host and port."""
+    http: Request
+    """The call as it came over HTTP."""
     is_embedded: bool = False
     """Whether the caller is in this process, and reaches no address."""
     incoming: AsyncIterator[bytes] | None = None
     """The body as it arrives, for calls that carry files; ``body`` is then empty."""
     about: dict[str, Any] = field(default_factory=dict)
     """What the handler adds to the entry in the audit log."""
+
+    @cached_property
+    def origin(self) -> str:
+        """Where the caller reaches this server: scheme, host and port."""
+        return str(self.http.base_url).rstrip("/")
 
 
 Reply: TypeAlias = Value | Response | None

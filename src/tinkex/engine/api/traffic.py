@@ -6,8 +6,8 @@ A call is named by its endpoint, never by its address, which may hold tokens; of
 from __future__ import annotations
 
 import logging
+import random
 import re
-import secrets
 import threading
 from bisect import bisect_left
 from collections import Counter
@@ -19,6 +19,7 @@ logger = logging.getLogger("tinkex.access")
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Upper ends of the classes durations are counted in."""
 REQUEST_ID = "x-request-id"
+_ids = random.Random()  # noqa: S311 -- names in a log, no secrets; the system's own source costs a call of it each time
 _ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 
@@ -87,4 +88,4 @@ def request_id_of(headers: Mapping[str, str]) -> str:
     16
     """
     given = headers.get(REQUEST_ID, "")
-    return given if _ID.fullmatch(given) else secrets.token_hex(8)
+    return given if given and _ID.fullmatch(given) else f"{_ids.getrandbits(64):016x}"

@@ -147,6 +147,12 @@ class Database:
             row: sqlite3.Row | None = self._connection.execute(sql, parameters).fetchone()
             return row
 
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Keeps everybody else from the database for the block; says whether what is read there is committed."""
+        with self._lock:
+            yield self._depth == 0
+
     def version(self) -> int:
         """A number that changes when another process has committed something."""
         with self._lock:

@@ -116,15 +116,19 @@ class Futures:
             "SELECT status, format, result, error, category FROM futures WHERE request_id = ? AND status != 'pending'",
             (request_id,),
         )
+        return _outcome(row) if row is not None else None
+
+    def look(self, request_id: str) -> tuple[FutureRow, Outcome | None] | None:
+        """One operation without its request, and how it ended if it has; None if it is unknown."""
+        row = self._database.one(
+            "SELECT request_id, owner, kind, target, seq_id, payload_hash, status, created_at, format, category, error, result "
+            "FROM futures WHERE request_id = ?",
+            (request_id,),
+        )
         if row is None:
             return None
-        return Outcome(
-            status=FutureStatus(row["status"]),
-            result=row["result"] or b"",
-            format=ResultFormat(row["format"] or ResultFormat.JSON),
-            error=row["error"] or "",
-            category=row["category"] or "",
-        )
+        future = _future(row)
+        return future, _outcome(row) if future.status is not FutureStatus.PENDING else None
 
     def pending(self) -> Sequence[FutureRow]:
         """Every promised operation that has no outcome yet, with its request, in the order of acceptance."""
@@ -183,6 +187,16 @@ class Futures:
 
 
 _SELECT = "SELECT request_id, owner, kind, target, seq_id, payload_hash, status, created_at FROM futures"
+
+
+def _outcome(row: sqlite3.Row) -> Outcome:
+    return Outcome(
+        status=FutureStatus(row["status"]),
+        result=row["result"] or b"",
+        format=ResultFormat(row["format"] or ResultFormat.JSON),
+        error=row["error"] or "",
+        category=row["category"] or "",
+    )
 
 
 def _future(row: sqlite3.Row, request: bytes | None = None) -> FutureRow:

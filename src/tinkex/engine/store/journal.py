@@ -92,6 +92,8 @@ class Journal:
 
     def executed(self, entries: Sequence[TurnEntry]) -> None:
         """Note the turn in which operations ran."""
+        if not entries:
+            return
         with self._database.transaction() as execute:
             execute.many(
                 "INSERT INTO turns (turn, place, run_id, seq_id, request_id, succeeded) VALUES (?, ?, ?, ?, ?, ?)",
@@ -101,6 +103,8 @@ class Journal:
     def never_ran(self, request_ids: Iterable[str]) -> None:
         """Drop requests whose turn passed without them; their numbers, and all below, stay used."""
         names = [(request_id,) for request_id in request_ids]
+        if not names:
+            return
         with self._database.transaction() as execute:
             execute.many(
                 "INSERT OR IGNORE INTO used_numbers SELECT run_id, seq_id, 1 FROM journal WHERE request_id = ?",

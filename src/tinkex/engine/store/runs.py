@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -46,11 +46,22 @@ class RunRow:
     user_metadata: Mapping[str, Any] | None = None
 
 
+MOST_KNOWN = 4096
+USED_INTERVAL_S = 1.0
+
+
 class Runs:
-    """The training runs of every user."""
+    """The training runs of every user.
+
+    Every operation asks for its run and notes that it was used: rows that were read once are remembered, and uses are
+    written together. Both change only while this engine has the database to itself.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._known: dict[str, RunRow] = {}
+        self._used: dict[str, float] = {}
+        self._used_written_at = 0.0
 
     def add(self, row: RunRow) -> None:
         """Record a new run."""
@@ -74,8 +85,17 @@ class Runs:
 
     def get(self, run_id: str) -> RunRow | None:
         """One run, or None."""
-        found = self._database.one("SELECT * FROM runs WHERE run_id = ?", (run_id,))
-        return _run(found) if found is not None else None
+        known = self._known.get(run_id)
+        if known is not None:
+            return known
+        with self._database.alone() as is_committed:
+            found = self._database.one("SELECT * FROM runs WHERE run_id = ?", (run_id,))
+            known = _run(found) if found is not None else None
+            if known is not None and is_committed:
+                if len(self._known) >= MOST_KNOWN:
+                    self._known.clear()
+                self._known[run_id] = known
+        return known
 
     def list(
         self,
@@ -89,6 +109,8 @@ class Runs:
 
         ``public_at`` adds those of others with a checkpoint that is public at that moment.
         """
+        if self._used:
+            self._write_used()
         rows = self._database.all(
             f"SELECT * {_VISIBLE} ORDER BY used_at DESC, run_id LIMIT ?4 OFFSET ?5",
             (owner, project_id, public_at, limit, offset),
@@ -133,20 +155,35 @@ class Runs:
     def set_status(self, run_id: str, status: RunStatus) -> None:
         """Note where the live weights of a run are now."""
         with self._database.transaction() as execute:
+            self._known.pop(run_id, None)
             execute("UPDATE runs SET status = ? WHERE run_id = ?", (status, run_id))
 
     def made_live(self, run_id: str, base_model: str, lora: LoraConfig) -> None:
         """Note that a run's weights exist, and their shape."""
         with self._database.transaction() as execute:
+            self._known.pop(run_id, None)
             execute(
                 "UPDATE runs SET status = ?, base_model = ?, lora = ? WHERE run_id = ?",
                 (RunStatus.LIVE, base_model, encode_lora(lora), run_id),
             )
 
     def used(self, run_id: str, now: float) -> None:
-        """Note an operation on a run."""
+        """Note an operation on a run. It is on disk within a second or when it is asked for; a crash may lose it."""
+        with self._database.transaction():
+            self._used[run_id] = now
+            known = self._known.get(run_id)
+            if known is not None:
+                self._known[run_id] = replace(known, used_at=now)
+            if now - self._used_written_at >= USED_INTERVAL_S:
+                self._used_written_at = now
+                self._write_used()
+
+    def _write_used(self) -> None:
         with self._database.transaction() as execute:
-            execute("UPDATE runs SET used_at = ? WHERE run_id = ?", (now, run_id))
+            if self._used:
+                rows = [(used_at, run_id) for run_id, used_at in self._used.items()]
+                execute.many("UPDATE runs SET used_at = ? WHERE run_id = ?", rows)
+                self._used.clear()
 
 
 _VISIBLE = (
