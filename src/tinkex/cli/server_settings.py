@@ -103,7 +103,7 @@ SETTINGS: Mapping[str, Setting] = {
     "worker": Setting(
         "text",
         "Where models compute: in a process of their own, which is started again if it dies, or on a thread of the server.",
-        "process",
+        "process" if os.name == "posix" else "thread",
         choices=("process", "thread"),
     ),
     "threads": Setting("whole", "Threads that compute. Default: $OMP_NUM_THREADS, or one per core."),

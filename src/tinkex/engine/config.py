@@ -199,6 +199,10 @@ class EngineConfig:
             )
         if self.worker not in WORKERS:
             raise SetupError(f"worker is {self.worker!r}; choose one of: {', '.join(WORKERS)}.")
+        if self.worker == "process" and os.name != "posix":
+            raise SetupError(
+                "a worker process needs a POSIX system; let the models compute on a thread (--worker thread)."
+            )
         for name in ("max_live_runs_per_user", "max_disk_bytes_per_user", "max_disk_bytes", "threads"):
             limit = getattr(self, name)
             if limit is not None and limit < 1:

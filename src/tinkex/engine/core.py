@@ -449,6 +449,9 @@ class Engine:
 
     def queue_state(self, request_id: str) -> QueueState:
         """Why an operation has no outcome yet."""
+        worker = self.backend.status
+        if worker is not None and worker.state != "running":
+            return QueueState("paused_capacity", "the process that computes is being started")
         return self._backlog.describe(request_id)
 
     def figures(self) -> Figures:

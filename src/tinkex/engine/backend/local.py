@@ -79,7 +79,8 @@ class LocalBackend:
         self._snapshots = Snapshots(config.engine_dir, config.snapshots_in_memory)
         self._losses = _Losses()
         self._captures: dict[int, savepoint_files.Capture] = {}
-        self._numbers = count()
+        # No number stands for a state of another worker.
+        self._numbers = count(os.getpid() << 32)
         self._members: dict[str, set[str]] = {}
         self._watched: dict[str, _Watched] = {}
 

@@ -15,17 +15,20 @@ logger = logging.getLogger("tinkex.engine")
 SUBJECT = "worker"
 SHORTEST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
-"""How long a worker that dies again and again stays away, so that it does not take the machine with it."""
+"""How long a worker that keeps dying by itself stays away, so that it does not take the machine with it."""
+STEADY_S = 60.0
+"""How long it has to live for an earlier death to be forgotten."""
 
 
 class Recall:
-    """Starts the worker, again and again if it must be, with pauses that grow as long as it achieves nothing."""
+    """Starts the worker, again and again if it must be, with pauses that grow as long as it ends itself and achieves nothing."""
 
     def __init__(self, backend: Backend, models: ServedModels, health: Health) -> None:
         self._backend = backend
         self._models = models
         self._health = health
         self._deaths_in_a_row = 0
+        self._died_at = float("-inf")
         self._loading: Future[None] | None = None
         self.due: float | None = None
         """When the worker is to be started again; None while it is there."""
@@ -48,10 +51,13 @@ class Recall:
         """Note that the worker is gone."""
         for base in self._models.bases:
             base.left_memory()
+        if now - self._died_at > STEADY_S:
+            self._deaths_in_a_row = 0
+        self._died_at = now
         pause = 0.0
         if self._deaths_in_a_row:
             pause = min(SHORTEST_PAUSE_S * 2 ** (self._deaths_in_a_row - 1), LONGEST_PAUSE_S)
-        self._deaths_in_a_row += 1
+        self._deaths_in_a_row += death.own_fault
         self.due = now + pause
         logger.error("the worker died: %s; it is started again in %.1f s", death.reason, pause)
         self._health.trouble(SUBJECT, f"the worker died ({death.reason}) and is being started again")

@@ -96,9 +96,13 @@ class SavepointKeeper:
         members = self._store.journal.entangled([run_id])
         if not self._all_here(members):
             return None
+        rows: list[SavepointRow] = []
         try:
-            rows = [self._write(self._capture(m), turn) for m in sorted(members & self._live.keys())]
-        except WRITE_ERRORS as error:
+            rows.extend(self._write(self._capture(m), turn) for m in sorted(members & self._live.keys()))
+        except (*WRITE_ERRORS, WorkerDied) as error:
+            self._discard(rows)
+            if isinstance(error, WorkerDied):
+                raise
             self._failed(error)
             return None
         self._forget_work(members)
@@ -130,8 +134,9 @@ class SavepointKeeper:
             self._room.acquire()
             try:
                 taken = self._capture(run_id)
-            except BaseException:
+            except WorkerDied:
                 self._room.release()
+                self._discard([each.result() for each in written if each.exception() is None])
                 raise
             written.append(self._writer.submit(self._write_and_make_room, taken, turn))
         seconds = Counter({m: self._seconds[m] for m in members})
@@ -159,13 +164,16 @@ class SavepointKeeper:
         except (*WRITE_ERRORS, WorkerDied) as error:
             if not isinstance(error, WorkerDied):
                 self._failed(error)
-            for future in written:
-                if future.exception() is None:
-                    self._store.directories.remove_savepoint(future.result().file)
+            self._discard([each.result() for each in written if each.exception() is None])
             return False
         remove_old()
         self._health.fine(SUBJECT)
         return True
+
+    def _discard(self, rows: Iterable[SavepointRow]) -> None:
+        """Remove the files of savepoints that do not count."""
+        for row in rows:
+            self._store.directories.remove_savepoint(row.file)
 
     def _commit(self, rows: Sequence[SavepointRow], members: Iterable[str], turn: int) -> Removal:
         """Replace savepoints and prune what the new ones cover, also of runs that are over by now."""

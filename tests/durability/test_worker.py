@@ -1,0 +1,159 @@
+"""The process that computes dies, and nobody notices more than a pause: not the client, not the numbers, not the server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import tinkex
+from tests.durability.killable import MODEL, KillableServer
+from tests.durability.test_kill import OFFICIAL, datum, program
+from tinkex import types
+
+PATIENCE_S = 90
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KillableServer]:
+    with KillableServer(tmp_path_factory.mktemp("worker"), tiny_model, often=4) as running:
+        wait_until(lambda: health(running)["status"] == "ok")
+        yield running
+        (worker,) = running.workers()
+        running.stop()
+        assert not worker.is_running(), "a server that stops leaves no process behind"
+
+
+def health(server: KillableServer) -> dict[str, Any]:
+    """What the server says of itself, also with the status of one that is starting."""
+    try:
+        with urllib.request.urlopen(f"{server.url}/api/v1/healthz", timeout=30) as answer:
+            told: dict[str, Any] = json.load(answer)
+    except urllib.error.HTTPError as refused:
+        with refused:
+            told = json.load(refused)
+    return told
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_killed_worker_is_a_pause_and_the_numbers_are_the_same(server: KillableServer) -> None:
+    expected = program(server, lambda _: None)
+
+    def kill_now_and_then(n: int) -> None:
+        if n in {2, 7}:
+            wait_until(lambda: server.kill_workers() == 1)
+        if n == 4:
+            server.kill_workers()
+            server.restart()  # both
+
+    assert program(server, kill_now_and_then) == expected
+    wait_until(lambda: health(server)["status"] == "ok")
+    assert health(server)["worker"]["restarts"] >= 1
+    assert "other digits" not in server.log
+
+
+def test_the_server_answers_while_there_is_no_worker(server: KillableServer) -> None:
+    with tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service:
+        training = service.create_lora_training_client(MODEL, rank=4, seed=3)
+        (worker,) = server.workers()
+        worker.kill()
+        wait_until(lambda: [each.pid for each in server.workers()] not in ([], [worker.pid]))
+        (successor,) = server.workers()
+        successor.suspend()  # so that there is none for as long as we like
+        try:
+            told = health(server)
+            assert told["status"].startswith("degraded: the worker died (it was ended by SIGKILL")
+            assert told["worker"]["pid"] == successor.pid
+            assert told["worker"]["state"] == "starting"
+            passed = training.forward_backward([datum(1)], "cross_entropy")
+            stepped = training.optim_step(types.AdamParams(learning_rate=1e-2))
+            sampled = service.create_sampling_client(base_model=MODEL).sample(
+                types.ModelInput.from_ints([5, 6]), 1, types.SamplingParams(max_tokens=3, seed=1)
+            )
+            metrics = service.create_rest_client().list_training_runs().result(timeout=PATIENCE_S)
+            assert metrics.training_runs
+            assert not any(each.done() for each in (passed, stepped, sampled))
+        finally:
+            successor.resume()
+        assert passed.result(timeout=PATIENCE_S).metrics["loss:sum"] > 0
+        assert stepped.result(timeout=PATIENCE_S).metrics
+        assert sampled.result(timeout=PATIENCE_S).sequences
+    wait_until(lambda: health(server)["status"] == "ok")
+
+
+def test_a_stream_goes_on_where_it_was(server: KillableServer) -> None:
+    with tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service:
+        sampler = service.create_sampling_client(base_model=MODEL)
+        prompt = types.ModelInput.from_ints([5, 6, 7])
+        params = types.SamplingParams(max_tokens=60, stop=[], seed=3)
+        expected = sampler.sample(prompt, 1, params).result(timeout=PATIENCE_S).sequences[0]
+        tokens: list[int] = []
+        with sampler.sample_stream(prompt, 1, params) as stream:
+            for event in stream:
+                if isinstance(event, types.SampledToken):
+                    tokens.append(event.token)
+                    assert event.index == len(tokens) - 1
+                    if len(tokens) == 5:
+                        assert server.kill_workers() == 1
+        assert tokens == expected.tokens
+
+
+def test_the_official_client_does_not_notice(server: KillableServer) -> None:
+    sentences = [[(n * 31 + 7 * j) % 190 + 5 for j in range(13)] for n in range(6)]
+    environment = {
+        **os.environ,
+        "TINKER_BASE_URL": server.url,
+        "TINKER_API_KEY": server.key,
+        "PYTHONWARNINGS": "ignore",
+    }
+    command = [sys.executable, "-c", OFFICIAL, MODEL, json.dumps(sentences)]
+    told: list[Any] = []
+    for disturbed in (False, True):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        assert process.stdout is not None
+        line = ""
+        with process.stdout:
+            for line in process.stdout:
+                if disturbed and line.strip() == "3":
+                    assert server.kill_workers() == 1
+        assert process.wait(PATIENCE_S) == 0
+        told.append(json.loads(line))
+    assert told[0] == told[1]
+
+
+def test_a_worker_ends_with_its_server(tiny_model: Path, tmp_path: Path) -> None:
+    with KillableServer(tmp_path, tiny_model) as server:
+        (worker,) = server.workers()
+        worker.suspend()  # even one that can do nothing itself
+        server.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.wait(PATIENCE_S)
+        assert not worker.is_running()
+
+
+def test_signals_for_the_server_do_not_end_the_worker(server: KillableServer) -> None:
+    (worker,) = server.workers()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        worker.send_signal(number)
+    time.sleep(0.2)
+    with tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service:
+        service.create_lora_training_client(MODEL, rank=4, seed=3)
+    assert [each.pid for each in server.workers()] == [worker.pid]
