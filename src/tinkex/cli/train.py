@@ -96,10 +96,10 @@ def sft(invocation: Invocation, /, **options: Any) -> None:
 
 
 @train.command()
-@common(learning_rate=2e-5, epochs=3, schedule="linear")
+@common(learning_rate=2e-4, epochs=3, schedule="linear")
 @click.option("--beta", type=float, default=0.1, show_default=True,
               help="How close the model stays to where it starts: the larger, the closer.")  # fmt: skip
-@click.option("--sft-weight", type=float, default=0.0, show_default=True,
+@click.option("--sft-weight", type=float, default=1.0, show_default=True,
               help="Weight of the chosen answers' cross-entropy, which keeps them from becoming unlikely too.")  # fmt: skip
 @pass_invocation
 def dpo(invocation: Invocation, /, **options: Any) -> None:
@@ -112,7 +112,7 @@ def dpo(invocation: Invocation, /, **options: Any) -> None:
 
     \b
     Example:
-      tinkex train dpo preferences.jsonl --local --beta 0.1
+      tinkex train dpo examples/data/brief_answers.jsonl --local
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     _train(invocation, "dpo", options)
 
@@ -142,7 +142,7 @@ def grpo(invocation: Invocation, /, **options: Any) -> None:
     \b
     Examples:
       tinkex train grpo prompts.jsonl --reward rewards.py:is_right --local
-      tinkex train grpo prompts.jsonl --reward-regex '\\b4\\b' --group-size 16 --local
+      tinkex train grpo examples/data/short_questions.jsonl --reward-regex '^.{1,40}$' --local
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     _train(invocation, "grpo", options)
 

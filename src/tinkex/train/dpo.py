@@ -87,8 +87,8 @@ class Dpo:
         """A forward pass for the margins, then a pass with their gradient and a step of the optimizer."""
         del step
         pairs = [self._learn[place] for place in batch]
-        margins = self._margins(pairs)
-        measured = [preference(margin, self._beta) for margin in margins]
+        shifts = self._shifts(pairs)
+        measured = [preference(chosen - rejected, self._beta) for chosen, rejected in shifts]
         data = []
         for pair, (_, pull) in zip(pairs, measured, strict=True):
             imitated = self._sft_weight / pair.chosen.num_learned
@@ -103,22 +103,22 @@ class Dpo:
         def metrics() -> Metrics:
             passed.result()
             stepped.result()
-            return {**_summary(margins, self._beta), "num_tokens": num_tokens}
+            return {**_summary(shifts, self._beta), "num_tokens": num_tokens}
 
         return metrics
 
     def evaluate(self) -> Metrics | None:
         """Loss, and how often the chosen answer is the likelier one, on pairs that are not trained on."""
-        return _summary(self._margins(self._check), self._beta) if self._check else None
+        return _summary(self._shifts(self._check), self._beta) if self._check else None
 
-    def _margins(self, pairs: Sequence[_Pair]) -> list[float]:
-        """(π_chosen − ρ_chosen) − (π_rejected − ρ_rejected) of each pair."""
+    def _shifts(self, pairs: Sequence[_Pair]) -> list[tuple[float, float]]:
+        """π_chosen − ρ_chosen and π_rejected − ρ_rejected of each pair; their difference is its margin."""
         data = [one.datum() for pair in pairs for one in (pair.chosen, pair.rejected)]
         asked = self._place.training.forward(data, "cross_entropy")
         references = self._reference_sums(pairs)
         sums = _answer_sums(asked.result(), [one for pair in pairs for one in (pair.chosen, pair.rejected)])
         return [
-            (sums[2 * place] - chosen) - (sums[2 * place + 1] - rejected)
+            (sums[2 * place] - chosen, sums[2 * place + 1] - rejected)
             for place, (chosen, rejected) in enumerate(references)
         ]
 
@@ -176,11 +176,13 @@ def _learned_sum(logprobs: Sequence[float | None], tokens: Tokens) -> float:
     return sum(lp for lp, mine in zip(logprobs, tokens.learned, strict=True) if mine and lp is not None)
 
 
-def _summary(margins: Sequence[float], beta: float) -> dict[str, float]:
+def _summary(shifts: Sequence[tuple[float, float]], beta: float) -> dict[str, float]:
+    margins = [chosen - rejected for chosen, rejected in shifts]
     losses = [preference(margin, beta)[0] for margin in margins]
     return {
         "loss": sum(losses) / len(losses),
         # Before the first step every margin is zero up to rounding; that is no preference.
         "accuracy": sum(margin > CERTAIN for margin in margins) / len(margins),
         "margin": sum(margins) / len(margins),
+        "chosen_shift": sum(chosen for chosen, _ in shifts) / len(shifts),
     }

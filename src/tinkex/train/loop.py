@@ -64,13 +64,17 @@ def resume(
 ) -> Report:
     """Goes on with a run from its last checkpoint: the same batches, optimizer state and learning rates.
 
-    A run that was stopped before its first checkpoint begins anew. ``recipe`` is refused if it is another one's.
+    A run that was stopped before its first checkpoint begins anew; one that is complete gives its report again.
+    ``recipe`` is refused if it is another one's.
     """
     book, settings, base_model = Notebook.open(directory)
     if recipe is not None and settings.recipe != recipe:
         raise ConfigError(
             f"{directory} is a run of {settings.recipe}; go on with: tinkex train {settings.recipe} --resume {directory}"
         )
+    complete = Report.read(directory)
+    if complete is not None:
+        return complete
     saved = book.checkpoints()
     step = int(saved[-1]["step"]) if saved else 0
     path = str(saved[-1]["path"]) if saved else settings.start_from
@@ -183,6 +187,7 @@ class _Run:
         return answers
 
     def _report(self, before: Sequence[str], seconds: float) -> Report:
+        self._book.rewind(self._total, evaluations=False)  # of a process that was killed while it reported
         self._evaluate(self._total)
         sampler = self._place.training.save_weights_and_get_sampling_client()
         prompts = self._prompts()

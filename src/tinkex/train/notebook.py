@@ -75,9 +75,13 @@ class Notebook:
         """Every noted checkpoint, in order."""
         return self._lines(CHECKPOINTS)
 
-    def rewind(self, step: int) -> None:
-        """Forgets what was noted after ``step``: it is done again."""
-        kept = [line for line in self.steps() if line["step"] <= step]
+    def rewind(self, step: int, *, evaluations: bool = True) -> None:
+        """Forgets what was noted after ``step``, or without ``evaluations`` also that one's: it is done again."""
+        kept = [
+            line
+            for line in self.steps()
+            if line["step"] < step or (line["step"] == step and (evaluations or not _is_evaluation(line)))
+        ]
         text = "".join(json.dumps(line) + "\n" for line in kept)
         (self.directory / METRICS).write_text(text, encoding="utf-8")
 
@@ -114,6 +118,10 @@ class Notebook:
         partial = self.directory / f".{name}.new"
         partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         partial.replace(self.directory / name)
+
+
+def _is_evaluation(line: Mapping[str, Any]) -> bool:
+    return any(name.startswith("eval_") for name in line)
 
 
 def _digest(path: Path) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from tinkex.terminal import text_plot
+from tinkex.train.notes import notes
 
 __all__ = ["Report"]
+
+SHOWN_EVALUATIONS = 6
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,11 @@ class Report:
         return [(int(line["step"]), float(line[name])) for line in self.metrics if name in line]
 
     @property
+    def notes(self) -> list[str]:
+        """What the numbers and samples warn of, each with what to do."""
+        return notes(self.headline, self.metrics, self.samples)
+
+    @property
     def text(self) -> str:
         """The report as plain text."""
         curve = self.curve
@@ -50,11 +58,13 @@ class Report:
             text_plot(curve, label=f"{self.headline} per step"),
         ]
         if self.evaluations:
-            shown = ", ".join(f"{value:.3f} after step {step}" for step, value in self.evaluations)
+            shown = ", ".join(f"{value:.3f} after step {step}" for step, value in _some(self.evaluations))
             lines += ["", f"{self.headline} on examples not trained on: {shown}"]
         for sample in self.samples:
             lines += ["", f"Prompt   {_one_line(sample['prompt'])}"]
             lines += [f"Before   {_one_line(sample['before'])}", f"After    {_one_line(sample['after'])}"]
+        for note in self.notes:
+            lines += ["", f"Note     {note}"]
         lines += [
             "",
             f"Checkpoint          {self.checkpoint}",
@@ -73,10 +83,21 @@ class Report:
             "headline": self.headline,
             "metrics": [dict(line) for line in self.metrics],
             "samples": [dict(sample) for sample in self.samples],
+            "notes": self.notes,
             "checkpoint": self.checkpoint,
             "sampler_checkpoint": self.sampler_checkpoint,
             "output": str(self.output),
         }
+
+    @classmethod
+    def read(cls, directory: Path) -> Report | None:
+        """The report of a run that is complete; None for any other."""
+        try:
+            kept = json.loads((directory / "report.json").read_text(encoding="utf-8"))
+            named = {field.name: kept[field.name] for field in fields(cls) if field.name != "output"}
+        except (OSError, ValueError, KeyError):
+            return None
+        return cls(**named, output=directory)
 
     def write(self) -> None:
         """Writes ``report.txt`` and ``report.json``, and ``curve.png`` where matplotlib is installed."""
@@ -100,6 +121,20 @@ class Report:
         axes.grid(alpha=0.3)
         axes.legend()
         figure.savefig(file)
+
+
+def _some(evaluations: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
+    """As many as fit a line: the first, some on the way, and the last.
+
+    >>> [step for step, _ in _some([(step, 0.0) for step in range(0, 101, 10)])]
+    [0, 20, 40, 60, 80, 100]
+    """
+    if len(evaluations) <= SHOWN_EVALUATIONS:
+        return evaluations
+    places = [
+        round(place * (len(evaluations) - 1) / (SHOWN_EVALUATIONS - 1)) for place in range(SHOWN_EVALUATIONS)
+    ]
+    return [evaluations[place] for place in places]
 
 
 def _one_line(text: str) -> str:

@@ -103,10 +103,10 @@ class DpoSettings(Settings):
 
     recipe: ClassVar[str] = "dpo"
 
-    learning_rate: float = 2e-5
+    learning_rate: float = 2e-4
     beta: float = 0.1
     """How far the model may move from where it starts: the smaller, the farther."""
-    sft_weight: float = 0.0
+    sft_weight: float = 1.0
     """Weight of the cross-entropy per token of the chosen answers, which keeps them from becoming unlikely too."""
 
     def __post_init__(self) -> None:

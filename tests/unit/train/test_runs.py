@@ -102,6 +102,36 @@ def test_an_interrupted_run_goes_on_as_if_it_had_never_stopped(
         train.resume(service, tmp_path / "nothing")
 
 
+class Killed(BaseException):
+    """Ends a run as a kill would: nothing is saved on the way out."""
+
+
+class KillAfter(train.Watcher):
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def stepped(self, step: int, metrics: Metrics) -> None:
+        if step == self._step:
+            raise Killed
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint_with_the_same_numbers(
+    service: tinkex.ServiceClient, chats: Path, tmp_path: Path
+) -> None:
+    wanted = {"steps": 6, "eval_fraction": 0.34, "eval_every": 2}
+    whole = train.run(service, sft(chats, tmp_path / "whole", **wanted))
+    with pytest.raises(Killed):
+        train.run(service, sft(chats, tmp_path / "parts", save_every=2, **wanted), KillAfter(5))
+    with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "lo')  # it was writing
+    resumed = train.resume(service, tmp_path / "parts")
+    assert losses(resumed) == pytest.approx(losses(whole), abs=2e-4)
+    assert [line["step"] for line in resumed.metrics] == [line["step"] for line in whole.metrics]
+    assert resumed.evaluations[-1][1] == pytest.approx(whole.evaluations[-1][1], abs=2e-4)
+    again = train.resume(service, tmp_path / "parts")
+    assert (again.checkpoint, again.text) == (resumed.checkpoint, resumed.text)
+
+
 def test_a_run_can_start_from_a_checkpoint(
     service: tinkex.ServiceClient, chats: Path, tmp_path: Path
 ) -> None:
@@ -137,7 +167,9 @@ def test_the_gradient_of_preferences_is_that_of_the_loss_written_with_torch(
     import torch
 
     beta, adam = 0.5, types.AdamParams(learning_rate=0.01)
-    settings = train.DpoSettings(data=preferences, output=tmp_path / "x", beta=beta, eval_fraction=0.0)
+    settings = train.DpoSettings(
+        data=preferences, output=tmp_path / "x", beta=beta, sft_weight=0.0, eval_fraction=0.0
+    )
     ours, other = (service.create_lora_training_client(MODEL, rank=4, seed=5) for _ in range(2))
     recipe = Dpo(settings, Place(service, ours, Renderer(ours.get_tokenizer()), MODEL))
     pairs = recipe._learn[:2]

@@ -1,0 +1,82 @@
+"""What a look at the numbers and samples of a run says: signs that it went too far, or nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["notes"]
+
+WORSE_BY = 0.1
+"""A tenth away from the best evaluation is more than noise."""
+LEAST_WORDS = 12
+"""Shorter answers say nothing about repetition."""
+
+
+def notes(
+    headline: str, metrics: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, str]]
+) -> list[str]:
+    """Sentences for the report, each with what to do; none where all looks well.
+
+    >>> lines = [{"step": 4, "eval_loss": 1.0}, {"step": 8, "eval_loss": 2.0}]
+    >>> notes("loss", lines, [])[0][:66]
+    'The loss on examples not trained on was best after step 4 (1.000) '
+    """
+    found = [_past_its_best(headline, metrics), _chosen_lost(metrics), _nothing_to_learn(metrics)]
+    return [note for note in [*found, _repeats(samples)] if note is not None]
+
+
+def _past_its_best(headline: str, metrics: Sequence[Mapping[str, Any]]) -> str | None:
+    name = f"eval_{headline}"
+    tried = [(int(line["step"]), float(line[name])) for line in metrics if name in line]
+    if len(tried) < 2:
+        return None
+    sign = 1.0 if headline == "reward" else -1.0
+    step, best = max(tried, key=lambda one: sign * one[1])
+    last = tried[-1][1]
+    if sign * (best - last) <= WORSE_BY * max(abs(best), WORSE_BY):
+        return None
+    return (
+        f"The {headline} on examples not trained on was best after step {step} ({best:.3f}) and is {last:.3f} at the "
+        f"end: train shorter (--steps {step}) or with a lower --learning-rate."
+    )
+
+
+def _chosen_lost(metrics: Sequence[Mapping[str, Any]]) -> str | None:
+    shifts = [float(line["chosen_shift"]) for line in metrics if "chosen_shift" in line]
+    if not shifts or shifts[-1] > -1.0:
+        return None
+    return (
+        f"The chosen answers have become less likely too (by {-shifts[-1]:.1f} nats): what the model says may be "
+        "neither of the two. Raise --sft-weight or --beta, or lower --learning-rate."
+    )
+
+
+def _nothing_to_learn(metrics: Sequence[Mapping[str, Any]]) -> str | None:
+    used = [float(line["used_answers"]) for line in metrics if "used_answers" in line]
+    if not used or max(used) > 0:
+        return None
+    return (
+        "All answers to a prompt always had the same reward, so nothing was learned: choose a reward that some "
+        "answers get and others do not, or raise --group-size."
+    )
+
+
+def _repeats(samples: Sequence[Mapping[str, str]]) -> str | None:
+    worse = [one for one in samples if _is_loop(one["after"]) and not _is_loop(one["before"])]
+    if not worse:
+        return None
+    return "After training an answer repeats itself, as it did not before: lower --learning-rate, or train shorter."
+
+
+def _is_loop(text: str) -> bool:
+    """Whether most of a text has been said in it before.
+
+    >>> _is_loop("the cat sat on the mat " * 4), _is_loop("a fine short answer")
+    (True, False)
+    """
+    words = text.split()
+    if len(words) < LEAST_WORDS:
+        return False
+    triples = list(zip(words, words[1:], words[2:], strict=False))
+    return len(set(triples)) < len(triples) / 2
