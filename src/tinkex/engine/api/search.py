@@ -1,9 +1,14 @@
-"""Finding sessions: every filter of the question must fit, newest first, page by page."""
+"""Finding sessions: every filter of the question must fit, newest first, page by page.
+
+Of sessions of others only that is told, and looked at, which is public: that they exist, whose they are, and their
+published checkpoints.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from tinkex.engine.api.call import Call, Handler, Reply
@@ -16,6 +21,8 @@ from tinkex.types import (
     ClientSessionFinishInterrupted,
     ClientSessionFinishReason,
     ClientSessionFinishSuccess,
+    OwnSearchOwner,
+    SearchOwner,
     SessionActive,
     SessionSearchCursor,
     SessionSearchRequest,
@@ -35,20 +42,18 @@ _REASONS: Mapping[str, ClientSessionFinishReason] = {
 
 
 async def search_sessions(call: Call) -> Reply:
-    """The caller's sessions that fit."""
+    """The caller's sessions that fit, or also those of others with published checkpoints."""
     asked: SessionSearchRequest = call.request
     store = call.engine.store
-    if isinstance(asked.owner, UserSearchOwner) and call.owner not in asked.owner.owner_urns:
-        return SessionSearchResponse(sessions=[])
     found: list[SessionRow] = []
-    for row in _all_sessions(store, call.owner):
-        if _fits(row, asked):
+    for row in _all_sessions(store, call.owner, own=isinstance(asked.owner, OwnSearchOwner)):
+        if _of(row, asked.owner) and _fits(row, asked, is_own=row.owner == call.owner):
             found.append(row)
             if len(found) > asked.limit:
                 break
     page, more = found[: asked.limit], len(found) > asked.limit
     return SessionSearchResponse(
-        sessions=[_summary(store, row) for row in page],
+        sessions=[_summary(store, row, is_own=row.owner == call.owner) for row in page],
         next_cursor=SessionSearchCursor(
             last_created_at=_moment(page[-1].created_at), last_session_id=page[-1].session_id
         )
@@ -57,14 +62,23 @@ async def search_sessions(call: Call) -> Reply:
     )
 
 
-def _all_sessions(store: Store, owner: str) -> Iterator[SessionRow]:
-    offset = 0
-    while batch := store.sessions.list(owner, _BATCH, offset):
+def _all_sessions(store: Store, owner: str, *, own: bool) -> Iterator[SessionRow]:
+    offset, public_at = 0, None if own else time.time()
+    while batch := store.sessions.list(owner, _BATCH, offset, public_at):
         yield from batch
         offset += _BATCH
 
 
-def _fits(row: SessionRow, asked: SessionSearchRequest) -> bool:
+def _of(row: SessionRow, owner: SearchOwner) -> bool:
+    return not isinstance(owner, UserSearchOwner) or row.owner in owner.owner_urns
+
+
+def _fits(row: SessionRow, asked: SessionSearchRequest, *, is_own: bool) -> bool:
+    if not is_own:
+        # Whether a guess fits what is not public would tell it.
+        row = replace(row, user_metadata={}, display_name=None, project_id=None)
+        if asked.statuses is not None:
+            return False
     metadata = row.user_metadata or {}
     return (
         (asked.session_id is None or row.session_id == asked.session_id)
@@ -91,13 +105,23 @@ def _comes_after(row: SessionRow, cursor: SessionSearchCursor) -> bool:
     )
 
 
-def _summary(store: Store, row: SessionRow) -> SessionSummary:
+def _summary(store: Store, row: SessionRow, *, is_own: bool) -> SessionSummary:
     now = time.time()
     checkpoints = [
         checkpoint
         for run in store.runs.of_session(row.session_id)
         for checkpoint in store.checkpoints.of_run(run.run_id, now)
+        if is_own or checkpoint.public
     ]
+    if not is_own:
+        return SessionSummary(
+            session_id=row.session_id,
+            created_at=_moment(row.created_at),
+            owner=row.owner,
+            project_id="",
+            checkpoints_count=len(checkpoints),
+            checkpoint_storage_bytes=sum(checkpoint.size_bytes for checkpoint in checkpoints),
+        )
     return SessionSummary(
         session_id=row.session_id,
         created_at=_moment(row.created_at),

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import time
-import urllib.request
 from typing import Any
 
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
-from tests.servers import ServedEngine
+from tests.unit.engine.api.asgi import Client
 from tinkex.engine.api.held import while_connected
+from tinkex.engine.core import Engine
 
 
 class Line:
@@ -73,37 +71,36 @@ async def test_a_call_that_is_ended_from_outside_ends_as_such() -> None:
     assert wait.given_up
 
 
-def test_a_poll_on_a_closed_connection_is_let_go(served_engine: ServedEngine) -> None:
-    def ask(path: str, body: object = None) -> bytes:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"X-API-Key": served_engine.key, "Content-Type": "application/json"}
-        with urllib.request.urlopen(
-            urllib.request.Request(f"{served_engine.url}{path}", data, headers), timeout=60
-        ) as response:
-            return bytes(response.read())
-
-    def polls() -> int:
-        text = ask("/metrics").decode()
-        return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("tinkex_polls "))
-
-    session = json.loads(ask("/api/v1/create_session", {}))["session_id"]
-    create = {
-        "session_id": session,
-        "model_seq_id": 0,
-        "base_model": "tiny/llama",
-        "lora_config": {"rank": 1},
-    }
-    ask("/api/v1/create_model", create)
-    step = {"model_id": f"{session}:train:0", "seq_id": 2, "adam_params": {}}  # it waits for number 1
-    waits = json.loads(ask("/api/v1/optim_step", step))["request_id"]
-    before = polls()
+async def test_a_poll_whose_caller_hangs_up_is_let_go(ada: Client, engine: Engine) -> None:
+    run = await asyncio.to_thread(ada.create)
+    step = {"model_id": run, "seq_id": 2, "adam_params": {}}  # it waits for number 1
+    waits = (await ada.acall("POST", "/api/v1/optim_step", step)).json["request_id"]
     body = json.dumps({"request_id": waits}).encode()
-    head = f"POST /api/v1/retrieve_future HTTP/1.1\r\nHost: x\r\nX-API-Key: {served_engine.key}\r\nContent-Length: {len(body)}\r\n\r\n"
-    host, port = served_engine.url.removeprefix("http://").split(":")
-    deadline = time.monotonic() + 20  # less than a poll is held
-    with socket.create_connection((host, int(port))) as wire:
-        wire.sendall(head.encode() + body)
-        while polls() == before:
-            assert time.monotonic() < deadline
-    while polls() > before:
-        assert time.monotonic() < deadline
+    sent: list[Any] = []
+    left = asyncio.Event()
+    pieces = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if not pieces:
+            await left.wait()
+            return {"type": "http.disconnect"}
+        return pieces.pop()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/api/v1/retrieve_future",
+        "query_string": b"",
+        "headers": [(b"x-api-key", engine.api_key.encode())],
+        "client": ("127.0.0.1", 1),
+    }
+    poll = asyncio.create_task(ada.app(scope, receive, send))
+    while not len(engine._waiters):  # noqa: ASYNC110 -- it is another task of this loop
+        await asyncio.sleep(0)
+    left.set()
+    await poll
+    assert not len(engine._waiters)
+    assert sent[0]["status"] == 400

@@ -222,3 +222,38 @@ def test_what_is_kept_is_counted_by_project(ada: Client, bob: Client) -> None:
     everything = ada.get("billing/usage/checkpoints/current").json["data"]
     assert {"counted", None} <= {entry.get("project_id") for entry in everything}
     assert bob.get("billing/usage/checkpoints/current?project_id=counted").json["data"] == []
+
+
+def test_sessions_with_published_checkpoints_are_found_by_all_and_tell_nothing_else(
+    ada: Client, bob: Client
+) -> None:
+    about = {"display_name": "secret sweep", "user_metadata": {"team": "a"}, "project_id": "p7"}
+    session = ada.post("create_session", about).json["session_id"]
+    run = ada.create(session)
+    save(ada, run, 1, "hidden")
+    save(ada, run, 2, "shared")
+
+    def found(client: Client, **question: object) -> list[dict[str, object]]:
+        asked = {"session_id": session, "owner": {"type": "accessible"}, **question}
+        sessions: list[dict[str, object]] = client.post("sessions/search", asked).json["sessions"]
+        return sessions
+
+    assert found(bob) == []
+    assert len(found(ada)) == 1
+    ada.call("POST", f"/api/v1/training_runs/{run}/checkpoints/weights/shared/publish")
+    (seen,) = found(bob)
+    assert seen["owner"] == "local"
+    assert seen["checkpoints_count"] == 1
+    assert not {"display_name", "user_metadata", "status"} & seen.keys()
+    assert seen["project_id"] == ""
+    assert found(bob, owner={"type": "own"}) == []
+    assert len(found(bob, owner={"type": "user", "owner_urns": ["local"]})) == 1
+    assert found(bob, owner={"type": "user", "owner_urns": ["bob"]}) == []
+    for guess in (
+        {"display_name": "secret"},
+        {"user_metadata": {"team": "a"}},
+        {"project_ids": ["p7"]},
+        {"statuses": [{"type": "active"}]},
+    ):
+        assert len(found(ada, **guess)) == 1
+        assert found(bob, **guess) == []
