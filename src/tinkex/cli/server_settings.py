@@ -136,6 +136,9 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "asset_retention_s": Setting("seconds", "How long an uploaded image stays.", 30 * 86_400.0),
     "audit_retention_s": Setting("seconds", "How long the audit log remembers.", 365 * 86_400.0),
+    "usage_retention_s": Setting(
+        "seconds", "How long it is known who used how much in which hour.", 2 * 365 * 86_400.0
+    ),
     "session_idle_s": Setting("seconds", "How long a silent session keeps its runs.", 86_400.0),
     "session_silent_s": Setting(
         "seconds", "How long it keeps them for sure where there is no room for other runs.", 900.0

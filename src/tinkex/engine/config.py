@@ -98,6 +98,8 @@ class EngineConfig:
     """How long an expired request is still answered with 410 instead of 404."""
     audit_retention_s: float = 365 * 86_400.0
     """How long the audit log remembers."""
+    usage_retention_s: float = 2 * 365 * 86_400.0
+    """How long it is known who used how much in which hour."""
     session_idle_s: float = 86_400.0
     """How long a session may be silent before its live weights and unnamed snapshots are released."""
     session_silent_s: float = 900.0
@@ -163,6 +165,7 @@ class EngineConfig:
             "result_retention_s",
             "expired_retention_s",
             "audit_retention_s",
+            "usage_retention_s",
             "asset_retention_s",
             "maintenance_interval_s",
             "savepoint_after_s",

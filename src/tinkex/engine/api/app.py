@@ -39,7 +39,7 @@ from tinkex.engine.api.call import Call, Handler
 from tinkex.engine.api.decoding import decode_request, read_number
 from tinkex.engine.api.errors import error_response, failure_response, json_response
 from tinkex.engine.api.held import while_connected
-from tinkex.engine.api.limits import read_body
+from tinkex.engine.api.limits import check_query, read_body
 from tinkex.engine.api.spans import CallTracing
 from tinkex.engine.api.storage import StorageTrouble, is_trouble
 from tinkex.engine.api.traffic import REQUEST_ID, Traffic, request_id_of
@@ -160,6 +160,8 @@ def _endpoint(
             if engine.closed:
                 raise ModelUnavailable("this engine has been closed; start it again.")
             user[0] = owner = authenticate(engine, row.name, request.headers)
+            if request.scope["query_string"]:
+                check_query(row.name, request.query_params)
             body = await read_body(request, limit) if reads_body else b""
             call = Call(
                 engine=engine,

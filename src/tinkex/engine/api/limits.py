@@ -11,6 +11,22 @@ from tinkex.errors import InvalidInput, TooLarge, Unsupported
 
 MAX_PAGE = 1000
 
+_PAGE = frozenset({"limit", "offset"})
+_SCOPE = frozenset({"access_scope"})
+QUERIES: Mapping[str, frozenset[str]] = {
+    "list_sessions": _PAGE | _SCOPE,
+    "get_session": _SCOPE,
+    "list_training_runs": _PAGE | _SCOPE | {"project_id"},
+    "get_training_run": _SCOPE,
+    "list_user_checkpoints": _PAGE,
+    "list_assets": _PAGE,
+    "tokenizer_file": frozenset({"model"}),
+    "audit_log": frozenset({"event_type", "day"}),
+    "billing_usage": frozenset({"starting_on", "ending_before"}),
+    "checkpoint_storage_usage": frozenset({"project_id"}),
+}
+"""What may be asked behind the ``?`` of an address; everything else would change nothing, and is refused."""
+
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """The body of a request, unpacked; :class:`TooLarge` as soon as it is clear that it is."""
@@ -63,6 +79,22 @@ def _unpack_zlib(body: bytes, max_bytes: int) -> bytes:
         return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, max_bytes)
     except zlib.error as error:
         raise InvalidInput(f"the body says it is gzip or deflate, but is not: {error}") from error
+
+
+def check_query(endpoint: str, query: Mapping[str, str]) -> None:
+    """Refuse what an endpoint does not know.
+
+    >>> check_query("get_session", {"access_scope": "owned"})
+    >>> check_query("get_session", {"acces_scope": "owned"})
+    Traceback (most recent call last):
+      ...
+    tinkex.errors.InvalidInput: get_session knows no query parameter 'acces_scope'; it takes access_scope.
+    """
+    known = QUERIES.get(endpoint, frozenset())
+    for name in query:
+        if name not in known:
+            takes = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
+            raise InvalidInput(f"{endpoint} knows no query parameter {name[:100]!r}; {takes}.")
 
 
 def page(query: Mapping[str, str], default_limit: int) -> tuple[int, int]:

@@ -49,6 +49,7 @@ class Maintenance:
             expired_before=now - self._config.expired_retention_s,
         )
         self._store.audit.prune(now - self._config.audit_retention_s)
+        self._store.usage.prune(now - self._config.usage_retention_s)
         self._store.copies.prune(now - self._config.expired_retention_s)
         self._store.directories.clear_downloads(now - self._config.result_retention_s)
         self._store.finished.prune(now - self._config.expired_retention_s)

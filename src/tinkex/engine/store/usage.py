@@ -67,3 +67,8 @@ class Usage:
             )
             for row in rows
         ]
+
+    def prune(self, before: float) -> None:
+        """Forget the hours that began before the given moment."""
+        with self._database.transaction() as execute:
+            execute("DELETE FROM usage WHERE hour < ?", (before,))

@@ -10,7 +10,7 @@ from tests.unit.engine.api.asgi import Client
 from tinkex._wire.endpoints import ENDPOINTS
 from tinkex.engine.api.app import HANDLERS, build_app
 from tinkex.engine.api.errors import error_response
-from tinkex.engine.api.limits import page, unpack
+from tinkex.engine.api.limits import QUERIES, page, unpack
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.core import Engine
 from tinkex.errors import Busy, InvalidInput, SetupError, TooLarge, Unsupported
@@ -116,3 +116,13 @@ def test_being_busy_says_so_in_the_clients_terms() -> None:
 
 def test_an_error_that_is_not_the_engines_is_a_500() -> None:
     assert error_response(SetupError("no model")).status_code == 500
+
+
+def test_query_parameters_an_endpoint_does_not_know_are_refused_by_name(ada: Client) -> None:
+    assert ada.get("training_runs?limit=3&offset=0&access_scope=owned&project_id=p").status == 200
+    misspelt = ada.get("training_runs?limits=3")
+    assert misspelt.status == 400
+    assert "'limits'" in misspelt.detail
+    assert "limit, offset" in misspelt.detail
+    assert ada.call("POST", "/api/v1/create_session?tags=a", {}).status == 400
+    assert {*QUERIES} <= {*ENDPOINTS}

@@ -7,12 +7,14 @@ import stat
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tinkex.engine.store import (
+    HOUR_S,
     Account,
     AuditRow,
     CheckpointKind,
@@ -31,7 +33,7 @@ from tinkex.engine.store import (
     check_name,
     open_users,
 )
-from tinkex.engine.store.database import Database
+from tinkex.engine.store.database import IMPATIENCE_MS, PATIENCE_MS, Database
 from tinkex.engine.store.directories import Directories
 from tinkex.engine.store.migrations import MIGRATIONS
 from tinkex.errors import InvalidInput, SetupError
@@ -486,3 +488,65 @@ def test_keys_are_made_and_looked_up_by_many_threads(store: Store) -> None:
     assert not any(thread.is_alive() for thread in threads)
     assert {store.users.find(key) for key in made} == {"ada"}
     assert len(made) == 80
+
+
+def test_usage_is_forgotten_after_its_time(store: Store) -> None:
+    accounts = [Account(hour * HOUR_S, "ada", "s", "tiny", UsageKind.TRAINING) for hour in (1, 2, 3)]
+    store.usage.add(dict.fromkeys(accounts, 5))
+    store.usage.prune(before=2.0 * HOUR_S)
+    assert [account for account, _ in store.usage.between("ada", 0, 10 * HOUR_S)] == accounts[1:]
+
+
+def test_a_run_that_is_remembered_is_the_one_on_record(store: Store) -> None:
+    store.sessions.add(SessionRow("s", "ada", 0.0, 0.0))
+    store.runs.add(RunRow("s:train:0", "s", "ada", "tiny", 1.0, 1.0, RunStatus.CREATING))
+
+    def known() -> RunRow:
+        row = store.runs.get("s:train:0")
+        assert row is not None
+        return row
+
+    def fail() -> None:
+        with store.database.transaction():
+            store.runs.set_status("s:train:0", RunStatus.FAILED)
+            assert known().status is RunStatus.FAILED
+            raise ZeroDivisionError
+
+    assert known().status is RunStatus.CREATING
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert known().status is RunStatus.CREATING
+    store.runs.set_status("s:train:0", RunStatus.LIVE)
+    assert known().status is RunStatus.LIVE
+    for moment in (5.0, 5.1, 5.2):
+        store.runs.used("s:train:0", moment)
+        assert known().used_at == moment
+        assert [row.used_at for row in store.runs.list("ada", 10, 0)] == [moment]
+
+
+def test_a_damaged_database_is_not_opened(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / "engine.db")) as connection:
+        [[page]] = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'runs'").fetchall()
+        [[size]] = connection.execute("PRAGMA page_size").fetchall()
+    with (tmp_path / "engine.db").open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+    for _ in range(2):  # and not held either
+        with pytest.raises(SetupError, match=r"damaged.*backup"):
+            Store(tmp_path)
+
+
+def test_whoever_holds_the_database_is_waited_for_once(store: Store) -> None:
+    other = sqlite3.connect(store.root / "engine.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    for patience_ms in (IMPATIENCE_MS, IMPATIENCE_MS):
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            store.database.probe()
+        [[waits_ms]] = store.database.all("PRAGMA busy_timeout")
+        assert waits_ms == patience_ms
+    other.execute("ROLLBACK")
+    other.close()
+    store.database.probe()
+    [[waits_ms]] = store.database.all("PRAGMA busy_timeout")
+    assert waits_ms == PATIENCE_MS
