@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -152,6 +155,48 @@ def test_a_lost_run_goes_on_from_its_checkpoint(server: KillableServer, quiet: E
     assert first == [*range(8)]
     assert second == [*range(6, STEPS)]  # from the checkpoint after six batches: none twice, none left out
     assert [event.checkpoint.rpartition("-")[2] for event in recovered] == ["00000006"]
+
+
+def forget_sessions(server: KillableServer) -> None:
+    """Kills the server, and with it its runs and all it knew of sessions; the checkpoints stay."""
+    server.kill()
+    savepoints = server.home / "engine" / "savepoints"
+    for file in savepoints.rglob("*"):
+        if file.is_file():
+            file.unlink()
+    with contextlib.closing(sqlite3.connect(server.home / "engine" / "engine.db")) as database, database:
+        database.execute("PRAGMA foreign_keys = OFF")
+        database.execute("DELETE FROM sessions")
+    server.start()
+    server.wait()
+
+
+def test_a_forgotten_session_is_followed_by_another_and_the_training_goes_on_from_its_checkpoint(
+    server: KillableServer, quiet: End
+) -> None:
+    end, history, recovered = program(server, "forgotten", once(7, lambda: forget_sessions(server)))
+    assert end.is_like(quiet)
+    (one, first), (other, second) = history.items()
+    assert one.partition(":")[0] != other.partition(":")[0], "another session"
+    assert first == [*range(8)]
+    assert second == [*range(6, STEPS)]
+    assert [event.checkpoint.rpartition("-")[2] for event in recovered] == ["00000006"]
+
+
+def start_afresh(server: KillableServer) -> None:
+    """Kills the server and starts it on an empty data directory, with the same key."""
+    key = server.key
+    server.kill()
+    shutil.rmtree(server.home / "engine")
+    (server.home / "engine").mkdir()
+    (server.home / "engine" / "api_key").write_text(f"{key}\n")
+    server.start()
+    server.wait()
+
+
+def test_a_server_that_lost_its_data_is_told_with_what_can_be_done(server: KillableServer) -> None:
+    with pytest.raises(tinkex.RecoveryError, match=r"no checkpoint of the training 'gone'.*resume='never'"):
+        program(server, "gone", once(4, lambda: start_afresh(server)))
 
 
 def test_a_monitor_finds_a_corrupted_run_and_restarts_it_with_its_optimizer(server: KillableServer) -> None:

@@ -27,9 +27,11 @@ from tinkex._wire import json
 from tinkex.config import mask
 from tinkex.errors import (
     APIConnectionError,
+    APIError,
     APIResponseValidationError,
     APIStatusError,
     ClosedError,
+    ConfigError,
     HttpRequest,
     HttpResponse,
     status_error,
@@ -287,7 +289,27 @@ class Caller:
         return request
 
     async def _send(self, row: Endpoint, request: Request, attempt: int) -> Reply:
-        request = await self._with_credentials(row, request, attempt)
+        sent = await self._with_credentials(row, request, attempt)
+        reply = await self._send_watched(row, sent, attempt)
+        if reply.status == 401 and self.tokens is not None and row.name != "auth_token":
+            again = await self._with_another_token(row, sent, attempt)
+            if again is not None:
+                return await self._send_watched(row, again, attempt)
+        return reply
+
+    async def _with_another_token(self, row: Endpoint, sent: Request, attempt: int) -> Request | None:
+        """The request with a new token, for a server that has forgotten whom it gave the old one; None without one."""
+        assert self.tokens is not None
+        if sent.upload is not None and not sent.upload.repeatable:
+            return None
+        self.tokens.refused(sent.headers["x-api-key"])
+        try:
+            again = await self._with_credentials(row, sent, attempt)
+        except (APIError, ConfigError):
+            return None  # the refusal itself says it best
+        return again if again.headers["x-api-key"] != sent.headers["x-api-key"] else None
+
+    async def _send_watched(self, row: Endpoint, request: Request, attempt: int) -> Reply:
         operation = tracing.current()
         if operation is None:
             return await self._send_now(row, request, attempt)

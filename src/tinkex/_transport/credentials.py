@@ -66,6 +66,12 @@ class Tokens:
         assert self._token is not None
         return self._token
 
+    def refused(self, token: str) -> None:
+        """Notes that the server does not take a token: the next one is asked for at once, unless it is there already."""
+        if token == self._token:
+            self._token = None
+            self._valid_until = self._not_before = float("-inf")
+
     async def _renew(self) -> None:
         try:
             token = await self._fetch(await self._credential())

@@ -267,6 +267,18 @@ class ServiceClient:
         background().run(self._session.opened())
         return self._session
 
+    def renew_session(self) -> bool:
+        """Opens another session if the server has forgotten or ended this one; whether it did.
+
+        Clients of the old session stay what they are: make new ones, from checkpoints. Programs that use
+        ``resilient_training`` or a recovery monitor need not call it.
+        """
+        return background().run(self._session.renew_if_lost())
+
+    async def renew_session_async(self) -> bool:
+        """As :meth:`renew_session`."""
+        return await arrival(background().submit(self._session.renew_if_lost()), cancel_with_me=True)
+
     # ---- the end ----
 
     def close(self, status: FinishStatus, detail: str | None = None) -> AwaitableConcurrentFuture[None]:

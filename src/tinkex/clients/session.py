@@ -49,6 +49,8 @@ CONSOLE_URL = "https://tinker.thinkingmachines.ai"
 HEARTBEAT_S = 10.0
 HEARTBEAT_WARNING_S = 120.0
 SHORTEST_REFRESH_S = 10.0
+LOST = frozenset({404, 410})
+"""What a server answers to the heartbeat of a session that it does not have, or has ended."""
 FINISH = RetryPolicy(max_retries=2, total_s=15.0)
 
 
@@ -81,6 +83,7 @@ class Session:
         shortest_refresh_s: float = SHORTEST_REFRESH_S,
     ) -> None:
         self.caller = caller
+        self._sink = caller.sink
         self.dynamic_config = types.ClientDynamicConfigResponse()
         self._display_name = display_name
         self._heartbeat_s = heartbeat_s
@@ -119,6 +122,40 @@ class Session:
         finally:
             if opening.done() and self._opening is opening:
                 self._opening = None  # a failure is tried again by the next caller
+
+    async def renew_if_lost(self) -> bool:
+        """Opens another session where the server has forgotten or ended this one; whether it did.
+
+        What was made in the old session stays bound to it. A server that cannot say so raises its error.
+        """
+        self.check_open()
+        held = self._open
+        if held is None:
+            return False  # the next call opens one in any case
+        try:
+            await self.caller.call(
+                endpoint("session_heartbeat"),
+                types.SessionHeartbeatRequest(session_id=held.session_id),
+                timeout=HEARTBEAT_S,
+            )
+        except APIStatusError as error:
+            if error.status_code not in LOST:
+                raise
+            if self._open is held:  # unless somebody else has noticed it, too
+                self._let_go(held, error.message)
+            await self.opened()
+            return True
+        return False
+
+    def _let_go(self, held: OpenSession, reason: str) -> None:
+        if self._heart is not None and not self._heart.done():
+            self._heart.cancel()
+            self.caller.sink.emit(SessionLost(held.session_id, reason))
+        if self.telemetry is not None:
+            start_alone(self.telemetry.close())
+            self.telemetry, self.caller.sink = None, self._sink
+        self.custom_losses = CustomLosses(self.caller)  # the next session knows none of them
+        self._open = None
 
     def join(self, session_id: str, client_config: types.ClientConfigResponse) -> OpenSession:
         """Takes part in a session that another process opened: nothing is sent, and heartbeats begin."""
@@ -203,7 +240,7 @@ class Session:
         opened = self._enter(created.session_id, client_config)
         if config.telemetry and isinstance(self.caller.transport, SharedHttp):
             self.telemetry = Reporter(self.caller, created.session_id)
-            self.caller.sink = TelemetrySink(self.telemetry, self.caller.sink)
+            self.caller.sink = TelemetrySink(self.telemetry, self._sink)
         self.caller.sink.emit(SessionOpened(created.session_id))
         for level in ("info", "warning", "error"):
             text = getattr(created, f"{level}_message")

@@ -20,9 +20,17 @@ __all__ = ["condition_of", "is_interruption", "outcome_of", "says_gone", "says_r
 GONE = frozenset({404, 410})
 
 RUN_OPERATIONS = frozenset(
-    {"forward", "forward_backward", "optim_step", "save_weights", "save_weights_for_sampler"}
+    {
+        "forward",
+        "forward_backward",
+        "optim_step",
+        "save_weights",
+        "save_weights_for_sampler",
+        "retrieve_future",
+    }
 )
-"""Calls that are about nothing but a run: what they do not find is the run."""
+"""Calls that are about nothing but a run: what they do not find is the run, or the result of an operation of it, which a
+server forgets only together with the run or after it."""
 
 Answer: TypeAlias = TrainingRun | Exception
 

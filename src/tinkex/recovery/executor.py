@@ -141,6 +141,7 @@ class RecoveryExecutor:
         run = await self._ask(service, job.run_id)
         if job.condition == "unreachable" and run is not None and condition_of(run, 0, 1) is None:
             return None  # it was only the way to the server: the run is as it was
+        await service.renew_session_async()  # where the run is lost, its session may be as well
         checkpoints = await checkpoints_of(service.create_rest_client(), job.run_id, job.known)
         paths = await paths_for(job.policy, job.run_id, checkpoints)
         metadata = job.user_metadata if run is None or job.user_metadata is not None else run.user_metadata

@@ -255,6 +255,7 @@ class ResilientTraining(Generic[B]):
 
     async def _restart(self, trying: Callable[[str], None]) -> str | None:
         """A run that stands at a checkpoint, or a new one where there is none; which checkpoint it was."""
+        await self._service.renew_session_async()  # where the run is lost, its session may be as well
         rest = self._service.create_rest_client()
         saved: Mapping[str, Saved] = {one.path: one for one in await self._progress.saved(rest)}
         marked = self._progress.run_metadata(self._metadata)

@@ -13,7 +13,7 @@ from tinkex._transport.caller import Caller
 from tinkex._transport.retry import RetryPolicy
 from tinkex.clients.session import Session
 from tinkex.config import Config
-from tinkex.errors import APIConnectionError, ClosedError, InternalServerError
+from tinkex.errors import APIConnectionError, APIStatusError, ClosedError, InternalServerError
 from tinkex.events import Event, HeartbeatLost, ServerMessage, SessionClosed, SessionLost, SessionOpened
 from tinkex.testing import Reply, Request, reply
 
@@ -175,6 +175,54 @@ async def test_trouble_that_passes_never_ends_a_session_but_is_told(
     server.answers.clear()
     beats = len(server.values("session_heartbeat"))
     await until(lambda: len(server.values("session_heartbeat")) > beats + 1)
+    await session.close("success")
+
+
+class Forgetful(ScriptedServer):
+    """Gives every session a name of its own, and forgets those that a test names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forgotten: dict[str, int] = {}
+        self.num_sessions = 0
+
+    def on_create_session(self, value: Any, request: Request) -> Reply:
+        self.num_sessions += 1
+        return reply({"session_id": f"sess-{self.num_sessions}"})
+
+    def on_session_heartbeat(self, value: types.SessionHeartbeatRequest, request: Request) -> Reply:
+        status = self.forgotten.get(value.session_id)
+        return reply({}) if status is None else reply({"detail": "what session?"}, status=status)
+
+
+@pytest.mark.parametrize("status", [404, 410])
+async def test_a_session_that_the_server_forgot_is_followed_by_another_one(status: int) -> None:
+    server, sink = Forgetful(), Recorder()
+    session = session_on(server, sink)
+    assert not await session.renew_if_lost(), "there was none"
+    first = await session.opened()
+    assert not await session.renew_if_lost(), "it is well"
+    server.forgotten["sess-1"] = status
+    assert any(await asyncio.gather(session.renew_if_lost(), session.renew_if_lost()))
+    second = await session.opened()
+    assert (first.session_id, second.session_id) == ("sess-1", "sess-2")
+    assert [event.session_id for event in sink.of(SessionLost)] == ["sess-1"]
+    assert [event.session_id for event in sink.of(SessionOpened)] == ["sess-1", "sess-2"], "one, not two"
+    await session.close("success")
+    assert [event.session_id for event in sink.of(SessionClosed)] == ["sess-2"]
+    with pytest.raises(ClosedError):
+        await session.renew_if_lost()
+
+
+@pytest.mark.parametrize("status", [401, 403, 503])
+async def test_a_server_that_cannot_say_whether_it_knows_a_session_changes_nothing(status: int) -> None:
+    server = Forgetful()
+    session = session_on(server)
+    await session.opened()
+    server.forgotten["sess-1"] = status
+    with pytest.raises(APIStatusError):
+        await session.renew_if_lost()
+    assert (await session.opened()).session_id == "sess-1"
     await session.close("success")
 
 

@@ -210,6 +210,20 @@ def test_callbacks_may_use_the_client_and_their_errors_are_events(
     assert events.of(CallbackFailed) == [CallbackFailed("on_recovery", "ZeroDivisionError: mine")]
 
 
+def test_a_session_that_is_gone_with_the_run_is_followed_by_another_one(
+    server: Runs, service: ServiceClient
+) -> None:
+    path = server.save("old", "one")
+    service.create_lora_training_client("toy", rank=2)  # opens a session
+    server.gone.add("old")
+    server.answers["session_heartbeat"] = lambda value, request: reply({"detail": "unknown"}, status=404)
+    known = server.checkpoints["old"]
+    recovered = RecoveryExecutor().recover("old", service, known=known).result(timeout=20)
+    assert recovered is not None
+    assert recovered.checkpoint == path
+    assert server.names().count("create_session") == 2
+
+
 async def test_the_result_can_be_awaited(server: Runs, service: ServiceClient) -> None:
     server.save("old", "1")
     recovered = await RecoveryExecutor().recover("old", service)

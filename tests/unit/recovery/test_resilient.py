@@ -16,7 +16,7 @@ import pytest
 
 import tinkex
 from tests.unit.recovery.conftest import Events, Runs
-from tinkex import ServiceClient, errors, types
+from tinkex import Config, ServiceClient, errors, types
 from tinkex.events import CallbackFailed, RecoveryFailed, RunRecovered, RunTroubled
 from tinkex.recovery import Best, RecoveryPolicy, Step
 from tinkex.testing import LocalEngine, Reply, Request, local_engine, reply
@@ -490,6 +490,82 @@ def test_checkpoints_that_vanish_are_no_reason_to_begin_anew(
 
     with pytest.raises(errors.RecoveryError, match="no checkpoint of the training 'vanished' any more"):
         drive(loop, all_is_lost_in_the_third)
+
+
+class Restarted(Misbehaving):
+    """A server that knows only the sessions that were opened since it began; its checkpoints are still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sessions: set[str] = set()
+        self.num_sessions = 0
+
+    def forget_everything(self) -> None:
+        self.sessions.clear()
+        self.gone |= set(self.metadata)
+        self.results.clear()
+
+    def on_create_session(self, value: Any, request: Request) -> Reply:
+        self.num_sessions += 1
+        self.sessions.add(f"sess-{self.num_sessions}")
+        return reply({"session_id": f"sess-{self.num_sessions}"})
+
+    def on_session_heartbeat(self, value: types.SessionHeartbeatRequest, request: Request) -> Reply:
+        return reply({}) if value.session_id in self.sessions else reply({"detail": "unknown"}, status=404)
+
+    def on_create_model(self, value: types.CreateModelRequest, request: Request) -> Reply:
+        if value.session_id not in self.sessions:
+            return reply({"detail": f"there is no session {value.session_id}"}, status=404)
+        return super().on_create_model(value, request)
+
+    def on_retrieve_future(self, value: Any, request: Request) -> Reply:
+        if value.request_id not in self.results:
+            return reply({"detail": f"there is no request {value.request_id}"}, status=404)
+        return super().on_retrieve_future(value, request)
+
+
+@pytest.mark.parametrize("moment", ["before the step", "while a result is waited for"])
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_session_that_the_server_forgot_is_no_end(moment: str, at: int, events: Events) -> None:
+    server = Restarted()
+    forgot = []
+
+    def forget(index: int) -> None:
+        if index == at and not forgot:
+            forgot.append(index)
+            server.forget_everything()
+
+    seen = []
+    with ServiceClient(transport=server.transport, config=Config(max_retries=0)) as service:
+        loop = tinkex.resilient_training(
+            service,
+            batch,
+            steps=5,
+            name="on",
+            base_model="toy",
+            checkpoint_every=2,
+            policy=QUICK,
+            events=events,
+        )
+        for step in loop:
+            with step:
+                if moment == "before the step":
+                    forget(step.index)
+                passed = step.training.forward_backward(step.batch, "cross_entropy")
+                stepped = step.training.optim_step(types.AdamParams())
+                if moment == "while a result is waited for":
+                    forget(step.index)
+                passed.result(timeout=20)
+                stepped.result(timeout=20)
+                seen.append((step.training.model_id, step.index))
+        by_run: dict[str, list[int]] = {}
+        for run, index in seen:
+            by_run.setdefault(run, []).append(index)
+        last = list(by_run.items())[-1]
+        assert last[0].startswith("sess-2:"), "the training goes on in a session that the server knows"
+        assert last[1] == [*range(at // 2 * 2, 5)]
+    assert [event.condition for event in events.of(RunTroubled)] == ["lost"]
+    assert loop.recoveries == 1
 
 
 def test_it_may_restart_from_the_best_checkpoint(server: Misbehaving, service: ServiceClient) -> None:

@@ -9,8 +9,12 @@ import time
 
 import pytest
 
+from tinkex._transport.caller import Caller
 from tinkex._transport.credentials import PAUSE_AFTER_FAILURE_S, Tokens, credential_of
-from tinkex.errors import APIConnectionError, ConfigError
+from tinkex._wire.endpoints import endpoint
+from tinkex.config import Config
+from tinkex.errors import APIConnectionError, AuthenticationError, ConfigError
+from tinkex.testing import MockTransport, Reply, Request, reply
 
 
 def token(name: str, life_s: float) -> str:
@@ -76,6 +80,49 @@ async def test_a_failure_with_an_old_token_keeps_it_and_pauses() -> None:
     office.failing = False
     clock.now += PAUSE_AFTER_FAILURE_S
     assert await tokens.current() != first
+
+
+class Strict:
+    """A server that takes the newest of its tokens only; it may have forgotten the others."""
+
+    def __init__(self) -> None:
+        self.valid = ""
+        self.seen: list[tuple[str, int]] = []
+
+    async def hand_out(self, credential: str) -> str:
+        self.valid = token(f"t{len(self.seen)}", 3600)
+        return self.valid
+
+    def __call__(self, request: Request) -> Reply:
+        known = request.headers["x-api-key"] == self.valid
+        self.seen.append((request.path, 200 if known else 401))
+        return reply({"status": "ok"}) if known else reply({"detail": "who are you?"}, status=401)
+
+
+async def test_a_token_that_the_server_forgot_is_replaced_and_the_call_made_again() -> None:
+    server = Strict()
+    caller = Caller(MockTransport(server), Config(base_url="http://mock", api_key="tml-key", max_retries=0))
+    caller.tokens = Tokens(key, server.hand_out)
+    row = endpoint("healthz")
+    assert (await caller.call(row)).status == "ok"
+    server.valid = "of another server, with other secrets"
+    answers = await asyncio.gather(*(caller.call(row) for _ in range(5)))
+    assert [answer.status for answer in answers] == ["ok"] * 5
+    assert 1 <= [status for _, status in server.seen].count(401) <= 5, "each was refused once at most"
+
+
+async def test_a_credential_that_is_refused_itself_is_told_as_it_was() -> None:
+    server = Strict()
+    caller = Caller(MockTransport(server), Config(base_url="http://mock", api_key="tml-key", max_retries=0))
+    caller.tokens = Tokens(key, server.hand_out)
+    row = endpoint("healthz")
+    await caller.call(row)
+    office = Office()
+    office.failing = True
+    server.valid, caller.tokens._fetch = "another", office.fetch
+    with pytest.raises(AuthenticationError, match="who are you"):
+        await caller.call(row)
+    assert len(office.asked) == 1
 
 
 async def test_a_failure_without_any_token_is_the_callers() -> None:
