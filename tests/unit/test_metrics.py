@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.scripted import ScriptedServer
 from tinkex.clients.service import ServiceClient
-from tinkex.events import CircuitChanged, Event, QueueStateChanged, RetryScheduled
+from tinkex.events import CircuitChanged, Event, QueueStateChanged, RequestFinished, RetryScheduled, Silent
 from tinkex.metrics import MOST_SERIES, NEWEST, Metrics, MetricsSink
 
 
@@ -100,3 +100,12 @@ def test_a_client_feeds_them_and_the_next_sink_hears_everything_too() -> None:
     assert got.counters['tinkex_queue_state_changes_total{state="paused_capacity"}'] == 1
     assert got.gauges == {'tinkex_circuit_open{purpose="train"}': 1.0}
     assert len(heard) > 4
+
+
+def test_what_counts_as_a_failure_is_no_answer_or_an_error_and_not_a_redirect() -> None:
+    sink = MetricsSink(then=Silent())
+    for status in (200, 302, 404, 500, None):
+        sink.emit(RequestFinished("checkpoint_archive", 0, status, 0.001))
+    counters = sink.metrics.snapshot().counters
+    assert counters['tinkex_requests_total{endpoint="checkpoint_archive",outcome="ok"}'] == 2
+    assert counters['tinkex_requests_total{endpoint="checkpoint_archive",outcome="error"}'] == 3
