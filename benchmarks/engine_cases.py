@@ -218,17 +218,17 @@ def end_to_end(rounds: int) -> Figures:
     return {"ours": 32 * 64 / mine, "theirs": 32 * 64 / other}
 
 
-def arrivals(_: int) -> Figures:
-    """64 requests at random times: ours join at once, theirs wait for a batch of eight; wanted tokens count."""
+def arrivals(count: int) -> Figures:
+    """Requests at random times: ours join at once, theirs wait for a batch of eight; wanted tokens count."""
     ours, theirs = Ours(), Theirs()
     rng = np.random.default_rng(11)
-    lengths, wanted = rng.integers(16, 513, size=64), rng.integers(16, 129, size=64)
+    lengths, wanted = rng.integers(16, 513, size=count), rng.integers(16, 129, size=count)
     prompts = [random_tokens(int(n), seed) for seed, n in enumerate(lengths)]
-    times = np.sort(rng.uniform(0, 2.0, size=64))
+    times = np.sort(rng.uniform(0, count / 32, size=count))
     sampler, came, began = ours.sampler(), 0, time.perf_counter()
-    while came < 64 or sampler.busy:
+    while came < count or sampler.busy:
         now = time.perf_counter() - began
-        while came < 64 and times[came] <= now:
+        while came < count and times[came] <= now:
             sampler.add(ours.job(prompts[came], int(wanted[came])))
             came += 1
         if sampler.busy:
@@ -238,8 +238,8 @@ def arrivals(_: int) -> Figures:
             time.sleep(max(0.0, float(times[came]) - now))
     mine = time.perf_counter() - began
     began = time.perf_counter()
-    for first in range(0, 64, 8):
-        wait = float(times[first + 7]) - (time.perf_counter() - began)
+    for first in range(0, count, 8):
+        wait = float(times[first : first + 8].max()) - (time.perf_counter() - began)
         time.sleep(max(0.0, wait))
         theirs.generate(prompts[first : first + 8], int(wanted[first : first + 8].max()))
     other = time.perf_counter() - began
