@@ -24,6 +24,13 @@ settings.register_profile("tinkex", deadline=None)
 settings.load_profile("tinkex")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse cases whose name holds an address: the processes that share the tests must agree on their names."""
+    nameless = [item.nodeid for item in items if " at 0x" in item.nodeid]
+    if nameless:
+        raise pytest.UsageError(f"give these cases ids of their own: {', '.join(nameless)}")
+
+
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
     """Loggers leave a test with the levels they came with: a command that turns them up would feed every test after it."""

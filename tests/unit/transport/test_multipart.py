@@ -169,7 +169,6 @@ def test_no_name_can_end_its_header(name: str) -> None:
         (("a", b"", None, {"X": "1\r\nY: 2"}), "cannot be a header"),
         (("a", b"", None, {"Content-Type": "x"}), "is made from its name"),
     ],
-    ids=str,
 )
 def test_what_is_no_file_is_refused_before_anything_is_sent(form: Any, said: str) -> None:
     with pytest.raises(UploadError, match=said.replace("(", r"\(")):
