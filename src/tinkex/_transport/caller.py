@@ -217,10 +217,10 @@ class Caller:
 
     async def _stream_now(self, row: Endpoint, request: Request, attempt: int) -> CalledStream:
         passage = self._circuit.enter(row, self.about(row)) if self._circuit else None
-        self.sink.emit(RequestStarted(row.name, attempt))
         began = time.monotonic()
         opened = CalledStream(self, row)
         try:
+            self.sink.emit(RequestStarted(row.name, attempt))
             async with self.closable(row):
                 stream = await open_stream(self.transport, request)
                 if passage:
@@ -325,14 +325,14 @@ class Caller:
             if self._circuit
             else None
         )
-        self.sink.emit(RequestStarted(row.name, attempt))
-        if self.config.dump_headers:
-            logging.getLogger("tinkex").info(
-                "%s %s try %d %s", request.method, request.path, attempt, shown_headers(request.headers)
-            )
         began = time.monotonic()
         self._under_way.add(task)
         try:
+            self.sink.emit(RequestStarted(row.name, attempt))
+            if self.config.dump_headers:
+                logging.getLogger("tinkex").info(
+                    "%s %s try %d %s", request.method, request.path, attempt, shown_headers(request.headers)
+                )
             if request.upload is None:
                 reply = await self.transport.send(request)
             else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
@@ -120,6 +121,7 @@ class PlainStream:
         self.status = 0
         self.headers: dict[str, str] = {}
         self._chunked = False
+        self._decoder: zlib._Decompress | None = None
         self._left: int | None = 0
         """Bytes of the body, or of the chunk, still to come; None: until the connection ends."""
 
@@ -183,22 +185,35 @@ class PlainStream:
     async def read(self) -> bytes:
         """The next piece of the body."""
         async with _patience(self._about, self._timeout):
-            if self._chunked and self._left == 0:
-                size = int((await self._reader.readuntil(b"\r\n")).partition(b";")[0], 16)
-                if size == 0:
-                    self._chunked = False
-                    return b""
-                self._left = size
-            if self._left == 0:
+            if self._decoder is None:
+                return await self._read_raw()
+            while packed := await self._read_raw():
+                try:
+                    if piece := self._decoder.decompress(packed):
+                        return piece
+                except zlib.error as error:
+                    raise ValueError(f"the answer cannot be decompressed: {error}") from error
+            if not self._decoder.eof:
+                raise EOFError
+            return b""
+
+    async def _read_raw(self) -> bytes:
+        if self._chunked and self._left == 0:
+            size = _size((await self._reader.readuntil(b"\r\n")).partition(b";")[0].strip(), 16)
+            if size == 0:
+                self._chunked = False
                 return b""
-            piece = await self._reader.read(PIECE if self._left is None else min(self._left, PIECE))
-            if self._left is not None:
-                if not piece:
-                    raise EOFError
-                self._left -= len(piece)
-                if self._chunked and self._left == 0:
-                    await self._reader.readexactly(2)
-            return piece
+            self._left = size
+        if self._left == 0:
+            return b""
+        piece = await self._reader.read(PIECE if self._left is None else min(self._left, PIECE))
+        if self._left is not None:
+            if not piece:
+                raise EOFError
+            self._left -= len(piece)
+            if self._chunked and self._left == 0:
+                await self._reader.readexactly(2)
+        return piece
 
     async def close(self) -> None:
         """Ends the connection."""
@@ -215,7 +230,23 @@ class PlainStream:
         self.headers = {name.strip().lower(): value.strip() for name, _, value in fields}
         self._chunked = "chunked" in self.headers.get("transfer-encoding", "")
         length = self.headers.get("content-length")
-        self._left = 0 if self._chunked else None if length is None else int(length)
+        self._left = 0 if self._chunked else None if length is None else _size(length.encode(), 10)
+        encoding = self.headers.get("content-encoding", "identity").lower()
+        if encoding in {
+            "gzip",
+            "x-gzip",
+            "deflate",
+        }:  # not asked for, but things on the way may pack what they carry
+            self._decoder = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+        elif encoding not in {"", "identity"}:
+            raise ValueError(f"its encoding {encoding!r} was not asked for")
+
+
+def _size(digits: bytes, base: int) -> int:
+    """A number of bytes; signs and spaces, which numbers of Python's may have, are none of HTTP's."""
+    if not digits.isalnum():
+        raise ValueError("a size that is no number")
+    return int(digits, base)
 
 
 @contextlib.asynccontextmanager

@@ -27,9 +27,11 @@ from tinkex.errors import (
     APIConnectionError,
     APIResponseValidationError,
     APIStatusError,
+    ClosedError,
     RequestErrorCategory,
     RequestFailedError,
     StreamInterruptedError,
+    TinkexError,
 )
 from tinkex.events import StreamingUnavailable
 from tinkex.tracing import Operation, entered
@@ -76,6 +78,10 @@ class StreamSource:
         self._stream: CalledStream | None = None
         self._parser = EventParser()
         self._holds_slot = False
+        self._counts = [0] * request.num_samples
+        """How many tokens of each sample were read."""
+        self._failure: Exception | None = None
+        """What ends the stream once the tokens before it were handed out."""
         self.over = False
         self.streamed = True
         self.request_id: str | None = None
@@ -110,9 +116,14 @@ class StreamSource:
         try:
             with entered(self._operation):
                 events = await self._next()
-        except BaseException:
+        except BaseException as error:
+            was_closed = self._is_closed()
             await self.close()
+            if was_closed and isinstance(error, TinkexError):
+                return ()  # whoever closed the stream wants no more of it
             raise
+        if self._is_closed():
+            return ()
         if self._operation is not None and not self.received:
             self._operation.happened("tinkex.first_token", {})
         self.received += [event for event in events if isinstance(event, types.SampledToken)]
@@ -120,6 +131,10 @@ class StreamSource:
             self._done = events[-1]
             await self.close()
         return events
+
+    def _is_closed(self) -> bool:
+        """Whether somebody has ended the stream, maybe while this one waited."""
+        return self.over
 
     async def close(self) -> None:
         """Ends the sample, on the server too."""
@@ -143,7 +158,7 @@ class StreamSource:
 
     async def _next(self) -> Sequence[types.SampleStreamEvent]:
         began, attempt = time.monotonic(), 0
-        while True:
+        while not self.over:
             try:
                 if self._stream is None:
                     await self._open(attempt)
@@ -163,59 +178,103 @@ class StreamSource:
             except self._road.retries.kinds as error:
                 await self._pause(error, attempt, time.monotonic() - began)
             attempt += 1
+        return ()
 
     async def _open(self, attempt: int) -> None:
         road = self._road
         if not self._holds_slot:
             await road.in_flight.take(1)
             self._holds_slot = True
+            self._check_wanted()
         # A try that broke off may have been cancelled on the server: the next one is a sample of its own.
         body = sample_body(self._request, await road.next_seq_id())
-        self._parser = EventParser()
+        self._parser, self._failure = EventParser(), None
+        self._counts = [0] * self._request.num_samples
         submission = functools.partial(
             road.session.caller.stream, _STREAM, body, headers=BACKPRESSURE, attempt=attempt
         )
         self._stream = await paced(road.opened, road.session.caller.sink, submission, self._size)
+        self._check_wanted()
+
+    def _check_wanted(self) -> None:
+        """Ends what was begun for a stream that was closed meanwhile; ``close`` cleans up after it."""
+        if self.over:
+            raise ClosedError("the stream was closed")
 
     async def _read(self) -> Sequence[types.SampleStreamEvent]:
         while True:
-            assert self._stream is not None
+            if self._failure is not None:
+                raise self._failure
+            if self._stream is None:
+                raise ClosedError("the stream was closed")
             piece = await self._stream.read()
             if not piece:
                 raise APIConnectionError(
                     self._road.session.caller.about(_STREAM),
                     "the server ended the stream before the sample",
                 )
-            try:
-                told = [self._event(event) for event in self._parser.feed(piece)]
-            except ValueError as error:
-                raise APIResponseValidationError(
-                    None, None, f"the stream does not follow the protocol: {error}"
-                ) from error
-            events = [event for event in told if event is not None]
+            events = self._take(piece)
             if events:
                 return events
+
+    def _take(self, piece: bytes) -> list[types.SampleStreamEvent]:
+        """The events of a piece, up to the last of the sample; what goes wrong among them is kept for the next call."""
+        events: list[types.SampleStreamEvent] = []
+        try:
+            for event in self._parser.feed(piece):
+                told = self._event(event)
+                if told is not None:
+                    events.append(told)
+                if isinstance(told, types.SampleStreamDone):
+                    break
+        except RequestFailedError as error:
+            self._failure = error
+        except ValueError as error:
+            self._failure = APIResponseValidationError(
+                None, None, f"the stream does not follow the protocol: {error}"
+            )
+            self._failure.__cause__ = error
+        return events
 
     def _event(self, event: ServerSentEvent) -> types.SampleStreamEvent | None:
         match event.name:
             case "token":
-                return json.decode(event.data, types.SampledToken)
+                return self._in_order(json.decode(event.data, types.SampledToken))
             case "done":
-                return json.decode(event.data, types.SampleStreamDone)
+                return self._complete(json.decode(event.data, types.SampleStreamDone))
             case "accepted":
                 self.request_id = json.decode(event.data, types.UntypedAPIFuture).request_id
                 if self._operation is not None:
                     self._operation.accepted(self.request_id)
             case "error":
                 said = json.decode_any(event.data)
+                if not isinstance(said, dict):
+                    raise ValueError("an error that is no object")
                 raise RequestFailedError(
-                    f"the sample failed after {len(self.received)} tokens: {said['error']}",
+                    f"the sample failed after {sum(self._counts)} tokens: {said.get('error', 'no reason given')}",
                     self.request_id or "",
                     RequestErrorCategory.parse(said.get("category")),
                 )
             case _:
                 pass  # news of a newer server
         return None
+
+    def _in_order(self, token: types.SampledToken) -> types.SampledToken:
+        if not 0 <= token.sample < len(self._counts):
+            raise ValueError(f"a token of sample {token.sample}, and there are {len(self._counts)}")
+        expected = self._counts[token.sample]
+        if token.index != expected:
+            raise ValueError(f"token {token.index} of sample {token.sample} came where {expected} was due")
+        self._counts[token.sample] += 1
+        return token
+
+    def _complete(self, done: types.SampleStreamDone) -> types.SampleStreamDone:
+        if done.num_tokens != sum(self._counts) or len(done.stop_reasons) != len(self._counts):
+            raise ValueError(
+                f"it ends after {sum(self._counts)} tokens of {len(self._counts)} samples and says that there were "
+                f"{done.num_tokens} of {len(done.stop_reasons)}"
+            )
+        return done
 
     async def _pause(self, error: Exception, attempt: int, elapsed: float) -> None:
         """Waits before another try, or raises the error when another try makes no sense."""

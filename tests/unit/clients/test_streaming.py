@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +35,7 @@ QUICK = RetryConfig(retry_delay_base=0.01, retry_delay_max=0.02)
 
 ACCEPTED = ("accepted", {"request_id": "r1", "sample_sequence_ids": ["a"]})
 DONE = ("done", {"stop_reasons": ["length"], "num_tokens": 2, "num_prompt_tokens": 3})
+DONE_AT_ONE = ("done", {"stop_reasons": ["length"], "num_tokens": 1, "num_prompt_tokens": 3})
 
 
 def token(index: int) -> tuple[str, dict[str, Any]]:
@@ -88,7 +91,7 @@ def test_events_are_typed_and_end_with_the_totals(heard: Heard) -> None:
 def test_a_failure_before_the_first_token_is_tried_again_as_a_new_sample(
     failure: Reply, heard: Heard
 ) -> None:
-    server = StreamingServer(failure, told(ACCEPTED, token(0), DONE))
+    server = StreamingServer(failure, told(ACCEPTED, token(0), DONE_AT_ONE))
     assert len(list(sampler_of(server, heard).sample_stream(PROMPT, 1, PARAMS))) == 2
     assert [value.seq_id for value in server.values("stream_sample")] == [0, 1]
 
@@ -106,7 +109,7 @@ def test_a_stream_that_breaks_off_is_an_error_with_what_was_received(heard: Hear
 
 def test_a_stream_tries_again_what_its_settings_name(heard: Heard) -> None:
     error = ("error", {"error": "the batch went wrong", "category": "server"})
-    server = StreamingServer(told(ACCEPTED, error), told(ACCEPTED, token(0), DONE))
+    server = StreamingServer(told(ACCEPTED, error), told(ACCEPTED, token(0), DONE_AT_ONE))
     named = replace(QUICK, retryable_exceptions=(RequestFailedError,))
     assert len(list(sampler_of(server, heard, named).sample_stream(PROMPT, 1, PARAMS))) == 2
     with pytest.raises(APIConnectionError):
@@ -125,6 +128,132 @@ def test_a_sample_that_fails_on_the_server_says_why(heard: Heard) -> None:
     with pytest.raises(RequestFailedError, match="not finite") as caught:
         list(sampler.sample_stream(PROMPT, 1, PARAMS))
     assert (caught.value.request_id, caught.value.category) == ("r1", "user")
+
+
+def test_what_comes_before_an_error_is_handed_out_first(heard: Heard) -> None:
+    """However the server's words are cut: tokens and the error may come in one piece."""
+    error = ("error", {"error": "out of memory", "category": "server"})
+    stream = sampler_of(StreamingServer(told(ACCEPTED, token(0), token(1), error)), heard).sample_stream(
+        PROMPT, 1, PARAMS
+    )
+    assert [next(stream), next(stream)] == list(stream.received)
+    with pytest.raises(RequestFailedError, match="after 2 tokens: out of memory"):
+        next(stream)
+    assert list(stream) == []
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([token(0), token(2)], "token 2 of sample 0 came where 1 was due"),
+        ([token(0), token(0)], "token 0 of sample 0 came where 1 was due"),
+        ([token(0), token(1), token(0)], "token 0 of sample 0 came where 2 was due"),
+        ([("token", {**token(0)[1], "sample": 7})], "a token of sample 7, and there are 1"),
+        ([("token", {**token(0)[1], "sample": -1})], "a token of sample -1"),
+        ([token(0), DONE], "it ends after 1 tokens"),
+        ([token(0), ("done", {**DONE_AT_ONE[1], "stop_reasons": []})], "1 of 0"),
+        ([token(0), ("error", ["no", "object"])], "an error that is no object"),
+        ([("error", "words")], "an error that is no object"),
+    ],
+    ids=range(9),
+)
+def test_a_stream_that_skips_repeats_or_mixes_tokens_is_an_error(
+    events: list[tuple[str, Any]], said: str, heard: Heard
+) -> None:
+    stream = sampler_of(StreamingServer(told(ACCEPTED, *events)), heard).sample_stream(PROMPT, 1, PARAMS)
+    with pytest.raises(APIResponseValidationError, match=said):
+        list(stream)
+    assert [event.index for event in stream.received] == [*range(len(stream.received))]
+
+
+def test_an_error_without_a_reason_is_an_error_of_its_own_kind_too(heard: Heard) -> None:
+    sampler = sampler_of(StreamingServer(told(ACCEPTED, ("error", {}))), heard)
+    with pytest.raises(RequestFailedError, match="no reason given"):
+        list(sampler.sample_stream(PROMPT, 1, PARAMS))
+
+
+def test_nothing_that_follows_the_end_is_read(heard: Heard) -> None:
+    words = told(ACCEPTED, token(0), DONE_AT_ONE, token(0), ("error", {"error": "too late"}))
+    events = list(sampler_of(StreamingServer(words), heard).sample_stream(PROMPT, 1, PARAMS))
+    assert [type(event) for event in events] == [types.SampledToken, types.SampleStreamDone]
+
+
+def test_characters_may_be_cut_anywhere_and_bytes_that_are_none_are_an_error(heard: Heard) -> None:
+    text = "ein Süßwasserfisch 🐟"
+    body = told(("token", {**token(0)[1], "text": text}), DONE_AT_ONE).body
+    body = body.replace(json.dumps(text).encode(), json.dumps(text, ensure_ascii=False).encode())
+
+    class Cut:
+        """A transport whose replies come byte by byte."""
+
+        def __init__(self, server: ScriptedServer, body: bytes) -> None:
+            self._server, self._body = server, body
+
+        async def send(self, request: Request) -> Reply:
+            return await self._server.transport.send(request)
+
+        async def stream(self, request: Request) -> Any:
+            return Pieces([self._body[n : n + 1] for n in range(len(self._body))])
+
+        async def close(self) -> None:
+            pass
+
+    class Pieces:
+        status, headers = 200, {"content-type": "text/event-stream"}
+
+        def __init__(self, pieces: list[bytes]) -> None:
+            self._pieces = pieces
+
+        async def read(self) -> bytes:
+            return self._pieces.pop(0) if self._pieces else b""
+
+        async def close(self) -> None:
+            pass
+
+    with ServiceClient(transport=Cut(ScriptedServer(), body)) as service:
+        first, _ = service.create_sampling_client(base_model="toy").sample_stream(PROMPT, 1, PARAMS)
+        assert isinstance(first, types.SampledToken)
+        assert first.text == text
+    broken = body.replace("🐟".encode(), b"\xf0\x9f\x90")
+    with ServiceClient(transport=Cut(ScriptedServer(), broken)) as service:
+        sampler = service.create_sampling_client(base_model="toy", retry_config=QUICK)
+        with pytest.raises(APIResponseValidationError, match="protocol"):
+            list(sampler.sample_stream(PROMPT, 1, PARAMS))
+
+
+class Waiting(StreamingServer):
+    """Begins a stream only when it is told to."""
+
+    def __init__(self, *answers: Reply) -> None:
+        super().__init__(*answers)
+        self.asked = threading.Event()
+        self.may_answer = threading.Event()
+
+    async def on_stream_sample(self, value: types.SampleRequest, request: Request) -> Reply:  # type: ignore[override]
+        self.asked.set()
+        await asyncio.to_thread(self.may_answer.wait, 20)
+        return self.streams[0]
+
+
+@pytest.mark.parametrize("answer", [told(ACCEPTED), reply({"detail": "down"}, 503), told(token(0))])
+def test_a_stream_that_is_closed_while_it_is_waited_for_ends_and_is_not_begun_again(
+    answer: Reply, heard: Heard
+) -> None:
+    server = Waiting(answer)
+    sampler = sampler_of(server, heard, replace(QUICK, max_connections=1))
+    stream = sampler.sample_stream(PROMPT, 1, PARAMS)
+    got: list[Any] = []
+    reading = threading.Thread(target=lambda: got.extend(stream))
+    reading.start()
+    assert server.asked.wait(20)
+    stream.close()
+    server.may_answer.set()
+    reading.join(20)
+    assert not reading.is_alive()
+    assert got == []
+    assert len(server.values("stream_sample")) == 1
+    server.streams = [told(ACCEPTED, token(0), DONE_AT_ONE)]
+    assert len(list(sampler.sample_stream(PROMPT, 1, PARAMS))) == 2, "its place came free"
 
 
 def test_what_is_no_stream_is_named_so(heard: Heard) -> None:
@@ -167,7 +296,7 @@ def test_a_sampler_that_is_gone_is_not_mistaken_for_missing_streaming(heard: Hea
 
 def test_push_back_pauses_and_the_same_sample_goes_again(heard: Heard) -> None:
     busy = reply({"detail": "slow down"}, 429)
-    server = StreamingServer(busy, told(ACCEPTED, token(0), DONE))
+    server = StreamingServer(busy, told(ACCEPTED, token(0), DONE_AT_ONE))
     assert len(list(sampler_of(server, heard).sample_stream(PROMPT, 1, PARAMS))) == 2
     assert [value.seq_id for value in server.values("stream_sample")] == [0, 0]
 
@@ -187,7 +316,7 @@ def test_places_come_free_however_streams_end(heard: Heard) -> None:
 
 
 def test_a_closed_client_streams_no_more(heard: Heard) -> None:
-    server = StreamingServer(told(ACCEPTED, token(0), DONE))
+    server = StreamingServer(told(ACCEPTED, token(0), DONE_AT_ONE))
     service = ServiceClient(transport=server.transport, events=heard)
     sampler = service.create_sampling_client(base_model="toy")
     stream = sampler.sample_stream(PROMPT, 1, PARAMS)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import os
 import pickle
 import threading
 import time
@@ -14,7 +16,7 @@ from tinkex._transport.caller import Caller
 from tinkex._transport.circuit import Circuit, circuit_of
 from tinkex._transport.local import LocalTransport
 from tinkex._transport.retry import NEVER
-from tinkex._transport.shared import SharedHttp
+from tinkex._transport.shared import SharedHttp, server_of
 from tinkex._wire.endpoints import endpoint
 from tinkex.errors import (
     APIConnectionError,
@@ -24,7 +26,7 @@ from tinkex.errors import (
     NotFoundError,
 )
 from tinkex.events import CircuitChanged, Event, RequestStarted
-from tinkex.testing import reply
+from tinkex.testing import MockTransport, Reply, Request, reply
 
 HEALTH, CAPABILITIES, CONFIG = (
     endpoint("healthz"),
@@ -188,16 +190,72 @@ def test_connections_that_fail_count_and_refusals_do_not() -> None:
     background().run(caller.close())
 
 
-def test_unimplemented_endpoints_are_no_failure() -> None:
-    heard, scripted = Heard(), ScriptedServer()
-    scripted.answers["get_server_capabilities"] = lambda v, r: reply({"detail": "no"}, 501)
+@pytest.mark.parametrize("status", [400, 401, 402, 404, 408, 409, 410, 413, 422, 429, 501, 507])
+def test_refusals_of_every_kind_are_no_failure_and_close_a_breaker_that_probes(status: int) -> None:
+    clock, scripted = Clock(), ScriptedServer()
+    scripted.answers["get_server_capabilities"] = lambda v, r: reply({"detail": "no"}, status)
+    heard = Heard()
+    breaker = Breaker(failures=3, reset_s=10.0, clock=clock)
+    known = Breakers()
     with over_http(scripted) as url:
-        caller = caller_of(url, heard)
+        config = Config(api_key="tml-test", base_url=url)
+        circuit = Circuit(url, known, heard)
+        known._breakers[os.getpid(), server_of(url), "rest"] = breaker
+        caller = Caller(SharedHttp(config), config, sink=heard, policy=NEVER, circuit=circuit)
         for _ in range(5):
             with pytest.raises(APIStatusError):
                 ask(caller, CAPABILITIES)
+        assert breaker.state == "closed"
+        fail(breaker, 3)
+        clock.now += 11.0
+        with pytest.raises(APIStatusError):
+            ask(caller, CAPABILITIES)
+        assert breaker.state == "closed", "a server that refuses is there"
         background().run(caller.close())
-    assert heard.changes == []
+
+
+class Raising(Heard):
+    """A sink with a mistake in it."""
+
+    def emit(self, event: Event) -> None:
+        super().emit(event)
+        if isinstance(event, RequestStarted):
+            raise RuntimeError("a mistake of the user's")
+
+
+@pytest.mark.parametrize("how", ["call", "stream"])
+@pytest.mark.parametrize("what", ["a sink that raises", "a caller that gives up"])
+async def test_a_probe_that_never_comes_to_its_end_leaves_its_place_to_the_next(how: str, what: str) -> None:
+    """Else an open breaker would stay open for ever."""
+    clock, known = Clock(), Breakers()
+    url, raises = "http://mock.invalid", what == "a sink that raises"
+    breaker = known._breakers[os.getpid(), server_of(url), "rest"] = Breaker(failures=1, clock=clock)
+    heard: Heard = Raising() if raises else Heard()
+    asked = asyncio.Event()
+
+    async def never(request: Request) -> Reply:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    config = Config(api_key="tml-test", base_url=url)
+    caller = Caller(
+        MockTransport(never), config, sink=heard, policy=NEVER, circuit=Circuit(url, known, heard)
+    )
+    fail(breaker)
+    clock.now += 100.0
+    assert breaker.state == "half_open"
+    probing = asyncio.ensure_future(caller.call(HEALTH) if how == "call" else caller.stream(HEALTH, None))
+    if raises:
+        with pytest.raises(RuntimeError, match="a mistake"):
+            await probing
+    else:
+        await asked.wait()
+        assert breaker.enter() is None, "one probes"
+        probing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await probing
+    assert breaker.enter() is not None, "the next one may"
 
 
 def test_it_can_be_switched_off_and_is_only_for_the_network() -> None:

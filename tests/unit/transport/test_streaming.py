@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 
 import pytest
 
 from tests.unit.transport.loopback import Loopback, Seen, Speak, loopback
 from tinkex._transport.base import Request
-from tinkex._transport.streaming import PlainStream
+from tinkex._transport.http import HttpTransport
+from tinkex._transport.streaming import PlainStream, Stream
+from tinkex.config import Config
 from tinkex.errors import APIConnectionError, APITimeoutError
 
 ASKED = Request("POST", "/api/v1/stream_sample", {"x-api-key": "k"}, b"{}", timeout=20.0)
@@ -28,7 +31,7 @@ async def opened(server: Loopback, request: Request = ASKED) -> PlainStream:
     return await PlainStream.open(server.url, request)
 
 
-async def whole(stream: PlainStream) -> bytes:
+async def whole(stream: Stream) -> bytes:
     body = b""
     try:
         while piece := await stream.read():
@@ -79,6 +82,62 @@ def test_a_piece_is_there_before_the_next_one_is_sent() -> None:
     [b"", b"nonsense\r\n\r\n", HEAD + b"zz\r\n", HEAD + b"5\r\nhe", HEAD[:20], HEAD + b"5\r\nhello\r\n"],
 )
 def test_a_reply_that_breaks_off_or_is_no_http_is_a_connection_error(said: bytes) -> None:
+    async def run() -> None:
+        async with loopback(speak(said, close=True)) as server:
+            with pytest.raises(APIConnectionError, match="no answer"):
+                await whole(await opened(server))
+
+    asyncio.run(run())
+
+
+PACKED = gzip.compress(b"data: 1\n\n" * 50)
+
+
+def chunked(body: bytes, step: int) -> list[bytes]:
+    pieces = [body[start : start + step] for start in range(0, len(body), step)]
+    return [*(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces), b"0\r\n\r\n"]
+
+
+@pytest.mark.parametrize("road", ["plain", "library"])
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_a_stream_that_was_packed_on_the_way_is_unpacked_piece_by_piece(step: int, road: str) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    async def run() -> bytes:
+        async with loopback(speak(head, *chunked(PACKED, step), close=True)) as server:
+            if road == "plain":
+                return await whole(await opened(server))
+            transport = HttpTransport(Config(base_url="http://behind.it", proxy=server.url, api_key="tml-x"))
+            try:
+                return await whole(await transport.stream(ASKED))
+            finally:
+                await transport.close()
+
+    assert asyncio.run(run()) == b"data: 1\n\n" * 50
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + PACKED[:-9],
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\nnot packed at all",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: br\r\n\r\nwords",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nwords",
+        b"HTTP/1.1 200 OK\r\nContent-Length: +5\r\n\r\nwords",
+        HEAD + b"-5\r\nhello\r\n0\r\n\r\n",
+        HEAD + b"\r\nhello\r\n0\r\n\r\n",
+    ],
+    ids=[
+        "packed and cut",
+        "said to be packed",
+        "another packing",
+        "negative",
+        "signed",
+        "negative chunk",
+        "no size",
+    ],
+)
+def test_a_reply_that_is_packed_wrongly_or_lies_about_its_size_is_a_connection_error(said: bytes) -> None:
     async def run() -> None:
         async with loopback(speak(said, close=True)) as server:
             with pytest.raises(APIConnectionError, match="no answer"):
