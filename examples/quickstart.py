@@ -1,8 +1,8 @@
 """Teach a small language model a new habit, on this machine, in about a minute.
 
 You will see it answer a question, sixteen examples of a captain's log being trained into a LoRA adapter,
-the same question answered in the new form, and where the checkpoint lies. The question is not among the
-examples. Runs on the embedded engine; set TINKER_BASE_URL to run the same file on a server.
+the same question answered in the new form, and the checkpoint. The question is not among the examples.
+Runs on the embedded engine; set TINKER_BASE_URL to run the same file on a server.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tinkex import types
 from tinkex.terminal import text_plot, training_line
 
 QUESTION = "What is the capital of France?"
-NEXT = (
-    ".venv/bin/tinkex serve                 # the same engine for any Tinker client, the official one included",
-    "scripts/quickstart --epochs 10         # train longer",
-    "scripts/test                           # see everything proved",
-)
+NEXT = """
+Next:
+  .venv/bin/tinkex sample "Who are you?" --model-path {path}{where}   # ask it more
+  .venv/bin/tinkex checkpoint download {path}{where}   # a PEFT directory, here
+  .venv/bin/tinkex serve     # the same engine for any Tinker client, the official one included"""
 DATA = Path(__file__).parent / "data" / "captains_log.jsonl"
 
 
@@ -30,17 +30,14 @@ def as_datum(tokenizer, messages) -> types.Datum:
     prompt = list(tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False))
     answer = tokenizer.encode(messages[-1]["content"] + "<|im_end|>", add_special_tokens=False)
     tokens, weights = prompt + answer, [0.0] * len(prompt) + [1.0] * len(answer)
-    return types.Datum(
-        model_input=types.ModelInput.from_ints(tokens[:-1]),
-        loss_fn_inputs={"target_tokens": tokens[1:], "weights": weights[1:]},
-    )
+    inputs = {"target_tokens": tokens[1:], "weights": weights[1:]}
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
 
 
 def ask(sampler, tokenizer) -> str:
     """Greedy answer to the question."""
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_dict=False
-    )
+    chat = [{"role": "user", "content": QUESTION}]
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     params = types.SamplingParams(max_tokens=40, temperature=0.0)
     response = sampler.sample(types.ModelInput.from_ints(list(prompt)), 1, params).result()
     return tokenizer.decode(response.sequences[0].tokens, skip_special_tokens=True).strip()
@@ -75,10 +72,7 @@ def main() -> None:
         print(f"\nAfter    {QUESTION}\n         {after}\n")
         print(text_plot(losses, label="loss per answer token"))
         print(f"\nCheckpoint   {path}")
-        if base_url == "local":
-            home = Path(os.environ.get("TINKEX_HOME") or "~/.tinkex").expanduser()
-            print(f"             a PEFT directory below {home}/engine/checkpoints")
-    print("\nNext:", *NEXT, sep="\n  ")
+    print(NEXT.format(path=path, where=" --local" if base_url == "local" else ""))
 
 
 if __name__ == "__main__":

@@ -71,6 +71,7 @@ def environment(name: str, model: Path, home: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "COLUMNS": "300",
+        "TINKEX_TOKENIZERS": "light",  # the other kind is imported for seconds, and tested elsewhere
         **own,
     }
 
@@ -96,7 +97,7 @@ def test_every_check_has_its_example() -> None:
     assert sorted(CHECKS) == NAMES
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted({*NAMES, *ELSEWHERE}))
 def test_an_example_is_short_and_says_what_you_will_see(name: str) -> None:
     text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
     said = ast.get_docstring(ast.parse(text)) or ""
@@ -238,6 +239,7 @@ def retries_and_errors(out: str) -> None:
 def client_metrics(out: str) -> None:
     assert "20 samples, " in out
     assert numbers(r"(?m)^asample +(\d+) ", out) == [20]
+    assert "# TYPE tinkex_" in out
     assert numbers(r"(?m)^create_session +(\d+) +0 ", out) == [1]
 
 

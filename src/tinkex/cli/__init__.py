@@ -92,7 +92,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         failure.show(as_json=invocation.as_json or _wants_json(arguments))
         return failure.exit_code
     finally:
-        invocation.speak_again()
+        invocation.leave()
     return 0
 
 

@@ -35,6 +35,7 @@ class Invocation:
     as_json: bool = False
     quiet: bool = False
     _level: int | None = None
+    _light: bool = False
 
     @property
     def where(self) -> str:
@@ -90,7 +91,7 @@ class Invocation:
         self.table(value, ["Property", "Value"], rows, title)
 
     def hush(self) -> None:
-        """Keeps loading lines and warnings off stderr until :meth:`speak_again`."""
+        """Keeps loading lines and warnings off stderr until :meth:`leave`."""
         import logging
 
         from tinkex.terminal.loading import hush
@@ -101,8 +102,8 @@ class Invocation:
             self._level = logger.level
             logger.setLevel(logging.ERROR)
 
-    def speak_again(self) -> None:
-        """Ends the silence; a program may run several commands."""
+    def leave(self) -> None:
+        """Leaves the process as it was; a program may run several commands."""
         import logging
 
         from tinkex.terminal.loading import hush
@@ -111,6 +112,10 @@ class Invocation:
         if self._level is not None:
             logging.getLogger("tinkex").setLevel(self._level)
             self._level = None
+        if self._light:
+            from tinkex.tokenizers import prefer_light
+
+            prefer_light(light=False)
 
     # ---- clients ----
 
@@ -147,8 +152,11 @@ class Invocation:
     def service(self, display_name: str | None = None) -> ServiceClient:
         """A client that trains and samples: patient with a server, once that has answered."""
         from tinkex.clients.service import ServiceClient
+        from tinkex.tokenizers import prefer_light
 
         config = self.config()
+        prefer_light()  # a command should not wait for an import of seconds
+        self._light = True
         if not config.is_local:
             self._reach()
         return ServiceClient(config=config, display_name=display_name)

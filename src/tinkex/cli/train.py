@@ -118,7 +118,7 @@ def dpo(invocation: Invocation, /, **options: Any) -> None:
 
 
 @train.command()
-@common(learning_rate=1e-4, epochs=1, schedule="constant")
+@common(learning_rate=3e-4, epochs=3, schedule="constant")
 @click.option(
     "--reward", metavar="FILE.PY:FUNCTION", help="Function of prompt, completion and example (by name)."
 )
@@ -126,7 +126,7 @@ def dpo(invocation: Invocation, /, **options: Any) -> None:
 @click.option(
     "--group-size", type=click.IntRange(min=2), default=8, show_default=True, help="Answers per prompt."
 )
-@click.option("--max-tokens", type=POSITIVE, default=128, show_default=True, help="Most tokens of an answer.")
+@click.option("--max-tokens", type=POSITIVE, default=64, show_default=True, help="Most tokens of an answer.")
 @click.option("--loss", type=click.Choice(["importance_sampling", "ppo", "cispo"]), default="importance_sampling",
               show_default=True, help="How the policy is improved.")  # fmt: skip
 @click.option("--normalize-advantages/--no-normalize-advantages", default=True, show_default=True,

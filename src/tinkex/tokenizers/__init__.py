@@ -1,7 +1,8 @@
 """Tokenizers: found by model name, loaded once per process, with or without ``transformers``.
 
-Where ``transformers`` is installed its own tokenizer is returned; otherwise a light one over the
-``tokenizers`` package with the same everyday methods. The Kimi models have one over ``tiktoken`` in both
+Where ``transformers`` is installed its own tokenizer is returned; otherwise, or where ``TINKEX_TOKENIZERS`` is
+``light``, a light one over the ``tokenizers`` package with the same everyday methods, which is there at once: importing
+``transformers`` takes seconds. The Kimi models have one over ``tiktoken`` in both
 cases, because ``transformers`` would run code from the hub for them.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from tinkex.errors import SetupError
+from tinkex.errors import ConfigError, SetupError
 from tinkex.tokenizers.names import hub_name, is_kimi, pinned_revision
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = [
     "get_tokenizer",
     "hub_name",
     "load_tokenizer",
+    "prefer_light",
     "tokenizer_from_directory",
 ]
 
@@ -68,6 +70,7 @@ MOST_KEPT = 64
 
 _cache: dict[object, Tokenizer] = {}
 _lock = threading.Lock()
+_light = threading.Event()
 
 
 def get_tokenizer(
@@ -92,7 +95,8 @@ def get_tokenizer(
         return tokenizer_from_directory(path)
     name = hub_name(str(model))
     pinned = revision or pinned_revision(name)
-    key = ("hub", name, pinned, str(cache_dir) if cache_dir else None, os.environ.get("HF_ENDPOINT"))
+    place = str(cache_dir) if cache_dir else None
+    key = ("hub", name, pinned, place, os.environ.get("HF_ENDPOINT"), _has_transformers())
     return _once(key, lambda: _from_hub(name, pinned, token, cache_dir))
 
 
@@ -109,7 +113,7 @@ def load_tokenizer(caller: Caller, *, tokenizer_id: str | None, base_model: str 
         )
     if Path(wanted).exists():
         return get_tokenizer(wanted)
-    key = (caller.config.base_url, base_model or wanted)
+    key = (caller.config.base_url, base_model or wanted, _has_transformers())
     with _lock:
         if key in _cache:
             return _cache[key]
@@ -151,11 +155,22 @@ def _remember(key: object, tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _key_of(path: Path) -> object:
-    return str(path.resolve())
+    return (str(path.resolve()), _has_transformers())
 
 
 def _has_transformers() -> bool:
-    return importlib.util.find_spec("transformers") is not None
+    chosen = os.environ.get("TINKEX_TOKENIZERS", "").strip().lower() or "auto"
+    if chosen not in {"auto", "light"}:
+        raise ConfigError(f"environment variable TINKEX_TOKENIZERS is 'auto' or 'light', not {chosen!r}")
+    return chosen == "auto" and not _light.is_set() and importlib.util.find_spec("transformers") is not None
+
+
+def prefer_light(light: bool = True) -> None:
+    """Light tokenizers from here on, for programs that only encode and decode; False: as usual again."""
+    if light:
+        _light.set()
+    else:
+        _light.clear()
 
 
 def _from_directory(directory: Path) -> Tokenizer:

@@ -127,15 +127,14 @@ class GrpoSettings(Settings):
 
     recipe: ClassVar[str] = "grpo"
 
-    learning_rate: float = 1e-4
+    learning_rate: float = 3e-4
     schedule: Schedule = "constant"
-    epochs: int = 1
     reward: str | None = None
     """``file.py:function``, called with any of ``prompt``, ``completion`` and ``example`` by name."""
     reward_regex: str | None = None
     """A pattern: an answer in which it is found is worth 1, any other 0."""
     group_size: int = 8
-    max_tokens: int = 128
+    max_tokens: int = 64
     """Most tokens of one answer."""
     loss: Literal["importance_sampling", "ppo", "cispo"] = "importance_sampling"
     normalize_advantages: bool = True

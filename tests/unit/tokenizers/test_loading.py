@@ -13,9 +13,10 @@ import pytest
 
 from tests.scripted import ScriptedServer
 from tinkex.clients.service import ServiceClient
-from tinkex.errors import SetupError
+from tinkex.errors import ConfigError, SetupError
 from tinkex.testing import Reply, Request, reply
-from tinkex.tokenizers import MOST_KEPT, forget_tokenizers, hub_name, tokenizer_from_directory
+from tinkex.tokenizers import MOST_KEPT, forget_tokenizers, hub_name, prefer_light, tokenizer_from_directory
+from tinkex.tokenizers.light import LightTokenizer
 
 
 def serving_files(directory: Path) -> ScriptedServer:
@@ -76,7 +77,7 @@ def test_a_name_nobody_has_a_tokenizer_for_says_what_to_do(tmp_path: Path, has_t
     if not {has_transformers}:
         sys.modules["transformers"] = None  # as if it were not installed
     from tests.scripted import ScriptedServer
-    from tinkex.errors import SetupError
+    from tinkex.errors import ConfigError, SetupError
     from tinkex.testing import reply
     import tinkex
     server = ScriptedServer(tokenizer_file=lambda *_: reply({{"detail": "no"}}, status=404))
@@ -150,3 +151,21 @@ def test_a_process_that_loads_many_tokenizers_keeps_the_newest(tiny_model: Path,
         assert tokenizer_from_directory(links[0]) is not oldest
     finally:
         forget_tokenizers()
+
+
+def test_light_tokenizers_can_be_asked_for(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = tokenizer_from_directory(tiny_model)
+    monkeypatch.setenv("TINKEX_TOKENIZERS", "light")
+    light = tokenizer_from_directory(tiny_model)
+    assert isinstance(light, LightTokenizer)
+    assert light.encode("The sea") == usual.encode("The sea")
+    monkeypatch.setenv("TINKEX_TOKENIZERS", "heavy")
+    with pytest.raises(ConfigError, match="TINKEX_TOKENIZERS is 'auto' or 'light'"):
+        tokenizer_from_directory(tiny_model)
+    monkeypatch.delenv("TINKEX_TOKENIZERS")
+    prefer_light()
+    try:
+        assert tokenizer_from_directory(tiny_model) is light
+    finally:
+        prefer_light(light=False)
+    assert tokenizer_from_directory(tiny_model) is usual
