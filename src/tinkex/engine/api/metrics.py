@@ -79,8 +79,9 @@ def _worker(figures: Figures) -> Iterator[str]:
     restarts = worker.restarts
     yield from _metric("tinkex_worker_restarts_total", "counter", "How often it died.", restarts)
     memory = _resident_bytes(str(worker.pid)) if worker.pid is not None else None
-    if memory is not None:
-        yield from _metric("tinkex_worker_resident_memory_bytes", "gauge", "Its memory.", memory)
+    yield from _metric(
+        "tinkex_worker_resident_memory_bytes", "gauge", "Its memory.", memory if memory is not None else ()
+    )
 
 
 def _models(figures: Figures) -> Iterator[str]:
