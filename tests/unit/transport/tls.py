@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 import ipaddress
 import socket
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -125,7 +126,15 @@ def secure(scripted: ScriptedServer, files: Certificates) -> Iterator[SecureServ
     config.alpn_protocols = ["h2", "http/1.1"]
     config.errorlog = None
     config.graceful_timeout = 0
-    with _in_background(lambda stop: serve(server, config, shutdown_trigger=stop.wait)):  # type: ignore[arg-type]
+
+    async def run(stop: asyncio.Event) -> None:
+        try:
+            await serve(server, config, shutdown_trigger=stop.wait)  # type: ignore[arg-type]
+        except* ssl.SSLError:
+            if not stop.is_set():  # at the end, data that crosses the goodbye on the wire is no fault
+                raise
+
+    with _in_background(run):
         yield server
 
 
