@@ -19,6 +19,7 @@ from tinkex._transport.advice import advice
 from tinkex._transport.base import Reply, Request, Transport, Upload
 from tinkex._transport.called_stream import CalledStream
 from tinkex._transport.circuit import Circuit, Passage, circuit_of
+from tinkex._transport.pauses import pauses_for
 from tinkex._transport.retry import Answered, Outcome, Retry, RetryPolicy, Unanswered, decide
 from tinkex._transport.streaming import open_stream, send_upload
 from tinkex._transport.traced import traced
@@ -34,6 +35,7 @@ from tinkex.errors import (
     ConfigError,
     HttpRequest,
     HttpResponse,
+    RateLimitError,
     status_error,
 )
 from tinkex.events import RequestFinished, RequestStarted, RetryScheduled
@@ -97,6 +99,7 @@ class Caller:
         self.transport = transport
         self.sink: Sink = sink or Silent()
         self._circuit = circuit or circuit_of(transport, config, self.sink)
+        self._pauses = pauses_for(transport, config)
         self.policy = policy or RetryPolicy(max_retries=config.max_retries)
         self._dice = dice
         common = _common_headers(config)
@@ -167,6 +170,8 @@ class Caller:
         while True:
             outcome: Outcome
             error: APIConnectionError | APIStatusError
+            if self._pauses.left(row.purpose):
+                await self._pauses.wait(row.purpose)
             try:
                 reply = await self._send(row, request, attempt)
             except APIConnectionError as unanswered:
@@ -184,6 +189,8 @@ class Caller:
                 )
                 raise error
             self.sink.emit(RetryScheduled(row.name, attempt, step.after, error.message))
+            if isinstance(error, RateLimitError):
+                self._pauses.push_back(row.purpose, step.after)
             await asyncio.sleep(step.after)
             attempt += 1
 

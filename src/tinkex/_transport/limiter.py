@@ -42,15 +42,13 @@ class Limiter:
         """Runs a submission of a prompt of about this size, once that may be submitted."""
         await self._slots.take(1)
         try:
-            if self._under_pressure:
-                async with self._few_slots, self._bytes.reserve(num_bytes * BYTES_FACTOR_UNDER_PRESSURE):
-                    await self.wait()
-                    return await submission()
-            await self._bytes.take(num_bytes)
-            try:
+            while not self._under_pressure:
+                async with self._bytes.reserve(num_bytes):
+                    if not self._under_pressure:  # the server may have pushed back while we waited in line
+                        return await submission()
+            async with self._few_slots, self._bytes.reserve(num_bytes * BYTES_FACTOR_UNDER_PRESSURE):
+                await self.wait()
                 return await submission()
-            finally:
-                self._bytes.give_back(num_bytes)
         finally:
             self._slots.give_back(1)
 

@@ -178,6 +178,35 @@ async def test_trouble_that_passes_never_ends_a_session_but_is_told(
     await session.close("success")
 
 
+async def test_a_session_whose_server_hangs_holds_up_no_other() -> None:
+    """Neither the heartbeats of others nor a new session wait for one that gets no answer."""
+    hung = asyncio.Event()
+
+    async def never(value: Any, request: Request) -> Reply:
+        hung.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    five = asyncio.Event()
+
+    def count(value: Any, request: Request) -> Reply:
+        if quick.names().count("session_heartbeat") == 5:
+            five.set()
+        return reply({})
+
+    slow, quick = ScriptedServer(session_heartbeat=never), ScriptedServer(session_heartbeat=count)
+    waiting = session_on(slow, heartbeat_s=0.001)
+    await waiting.opened()
+    await hung.wait()
+    beating = session_on(quick, heartbeat_s=0.001)
+    await beating.opened()
+    await five.wait()
+    assert slow.names().count("session_heartbeat") == 1, "it still waits for its answer"
+    await session_on(quick).opened()
+    for session in (waiting, beating):
+        await session.close("success")
+
+
 class Forgetful(ScriptedServer):
     """Gives every session a name of its own, and forgets those that a test names."""
 

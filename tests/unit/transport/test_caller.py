@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from typing import Any
 
 import pytest
 
 from tinkex import types
 from tinkex._transport.caller import PROTOCOL_VERSION, Caller, encode
+from tinkex._transport.pauses import pauses_for
 from tinkex._transport.retry import NEVER, RetryPolicy
+from tinkex._transport.shared import SharedHttp
 from tinkex._version import __version__
 from tinkex._wire.endpoints import endpoint
 from tinkex.config import Config
@@ -119,6 +123,44 @@ async def test_an_error_page_that_is_no_json_is_shown_as_text() -> None:
     transport = MockTransport(lambda _: Reply(404, {}, b"<h1>nothing here</h1>"))
     with pytest.raises(NotFoundError, match="nothing here"):
         await caller(transport).call(endpoint("healthz"))
+
+
+async def test_a_push_back_holds_back_all_calls_of_its_kind_and_no_others() -> None:
+    refused_at: list[float] = []
+    went_out: list[float] = []
+    told = asyncio.Event()
+
+    def handler(request: Request) -> Reply:
+        if request.purpose == "rest" and not refused_at:
+            refused_at.append(time.monotonic())
+            told.set()
+            return reply({"detail": "slow down"}, status=429, headers={"retry-after-ms": "200"})
+        if request.purpose == "rest":
+            went_out.append(time.monotonic())
+        return reply({"status": "ok", "session_id": "s"})
+
+    transport = MockTransport(handler)
+    client = caller(transport)
+    first = asyncio.ensure_future(client.call(endpoint("healthz")))
+    await told.wait()
+    await asyncio.sleep(0)
+    others = [asyncio.ensure_future(client.call(endpoint("healthz"))) for _ in range(5)]
+    await client.call(endpoint("create_session"), types.CreateSessionRequest())
+    await asyncio.gather(first, *others)
+    assert len(went_out) == 6
+    assert min(went_out) >= refused_at[0] + 0.2
+
+
+def test_clients_of_one_server_and_key_hold_back_together() -> None:
+    def config(**more: Any) -> Config:
+        return Config(**{"base_url": "http://host:1", "api_key": "tml-x", **more})
+
+    one, same, key, host = (
+        pauses_for(SharedHttp(each), each)
+        for each in (config(), config(), config(api_key="tml-y"), config(base_url="http://other:1"))
+    )
+    assert one is same
+    assert len({id(each) for each in (one, key, host)}) == 3
 
 
 async def test_what_happens_is_told_in_events_without_secrets() -> None:

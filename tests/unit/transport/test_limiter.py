@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from tinkex._transport.limiter import (
     LARGE_PROMPT_BYTES,
@@ -45,6 +46,45 @@ async def test_a_push_back_pauses_everybody_and_then_lets_a_few_through() -> Non
     await asyncio.sleep(pause / 20)
     assert not submissions.done()
     assert await submissions <= MAX_SUBMISSIONS_UNDER_PRESSURE
+
+
+async def test_who_waits_in_line_when_the_server_pushes_back_does_not_go_out_before_the_pause_is_over() -> (
+    None
+):
+    limiter = Limiter(10)
+    order: list[str] = []
+    first_may_end = asyncio.Event()
+
+    async def first() -> None:
+        order.append("first")
+        await first_may_end.wait()
+
+    async def second() -> None:
+        order.append("second")
+
+    holding = asyncio.ensure_future(limiter.admit(50, first))
+    await asyncio.sleep(0)
+    waiting = asyncio.ensure_future(limiter.admit(50, second))  # no room for its bytes yet
+    await asyncio.sleep(0)
+    until = time.monotonic() + limiter.push_back(1)
+    first_may_end.set()
+    await holding
+    assert order == ["first"]
+    await waiting
+    assert order == ["first", "second"]
+    assert time.monotonic() >= until
+
+
+async def test_a_success_ends_no_pause() -> None:
+    limiter = Limiter(10**9)
+    may_answer = asyncio.Event()
+    under_way = asyncio.ensure_future(limiter.admit(1, may_answer.wait))
+    await asyncio.sleep(0)
+    until = time.monotonic() + limiter.push_back(1)  # another one was refused
+    may_answer.set()
+    await under_way
+    await limiter.admit(1, lambda: asyncio.sleep(0))
+    assert time.monotonic() >= until
 
 
 def test_large_prompts_and_the_server_s_wish_make_the_pause_longer() -> None:
