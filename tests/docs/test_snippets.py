@@ -6,10 +6,12 @@ too, and get a tiny one under its name, because only its words would differ.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,23 +31,22 @@ def environment(data_dir: Path) -> dict[str, str]:
     return {**os.environ, "TINKEX_DATA_DIR": str(data_dir), "TINKER_TELEMETRY": "0"}
 
 
-def run_page(page: Path, where: Path, settings: dict[str, str]) -> None:
-    run = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "error::DeprecationWarning:tinkex",
-            str(Path(__file__).with_name("page_program.py")),
-            str(page),
-        ],
-        env={**environment(where / "data"), **settings},
-        cwd=where,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
+PROGRAM = [
+    sys.executable,
+    "-W",
+    "error::DeprecationWarning:tinkex",
+    str(Path(__file__).with_name("page_program.py")),
+]
+
+
+@pytest.fixture(scope="module")
+def pages_program() -> Iterator[subprocess.Popen[str]]:
+    """Runs pages one by one, with what they all import loaded once."""
+    settings = {**os.environ, "TINKER_TELEMETRY": "0", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        PROGRAM, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=settings
+    ) as program:
+        yield program
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +56,38 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.real_model
 def test_the_readme_runs(tmp_path: Path) -> None:
-    run_page(README, tmp_path, {})
+    run = subprocess.run(
+        [*PROGRAM, str(README)],
+        env=environment(tmp_path / "data"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda p: str(p.relative_to(ROOT)))
-def test_the_blocks_of_a_page_run(page: Path, small_model: Path, tmp_path: Path) -> None:
-    settings = {"TINKEX_MODELS": f"{REAL_MODEL}={small_model}", "OMP_NUM_THREADS": "1"}
-    run_page(page, tmp_path, {"TINKEX_HOME": str(tmp_path / "home"), **settings})
+def test_the_blocks_of_a_page_run(
+    page: Path, pages_program: subprocess.Popen[str], small_model: Path, tmp_path: Path
+) -> None:
+    assert pages_program.stdin is not None
+    assert pages_program.stdout is not None
+    output = tmp_path / "output"
+    order = {
+        "page": str(page),
+        "directory": str(tmp_path),
+        "output": str(output),
+        "environment": {
+            "TINKEX_MODELS": f"{REAL_MODEL}={small_model}",
+            "TINKEX_HOME": str(tmp_path / "home"),
+            "TINKEX_DATA_DIR": str(tmp_path / "data"),
+        },
+    }
+    pages_program.stdin.write(json.dumps(order) + "\n")
+    pages_program.stdin.flush()
+    assert pages_program.stdout.readline() == "0\n", output.read_text()
 
 
 @pytest.mark.real_model
