@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tinkex.engine.backend.make import make_backend
-from tinkex.engine.backend.seam import WorkerDied
+from tinkex.engine.backend.seam import Backend, WorkerDied
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.operations.access import lost
 from tinkex.engine.operations.admission import Admission
@@ -85,12 +85,14 @@ class Engine:
         >>> engine.close()
     """
 
-    def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, progress: Progress | None = None, backend: Backend | None = None
+    ) -> None:
         self.config = config
         self.store = Store(config.engine_dir)
         self.api_key = self.store.local_key(time.time())
         self._worker = Worker(self.step, self._patience)
-        self.backend = make_backend(config, progress, on_death=self._worker.wake)
+        self.backend = backend or make_backend(config, progress, on_death=self._worker.wake)
         self.models = ServedModels(config, self.backend, progress)
         self._backlog = Backlog(
             gap_timeout_s=config.gap_timeout_s,

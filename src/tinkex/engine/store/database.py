@@ -138,13 +138,19 @@ class Database:
 
     def all(self, sql: str, parameters: Parameters = ()) -> list[sqlite3.Row]:
         """Every row a query gives."""
-        with self._lock, _numbers_fit():
-            return self._connection.execute(sql, parameters).fetchall()
+        with self._lock:
+            try:
+                return self._connection.execute(sql, parameters).fetchall()
+            except OverflowError as error:
+                raise _too_large() from error
 
     def one(self, sql: str, parameters: Parameters = ()) -> sqlite3.Row | None:
         """The first row a query gives, or None."""
-        with self._lock, _numbers_fit():
-            row: sqlite3.Row | None = self._connection.execute(sql, parameters).fetchone()
+        with self._lock:
+            try:
+                row: sqlite3.Row | None = self._connection.execute(sql, parameters).fetchone()
+            except OverflowError as error:
+                raise _too_large() from error
             return row
 
     @contextmanager
@@ -173,21 +179,19 @@ class Execute:
 
     def __call__(self, sql: str, parameters: Parameters = ()) -> int:
         """Run ``sql`` once."""
-        with _numbers_fit():
+        try:
             return self._connection.execute(sql, parameters).rowcount
+        except OverflowError as error:
+            raise _too_large() from error
 
     def many(self, sql: str, parameters: Sequence[Parameters]) -> int:
         """Run ``sql`` once per set of parameters."""
-        with _numbers_fit():
+        try:
             return self._connection.executemany(sql, parameters).rowcount
+        except OverflowError as error:
+            raise _too_large() from error
 
 
-@contextmanager
-def _numbers_fit() -> Iterator[None]:
-    """Refuse whole numbers that no column holds; only a caller can have made one up."""
-    try:
-        yield
-    except OverflowError as error:
-        raise InvalidInput(
-            "a number of this call needs more than 64 bits; none that is used does."
-        ) from error
+def _too_large() -> InvalidInput:
+    """The refusal of whole numbers that no column holds; only a caller can have made one up."""
+    return InvalidInput("a number of this call needs more than 64 bits; none that is used does.")

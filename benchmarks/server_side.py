@@ -1,0 +1,148 @@
+"""What benchmarks of the server share: servers in processes of their own, and connections that speak as much HTTP as is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+
+from tests.models import tiny_llama  # noqa: E402 -- the tests' model, found from the repository
+
+MODEL = "tiny/llama"
+
+
+@dataclass(frozen=True)
+class Server:
+    host: str
+    port: int
+    key: str
+    pid: int
+
+    def processes(self) -> list[psutil.Process]:
+        """The process that answers, and the one that computes if it is another."""
+        answers = psutil.Process(self.pid)
+        return [answers, *answers.children()]
+
+    def resident_mb(self) -> list[float]:
+        return [process.memory_info().rss / 1e6 for process in self.processes()]
+
+    def cpu_s(self) -> list[float]:
+        return [sum(process.cpu_times()[:2]) for process in self.processes()]
+
+
+@contextmanager
+def served(*arguments: str, idle: bool = False, model: str = "") -> Iterator[Server]:
+    """`tinkex serve` with a tiny model on a free port, ended by SIGTERM; or the same with an engine that computes nothing."""
+    with tempfile.TemporaryDirectory() as home:
+        source = model or f"{MODEL}={tiny_llama(Path(home) / 'tiny')}"
+        command = [sys.executable, "-m", "tinkex", "--json", "serve", "--port", "0", "--model", source]
+        command += ["--max-live-runs", "1000", *arguments]
+        if idle:
+            command = [sys.executable, str(Path(__file__).with_name("idle_server.py")), home]
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        if not model:
+            environment["TINKEX_HOME"] = home
+        else:
+            environment["TINKEX_DATA_DIR"] = home + "/data"
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+        assert process.stdout is not None
+        try:
+            told = json.loads(process.stdout.readline() or b"{}")
+            host, port = told["url"].removeprefix("http://").split(":")
+            yield Server(host, int(port), told["api_key"], process.pid)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+            process.stdout.close()
+
+
+class Connection:
+    """One kept-alive connection."""
+
+    def __init__(self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._head = f"Host: {server.host}\r\nX-API-Key: {server.key}\r\nContent-Type: application/json\r\n"
+        self._reader, self.writer = reader, writer
+
+    async def call(self, name: str, body: object, method: str = "POST") -> tuple[int, bytes]:
+        content = json.dumps(body).encode() if method == "POST" else b""
+        head = f"{method} /api/v1/{name} HTTP/1.1\r\n{self._head}Content-Length: {len(content)}\r\n\r\n"
+        self.writer.write(head.encode() + content)
+        answer = await self._reader.readuntil(b"\r\n\r\n")
+        fields = dict(line.lower().split(": ", 1) for line in answer.decode("latin-1").split("\r\n")[1:-2])
+        return int(answer[9:12]), await self._reader.readexactly(int(fields["content-length"]))
+
+    async def post(self, name: str, body: object) -> dict[str, Any]:
+        status, content = await self.call(name, body)
+        if status != 200:
+            raise RuntimeError(f"{name}: {status} {content!r}")
+        found: dict[str, Any] = json.loads(content)
+        return found
+
+    async def result(self, request_id: str) -> None:
+        while True:
+            status, content = await self.call("retrieve_future", {"request_id": request_id})
+            if status == 200:
+                # Results of passes and samples are protobuf, or JSON for those who say nothing; errors always JSON.
+                if b'"error"' in content[:200]:
+                    raise RuntimeError(content)
+                return
+            if status != 408:
+                raise RuntimeError(f"a poll: {status} {content!r}")
+
+    async def finished(self, name: str, body: object) -> None:
+        await self.result((await self.post(name, body))["request_id"])
+
+    async def run(self, base_model: str = MODEL, **lora: Any) -> str:
+        """A new training run of a new session."""
+        session = (await self.post("create_session", {}))["session_id"]
+        config = lora or {"rank": 1, "seed": 1, "train_mlp": False, "train_unembed": False}
+        request = {"session_id": session, "model_seq_id": 0, "base_model": base_model, "lora_config": config}
+        await self.finished("create_model", request)
+        return f"{session}:train:0"
+
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def connected(server: Server, count: int) -> AsyncIterator[list[Connection]]:
+    connections: list[Connection] = []
+    try:
+        for _ in range(0, count, 200):  # fewer at once than the server has in its backlog
+            some = min(200, count - len(connections))
+            opened = await asyncio.gather(
+                *(asyncio.open_connection(server.host, server.port) for _ in range(some))
+            )
+            connections += [Connection(server, reader, writer) for reader, writer in opened]
+        yield connections
+    finally:
+        await asyncio.gather(*(connection.close() for connection in connections))
+
+
+def step(run_id: str, number: int) -> dict[str, Any]:
+    return {"model_id": run_id, "seq_id": number, "adam_params": {"learning_rate": 1e-4}}
+
+
+def forward_backward(run_id: str, number: int, tokens: list[int], count: int) -> dict[str, Any]:
+    tensor = {"data": tokens[1:], "dtype": "int64", "shape": [len(tokens) - 1]}
+    chunk = {"type": "encoded_text", "tokens": tokens[:-1]}
+    datum = {"model_input": {"chunks": [chunk]}, "loss_fn_inputs": {"target_tokens": tensor}}
+    given = {"data": [datum] * count, "loss_fn": "cross_entropy"}
+    return {"model_id": run_id, "seq_id": number, "forward_backward_input": given}

@@ -1,0 +1,103 @@
+"""Training steps through the server beside the same steps of the bare engine, on the default model.
+
+python benchmarks/server_training.py --bare     the bare engine, which does a step for every line it reads
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+from server_side import connected, forward_backward, served, step  # noqa: E402
+
+LORA = {"rank": 32, "seed": 1}
+TOKENS = [100 + 7 * place % 4000 for place in range(129)]
+DATUMS = 8
+
+
+async def compare(rounds: int, steps: int) -> dict[str, float]:
+    """Alternating rounds of a few steps on both sides; processor time of all processes, and the time on the clock."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    bare = subprocess.Popen(  # noqa: ASYNC220 -- nothing else waits here
+        [sys.executable, __file__, "--bare"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
+    assert bare.stdin is not None
+    assert bare.stdout is not None
+    name = json.loads(bare.stdout.readline())["model"]
+    times: dict[str, list[tuple[float, float]]] = {"bare": [], "served": []}
+    try:
+        with served(model=name) as server:
+            async with connected(server, 1) as [connection]:
+                run_id, number = await connection.run(name, **LORA), 1
+                for round_number in range(rounds + 1):
+                    bare.stdin.write(b"%d\n" % steps)
+                    bare.stdin.flush()
+                    line = await asyncio.to_thread(bare.stdout.readline)
+                    clock, cpu = time.perf_counter(), sum(server.cpu_s())
+                    for _ in range(steps):
+                        # Both are on their way before the first result is asked for, as in any training loop.
+                        passed = await connection.post(
+                            "forward_backward", forward_backward(run_id, number, TOKENS, DATUMS)
+                        )
+                        stepped = await connection.post("optim_step", step(run_id, number + 1))
+                        await connection.result(passed["request_id"])
+                        await connection.result(stepped["request_id"])
+                        number += 2
+                    if round_number:  # the first warms up
+                        told = json.loads(line)
+                        times["bare"].append((told["clock"], told["cpu"]))
+                        times["served"].append((time.perf_counter() - clock, sum(server.cpu_s()) - cpu))
+    finally:
+        bare.stdin.close()
+        bare.wait(60)
+        bare.stdout.close()
+    best: dict[str, Any] = {
+        side: [min(each) / steps for each in zip(*all_, strict=True)] for side, all_ in times.items()
+    }
+    return {
+        "bare, s/step": best["bare"][0],
+        "served, s/step": best["served"][0],
+        "bare, CPU s/step": best["bare"][1],
+        "served, CPU s/step": best["served"][1],
+        "time, served : bare": best["served"][0] / best["bare"][0],
+        "CPU, served : bare": best["served"][1] / best["bare"][1],
+    }
+
+
+def bare() -> None:
+    """Do as many steps as each line says, and tell how long they took."""
+    from tinkex.engine.backend.local import LocalBackend
+    from tinkex.engine.backend.seam import PassJob
+    from tinkex.engine.config import EngineConfig
+    from tinkex.engine.model.catalog import DEFAULT_MODEL
+    from tinkex.types import AdamParams, Datum, LoraConfig, ModelInput
+
+    with tempfile.TemporaryDirectory() as data:
+        backend = LocalBackend(EngineConfig(data_dir=Path(data)))
+        backend.load(DEFAULT_MODEL)
+        backend.create("run", DEFAULT_MODEL, LoraConfig(**LORA))
+        datum = Datum(ModelInput.from_ints(TOKENS[:-1]), {"target_tokens": TOKENS[1:]})
+        job = PassJob("run", [datum] * DATUMS, "cross_entropy", None, backward=True)
+        print(json.dumps({"model": DEFAULT_MODEL}), flush=True)
+        for line in sys.stdin:
+            clock, cpu = time.perf_counter(), time.process_time()
+            for _ in range(int(line)):
+                [result] = backend.run_pass([job])
+                assert isinstance(result, bytes), result
+                backend.optim_step("run", AdamParams(learning_rate=1e-4))
+            took = {"clock": time.perf_counter() - clock, "cpu": time.process_time() - cpu}
+            print(json.dumps(took), flush=True)
+
+
+if __name__ == "__main__" and "--bare" in sys.argv:
+    bare()
