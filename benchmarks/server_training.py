@@ -39,10 +39,11 @@ async def compare(rounds: int, steps: int) -> dict[str, float]:
         with served(model=name) as server:
             async with connected(server, 1) as [connection]:
                 run_id, number = await connection.run(name, **LORA), 1
-                for round_number in range(rounds + 1):
-                    bare.stdin.write(b"%d\n" % steps)
-                    bare.stdin.flush()
-                    line = await asyncio.to_thread(bare.stdout.readline)
+            for round_number in range(rounds + 1):
+                bare.stdin.write(b"%d\n" % steps)
+                bare.stdin.flush()
+                told = json.loads(await asyncio.to_thread(bare.stdout.readline))
+                async with connected(server, 1) as [connection]:
                     clock, cpu = time.perf_counter(), sum(server.cpu_s())
                     for _ in range(steps):
                         # Both are on their way before the first result is asked for, as in any training loop.
@@ -53,10 +54,10 @@ async def compare(rounds: int, steps: int) -> dict[str, float]:
                         await connection.result(passed["request_id"])
                         await connection.result(stepped["request_id"])
                         number += 2
-                    if round_number:  # the first warms up
-                        told = json.loads(line)
-                        times["bare"].append((told["clock"], told["cpu"]))
-                        times["served"].append((time.perf_counter() - clock, sum(server.cpu_s()) - cpu))
+                    took = (time.perf_counter() - clock, sum(server.cpu_s()) - cpu)
+                if round_number:  # the first warms up
+                    times["bare"].append((told["clock"], told["cpu"]))
+                    times["served"].append(took)
     finally:
         bare.stdin.close()
         bare.wait(60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -148,6 +149,44 @@ def test_the_official_client_sees_a_pause_and_the_same_numbers(tiny_model: Path,
         assert json.loads(line) == expected
         server.wait()
         assert "other digits" not in server.log
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "server.md"
+
+
+def test_the_program_of_the_guide_prints_the_same_losses_whatever_is_killed(server: KillableServer) -> None:
+    shown = re.search(r"as `train.py`:\n\n```py\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    assert shown is not None
+    server.wait()
+    tokens = list(range(10, 42))
+    with tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service:
+        training = service.create_lora_training_client(MODEL, rank=8, seed=1)
+        example = types.Datum(types.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})
+        passes = []
+        for _ in range(20):
+            passes.append(training.forward_backward([example], "cross_entropy"))
+            training.optim_step(types.AdamParams(learning_rate=1e-3))
+        expected = [f"{n} {each.result(timeout=90).metrics['loss:sum']}" for n, each in enumerate(passes)]
+    environment = {
+        **os.environ,
+        "TINKER_BASE_URL": server.url,
+        "TINKER_API_KEY": server.key,
+        "PYTHONWARNINGS": "ignore",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", shown[1]], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    lines = []
+    with process.stdout:
+        for line in process.stdout:
+            lines.append(line.strip())
+            if len(lines) == 5:
+                server.restart()
+            if len(lines) == 12:
+                server.kill_workers()
+    assert process.wait(90) == 0
+    assert lines == expected
 
 
 def test_a_server_killed_while_it_starts_loses_nothing(server: KillableServer) -> None:

@@ -8,6 +8,7 @@ import gc
 import gzip
 import json
 import logging
+import os
 import tracemalloc
 import zlib
 from typing import Any
@@ -24,8 +25,9 @@ from tinkex._wire import proto as wire_proto
 from tinkex._wire.endpoints import ENDPOINTS, Endpoint
 from tinkex.types import Datum, ForwardBackwardRequest, ModelInput
 
+EXAMPLES = int(os.environ.get("TINKEX_FUZZ_EXAMPLES", "25"))
 FUZZ = settings(
-    max_examples=25,
+    max_examples=EXAMPLES,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     derandomize=False,
 )
@@ -215,7 +217,7 @@ def test_damaged_protobuf_never_makes_the_server_fail(fuzzed: Client) -> None:
         ForwardBackwardRequest(model_id=run, seq_id=1, data=[datum], loss_fn="cross_entropy")
     )
 
-    @settings(FUZZ, max_examples=150)
+    @settings(FUZZ, max_examples=6 * EXAMPLES)
     @given(mutated_bytes(right) | st.binary(max_size=300))
     def check(changed: bytes) -> None:
         answer = send(fuzzed, ENDPOINTS["forward_backward"], changed, headers={"content-type": PROTO})

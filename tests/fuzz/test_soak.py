@@ -1,26 +1,32 @@
-"""A short mixed load, as `benchmarks/bench_server.py --soak` runs a long one: memory does not go on growing."""
+"""A mixed load, as `benchmarks/bench_server.py --soak` runs for hours: memory does not go on growing, and nothing fails."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCH = Path(__file__).parents[2] / "benchmarks" / "bench_server.py"
+SECONDS = float(os.environ.get("TINKEX_SOAK_SECONDS", "60"))
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(SECONDS + 240)
 def test_memory_stays_where_it_is_under_a_mixed_load(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
     done = subprocess.run(
-        [sys.executable, str(BENCH), "--soak", "20", "--json", str(found)],
+        [sys.executable, str(BENCH), "--soak", str(SECONDS), "--json", str(found)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=SECONDS + 200,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr  # any call that failed ends it
     soak = json.loads(found.read_text())["soak"]
     assert min(soak[name] for name in ("trained", "sampled", "saved", "refused", "dropped")) > 0
-    assert len(soak["memory"]) > 8
-    assert soak["growth"] < 1.15
+    assert len(soak["memory"]) >= 9
+    assert soak["growth"] < 1.25, done.stdout
