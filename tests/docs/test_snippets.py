@@ -75,6 +75,7 @@ def test_the_blocks_of_a_page_run(
     assert pages_program.stdin is not None
     assert pages_program.stdout is not None
     output = tmp_path / "output"
+    output.touch()
     order = {
         "page": str(page),
         "directory": str(tmp_path),
