@@ -47,6 +47,10 @@ def main() -> None:
         offered = service.get_server_capabilities().supported_models
         model = os.environ.get("TINKER_BASE_MODEL") or offered[0].model_name
         runs = [service.create_lora_training_client(model, rank=4, seed=seed) for seed in (0, 1)]
+        news: list[list[tuple]] = [[], []]
+        for run, heard in zip(runs, news, strict=True):
+            # A function for each run hears of its operations alone.
+            run.queue_state_observer = lambda *state_and_reason, heard=heard: heard.append(state_and_reason)
         tokens = runs[0].get_tokenizer().encode("Good things come to those who wait. ")
         datum = types.Datum(types.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})
 
@@ -62,6 +66,8 @@ def main() -> None:
         print("meanwhile the server said:")
         for (kind, state, reason), count in sorted(observer.heard.items()):
             print(f"  {count:2} × {kind} {state}: {reason}")
+        for run, heard in zip(runs, news, strict=True):
+            print(f"the observer of {run.model_id[-7:]} was told {len(heard)} times")
 
 
 if __name__ == "__main__":

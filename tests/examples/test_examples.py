@@ -337,6 +337,9 @@ def queue_states(out: str) -> None:
     assert re.search(
         r"\d × (ForwardBackward|OptimStep) active: in line with \d+ other training operations", out
     )
+    told = numbers(r"the observer of train:\d was told (\d+) times", out)
+    assert len(told) == 2
+    assert sum(told) > 0
 
 
 @check
