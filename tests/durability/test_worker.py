@@ -66,7 +66,11 @@ def test_a_killed_worker_is_a_pause_and_the_numbers_are_the_same(server: Killabl
 
     assert program(server, kill_now_and_then) == expected
     wait_until(lambda: health(server)["status"] == "ok")
-    assert health(server)["worker"]["restarts"] >= 1
+    restarts = health(server)["worker"]["restarts"]
+    assert restarts >= 1
+    metrics = urllib.request.Request(f"{server.url}/metrics", headers={"X-API-Key": server.key})
+    with urllib.request.urlopen(metrics, timeout=30) as answer:
+        assert f"tinkex_worker_restarts_total {restarts}" in answer.read().decode()
     assert "other digits" not in server.log
 
 

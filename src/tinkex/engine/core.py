@@ -185,6 +185,7 @@ class Engine:
     def _run(self, plan: Plan[Operation]) -> Sequence[Ended]:
         """Run training operations; whatever goes wrong becomes their outcome."""
         works = works_of(plan)
+        self._reviving = False
         started = time.monotonic()
         try:
             self._revive(works)
@@ -265,23 +266,19 @@ class Engine:
         Nothing of that was recorded, so it has not happened. Runs come back as after a restart.
         """
         turn, reviving = self._under_way, self._reviving
-        self._reviving = False
         self._recall.died(death, time.monotonic())
         self._operations.worker_died()
         self._keeper.worker_died()
         self._complete(Event(self._decoding.worker_died(death, decoding=turn == "decode")))
         if turn is None or turn == "decode":
             return
-        works = works_of(turn)
-        self._suspects.died([work.request_id for work in works], death)
-        if len(works) > 1 and any(self._suspects.alone(work.request_id) for work in works):
-            self._again.extendleft(Pass((work,)) for work in reversed(works))
-        elif len(works) > 1 or not self._suspects.convicted(works[0].request_id):
-            self._again.appendleft(turn)
-        else:
-            self._complete_turn([Ended(works[0], failed(given_up(death)), ran=False)])
+        again = self._suspects.judge(turn, death)
+        self._again.extendleft(reversed(again))
+        if not again:
+            (work,) = works_of(turn)
+            self._complete_turn([Ended(work, failed(given_up(death)), ran=False)])
             if reviving:
-                self._end_run(works[0].run_id, RunStatus.CORRUPTED)
+                self._end_run(work.run_id, RunStatus.CORRUPTED)
 
     def _complete(self, event: Event) -> None:
         """Record what happened in one commit, and wake those who wait for it."""
@@ -343,6 +340,7 @@ class Engine:
         if not self._closed:
             self._closed = True
             self._worker.stop()
+            self._recall.stop()
             self._recorder.catch_up()
             self._waiters.end_all()
             self._backlog.spans.abandon()

@@ -79,6 +79,7 @@ class LocalBackend:
         self._snapshots = Snapshots(config.engine_dir, config.snapshots_in_memory)
         self._losses = _Losses()
         self._captures: dict[int, savepoint_files.Capture] = {}
+        self._last_captures: dict[str, int] = {}
         # No number stands for a state of another worker.
         self._numbers = count(os.getpid() << 32)
         self._members: dict[str, set[str]] = {}
@@ -162,6 +163,7 @@ class LocalBackend:
     def forget(self, run_id: str) -> None:
         """Drop a run from memory, if it is there."""
         self._runs.pop(run_id, None)
+        self._last_captures.pop(run_id, None)
 
     def state(self, run_id: str) -> TrainState:
         """The weights, moments and gradient of a run in memory."""
@@ -216,7 +218,10 @@ class LocalBackend:
     def capture(self, run_id: str) -> int:
         """Take the exact state of a run; the number stands for it until it is written."""
         number = next(self._numbers)
+        # One that was never written is of no use any more.
+        self._captures.pop(self._last_captures.get(run_id, number), None)
         self._captures[number] = savepoint_files.capture(self._runs[run_id].state)
+        self._last_captures[run_id] = number
         return number
 
     def write_savepoint(self, capture: int, file: Path) -> bytes:

@@ -47,6 +47,11 @@ class Recall:
         self._loading = loading
         return loading
 
+    def stop(self) -> None:
+        """Let whoever waits for the models go without them."""
+        if self._loading is not None:
+            self._loading.cancel()
+
     def died(self, death: WorkerDied, now: float) -> None:
         """Note that the worker is gone."""
         for base in self._models.bases:

@@ -7,9 +7,11 @@ when it happens runs alone from then on, so that it is known which of those that
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tinkex.engine.backend.seam import WorkerDied
+from tinkex.engine.operations.backlog import Operation, works_of
+from tinkex.engine.scheduler import Pass, Plan
 from tinkex.errors import EngineFailure
 
 OWN_FAULT = 3
@@ -37,6 +39,16 @@ class Suspects:
         for request_id in request_ids:
             weight = OWN_FAULT if death.own_fault else FROM_OUTSIDE
             self._counts[request_id] = self._counts.get(request_id, 0) + weight
+
+    def judge(self, plan: Plan[Operation], death: WorkerDied) -> Sequence[Plan[Operation]]:
+        """What of a plan that was under way runs again, and in which company; nothing if it is to be given up."""
+        works = works_of(plan)
+        self.died([work.request_id for work in works], death)
+        if len(works) == 1:
+            return [] if self.convicted(works[0].request_id) else [plan]
+        if any(self.alone(work.request_id) for work in works):
+            return [Pass((work,)) for work in works]
+        return [plan]
 
     def cleared(self, request_ids: Iterable[str]) -> None:
         """Forget operations that have an outcome."""
