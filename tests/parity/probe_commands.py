@@ -58,6 +58,7 @@ def main() -> None:
             "checkpoint unpublish": ([paths[0]], None),
             "checkpoint set-ttl": ([paths[0], "--ttl", "7200"], None),
             "checkpoint download": ([paths[0], "-o", str(folder)], None),
+            "checkpoint push-hf": ([paths[0], "--repo", "ada/mine"], None),
             "checkpoint delete": ([*paths, "-y"], None),
             "session export-trace": ([session, "-o", str(folder / "trace.json")], None),
             "billing usage": (window, None),

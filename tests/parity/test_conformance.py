@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.conformance import DOCUMENT, ELSEWHERE, REFUSED, VERSIONS, probe, probe_commands
+from tests.parity.conformance import DOCUMENT, REFUSED, VERSIONS, probe, probe_commands
 from tests.servers import ServedEngine
 
 
@@ -23,7 +23,5 @@ def test_every_method_works(version: str, served_engine: ServedEngine, tiny_mode
 
 def test_every_command_works(served_engine: ServedEngine) -> None:
     results = probe_commands(served_engine)
-    assert {
-        name: result for name, result in results.items() if result != "works" and name not in ELSEWHERE
-    } == {}
-    assert len(results) >= 18
+    assert {name: result for name, result in results.items() if result != "works"} == {}
+    assert len(results) >= 19

@@ -21,6 +21,8 @@ class Served:
     """Bytes after which each of the next answers breaks off."""
     statuses: list[int] = field(default_factory=list)
     """Statuses of the next answers, before any content."""
+    claimed_bytes: int | None = None
+    """Size that is announced, where it is not the true one."""
     headers: dict[str, str] = field(default_factory=dict)
     asked: list[str | None] = field(default_factory=list)
     """The Range header of every request."""
@@ -51,7 +53,7 @@ def file_server(content: bytes) -> Iterator[Served]:
                     return
             body = served.content[start:]
             self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(served.claimed_bytes or len(body)))
             if status == 206:
                 end = len(served.content)
                 self.send_header("Content-Range", f"bytes {start}-{end - 1}/{end}")

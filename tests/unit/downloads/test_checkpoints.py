@@ -66,6 +66,30 @@ def test_every_kind_arrives_as_the_same_adapter(
     assert (found["training"].directory / "optimizer.safetensors").exists()
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")
+def test_what_is_downloaded_gives_the_same_logprobs_in_peft(
+    config: Config, saved: dict[str, str], tiny_model: Path, tmp_path: Path
+) -> None:
+    import peft
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    tokens = [5, 6, 7, 8, 9, 10]
+    with tinkex.ServiceClient(config=config) as service:
+        sampler = service.create_sampling_client(model_path=saved["sampler"])
+        said = sampler.compute_logprobs(types.ModelInput.from_ints(tokens)).result()[1:]
+        plain = service.create_sampling_client(base_model="tiny/llama")
+        without = plain.compute_logprobs(types.ModelInput.from_ints(tokens)).result()[1:]
+    found = download_checkpoint(saved["training"], tmp_path, config=config)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(base, found.directory).eval()
+    with torch.no_grad():
+        logprobs = model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+    wanted = logprobs[range(len(tokens) - 1), tokens[1:]].tolist()
+    assert said == pytest.approx(wanted, abs=1e-4)
+    assert without != pytest.approx(wanted, abs=1e-2)
+
+
 def test_the_official_way_exports_fetches_and_deletes_the_export(
     config: Config, saved: dict[str, str], tmp_path: Path
 ) -> None:

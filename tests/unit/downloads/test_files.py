@@ -138,6 +138,15 @@ def test_too_much_is_refused_before_it_is_written(served: Served, tmp_path: Path
     assert not (tmp_path / "a").exists()
 
 
+def test_more_than_the_disk_has_room_for_is_refused_before_it_is_written(
+    served: Served, tmp_path: Path
+) -> None:
+    served.claimed_bytes = 1 << 60
+    with pytest.raises(SetupError, match=r"needs 1,152,921,504,606,846,976 bytes .* free; make room"):
+        fetch(Source(served.url), tmp_path / "a", max_bytes=1 << 61)
+    assert not (tmp_path / "a").exists()
+
+
 def test_a_file_that_is_there_is_kept_unless_told_otherwise(served: Served, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("mine")
     with pytest.raises(SetupError, match="exists already"):
