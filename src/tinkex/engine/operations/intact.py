@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 
@@ -9,15 +10,18 @@ from tinkex.engine.operations.health import Health
 from tinkex.engine.store import CheckpointRow, Store
 from tinkex.errors import Expired
 
+logger = logging.getLogger("tinkex.engine")
+
+CHECKPOINTS = "checkpoints"
 LOOK_AGAIN_S = 0.2
 MOST_NOTED = 100
-"""How many damaged checkpoints health names; whoever finds the next one is told all the same."""
+"""How many damaged checkpoints are looked at again; whoever finds the next one is told all the same."""
 
 
 class Intact:
     """Refuses checkpoints whose files are missing or cut short, and has health say so until they are back or deleted.
 
-    Safe to use from any thread.
+    Safe to use from any thread. The log names them; health, which anybody may ask, does not.
     """
 
     def __init__(self, store: Store, health: Health) -> None:
@@ -34,9 +38,10 @@ class Intact:
             self._forget(checkpoint.path)
             return
         with self._lock:
-            if len(self._noted) < MOST_NOTED:
+            if checkpoint.path not in self._noted and len(self._noted) < MOST_NOTED:
+                logger.error("checkpoint %s cannot be read: %s", checkpoint.path, damage)
                 self._noted[checkpoint.path] = checkpoint
-                self._health.trouble(_subject(checkpoint.path), f"{checkpoint.path} cannot be read: {damage}")
+                self._tell()
         raise Expired(
             f"checkpoint {checkpoint.path} cannot be read: {damage} on the server's disk. Nothing was changed. Its operator can "
             "put the files back; otherwise delete it and use another one: RestClient().list_user_checkpoints()"
@@ -54,9 +59,20 @@ class Intact:
                 self._forget(checkpoint.path)
 
     def _forget(self, path: str) -> None:
+        if path not in self._noted:
+            return
         with self._lock:
-            if self._noted.pop(path, None) is not None:
-                self._health.fine(_subject(path))
+            self._noted.pop(path, None)
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._noted:
+            reason = (
+                f"files of checkpoints are missing or damaged ({len(self._noted)} known); the log names them"
+            )
+            self._health.trouble(CHECKPOINTS, reason)
+        else:
+            self._health.fine(CHECKPOINTS)
 
     def _damage(self, checkpoint: CheckpointRow) -> str | None:
         size = self._store.directories.size(checkpoint.directory)
@@ -65,7 +81,3 @@ class Intact:
         if size != checkpoint.size_bytes:
             return f"its files have {size} bytes instead of {checkpoint.size_bytes}"
         return None
-
-
-def _subject(path: str) -> str:
-    return f"checkpoint {path}"
