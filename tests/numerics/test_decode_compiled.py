@@ -16,9 +16,10 @@ from tests.unit.engine.sampler.harness import full_logits, one_thread, random_to
 from tinkex.engine.model.loader import load_transformer
 from tinkex.engine.model.lora import Adapter
 from tinkex.engine.model.transformer import Transformer
+from tinkex.engine.sampler.block_table import BlockTable
 from tinkex.engine.sampler.compiled import CompiledCompute
 from tinkex.engine.sampler.compute import TorchCompute
-from tinkex.engine.sampler.kv_cache import PromptKV, SlotTable
+from tinkex.engine.sampler.kv_cache import PromptKV
 
 __all__ = ["one_thread"]
 
@@ -116,7 +117,7 @@ def test_prompts_and_steps_have_the_logprobs_of_a_plain_forward(
         full_logits(model, prompt + future, adapter)
         for prompt, future, adapter in zip(prompts, futures, adapters, strict=True)
     ]
-    table, slots = SlotTable(model.arch, model.dtype, apart=True), []
+    table, slots = BlockTable(model.arch, model.dtype), []
     for prompt, adapter, expected in zip(prompts, adapters, wanted, strict=True):
         pieces = [len(prompt)] if len(prompt) < 64 else [50, len(prompt) - 50]
         kv, logits = prefilled(compiled, model, prompt, pieces, adapter)
@@ -143,7 +144,7 @@ def test_a_row_has_the_same_bits_in_any_company(model: Transformer, compiled: Co
 
     def states(members: Sequence[int], threads: int) -> dict[int, torch.Tensor]:
         torch.set_num_threads(threads)
-        table = SlotTable(model.arch, model.dtype, apart=True)
+        table = BlockTable(model.arch, model.dtype)
         segments = [(adapters[index], 1) for index in members]
         slots = []
         for index in members:

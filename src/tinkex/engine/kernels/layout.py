@@ -17,6 +17,7 @@ __all__ = [
     "SegmentC",
     "SequenceC",
     "Stored",
+    "StretchC",
 ]
 
 
@@ -83,15 +84,22 @@ class SegmentC(Structure):
     )
 
 
+class StretchC(Structure):
+    """Keys and values of neighbouring positions, from ``start`` on; strides count floats."""
+
+    _fields_ = (
+        ("keys", c_void_p),
+        *_fields(c_int64, "start", "layer_stride", "value_offset", "head_stride"),
+    )
+
+
 class SequenceC(Structure):
-    """Neighbouring rows that continue one sequence, and where its keys and values lie; strides count floats."""
+    """Neighbouring rows that continue one sequence, and where its keys and values lie."""
 
     _fields_ = (
         *_fields(c_int64, "first_row", "num_rows", "position"),
-        ("keys", c_void_p),
-        *_fields(c_int64, "layer_stride", "value_offset", "head_stride"),
-        ("shared_keys", c_void_p),
-        *_fields(c_int64, "num_shared", "shared_layer_stride", "shared_value_offset", "shared_head_stride"),
+        ("stretches", POINTER(StretchC)),
+        ("num_stretches", c_int64),
     )
 
 

@@ -28,8 +28,11 @@ from tinkex.engine.kernels.layout import (
     PassC,
     SegmentC,
     SequenceC,
+    StretchC,
 )
 from tinkex.engine.model.lora import ATTENTION_MODULES, MLP_MODULES, UNEMBED_MODULE
+from tinkex.engine.sampler.block_table import BlockSlot, BlockTable
+from tinkex.engine.sampler.limits import SLOT_STEP
 from tinkex.engine.sampler.packed_weights import layer_biases, packed_weights, plain_weights
 
 if TYPE_CHECKING:
@@ -43,9 +46,10 @@ if TYPE_CHECKING:
     from tinkex.engine.model.architecture import Architecture
     from tinkex.engine.model.lora import Adapter
     from tinkex.engine.model.transformer import LayerWeights, Transformer
-    from tinkex.engine.sampler.kv_cache import PromptKV, Slot, SlotTable
+    from tinkex.engine.sampler.kv_cache import PromptKV
     from tinkex.engine.sampler.logits import RowSettings
     from tinkex.engine.sampler.packed_weights import Matrix
+    from tinkex.engine.sampler.places import Place, Places
 
 __all__ = ["CompiledCompute", "CompiledDraw"]
 
@@ -59,8 +63,6 @@ class CompiledCompute:
         >>> CompiledCompute(model, load_core()).description
         'compiled (avx2)'
     """
-
-    slots_apart = True
 
     def __init__(self, model: Transformer, core: Core, *, pack: bool = True) -> None:
         self._core = core
@@ -80,6 +82,10 @@ class CompiledCompute:
         self._adapters = _AdapterTables(len(model.layers))
         self.description = f"compiled ({core.variant})"
 
+    def places(self) -> BlockTable:
+        """An empty table of blocks."""
+        return BlockTable(self._weights.arch, self._weights.dtype)
+
     def prefill(
         self, tokens_T: npt.NDArray[np.int32], pieces: Sequence[tuple[PromptKV, int]], segments: _Segments
     ) -> Tensor:
@@ -87,33 +93,24 @@ class CompiledCompute:
         sequences = (SequenceC * len(pieces))()
         first_row = 0
         for sequence, (kv, count) in zip(sequences, pieces, strict=True):
-            layer_stride, value_offset, head_stride = kv.kv_L2KPd.stride()[:3]
             sequence.first_row, sequence.num_rows, sequence.position = first_row, count, kv.filled
-            sequence.keys = kv.kv_L2KPd.data_ptr()
-            sequence.layer_stride, sequence.value_offset = layer_stride, value_offset
-            sequence.head_stride = head_stride
+            sequence.stretches, sequence.num_stretches = (StretchC * 1)(_stretch(kv.kv_L2KPd, 0)), 1
             first_row += count
         positions = [np.arange(kv.filled, kv.filled + count) for kv, count in pieces]
         return self._forward(tokens_T, np.concatenate(positions), sequences, segments)
 
     def decode(
-        self, tokens: Sequence[int], table: SlotTable, slots: Sequence[Slot], segments: _Segments
+        self, tokens: Sequence[int], table: Places, slots: Sequence[Place], segments: _Segments
     ) -> Tensor:
         """Hidden states of one new row for each of the table's slots, (B, D)."""
         assert len(slots) == len(table)
         sequences = (SequenceC * len(slots))()
         for row, (sequence, slot) in enumerate(zip(sequences, slots, strict=True)):
-            kv_L2SKCd = slot.bank.kv_L2SKCd
-            layer_stride, value_offset, slot_stride, head_stride = kv_L2SKCd.stride()[:4]
+            assert isinstance(slot, BlockSlot)
+            if slot.described is None:
+                slot.described = _stretches(slot)
             sequence.first_row, sequence.num_rows, sequence.position = row, 1, slot.length
-            if slot.shared is not None:
-                shared_L2KPd = slot.shared.kv_L2KPd
-                sequence.shared_keys, sequence.num_shared = shared_L2KPd.data_ptr(), slot.start
-                sequence.shared_layer_stride, sequence.shared_value_offset = shared_L2KPd.stride()[:2]
-                sequence.shared_head_stride = shared_L2KPd.stride()[2]
-            sequence.keys = kv_L2SKCd.data_ptr() + slot.index * slot_stride * kv_L2SKCd.element_size()
-            sequence.layer_stride, sequence.value_offset = layer_stride, value_offset
-            sequence.head_stride = head_stride
+            sequence.stretches, sequence.num_stretches = slot.described, len(slot.described)
         positions_B = np.array([slot.length for slot in slots])
         return self._forward(np.array(tokens, np.int32), positions_B, sequences, segments)
 
@@ -249,6 +246,18 @@ class _AdapterTables:
                     entry.a, entry.b = (half.data_ptr() for half in pair)
             self._tables[key] = (ref(adapter, lambda _: self._tables.pop(key, None)), table)
         return self._tables[key][1]
+
+
+def _stretches(slot: BlockSlot) -> Array[StretchC]:
+    """Where the keys and values of a sequence lie: those it shares, then its own blocks."""
+    stretches = [] if slot.shared is None else [_stretch(slot.shared.kv_L2KPd, 0)]
+    for number, block_L2KCd in enumerate(slot.blocks_L2KCd):
+        stretches.append(_stretch(block_L2KCd, slot.start + number * SLOT_STEP))
+    return (StretchC * len(stretches))(*stretches)
+
+
+def _stretch(kv_L2KCd: Tensor, start: int) -> StretchC:
+    return StretchC(kv_L2KCd.data_ptr(), start, *kv_L2KCd.stride()[:3])
 
 
 def _layer(matrices: Sequence[Matrix], weights: LayerWeights, arch: Architecture, layer: int) -> LayerC:

@@ -17,7 +17,7 @@ from tinkex.engine.kernels import CoreUnavailable, load_core
 from tinkex.engine.model.lora import LoraRows
 from tinkex.engine.model.transformer import Transformer
 from tinkex.engine.sampler.compiled import CompiledCompute
-from tinkex.engine.sampler.kv_cache import SlotTable, prefill_attend
+from tinkex.engine.sampler.kv_cache import Slot, SlotTable, prefill_attend
 from tinkex.engine.sampler.logits import draw
 from tinkex.errors import SetupError
 
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
     from tinkex.engine.model.lora import Adapter
     from tinkex.engine.sampler.compiled import CompiledDraw
-    from tinkex.engine.sampler.kv_cache import PromptKV, Slot
+    from tinkex.engine.sampler.kv_cache import PromptKV
     from tinkex.engine.sampler.logits import Draw, RowSettings
+    from tinkex.engine.sampler.places import Place, Places
 
 __all__ = ["Compute", "Drawn", "Segments", "TorchCompute", "choose_compute"]
 
@@ -53,9 +54,8 @@ class Compute(Protocol):
         """Which way this is, for people: ``compiled (avx2)``, or ``torch`` and why."""
         ...
 
-    @property
-    def slots_apart(self) -> bool:
-        """Whether a decode step wants every slot on its own instead of side by side."""
+    def places(self) -> Places:
+        """Room for the sequences of decode steps, empty, of the kind this way wants."""
         ...
 
     def prefill(
@@ -65,7 +65,7 @@ class Compute(Protocol):
         ...
 
     def decode(
-        self, tokens: Sequence[int], table: SlotTable, slots: Sequence[Slot], segments: Segments
+        self, tokens: Sequence[int], table: Places, slots: Sequence[Place], segments: Segments
     ) -> Tensor:
         """Hidden states of one new row for each of the table's slots, (B, D)."""
         ...
@@ -82,11 +82,13 @@ class Compute(Protocol):
 class TorchCompute:
     """Computes with torch, on any machine."""
 
-    slots_apart = False
-
     def __init__(self, model: Transformer, reason: str) -> None:
         self._model = model
         self.description = f"torch ({reason})"
+
+    def places(self) -> SlotTable:
+        """An empty table of slots side by side."""
+        return SlotTable(self._model.arch, self._model.dtype)
 
     def prefill(
         self, tokens_T: npt.NDArray[np.int32], pieces: Sequence[tuple[PromptKV, int]], segments: Segments
@@ -100,13 +102,14 @@ class TorchCompute:
         )
 
     def decode(
-        self, tokens: Sequence[int], table: SlotTable, slots: Sequence[Slot], segments: Segments
+        self, tokens: Sequence[int], table: Places, slots: Sequence[Place], segments: Segments
     ) -> Tensor:
         """Hidden states of one new row for each of the table's slots, (B, D)."""
+        assert isinstance(table, SlotTable)
         return self._model.hidden(
             torch.tensor(tokens),
             torch.tensor([slot.length for slot in slots]),
-            table.attend(slots),
+            table.attend([slot for slot in slots if isinstance(slot, Slot)]),
             _lora_rows(segments),
         )
 

@@ -4,13 +4,12 @@ Two shapes of storage, each fit for its use:
 
 * ``PromptKV`` belongs to one prompt. It is filled piece by piece while the prompt is prefilled and never
   changes afterwards, so any number of sequences, and later requests, can start from it.
-* ``SlotTable`` holds one slot per decoding sequence; sequences join and leave between any two steps, and one that
-  fills its slot moves to a larger one. For torch, slots of one capacity lie side by side in a bank, so that a decode
-  step is one attention call per bank, however many sequences there are. The compiled core needs no neighbours: there
-  every slot is a bank of its own, and holds only what comes after the prompt, which all its sequences share.
+* ``SlotTable`` holds one slot per decoding sequence for torch; sequences join and leave between any two steps, and one
+  that fills its slot moves to a larger one. Slots of one capacity lie side by side in a bank, so that a decode step is
+  one attention call per bank, however many sequences there are. The compiled core needs no neighbours: for it there
+  are blocks, in ``block_table``.
 
-Memory is what is allocated here. A slot of its own has room for a quarter more than it held when it was made, in
-steps of 64 tokens. Side by side, a slot's capacity is a power of two, so at most twice what it holds, a bank has at
+Memory is what is allocated here. A slot's capacity is a power of two, so at most twice what it holds, a bank has at
 most half as many slots again as were in use at once, and while a bank grows its old storage exists beside the new.
 Who may allocate is decided by the sampler.
 
@@ -134,15 +133,15 @@ class Slot:
     bank: _Bank
     index: int
     length: int
-    shared: PromptKV | None = None
-    """The prompt that holds the first tokens for all sequences that go on from it."""
-    start: int = 0
-    """How many tokens ``shared`` holds; the slot has those from here on."""
+
+    @property
+    def shared(self) -> None:
+        """The prompt a sequence shares: none, because a slot holds all of it."""
 
     @property
     def own_length(self) -> int:
         """How many tokens the slot itself holds."""
-        return self.length - self.start
+        return self.length
 
 
 class _Bank:
@@ -151,10 +150,9 @@ class _Bank:
     What lies behind a slot's length is masked, but must be finite: torch's attention multiplies it by zero.
     """
 
-    def __init__(self, arch: Architecture, dtype: torch.dtype, capacity: int, *, apart: bool) -> None:
+    def __init__(self, arch: Architecture, dtype: torch.dtype, capacity: int) -> None:
         self.capacity = capacity
         self.slots: list[Slot] = []
-        self._apart = apart
         self.kv_L2SKCd = torch.zeros(
             arch.num_layers, 2, 0, arch.num_kv_heads, capacity, arch.head_dim, dtype=dtype
         )
@@ -181,8 +179,7 @@ class _Bank:
         self.slots.append(slot)
         row_L2KCd = self.kv_L2SKCd[:, :, slot.index]
         row_L2KCd[:, :, :, :length] = kv_L2KPd[:, :, :, :length]
-        if not self._apart:
-            row_L2KCd[:, :, :, length:] = 0
+        row_L2KCd[:, :, :, length:] = 0
         return slot
 
     def free(self, slot: Slot) -> None:
@@ -204,13 +201,12 @@ class _Bank:
         if num_slots == allocated:
             return
         old, in_use = self.kv_L2SKCd, len(self.slots)
-        allocate = torch.empty if self._apart else torch.zeros
-        self.kv_L2SKCd = allocate(layers, two, num_slots, heads, capacity, head_dim, dtype=old.dtype)
+        self.kv_L2SKCd = torch.zeros(layers, two, num_slots, heads, capacity, head_dim, dtype=old.dtype)
         self.kv_L2SKCd[:, :, :in_use] = old[:, :, :in_use]
 
 
 class SlotTable:
-    """The slots of all decoding sequences; ``apart`` gives each of them storage of its own.
+    """The slots of all decoding sequences.
 
     Example:
         >>> slot = table.join(prompt)
@@ -219,11 +215,10 @@ class SlotTable:
         >>> slot.length += 1
     """
 
-    def __init__(self, arch: Architecture, dtype: torch.dtype, *, apart: bool = False) -> None:
+    def __init__(self, arch: Architecture, dtype: torch.dtype) -> None:
         self._arch = arch
         self._dtype = dtype
-        self._apart = apart
-        self.sizes = SlotSizes(apart)
+        self.sizes = SlotSizes(apart=False)
         self._banks: list[_Bank] = []
 
     @property
@@ -242,14 +237,8 @@ class SlotTable:
         return bank.next_growth * bank.slot_bytes
 
     def join(self, prompt: PromptKV) -> Slot:
-        """A slot for a new sequence that goes on from ``prompt``; if it is ``shared``, the prompt must stay."""
-        own_length = self.sizes.own_length(prompt.length)
-        start = prompt.length - own_length
-        slot = self._bank(own_length).take(prompt.kv_L2KPd[:, :, :, start:], own_length)
-        slot.length = prompt.length
-        if start:
-            slot.shared, slot.start = prompt, start
-        return slot
+        """A slot for a new sequence that goes on from ``prompt``, with a copy of it."""
+        return self._bank(prompt.length).take(prompt.kv_L2KPd, prompt.length)
 
     def leave(self, slot: Slot) -> None:
         """Gives a sequence's slot back."""
@@ -259,12 +248,12 @@ class SlotTable:
 
     def is_full(self, slot: Slot) -> bool:
         """Whether the slot must grow before it can take another token."""
-        return slot.own_length == slot.bank.capacity
+        return slot.length == slot.bank.capacity
 
     def grow(self, slot: Slot) -> None:
         """Moves a sequence to a larger slot; the slot object stays the same."""
         old = slot.bank
-        moved = self._bank(slot.own_length).take(old.kv_L2SKCd[:, :, slot.index], slot.own_length)
+        moved = self._bank(slot.length).take(old.kv_L2SKCd[:, :, slot.index], slot.length)
         old.free(slot)
         if not old.slots:
             self._banks.remove(old)
@@ -300,15 +289,13 @@ class SlotTable:
 
     def _find(self, length: int) -> _Bank | None:
         """The bank that takes a sequence of this length, if there is one."""
-        if self._apart:
-            return None
         capacity = self.sizes.capacity(length)
         return next((bank for bank in self._banks if bank.capacity == capacity), None)
 
     def _bank(self, length: int) -> _Bank:
         bank = self._find(length)
         if bank is None:
-            bank = _Bank(self._arch, self._dtype, self.sizes.capacity(length), apart=self._apart)
+            bank = _Bank(self._arch, self._dtype, self.sizes.capacity(length))
             self._banks.append(bank)
         return bank
 

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["SLOT_STEP", "SamplerLimits", "SlotSizes"]
 
 SLOT_STEP = 64
-"""The smallest capacity of a slot, the step in which those apart grow, and the chunk in which the core adds up."""
+"""Tokens of a block, the smallest capacity of a slot side by side, and the chunk in which the core adds up."""
 
 
 @dataclass(frozen=True)
 class SlotSizes:
-    """How large the slots of decoding sequences are; ``apart`` says that each is on its own instead of side by side.
+    """How much memory decoding sequences take; ``apart`` says that they have blocks instead of slots side by side.
 
     Example:
         >>> SlotSizes(apart=False).capacity(100), SlotSizes(apart=True).capacity(100)
@@ -33,31 +33,32 @@ class SlotSizes:
     apart: bool
 
     def capacity(self, length: int) -> int:
-        """How many tokens the slot of a sequence has room for that holds ``length`` tokens and takes one more."""
+        """How many tokens a sequence has room for that holds ``length`` tokens and takes one more."""
         if self.apart:
-            return -(-(length + 1 + length // 4) // SLOT_STEP) * SLOT_STEP
+            return (length // SLOT_STEP + 1) * SLOT_STEP
         return max(SLOT_STEP, 1 << length.bit_length())
 
     def own_length(self, prompt_length: int) -> int:
-        """How many tokens of a prompt are copied into a slot that goes on from it; the others stay where they are.
+        """How many tokens of a prompt are copied for a sequence that goes on from it; the others stay where they are.
 
-        The last, unfinished step is copied: the core adds up whole steps, and new tokens belong to it.
+        The last, unfinished block is copied: new tokens belong to it.
         """
         return prompt_length % SLOT_STEP if self.apart else prompt_length
 
     def most_tokens(self, prompt_length: int, num_new: int) -> int:
         """The most tokens one sequence alone ever has memory for at once, if it gets ``num_new`` new tokens.
 
-        Those are a slot and the larger one it moves to, beside the prompt it shares. The prompt may be longer than
-        the request's: a sequence that gave way comes back with what it had as its prompt, all but the last two tokens
-        of it at most. Side by side it is that prompt and its slot.
+        Those are the prompt, and what comes after it in blocks or in a slot. The prompt may be longer than the
+        request's: a sequence that gave way comes back with what it had as its prompt, all but the last two tokens of it
+        at most. With blocks only the tokens of that prompt's last, unfinished one exist twice.
         """
         if num_new == 1:
             return prompt_length  # its only token is drawn without a slot
         held = prompt_length + num_new - 2
         if not self.apart:
             return held + self.capacity(held)
-        return held + SLOT_STEP - 1 + self.capacity(held - prompt_length + self.own_length(prompt_length))
+        unfinished = prompt_length % SLOT_STEP + num_new - 2
+        return self.capacity(held) + min(unfinished, SLOT_STEP - 1)
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,7 @@ class SamplerLimits:
         wanted = job.params.max_tokens
         if wanted is not None and max_new_tokens(length, wanted, self.arch.max_context) > fits:
             raise InvalidInput(
-                f"max_tokens is {wanted:,}, and {held}, room for {fits:,} new tokens after this prompt of {length:,} (a "
-                "sequence needs its place twice while it moves to a larger one); ask for fewer, leave max_tokens out for as "
-                "many as fit, or give the engine a larger kv_cache_bytes"
+                f"max_tokens is {wanted:,}, and {held}, room for {fits:,} new tokens after this prompt of {length:,}; "
+                "ask for fewer, leave max_tokens out for as many as fit, or give the engine a larger kv_cache_bytes"
             )
         return fits

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tinkex.engine.model.architecture import Architecture
-    from tinkex.engine.sampler.kv_cache import Slot
+    from tinkex.engine.sampler.places import Place
     from tinkex.engine.sampler.stopping import StopRule, StopWatch, TokenBytes
 
 __all__ = ["Continuation", "Request"]
@@ -38,7 +38,7 @@ class Continuation:
     topk_ids: list[list[int]] = field(default_factory=list)
     topk_logprobs: list[list[float]] = field(default_factory=list)
     stop_reason: StopReason | None = None
-    slot: Slot | None = None
+    slot: Place | None = None
 
     @property
     def age(self) -> tuple[int, int]:

@@ -25,7 +25,7 @@ import torch
 
 from tinkex.engine.sampler.compute import choose_compute
 from tinkex.engine.sampler.job import SampleJob
-from tinkex.engine.sampler.kv_cache import SlotTable, bytes_per_token
+from tinkex.engine.sampler.kv_cache import bytes_per_token
 from tinkex.engine.sampler.limits import SamplerLimits
 from tinkex.engine.sampler.prefill import Prefill, share_chunk
 from tinkex.engine.sampler.prompt_cache import CachedPrompt, PromptCache, PromptMatch
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from tinkex.engine.model.tokenizer import EngineTokenizer
     from tinkex.engine.model.transformer import Transformer
-    from tinkex.engine.sampler.kv_cache import Slot
+    from tinkex.engine.sampler.places import Place
 
 __all__ = ["Sampler"]
 
@@ -85,7 +85,7 @@ class Sampler:
         self._prompts = PromptCache(
             model.arch, model.dtype, keep_bytes=min(prompt_cache_bytes, kv_budget_bytes)
         )
-        self._slots = SlotTable(model.arch, model.dtype, apart=self._compute.slots_apart)
+        self._slots = self._compute.places()
         self.limits = SamplerLimits(
             arch=model.arch,
             eos_token_ids=tokenizer.eos_token_ids,
@@ -100,7 +100,7 @@ class Sampler:
         self._prefilling: list[Prefill] = []
         self._ready: deque[tuple[Continuation, CachedPrompt]] = deque()
         self._decoding: list[Continuation] = []
-        self._lenders: dict[Slot, CachedPrompt] = {}
+        self._lenders: dict[Place, CachedPrompt] = {}
         self._finished: list[tuple[str, SampleResponse | TinkexError]] = []
         self._decode_next = False
         self.num_preemptions = 0

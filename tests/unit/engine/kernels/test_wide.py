@@ -14,8 +14,9 @@ from tests.unit.engine.sampler.harness import full_logits, random_tokens, traine
 from tinkex.engine.kernels import load_core
 from tinkex.engine.kernels.build import build_core
 from tinkex.engine.model.loader import load_transformer
+from tinkex.engine.sampler.block_table import BlockTable
 from tinkex.engine.sampler.compiled import CompiledCompute
-from tinkex.engine.sampler.kv_cache import PromptKV, SlotTable
+from tinkex.engine.sampler.kv_cache import PromptKV
 from tinkex.engine.sampler.logits import RowSettings, draw
 
 
@@ -34,7 +35,7 @@ def test_sixteen_lanes_give_the_same_numbers(tmp_path: Path) -> None:
     logits = compute.logits(hidden, [(adapter, 100)])
     torch.testing.assert_close(logits, expected[:-1], atol=1e-4, rtol=0)
     kv.filled = 100
-    table = SlotTable(model.arch, model.dtype, apart=True)
+    table = BlockTable(model.arch, model.dtype)
     slots = [table.join(kv) for _ in range(17)]
     after = compute.decode([7] * 17, table, slots, [(adapter, 17)])
     last = compute.logits(after, [(adapter, 17)])

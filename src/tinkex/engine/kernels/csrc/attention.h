@@ -75,21 +75,19 @@ static void mix_values(int64_t queries, const float *weights, int64_t span, cons
     }
 }
 
-/* Positions `start…end` of one sequence, and where their keys and values begin. */
+/* The keys and values of one head in one stretch that lie within `from…to`. */
 typedef struct {
     const float *keys, *values;
-    int64_t start, end;
-} stretch;
+    int64_t from, to; /* none if from is not below to */
+} visible;
 
-static inline stretch shared_stretch(const tinkex_sequence *s, int64_t layer, int64_t head) {
-    if (s->num_shared == 0) return (stretch){0};
-    const float *keys = s->shared_keys + layer * s->shared_layer_stride + head * s->shared_head_stride;
-    return (stretch){keys, keys + s->shared_value_offset, 0, s->num_shared};
-}
-
-static inline stretch own_stretch(const tinkex_sequence *s, int64_t layer, int64_t head) {
-    const float *keys = s->keys + layer * s->layer_stride + head * s->head_stride;
-    return (stretch){keys, keys + s->value_offset, s->num_shared, INT64_MAX};
+static inline visible visible_part(const tinkex_sequence *sequence, int64_t number, int64_t layer, int64_t head,
+                                   int64_t head_dim, int64_t from, int64_t to) {
+    const tinkex_stretch *s = &sequence->stretches[number];
+    if (number + 1 < sequence->num_stretches) to = smaller(to, s[1].start);
+    from = larger(from, s->start);
+    const float *keys = s->keys + layer * s->layer_stride + head * s->head_stride + (from - s->start) * head_dim;
+    return (visible){keys, keys + s->value_offset, from, to};
 }
 
 /* One block of rows under one key/value head. */
@@ -100,7 +98,6 @@ static void attention_task(const void *context, long task, int worker) {
     const tinkex_sequence *sequence = block->sequence;
     const int64_t kv_head = task % model->kv_heads, group = model->heads / model->kv_heads;
     const int64_t d = model->head_dim, window = model->layers[a->layer].window;
-    const stretch stretches[2] = {shared_stretch(sequence, a->layer, kv_head), own_stretch(sequence, a->layer, kv_head)};
     const int64_t seen_first = window > 0 ? larger(0, block->position - window + 1) : 0;
     const int64_t first = seen_first / CHUNK * CHUNK, end = block->position + block->num_rows;
     const int64_t span = rounded_up(end - first, PANEL), queries = block->num_rows * group;
@@ -117,12 +114,13 @@ static void attention_task(const void *context, long task, int worker) {
         for (int64_t i = 0; i < group * d; i++) query[row * group * d + i] = from[i] * scale;
     }
     memset(scores, 0, (size_t)(queries * span) * sizeof(float));
-    for (int s = 0; s < 2; s++)
-        for (int64_t t = larger(first, stretches[s].start); t < smaller(end, stretches[s].end); t += PANEL) {
-            const int64_t num_keys = smaller(PANEL, smaller(end, stretches[s].end) - t);
-            turn_panel(stretches[s].keys + (t - stretches[s].start) * d, d, num_keys, d, panel);
+    for (int64_t s = 0; s < sequence->num_stretches; s++) {
+        const visible part = visible_part(sequence, s, a->layer, kv_head, d, first, end);
+        for (int64_t t = part.from; t < part.to; t += PANEL) {
+            turn_panel(part.keys + (t - part.from) * d, d, smaller(PANEL, part.to - t), d, panel);
             rows_times_panel(queries, query, d, panel, PANEL, d, scores + t - first, span, NULL);
         }
+    }
     for (int64_t q = 0; q < queries; q++) {
         const int64_t position = block->position + q / group;
         const int64_t seen = window > 0 ? larger(0, position - window + 1) : 0;
@@ -131,11 +129,11 @@ static void attention_task(const void *context, long task, int worker) {
     for (int64_t column = 0; column < d; column += PANEL) {
         const int64_t columns = smaller(PANEL, d - column);
         memset(sums, 0, (size_t)(queries * PANEL) * sizeof(float));
-        for (int s = 0; s < 2; s++) {
-            const int64_t from = larger(first, stretches[s].start), to = smaller(end, stretches[s].end);
-            if (from < to)
-                mix_values(queries, scores + from - first, span, stretches[s].values + (from - stretches[s].start) * d,
-                           to - from, d, column, panel, sums);
+        for (int64_t s = 0; s < sequence->num_stretches; s++) {
+            const visible part = visible_part(sequence, s, a->layer, kv_head, d, first, end);
+            if (part.from < part.to)
+                mix_values(queries, scores + part.from - first, span, part.values, part.to - part.from, d, column, panel,
+                           sums);
         }
         for (int64_t q = 0; q < queries; q++) {
             const int64_t row = block->first_row + q / group, head = kv_head * group + q % group;

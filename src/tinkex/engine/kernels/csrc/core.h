@@ -54,15 +54,20 @@ typedef struct {
     const tinkex_pair *pairs; /* PROJ_PER_LAYER per layer, then one for the unembedding */
 } tinkex_segment;
 
-/* Neighbouring rows that continue one sequence, and where its keys and values lie. */
+/* Keys and values of neighbouring positions, from `start` on to where the next stretch begins. */
+typedef struct {
+    float *keys;   /* layer 0, head 0, the first position; positions are head_dim apart */
+    int64_t start; /* a multiple of 64 */
+    int64_t layer_stride, value_offset, head_stride;
+} tinkex_stretch;
+
+/* Neighbouring rows that continue one sequence, and where its keys and values lie: stretch by stretch, of which the
+ * first ones may belong to several sequences. The new rows fit behind the start of the last. */
 typedef struct {
     int64_t first_row, num_rows;
     int64_t position; /* of the first row */
-    float *keys;      /* layer 0, head 0, the first position that is not shared; positions are head_dim apart */
-    int64_t layer_stride, value_offset, head_stride;
-    /* The first positions may lie elsewhere, where other sequences read them too; a multiple of 64 of them. */
-    const float *shared_keys;
-    int64_t num_shared, shared_layer_stride, shared_value_offset, shared_head_stride;
+    const tinkex_stretch *stretches;
+    int64_t num_stretches;
 } tinkex_sequence;
 
 typedef struct {

@@ -55,7 +55,7 @@ static void heads_task(const void *context, long task, int worker) {
     const tinkex_model *model = f->model;
     const tinkex_layer *layer = &model->layers[stage->layer];
     const attention_block *block = &f->attention.blocks[task];
-    const tinkex_sequence *sequence = block->sequence;
+    const tinkex_stretch *last = &block->sequence->stretches[block->sequence->num_stretches - 1];
     const int64_t d = model->head_dim;
     for (int64_t i = 0; i < block->num_rows; i++) {
         const int64_t row = block->first_row + i;
@@ -68,10 +68,10 @@ static void heads_task(const void *context, long task, int worker) {
         }
         const float *key = heads + model->heads * d, *value = key + model->kv_heads * d;
         for (int64_t h = 0; h < model->kv_heads; h++) {
-            float *to = sequence->keys + stage->layer * sequence->layer_stride + h * sequence->head_stride +
-                        (block->position + i - sequence->num_shared) * d;
+            float *to = last->keys + stage->layer * last->layer_stride + h * last->head_stride +
+                        (block->position + i - last->start) * d;
             memcpy(to, key + h * d, (size_t)d * sizeof(float));
-            memcpy(to + sequence->value_offset, value + h * d, (size_t)d * sizeof(float));
+            memcpy(to + last->value_offset, value + h * d, (size_t)d * sizeof(float));
         }
     }
 }
