@@ -129,7 +129,7 @@ def secure(scripted: ScriptedServer, files: Certificates) -> Iterator[SecureServ
 
     async def run(stop: asyncio.Event) -> None:
         try:
-            await serve(server, config, shutdown_trigger=stop.wait)  # type: ignore[arg-type]
+            await serve(server, config, shutdown_trigger=stop.wait)
         except* ssl.SSLError:
             if not stop.is_set():  # at the end, data that crosses the goodbye on the wire is no fault
                 raise
