@@ -232,8 +232,9 @@ def import_(
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     if not invocation.config().is_local:
         raise SetupError(
-            "adapters are imported into the engine on this machine: add --local (and --data-dir for another "
-            "engine's data). A server takes no uploads; stop it, import, and start it again."
+            "a server takes no adapters by upload: the protocol has no call that could carry them. On the server's "
+            "own machine stop it, run: tinkex checkpoint import DIRECTORY --local (with its --data-dir, and --owner "
+            "for one of its users), and start it again."
         )
     from tinkex.cli.engine_files import import_into_engine
 

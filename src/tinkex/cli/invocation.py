@@ -104,12 +104,12 @@ class Invocation:
 
     def leave(self) -> None:
         """Leaves the process as it was; a program may run several commands."""
-        import logging
-
-        from tinkex.terminal.loading import hush
-
-        hush(silent=False)
         if self._level is not None:
+            import logging
+
+            from tinkex.terminal.loading import hush
+
+            hush(silent=False)
             logging.getLogger("tinkex").setLevel(self._level)
             self._level = None
         if self._light:

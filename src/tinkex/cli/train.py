@@ -183,6 +183,8 @@ def _train(invocation: Invocation, recipe: str, options: dict[str, Any]) -> None
     else:
         click.echo(report.text)
         click.echo(f"Report              {report.output}")
+        if not (report.output / "curve.png").exists():
+            invocation.remark("(for the curve as a picture too: pip install 'tinkex[plots]')")
         click.echo(f'\nTry it: tinkex sample "…" --model-path {report.sampler_checkpoint}{invocation.where}')
 
 
