@@ -91,8 +91,9 @@ class Recall:
             if base.loaded:
                 try:
                     base.load()
-                except SetupError as error:
-                    # The operations that need it will say so.
+                except WorkerDied:
+                    raise
+                except Exception as error:  # noqa: BLE001 -- the operations that need it will say so
                     logger.warning("the model %s cannot be loaded again: %s", base.source, error)
 
     def _load_all(self, loading: Future[None]) -> None:
