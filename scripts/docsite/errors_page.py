@@ -44,6 +44,10 @@ ADVICE: dict[str, tuple[str, str]] = {
         "The server says that the object is in a state in which this cannot be done, and it stayed so.",
         "Look at the object, for instance with `tinkex run info`, and change its state first.",
     ),
+    "PayloadTooLargeError": (
+        "A body or a file is larger than the server takes.",
+        "Send less at once, or have its operator raise `max_body_bytes` or `max_asset_bytes`.",
+    ),
     "UnprocessableEntityError": (
         "The request can be read, but its values make no sense together.",
         "Change what the message names.",
@@ -55,6 +59,10 @@ ADVICE: dict[str, tuple[str, str]] = {
     "InternalServerError": (
         "The server failed, and went on failing for as long as the client waits.",
         "Look at its log and `GET /api/v1/healthz`. Accepted operations are in its journal and run when it is back.",
+    ),
+    "InsufficientStorageError": (
+        "What is to be kept does not fit into your share of the server's disk, or onto it.",
+        "Delete images or checkpoints that are not needed, or give them a TTL; then send it again.",
     ),
     "APIResponseValidationError": (
         "What answered does not speak the protocol: a proxy's page, another program on that port, a much newer server.",
@@ -262,7 +270,7 @@ def _client_facts(kind: type[TinkexError]) -> list[str]:
         if status is not None:
             facts = [f"HTTP {status}", _tried(again=is_transient(status)), *facts]
         elif kind is errors.InternalServerError:
-            facts = ["HTTP 500 and above", "tried again, except 501", *facts]
+            facts = ["HTTP 500 and above", "tried again, except 501 and 507", *facts]
     elif issubclass(kind, errors.APIConnectionError):
         facts = [_tried(again=kind is not errors.StreamInterruptedError), *facts]
     elif kind is errors.ResultExpiredError:

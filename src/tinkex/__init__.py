@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from tinkex.errors import ConfigError as ConfigError
     from tinkex.errors import ConflictError as ConflictError
     from tinkex.errors import ExperimentalWarning as ExperimentalWarning
+    from tinkex.errors import InsufficientStorageError as InsufficientStorageError
     from tinkex.errors import InternalServerError as InternalServerError
     from tinkex.errors import NotFoundError as NotFoundError
+    from tinkex.errors import PayloadTooLargeError as PayloadTooLargeError
     from tinkex.errors import PermissionDeniedError as PermissionDeniedError
     from tinkex.errors import RateLimitError as RateLimitError
     from tinkex.errors import RecoveryError as RecoveryError
@@ -119,6 +121,7 @@ __all__ = [
     "ForwardBackwardOutput",
     "ImageAssetPointerChunk",
     "ImageChunk",
+    "InsufficientStorageError",
     "InternalServerError",
     "LoraConfig",
     "LossHandle",
@@ -130,6 +133,7 @@ __all__ = [
     "OptimStepRequest",
     "OptimStepResponse",
     "ParsedCheckpointTinkerPath",
+    "PayloadTooLargeError",
     "PerDatumLossFn",
     "PermissionDeniedError",
     "PromptProvenanceSpan",
@@ -190,7 +194,7 @@ _NAMES = {
         "AuthenticationError BadRequestError BillingError CircuitOpenError ClosedError ConfigError ConflictError "
         "ExperimentalWarning InternalServerError NotFoundError PermissionDeniedError RateLimitError RecoveryError "
         "RequestErrorCategory RequestFailedError ResultExpiredError SetupError StreamInterruptedError TinkerError TinkexError "
-        "UnprocessableEntityError UploadError"
+        "UnprocessableEntityError UploadError InsufficientStorageError PayloadTooLargeError"
     ),
     "tinkex.types": (
         "AdamOptimizerConfig AdamParams Checkpoint CheckpointType Datum DimuonOptimizerConfig DimuonParams DmelChunk EncodedTextChunk "

@@ -9,7 +9,9 @@
     │   │   ├── AuthenticationError 401   ├── ConflictError 409
     │   │   ├── BillingError 402          ├── UnprocessableEntityError 422
     │   │   ├── PermissionDeniedError 403 ├── RateLimitError 429
+    │   │   ├── PayloadTooLargeError 413
     │   │   └── InternalServerError ≥500
+    │   │       └── InsufficientStorageError 507
     │   ├── APIResponseValidationError    it answered with something we cannot read
     │   └── APIConnectionError            it did not answer
     │       ├── APITimeoutError           …in time
@@ -64,6 +66,7 @@ __all__ = [
     "Expired",
     "HttpRequest",
     "HttpResponse",
+    "InsufficientStorageError",
     "InternalServerError",
     "InvalidInput",
     "ModelUnavailable",
@@ -71,6 +74,7 @@ __all__ = [
     "NotAllowed",
     "NotFoundError",
     "NumericalError",
+    "PayloadTooLargeError",
     "PermissionDeniedError",
     "RateLimitError",
     "RecoveryError",
@@ -217,6 +221,12 @@ class ConflictError(APIStatusError):
     status_code = 409
 
 
+class PayloadTooLargeError(APIStatusError):
+    """413: what was sent is larger than this server takes; the message says how large it may be."""
+
+    status_code = 413
+
+
 class UnprocessableEntityError(APIStatusError):
     """422: well-formed, but the values make no sense together."""
 
@@ -231,6 +241,12 @@ class RateLimitError(APIStatusError):
 
 class InternalServerError(APIStatusError):
     """5xx: the server failed."""
+
+
+class InsufficientStorageError(InternalServerError):
+    """507: there is no room for what is to be kept; it is not tried again before something is deleted."""
+
+    status_code = 507
 
 
 class APIResponseValidationError(APIError):
@@ -466,8 +482,10 @@ STATUS_ERRORS: Mapping[int, type[APIStatusError]] = {
     403: PermissionDeniedError,
     404: NotFoundError,
     409: ConflictError,
+    413: PayloadTooLargeError,
     422: UnprocessableEntityError,
     429: RateLimitError,
+    507: InsufficientStorageError,
 }
 
 

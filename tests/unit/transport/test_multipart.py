@@ -16,14 +16,25 @@ from hypothesis import strategies as st
 from python_multipart.multipart import MultipartParser
 
 from tests.unit.transport.loopback import Seen
-from tinkex._transport.base import Request
+from tinkex._transport.base import Reply, Request
+from tinkex._transport.caller import Caller
 from tinkex._transport.http import HttpTransport
 from tinkex._transport.local_stream import LocalStream
 from tinkex._transport.multipart import FileForm, FileForms, Form, escaped
+from tinkex._transport.retry import RetryPolicy
 from tinkex._transport.sources import PIECE
-from tinkex._transport.streaming import send_upload
+from tinkex._transport.streaming import open_stream, send_upload
+from tinkex._wire.endpoints import endpoint
 from tinkex.config import Config
-from tinkex.errors import APIConnectionError, APITimeoutError, HttpRequest, UploadError
+from tinkex.errors import (
+    APIConnectionError,
+    APITimeoutError,
+    HttpRequest,
+    InsufficientStorageError,
+    InternalServerError,
+    PayloadTooLargeError,
+    UploadError,
+)
 from tinkex.testing import MockTransport, reply
 
 Part = tuple[dict[str, str], bytes]
@@ -486,6 +497,74 @@ async def test_an_application_sees_a_file_that_cannot_be_read_as_a_caller_who_hu
     with pytest.raises(UploadError, match="cannot be rewound"):
         await LocalStream.open(app, {}, pipe, HttpRequest("POST", "local:/"), 30.0)
     assert seen == ["http.disconnect"]
+
+
+UPLOAD = endpoint("upload_assets")
+MADE = reply({"assets": []})
+
+
+class Failing:
+    """A server that fails a few times, before or after it has read the body."""
+
+    def __init__(self, *answers: Reply | Exception) -> None:
+        self._answers = list(answers)
+        self.bodies: list[bytes] = []
+
+    async def send(self, request: Request) -> Reply:
+        raise AssertionError("files go as streams")
+
+    async def stream(self, request: Request) -> Any:
+        answer = self._answers.pop(0)
+        if isinstance(answer, OSError):  # nothing of the body was asked for
+            raise APIConnectionError(None, str(answer))
+        assert request.upload is not None
+        reading = request.upload.read()
+        self.bodies.append(b"".join([piece async for piece in reading]))
+        reading.close()
+        if isinstance(answer, Exception):
+            raise answer
+        return await open_stream(MockTransport(lambda _: answer), Request("POST", request.path))
+
+    async def close(self) -> None:
+        pass
+
+
+def caller_over(transport: Any) -> Caller:
+    policy = RetryPolicy(base_s=0.001, cap_s=0.002)
+    return Caller(transport, Config(base_url="http://mock", api_key="tml-x"), policy=policy)
+
+
+@pytest.mark.parametrize("failure", [reply({}, 503), APIConnectionError(None, "cut"), OSError("refused")])
+async def test_an_upload_that_failed_is_sent_again_whole(failure: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(b"whole")
+    server = Failing(failure, MADE)
+    form = Form({}, [path, io.BytesIO(b"rewound")])
+    await caller_over(server).call(UPLOAD, upload=form)
+    for body in server.bodies:
+        assert [content for _, content in parse(body, form.content_type)] == [b"whole", b"rewound"]
+    assert len(server.bodies) == (1 if isinstance(failure, OSError) else 2)
+
+
+async def test_a_pipe_is_sent_again_only_while_nothing_of_it_was_read() -> None:
+    untouched = Failing(OSError("refused"), MADE)
+    await caller_over(untouched).call(UPLOAD, upload=Form({}, [("p", Pipe(b"x"))]))
+    assert len(untouched.bodies) == 1
+    half_way = Failing(reply({"detail": "down"}, 503), MADE)
+    with pytest.raises(InternalServerError, match="down") as refused:
+        await caller_over(half_way).call(UPLOAD, upload=Form({}, [("p", Pipe(b"x"))]))
+    assert "cannot be rewound" in "".join(refused.value.__notes__)
+    assert len(half_way.bodies) == 1
+
+
+@pytest.mark.parametrize(("status", "kind"), [(413, PayloadTooLargeError), (507, InsufficientStorageError)])
+async def test_a_file_there_is_no_room_for_is_a_typed_error_and_is_not_sent_again(
+    status: int, kind: type[Exception]
+) -> None:
+    server = Failing(reply({"detail": "no room"}, status), MADE)
+    with pytest.raises(kind, match="no room"):
+        await caller_over(server).call(UPLOAD, upload=Form({}, [b"content"]))
+    assert len(server.bodies) == 1
 
 
 async def test_a_transport_that_cannot_stream_gets_the_body_in_one_piece() -> None:
