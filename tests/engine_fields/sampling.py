@@ -70,8 +70,9 @@ def prompt(rig: Rig) -> None:
 def prompts_that_are_not_text(rig: Rig) -> None:
     picture = {"type": "image", "data": "aGk=", "format": "png", "expected_tokens": 2}
     pointer = {"type": "image_asset_pointer", "location": "x", "format": "png", "expected_tokens": 2}
-    for chunk in (picture, pointer, {"type": "dmel", "dmel": "AAEC"}):
+    for chunk in (picture, {"type": "dmel", "dmel": "AAEC"}):
         refused(rig.submit_sample(prompt={"chunks": [chunk]}), str(chunk["type"]))
+    refused(rig.submit_sample(prompt={"chunks": [pointer]}), "points to 'x'")
     run = rig.run()
     shown = Datum(
         ModelInput(chunks=[ImageChunk(data=b"hi", format="png", expected_tokens=2)]),

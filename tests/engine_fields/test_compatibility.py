@@ -30,7 +30,7 @@ def test_sampled_logprobs_are_of_the_scaled_distribution_and_those_of_prompts_at
 
 
 def test_the_output_keeps_what_it_stopped_at_and_eos_stops_beside_strings_and_tokens(rig: Rig) -> None:
-    tokenizer = rig.engine.models.bases[0].model.tokenizer
+    tokenizer = rig.engine.models.bases[0].tokenizer
     [eos] = tokenizer.eos_token_ids
     [free] = rig.tokens({"max_tokens": 40})
     at = next(
