@@ -71,7 +71,7 @@ class KillableServer:
                 self._command, stdout=subprocess.DEVNULL, stderr=log, env=environment
             )
 
-    def wait(self, patience_s: float = 60) -> None:
+    def wait(self, patience_s: float = 180) -> None:
         """Wait until it answers."""
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
@@ -102,7 +102,7 @@ class KillableServer:
         self.kill()
         self.start()
 
-    def stop(self, patience_s: float = 60) -> None:
+    def stop(self, patience_s: float = 180) -> None:
         """Ask it to end, and wait until it has, as it should."""
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(patience_s) == 0, self.log
