@@ -47,7 +47,8 @@ class Operations:
         self._session = session
         self._opened = opened
         self._model_id = model_id
-        self._on_queue = on_queue
+        self.on_queue = on_queue
+        """Who is told that the server pauses or resumes an operation."""
         self._turnstile = Turnstile()
 
     def start(
@@ -165,7 +166,7 @@ class Operations:
                 answer,
                 request_type=request_type,
                 submit_s=submit_s,
-                on_queue=self._on_queue,
+                on_queue=self.on_queue,
                 client=self._model_id,
             )
 

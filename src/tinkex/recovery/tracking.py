@@ -65,6 +65,7 @@ class TrackedTraining(TrainingClient):
 
     def __init__(self, client: TrainingClient) -> None:
         self.__dict__.update(client.__dict__)  # the same run, the same order of operations
+        self._operations.on_queue = self._hear_queue
         self._unsettled: list[Tracked[Any]] = []
         self.step = 0
         """The step that operations belong to."""

@@ -602,6 +602,24 @@ def test_a_deletion_that_is_refused_is_an_event(
     assert [event.callback for event in events.of(CallbackFailed)] == ["keep", "keep"]
 
 
+def test_the_run_of_a_step_can_have_an_observer_of_its_queue(
+    server: Misbehaving, service: ServiceClient
+) -> None:
+    heard: list[tuple[str, str | None]] = []
+    paused = iter([reply({"queue_state": "paused_capacity", "queue_state_reason": "full"}, status=408)])
+    loop = tinkex.resilient_training(service, batch, steps=1, name="watched", base_model="toy")
+
+    def watched(step: Step[Any]) -> None:
+        step.training.queue_state_observer = lambda *news: heard.append(news)
+        server.answers["retrieve_future"] = lambda value, request: (
+            next(paused, None) or server.on_retrieve_future(value, request)
+        )
+        step.training.optim_step(types.AdamParams()).result(timeout=20)
+
+    drive(loop, watched)
+    assert heard == [("paused_capacity", "full")]
+
+
 def test_a_step_without_its_block_is_refused(server: Misbehaving, service: ServiceClient) -> None:
     loop = tinkex.resilient_training(service, batch, steps=2, name="bare", base_model="toy")
     with pytest.raises(RuntimeError, match="with step:"):
