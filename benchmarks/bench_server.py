@@ -93,19 +93,19 @@ async def polls(server: Server, count: int) -> dict[str, float]:
         run_id, other = await probe.run(), await probe.run()
         ids = [(await probe.post("optim_step", step(run_id, 2 + n)))["request_id"] for n in range(count)]
         held = [
-            asyncio.create_task(connection.call("retrieve_future", {"request_id": request_id}))
+            asyncio.create_task(
+                connection.result(request_id)
+            )  # asks again when a poll has lasted long enough
             for connection, request_id in zip(waiting, ids, strict=True)
         ]
-        while f"tinkex_polls {count}".encode() not in await metrics(server):  # noqa: ASYNC110 -- it is another process
+        while await held_polls(server) < count:  # noqa: ASYNC110 -- it is another process
             await asyncio.sleep(0.1)
         with_polls = sum(server.resident_mb())
         delays = [await _wake(probe, poller, other, 2 * n + 1) for n in range(PROBES)]
         began = time.perf_counter()
         await probe.post("optim_step", step(run_id, 1))
-        statuses = [status for status, _ in await asyncio.gather(*held)]
+        await asyncio.gather(*held)
         took = time.perf_counter() - began
-    if statuses != [200] * count:
-        raise RuntimeError("some polls ended before the result")
     ordered = sorted(delays)
     return {
         "held": float(count),
@@ -136,14 +136,15 @@ async def _wake(probe: Connection, poller: Connection, run_id: str, number: int)
     return took
 
 
-async def metrics(server: Server) -> bytes:
+async def held_polls(server: Server) -> int:
+    """How many polls the server says it holds."""
     reader, writer = await asyncio.open_connection(server.host, server.port)
     writer.write(
         f"GET /metrics HTTP/1.1\r\nHost: x\r\nX-API-Key: {server.key}\r\nConnection: close\r\n\r\n".encode()
     )
     text = await reader.read()
     writer.close()
-    return text
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith(b"tinkex_polls "))
 
 
 # ---- what is printed
