@@ -143,6 +143,9 @@ class TinkexError(Exception):
     True
     """
 
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
 
 TinkerError = TinkexError
 
@@ -161,9 +164,6 @@ class APIError(TinkexError):
         self.message = message
         self.request = request
         self.body = body
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class APIStatusError(APIError):
@@ -324,9 +324,6 @@ class RequestFailedError(TinkexError):
         self.request_id = request_id
         self.category = category
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _rebuild, (type(self), self.args, self.__dict__)
-
 
 class ResultExpiredError(TinkexError):
     """The server no longer holds the result of this operation; submit it again."""
@@ -334,9 +331,6 @@ class ResultExpiredError(TinkexError):
     def __init__(self, message: str, request_id: str) -> None:
         super().__init__(message)
         self.request_id = request_id
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class ConfigError(TinkexError, ValueError):
@@ -357,9 +351,6 @@ class RecoveryError(TinkexError):
     def __init__(self, message: str, run_id: str) -> None:
         super().__init__(message)
         self.run_id = run_id
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class UploadError(TinkexError, ValueError):
