@@ -101,9 +101,12 @@ class Background:
         self._inbox.append((coroutine, future, contextvars.copy_context()))
         if not self._told:
             # Waking the loop costs more than the rest: one call does it for all that arrive meanwhile.
-            self._told = True
             try:
+                self._told = True
                 self.loop.call_soon_threadsafe(self._begin_all)
+            except KeyboardInterrupt:
+                self._told = False  # it may not have been told: whoever comes next tells it
+                raise
             except RuntimeError as error:
                 self._inbox.clear()
                 self._told = False

@@ -86,18 +86,18 @@ class Operations:
         name = "forward" if request_type == "Forward" else CALLED.get(row.name, row.name)
         operation = begin(name, on=self._session.caller.config.tracing)
         with entered(operation):
-            turn, bodies = self._reserve(row, requests, len(sizes) if numbered else 0)
-            headers = None
-            packs = row.request_wire == "proto" and self._opened.client_config.proto_compress_fwdbwd
-            compress = compressor() if packs else None
-            if compress is not None:
-                bodies = [compress(body) for body in bodies]
-                headers = {"content-encoding": "zstd"}
             loop = background()
-            accepted: list[asyncio.Future[Accepted]] = [loop.loop.create_future() for _ in bodies]
+            accepted: list[asyncio.Future[Accepted]] = [loop.loop.create_future() for _ in sizes]
             for slot in accepted:
                 slot.add_done_callback(_note)
-            loop.start(self._submit(turn, row, bodies, sizes, accepted, headers))
+            turn, bodies, headers = self._reserve(row, requests, len(sizes) if numbered else 0)
+            sending = self._submit(turn, row, bodies, sizes, accepted, headers)
+            try:
+                loop.start(sending)
+            except KeyboardInterrupt:
+                # The numbers are taken, so they must go out, or the operations after them wait in vain.
+                loop.start(sending)
+                raise
             finishing = self._finish(row, accepted, finish, request_type)
             return AwaitableConcurrentFuture(
                 loop.submit(finishing, None if operation is None else operation.ended)
@@ -105,12 +105,17 @@ class Operations:
 
     def _reserve(
         self, row: Endpoint, requests: Callable[[Sequence[int]], Sequence[Any]], count: int
-    ) -> tuple[Turn, Sequence[bytes]]:
+    ) -> tuple[Turn, Sequence[bytes], Mapping[str, str] | None]:
+        packs = row.request_wire == "proto" and self._opened.client_config.proto_compress_fwdbwd
+        compress = compressor() if packs else None
         with self._turnstile.reserve(count) as turn:
             values = requests(turn.seq_ids)
             note_submitted(self._opened, values, turn.seq_ids)
             # Encoded here and now: mistakes surface at the call, and later changes to the data do no harm.
-            return turn, [encode(row, value) for value in values]
+            bodies = [encode(row, value) for value in values]
+            if compress is None:
+                return turn, bodies, None
+            return turn, [compress(body) for body in bodies], {"content-encoding": "zstd"}
 
     async def _submit(
         self,
