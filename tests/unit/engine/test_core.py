@@ -619,7 +619,9 @@ def test_runs_that_programs_left_behind_make_room_once_their_sessions_are_silent
         else:
             kept = engine.store.runs.get(other)
             assert kept is not None
-            assert kept.status is RunStatus.LIVE  # one made room, the longest silent one, and not more than one
+            assert (
+                kept.status is RunStatus.LIVE
+            )  # one made room, the longest silent one, and not more than one
             ada.create(1)
     finally:
         engine.close()
