@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from tests.cli.commands import tinkex
 from tinkex.cli import tinkex as root
+from tinkex.cli.groups import Leaf
 
 HEAVY = {
     "asyncio",
@@ -74,6 +75,12 @@ def test_every_command_has_a_verb_phrase_and_every_leaf_an_example(path: tuple[s
         for option in command.params:
             if isinstance(option, click.Option):
                 assert option.help, option.opts
+
+
+def test_help_is_known_by_its_short_name_whoever_asked_first() -> None:
+    leaf = Leaf("example", callback=lambda: None)
+    leaf.to_info_dict(click.Context(leaf))  # a context that knows only --help
+    assert CliRunner().invoke(leaf, ["-h"]).exit_code == 0
 
 
 def test_the_commands_and_options_of_the_official_program_are_all_there() -> None:

@@ -17,7 +17,19 @@ EXIT_CODES = (
 )
 
 
-class LazyGroup(click.Group):
+HELP_NAMES = ["-h", "--help"]
+
+
+class _Helped(click.Command):
+    """A command that knows -h whatever context it is first used in: it keeps the help option it made then."""
+
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        """The same names in every context."""
+        del ctx
+        return list(HELP_NAMES)
+
+
+class LazyGroup(_Helped, click.Group):
     """A group whose commands are imported when they are named, so that help stays quick."""
 
     def __init__(self, *args: Any, places: Mapping[str, str], **more: Any) -> None:
@@ -52,7 +64,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-class Noun(click.Group):
+class Noun(_Helped, click.Group):
     """A group such as ``tinkex checkpoint``; its commands take the common options."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -65,16 +77,11 @@ class Noun(click.Group):
         return list(self.commands)
 
 
-HELP_NAMES = ["-h", "--help"]
-"""Said by every command: it keeps the names of the first context it is used in, which may not be the program's."""
-
-
-class Leaf(click.Command):
+class Leaf(_Helped, click.Command):
     """A command that also takes ``--json``, ``--quiet`` and the options that say which server is meant."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.context_settings.setdefault("help_option_names", HELP_NAMES)
         taken = {option for parameter in self.params for option in parameter.opts}
         self.params += [option for option in common_options() if not taken & set(option.opts)]
 
