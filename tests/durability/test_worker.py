@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -20,7 +17,7 @@ import pytest
 
 import tinkex
 from tests.durability.killable import MODEL, KillableServer
-from tests.durability.test_kill import OFFICIAL, datum, program
+from tests.durability.test_kill import datum, program
 from tinkex import types
 
 PATIENCE_S = 90
@@ -118,29 +115,6 @@ def test_a_stream_goes_on_where_it_was(server: KillableServer) -> None:
                     if len(tokens) == 5:
                         assert server.kill_workers() == 1
         assert tokens == expected.tokens
-
-
-def test_the_official_client_does_not_notice(server: KillableServer) -> None:
-    sentences = [[(n * 31 + 7 * j) % 190 + 5 for j in range(13)] for n in range(6)]
-    environment = {
-        **os.environ,
-        "TINKER_BASE_URL": server.url,
-        "TINKER_API_KEY": server.key,
-        "PYTHONWARNINGS": "ignore",
-    }
-    command = [sys.executable, "-c", OFFICIAL, MODEL, json.dumps(sentences)]
-    told: list[Any] = []
-    for disturbed in (False, True):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-        assert process.stdout is not None
-        line = ""
-        with process.stdout:
-            for line in process.stdout:
-                if disturbed and line.strip() == "3":
-                    assert server.kill_workers() == 1
-        assert process.wait(PATIENCE_S) == 0
-        told.append(json.loads(line))
-    assert told[0] == told[1]
 
 
 def test_a_worker_ends_with_its_server(tiny_model: Path, tmp_path: Path) -> None:

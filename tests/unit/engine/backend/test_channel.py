@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinkex.engine.backend.channel import Channel
@@ -33,6 +33,7 @@ def carried(message: object) -> Any:
     return received
 
 
+@settings(max_examples=30)
 @given(st.recursive(st.none() | st.integers() | st.text() | st.binary(), st.lists))
 def test_what_is_sent_arrives(message: object) -> None:
     assert carried(message) == message
