@@ -241,8 +241,11 @@ def test_commands_with_somebody_waiting_try_a_few_times_and_training_for_long(
     assert invocation.config().max_retries is None
     monkeypatch.setenv("TINKEX_MAX_RETRIES", "0")
     assert invocation.rest()._caller.config.max_retries == 0
-    with pytest.raises(APIConnectionError):
-        invocation.service()
+    try:
+        with pytest.raises(APIConnectionError):
+            invocation.service()
+    finally:
+        invocation.leave()
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,10 @@ def test_a_process_that_loads_many_tokenizers_keeps_the_newest(tiny_model: Path,
 
 
 def test_light_tokenizers_can_be_asked_for(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TINKEX_TOKENIZERS", raising=False)
+    prefer_light(light=False)
     usual = tokenizer_from_directory(tiny_model)
+    assert not isinstance(usual, LightTokenizer)
     monkeypatch.setenv("TINKEX_TOKENIZERS", "light")
     light = tokenizer_from_directory(tiny_model)
     assert isinstance(light, LightTokenizer)
