@@ -129,6 +129,7 @@ def test_ctrl_c_saves_the_state_and_resume_goes_on(
         process.wait()
     assert (process.returncode, out) == (130, ""), err
     assert "Traceback" not in err
+    assert "Ctrl-C again stops at once" in err
     assert f"tinkex train sft --resume {run}" in err
     (saved,) = ((run / "checkpoints.jsonl").read_text()).splitlines()
     step = json.loads(saved)["step"]

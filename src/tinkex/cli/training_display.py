@@ -46,6 +46,11 @@ class Display(Watcher):
         """One line with the path."""
         self._say(f"checkpoint after step {step}: {path}")
 
+    def stopping(self, steps: int) -> None:
+        """Says what is waited for, which may take a while."""
+        first = f"after {steps} steps that are under way " if steps else ""
+        self._say(f"Stopping: {first}the state is saved. Ctrl-C again stops at once, unsaved.")
+
     def finished(self) -> None:
         """Ends the live line."""
         if self._line is not None:

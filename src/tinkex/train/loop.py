@@ -43,6 +43,9 @@ class Watcher:
     def saved(self, step: int, path: str) -> None:
         """A checkpoint was written."""
 
+    def stopping(self, steps: int) -> None:
+        """Ctrl-C came: so many steps are still on their way, then the state is saved; another one ends at once."""
+
     def finished(self) -> None:
         """No more steps come, whatever the reason."""
 
@@ -114,6 +117,7 @@ class _Run:
                 self._between(step)
             self._collect(0)
         except KeyboardInterrupt:
+            self._watcher.stopping(len(self._pending))
             self._collect(0)
             self._save(submitted, f"step-{submitted:06d}")
             raise
