@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["RecoveryMonitor"]
 
 ASKED_AT_ONCE = 8
+MOST_SETTLED = 64
+"""Runs whose restart is over and whose outcome late reports are still told."""
 
 
 @dataclass
@@ -78,6 +80,7 @@ class RecoveryMonitor:
         self._sink: Sink = events or LogSink()
         self._executor = executor or RecoveryExecutor(events=self._sink)
         self._watched: dict[str, _Watched] = {}
+        self._settled: dict[str, _Watched] = {}
         self._lock = threading.Lock()
         self._rounds: Future[None] | None = None
         self._closed = False
@@ -104,10 +107,13 @@ class RecoveryMonitor:
         return AwaitableConcurrentFuture(background().submit(self._round()))
 
     def report(self, run: TrainingClient | str, error: BaseException) -> APIFuture[Recovered | None]:
-        """Looks at a run whose operation failed; the result is the new run if it had to be restarted, else None."""
+        """Looks at a run whose operation failed; the result is the new run if it had to be restarted, else None.
+
+        Reports that come when the restart is over already get what came of it.
+        """
         run_id = run if isinstance(run, str) else run.model_id
         with self._lock:
-            watched = self._watched.get(run_id)
+            watched = self._watched.get(run_id) or self._settled.get(run_id)
         if watched is None:
             raise ValueError(f"run {run_id} is not watched; call watch() first")
         return AwaitableConcurrentFuture(background().submit(self._reported(watched, error)))
@@ -117,6 +123,7 @@ class RecoveryMonitor:
         with self._lock:
             self._closed = True
             self._watched.clear()
+            self._settled.clear()
             rounds, self._rounds = self._rounds, None
         if rounds is not None:
             rounds.cancel()
@@ -212,14 +219,16 @@ class RecoveryMonitor:
             run.known = await checkpoints_of(rest, run.run_id)
 
     async def _reported(self, run: _Watched, error: BaseException) -> Recovered | None:
+        if run.recovery is not None:
+            return await asyncio.shield(run.recovery)
         if says_gone(error):
             await self._ask(run)
-            return await self._begin(run, "lost", f"{type(error).__name__}: {error}")
+            return await asyncio.shield(self._begin(run, "lost", f"{type(error).__name__}: {error}"))
         answer = await self._ask(run)
         condition = condition_of(answer, time.monotonic() - run.heard, run.policy.unreachable_after_s)
         if condition is None:
             return None
-        return await self._begin(run, condition, _reason(answer, 0.0))
+        return await asyncio.shield(self._begin(run, condition, _reason(answer, 0.0)))
 
     def _begin(self, run: _Watched, condition: Condition, reason: str) -> asyncio.Task[Recovered | None]:
         """Starts the recovery of a run; asked again while it is under way, gives the same one."""
@@ -235,13 +244,21 @@ class RecoveryMonitor:
                 run.run_id, run.service, run.policy, condition=condition, known=run.known
             )
         except RecoveryError:
-            self.stop_watching(run.run_id)  # on_failure has been told; asking on would change nothing
+            self._settle(run)  # on_failure has been told; asking on would change nothing
             raise
         if recovered is None:
             run.heard, run.recovery = time.monotonic(), None
-        elif self.stop_watching(run.run_id):
+        elif self._settle(run):
             self._add(_Watched(recovered.training.model_id, run.service, run.policy))
         return recovered
+
+    def _settle(self, run: _Watched) -> bool:
+        """Ends the watch over a run whose restart is over, and keeps the outcome; whether it was still watched."""
+        with self._lock:
+            self._settled[run.run_id] = run
+            while len(self._settled) > MOST_SETTLED:
+                del self._settled[next(iter(self._settled))]
+            return self._watched.pop(run.run_id, None) is not None
 
 
 def _reason(answer: TrainingRun | Exception, silent_s: float) -> str:

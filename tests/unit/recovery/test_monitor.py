@@ -173,6 +173,8 @@ def test_trouble_that_is_reported_many_times_is_one_recovery(
         monitor.watch("old")
         reports = [monitor.report("old", errors.APIConnectionError()) for _ in range(8)]
         recovered = {id(report.result(timeout=20)) for report in reports}
+        late = monitor.report("old", errors.APIConnectionError())
+        recovered.add(id(late.result(timeout=20)))
     assert len(recovered) == 1
     assert len(events.of(RunRecovered)) == len(events.of(RunTroubled)) == 1
 
