@@ -39,11 +39,15 @@ from tinkex.types import (
 PATIENCE_S = 60.0
 
 
+ALIKE: dict[str, Any] = {"savepoint_after_operations": 4, "threads": 2}
+"""The last bits depend on the number of threads, and other tests leave this process with one of their own."""
+
+
 @pytest.fixture(scope="module")
 def engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """An engine with a worker process, which makes a savepoint every few operations."""
     home = tmp_path_factory.mktemp("worker")
-    opened = Engine(config(home, tiny_model, worker="process", savepoint_after_operations=4))
+    opened = Engine(config(home, tiny_model, worker="process", **ALIKE))
     opened.start()
     opened.load_models().result(PATIENCE_S)
     yield opened
@@ -56,7 +60,7 @@ def engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture(scope="module")
 def quiet(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """The same on a thread, to compare with."""
-    opened = Engine(config(tmp_path_factory.mktemp("thread"), tiny_model, savepoint_after_operations=4))
+    opened = Engine(config(tmp_path_factory.mktemp("thread"), tiny_model, **ALIKE))
     opened.start()
     yield opened
     opened.close()
