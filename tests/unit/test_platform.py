@@ -115,7 +115,7 @@ def train(platform: TrainingPlatform, session: PlatformSession, steps: int) -> l
     passes = []
     for _ in range(steps):
         passes.append(platform.forward_backward(session, batch()))
-        platform.optim_step(session, types.AdamParams(learning_rate=3e-2))
+        platform.optim_step(session, types.AdamParams(learning_rate=3e-3))
     return [one.result(timeout=60).loss for one in passes]
 
 

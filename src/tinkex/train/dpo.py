@@ -10,18 +10,18 @@ difference, so both answers may become unlikely; ``sft_weight`` adds the chosen 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tinkex.errors import ConfigError
 from tinkex.train.examples import Messages, Preference, read_preferences, split
-from tinkex.train.recipes import Metrics, Place
+from tinkex.train.recipes import Metrics, Place, Work
 from tinkex.train.rendering import Tokens
 from tinkex.train.settings import DpoSettings
 
 if TYPE_CHECKING:
-    from tinkex.types import AdamParams, ForwardBackwardOutput
+    from tinkex.types import ForwardBackwardOutput
 
 __all__ = ["Dpo", "preference"]
 
@@ -83,8 +83,8 @@ class Dpo:
         """Prompts of the data, those that are not trained on first."""
         return self._shown
 
-    def submit(self, batch: Sequence[int], step: int, adam: AdamParams) -> Callable[[], Metrics]:
-        """A forward pass for the margins, then a pass with their gradient and a step of the optimizer."""
+    def prepare(self, batch: Sequence[int], step: int) -> Work:
+        """A forward pass for the margins, then the data with their gradient as weights."""
         del step
         pairs = [self._learn[place] for place in batch]
         shifts = self._shifts(pairs)
@@ -96,16 +96,8 @@ class Dpo:
                 pair.chosen.datum((pull + imitated) / len(pairs)),
                 pair.rejected.datum(-pull / len(pairs)),
             ]
-        passed = self._place.training.forward_backward(data, "cross_entropy")
-        stepped = self._place.training.optim_step(adam)
         num_tokens = sum(len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs)
-
-        def metrics() -> Metrics:
-            passed.result()
-            stepped.result()
-            return {**_summary(shifts, self._beta), "num_tokens": num_tokens}
-
-        return metrics
+        return Work(data, "cross_entropy", {**_summary(shifts, self._beta), "num_tokens": num_tokens})
 
     def evaluate(self) -> Metrics | None:
         """Loss, and how often the chosen answer is the likelier one, on pairs that are not trained on."""

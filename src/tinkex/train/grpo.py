@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tinkex.errors import ConfigError
 from tinkex.train.examples import Messages, Prompt, read_prompts, split
-from tinkex.train.recipes import Metrics, Place, greedy
+from tinkex.train.recipes import Metrics, Place, Work, greedy
 from tinkex.train.rewards import Reward, load_reward, pattern_reward
 from tinkex.train.settings import GrpoSettings
 
 if TYPE_CHECKING:
-    from tinkex.types import AdamParams, Datum, SampledSequence
+    from tinkex.types import Datum, SampledSequence
 
 __all__ = ["Grpo", "advantages"]
 
@@ -68,12 +68,12 @@ class Grpo:
         """Prompts of the data, those that are not trained on first."""
         return self._shown
 
-    def submit(self, batch: Sequence[int], step: int, adam: AdamParams) -> Callable[[], Metrics]:
-        """Samples groups, scores them, and trains on what differs within a group."""
+    def prepare(self, batch: Sequence[int], step: int) -> Work:
+        """Samples groups and scores them; what differs within a group is trained on."""
         from tinkex import types
 
-        settings, training = self._settings, self._place.training
-        sampler = training.save_weights_and_get_sampling_client()
+        settings = self._settings
+        sampler = self._place.training.save_weights_and_get_sampling_client()
         tasks = [self._learn[place] for place in batch]
         asked = [
             sampler.sample(
@@ -103,16 +103,8 @@ class Grpo:
             "num_tokens": float(sum(lengths) + settings.group_size * sum(len(task.tokens) for task in tasks)),
         }
         if not data:  # all answers of every group are equally good: there is nothing to learn
-            return lambda: {**summary, "loss": 0.0}
-        passed = training.forward_backward(data, settings.loss)
-        stepped = training.optim_step(adam)
-
-        def metrics() -> Metrics:
-            loss = passed.result().metrics["loss:sum"]
-            stepped.result()
-            return {**summary, "loss": loss}
-
-        return metrics
+            summary["loss"] = 0.0
+        return Work(data, settings.loss, summary)
 
     def evaluate(self) -> Metrics | None:
         """The mean reward of the likeliest answers to prompts that are not trained on."""

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinkex.errors import ConfigError
+from tinkex.train.interrupts import Held, Interrupts
 from tinkex.train.notebook import Notebook
-from tinkex.train.recipes import Metrics, Place, Recipe, greedy
+from tinkex.train.recipes import Metrics, Place, Recipe, Work, greedy
 from tinkex.train.rendering import Renderer
 from tinkex.train.report import Report
 from tinkex.train.settings import DpoSettings, GrpoSettings, Settings, SftSettings
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tinkex.clients.service import ServiceClient
     from tinkex.clients.training import TrainingClient
     from tinkex.train.examples import Messages
+    from tinkex.types import AdamParams
 
 __all__ = ["Watcher", "batch_of", "learning_rate", "resume", "run"]
 
@@ -97,6 +99,8 @@ class _Run:
         self._per_epoch = math.ceil(recipe.num_examples / settings.batch_size)
         self._total = settings.steps or self._per_epoch * settings.epochs
         self._pending: list[tuple[int, Callable[[], Metrics]]] = []
+        self._submitted = 0
+        self._held = Held()
 
     def go(self, first: int) -> Report:
         before = self._before(first)
@@ -104,26 +108,31 @@ class _Run:
         if first == 0:
             self._evaluate(0)
         self._watcher.started(self._total, first, self._recipe.headline)
-        submitted = first
+        self._submitted = first
         try:
-            for step in range(first + 1, self._total + 1):
-                adam = self._adam(step)
-                batch = batch_of(
-                    self._recipe.num_examples, self._settings.batch_size, step, self._settings.seed
-                )
-                self._pending.append((step, self._recipe.submit(batch, step, adam)))
-                submitted = step
-                self._collect(IN_FLIGHT - 1)
-                self._between(step)
-            self._collect(0)
+            with Interrupts() as interrupts:
+                self._held = interrupts.held
+                for step in range(first + 1, self._total + 1):
+                    self._submit(step)
+                    self._collect(IN_FLIGHT - 1)
+                    self._between(step)
+                self._collect(0)
         except KeyboardInterrupt:
             self._watcher.stopping(len(self._pending))
             self._collect(0)
-            self._save(submitted, f"step-{submitted:06d}")
+            self._save(self._submitted, f"step-{self._submitted:06d}")
             raise
         finally:
             self._watcher.finished()
         return self._report(before, time.monotonic() - began)
+
+    def _submit(self, step: int) -> None:
+        adam = self._adam(step)
+        batch = batch_of(self._recipe.num_examples, self._settings.batch_size, step, self._settings.seed)
+        work = self._recipe.prepare(batch, step)
+        with self._held:  # a pass without its step, or a step that is not counted, would be in what is saved
+            self._pending.append((step, _sent(self._place.training, work, adam)))
+            self._submitted = step
 
     def _between(self, step: int) -> None:
         """What happens after some steps: evaluation and checkpoints; the last ones come at the end."""
@@ -141,13 +150,14 @@ class _Run:
         while len(self._pending) > leave:
             step, metrics = self._pending[0]
             found = metrics()
-            self._pending.pop(0)
             for name, value in found.items():
                 if not math.isfinite(value):
                     raise ConfigError(
                         f"{name} is {value} after step {step}; go on from an earlier checkpoint with a lower learning rate"
                     )
-            self._book.add_step(step, dict(found))
+            with self._held:  # noted once
+                self._book.add_step(step, dict(found))
+                self._pending.pop(0)
             self._watcher.stepped(step, found)
 
     def _evaluate(self, step: int) -> None:
@@ -162,7 +172,7 @@ class _Run:
         self._watcher.saved(step, path)
         return path
 
-    def _adam(self, step: int) -> Any:
+    def _adam(self, step: int) -> AdamParams:
         from tinkex import types
 
         rate = learning_rate(
@@ -215,6 +225,21 @@ class _Run:
         )
         report.write()
         return report
+
+
+def _sent(training: TrainingClient, work: Work, adam: AdamParams) -> Callable[[], Metrics]:
+    """Sends a step on its way; what it returns waits for it and gives its metrics."""
+    if not work.data:
+        return lambda: work.metrics
+    passed = training.forward_backward(work.data, work.loss_fn)
+    stepped = training.optim_step(adam)
+
+    def metrics() -> Metrics:
+        loss = passed.result().metrics["loss:sum"]
+        stepped.result()
+        return {"loss": loss, **work.metrics}
+
+    return metrics
 
 
 def batch_of(num_examples: int, batch_size: int, step: int, seed: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from tinkex.clients.service import ServiceClient
     from tinkex.clients.training import TrainingClient
     from tinkex.train.rendering import Renderer
-    from tinkex.types import AdamParams
+    from tinkex.types import Datum, LossFnType
 
-__all__ = ["Metrics", "Place", "Recipe", "greedy"]
+__all__ = ["Metrics", "Place", "Recipe", "Work", "greedy"]
 
 Metrics = Mapping[str, float]
 
@@ -28,6 +28,16 @@ class Place:
     training: TrainingClient
     renderer: Renderer
     base_model: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """One step, ready to be sent: a pass over the data and a step of the optimizer; without data there is neither."""
+
+    data: Sequence[Datum]
+    loss_fn: LossFnType
+    metrics: Metrics
+    """What is known before the step; ``loss`` is the sum over the data where it is not given here."""
 
 
 class Recipe(Protocol):
@@ -46,8 +56,8 @@ class Recipe(Protocol):
         """Prompts that show what the model has learned."""
         ...
 
-    def submit(self, batch: Sequence[int], step: int, adam: AdamParams) -> Callable[[], Metrics]:
-        """Sends one step on its way; what it returns waits for the step and gives its metrics."""
+    def prepare(self, batch: Sequence[int], step: int) -> Work:
+        """Finds out what one step trains on. It may ask the server, and may be stopped at any point."""
         ...
 
     def evaluate(self) -> Metrics | None:

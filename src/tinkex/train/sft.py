@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from tinkex.train.examples import Conversation, Messages, read_conversations, split
-from tinkex.train.recipes import Metrics, Place
+from tinkex.train.recipes import Metrics, Place, Work
 from tinkex.train.rendering import Tokens, fitting
 from tinkex.train.settings import SftSettings
-
-if TYPE_CHECKING:
-    from tinkex.types import AdamParams
 
 __all__ = ["Sft"]
 
@@ -43,23 +39,17 @@ class Sft:
         """Prompts of the data, those that are not trained on first."""
         return self._shown
 
-    def submit(self, batch: Sequence[int], step: int, adam: AdamParams) -> Callable[[], Metrics]:
-        """One pass and one step of the optimizer."""
+    def prepare(self, batch: Sequence[int], step: int) -> Work:
+        """The examples of the batch."""
         del step
         chosen = [self._learn[place] for place in batch]
         num_learned = sum(tokens.num_learned for tokens in chosen)
         # The mean over the batch's tokens, so that the learning rate does not depend on how long answers are.
-        passed = self._place.training.forward_backward(
-            [tokens.datum(1.0 / num_learned) for tokens in chosen], "cross_entropy"
+        return Work(
+            [tokens.datum(1.0 / num_learned) for tokens in chosen],
+            "cross_entropy",
+            {"num_tokens": sum(len(tokens.ids) for tokens in chosen)},
         )
-        stepped = self._place.training.optim_step(adam)
-
-        def metrics() -> Metrics:
-            loss = passed.result().metrics["loss:sum"]
-            stepped.result()
-            return {"loss": loss, "num_tokens": sum(len(tokens.ids) for tokens in chosen)}
-
-        return metrics
 
     def evaluate(self) -> Metrics | None:
         """The loss on examples that are not trained on."""

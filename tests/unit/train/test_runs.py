@@ -16,7 +16,7 @@ from tinkex import train, types
 from tinkex.config import Config
 from tinkex.errors import ConfigError, SetupError
 from tinkex.train.dpo import Dpo
-from tinkex.train.recipes import Metrics, Place
+from tinkex.train.recipes import Metrics, Place, Work
 from tinkex.train.rendering import Renderer
 
 MODEL = "tiny/llama"
@@ -70,6 +70,11 @@ def test_a_supervised_run_learns_evaluates_saves_and_reports(
     assert [one["step"] for one in saved] == [4, 8, 12]
     for path in [*(one["path"] for one in saved), report.sampler_checkpoint]:
         assert rest.get_weights_info_by_tinker_path(path).result().lora_rank == 4
+
+
+def take(training: tinkex.TrainingClient, work: Work, adam: types.AdamParams) -> None:
+    training.forward_backward(work.data, work.loss_fn)
+    training.optim_step(adam).result()
 
 
 class StopAfter(train.Watcher):
@@ -191,7 +196,7 @@ def test_the_gradient_of_preferences_is_that_of_the_loss_written_with_torch(
         return total / len(references), {}
 
     for step in (1, 2, 3):
-        recipe.submit([0, 1], step, adam)()
+        take(ours, recipe.prepare([0, 1], step), adam)
         other.forward_backward_custom(data, loss).result()
         other.optim_step(adam).result()
     found, wanted = (
@@ -211,7 +216,7 @@ def test_the_weight_of_chosen_answers_makes_them_likelier(
         training = service.create_lora_training_client(MODEL, rank=4, seed=5)
         recipe = Dpo(settings, Place(service, training, Renderer(training.get_tokenizer()), MODEL))
         for step in (1, 2, 3):
-            recipe.submit([0, 1], step, types.AdamParams(learning_rate=0.01))()
+            take(training, recipe.prepare([0, 1], step), types.AdamParams(learning_rate=0.01))
         chosen = [pair.chosen.datum() for pair in recipe._learn[:2]]
         losses.append(training.forward(chosen, "cross_entropy").result().metrics["loss:sum"])
     assert losses[1] < losses[0]
