@@ -11,7 +11,7 @@ from tinkex.engine.config import EngineConfig
 from tinkex.engine.core import Engine
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     config = EngineConfig(
         home=tmp_path_factory.mktemp("home"),

@@ -227,7 +227,7 @@ def test_what_is_kept_is_counted_by_project(ada: Client, bob: Client) -> None:
 def test_sessions_with_published_checkpoints_are_found_by_all_and_tell_nothing_else(
     ada: Client, bob: Client
 ) -> None:
-    about = {"display_name": "secret sweep", "user_metadata": {"team": "a"}, "project_id": "p7"}
+    about = {"display_name": "secret sweep", "user_metadata": {"team": "secret"}, "project_id": "p-secret"}
     session = ada.post("create_session", about).json["session_id"]
     run = ada.create(session)
     save(ada, run, 1, "hidden")
@@ -251,8 +251,8 @@ def test_sessions_with_published_checkpoints_are_found_by_all_and_tell_nothing_e
     assert found(bob, owner={"type": "user", "owner_urns": ["bob"]}) == []
     for guess in (
         {"display_name": "secret"},
-        {"user_metadata": {"team": "a"}},
-        {"project_ids": ["p7"]},
+        {"user_metadata": {"team": "secret"}},
+        {"project_ids": ["p-secret"]},
         {"statuses": [{"type": "active"}]},
     ):
         assert len(found(ada, **guess)) == 1
