@@ -49,6 +49,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mistral": ("mistral", {"tie": False}, {}),
     "mistral with narrow heads": ("mistral", {"head_dim": 8, "kv_heads": 4}, {}),
     "mistral with a sliding window": ("mistral", {"tie": False}, {"sliding_window": 7}),
+    "mistral sliding by layer types": (
+        "mistral",
+        {},
+        {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     "qwen2": ("qwen2", {}, {}),
     "qwen2 with yarn rope": ("qwen2", {}, {"rope_scaling": YARN}),
     "qwen2 with untruncated yarn rope": (

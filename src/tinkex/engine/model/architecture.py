@@ -145,7 +145,13 @@ def _family_of(config: Mapping[str, Any]) -> _Family:
             f"architecture {name or 'without a name'!r} is not supported; supported are the dense families "
             f"{', '.join(_FAMILIES)}. Pick a model of one of these"
         )
-    return _FAMILIES[name]
+    family = _FAMILIES[name]
+    if model_type not in {"", family.model_type}:
+        raise SetupError(
+            f"this model's config.json contradicts itself: its architecture is {name}, its model_type {model_type!r}; "
+            "correct the one that is wrong"
+        )
+    return family
 
 
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
@@ -162,6 +168,16 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
         raise SetupError(
             f"hidden_act {activation!r} in this model's config.json is not supported; only 'silu' is"
         )
+    if not flag(config, "is_causal", otherwise=True):
+        raise SetupError(
+            "is_causal is false in this model's config.json, so its tokens see those after them; only models "
+            "that read from left to right are supported"
+        )
+    if config.get("per_layer_config"):
+        raise SetupError(
+            "this model's config.json shapes its layers one by one (per_layer_config), which is not supported; "
+            "use a model whose layers are alike"
+        )
 
 
 def _max_context(config: Mapping[str, Any], family: _Family, rope: RopeConfig) -> int:
@@ -174,19 +190,27 @@ def _windows(
     config: Mapping[str, Any], family: _Family, num_layers: int
 ) -> tuple[int | None, tuple[bool, ...]]:
     """The sliding window and the layers it applies to."""
-    none = (None, (False,) * num_layers)
     if family.model_type == "llama":
-        return none
-    if "sliding_window" in config and config["sliding_window"] is None:
-        return none
-    window = integer(config, "sliding_window", 4096)
-    if family.model_type == "mistral":
-        return window, (True,) * num_layers
-    if not flag(config, "use_sliding_window"):
-        return none
+        return None, (False,) * num_layers
+    absent = "sliding_window" in config and config["sliding_window"] is None
+    used = family.model_type == "mistral" or flag(config, "use_sliding_window")
+    window = integer(config, "sliding_window", 4096) if used and not absent else None
+    sliding = _sliding_layers(config, family, num_layers, window is not None)
+    if window is None and any(sliding):
+        raise SetupError(
+            "layer_types in this model's config.json has sliding layers, and no sliding_window is in use; "
+            "state their window, or name these layers full_attention"
+        )
+    return (window if any(sliding) else None), sliding
+
+
+def _sliding_layers(
+    config: Mapping[str, Any], family: _Family, num_layers: int, in_use: bool
+) -> tuple[bool, ...]:
+    """The layers that are named sliding; where none is named, those a family slides by itself."""
     if config.get("layer_types") is None:
-        first = integer(config, "max_window_layers", 28, least=0)
-        return window, tuple(layer >= first for layer in range(num_layers))
+        first = 0 if family.model_type == "mistral" else integer(config, "max_window_layers", 28, least=0)
+        return tuple(in_use and layer >= first for layer in range(num_layers))
     kinds = texts(config, "layer_types")
     unknown = set(kinds) - {"full_attention", "sliding_attention"}
     if unknown or len(kinds) != num_layers:
@@ -194,7 +218,7 @@ def _windows(
             f"layer_types in this model's config.json must name full_attention or sliding_attention for each of "
             f"{num_layers} layers, and has {len(kinds)} entries of {', '.join(sorted(set(kinds)))}"
         )
-    return window, tuple(kind == "sliding_attention" for kind in kinds)
+    return tuple(kind == "sliding_attention" for kind in kinds)
 
 
 def eos_token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -114,7 +114,7 @@ def _write(
     torch_dtype, format_dtype = _DTYPES[dtype]
     with ExitStack() as files:
         stored = StoredTensors(base, files)
-        stored.check_names(arch)
+        stored.check(arch)
         names = [*tensor_names(arch), *(["lm_head.weight"] if untied else [])]
         entries = []
         for name in names:

@@ -26,7 +26,7 @@ def load_transformer(directory: Path) -> Transformer:
     arch = read_architecture(directory)
     with ExitStack() as files:
         stored = StoredTensors(directory, files)
-        stored.check_names(arch)
+        stored.check(arch)
         return _assemble(arch, stored)
 
 

@@ -109,9 +109,9 @@ class RopeConfig:
         original = integer({**raw, **_given(config)}, "original_max_position_embeddings", context)
         factor = number(raw, "factor", context / original, least=1e-3)
         low, high = number(raw, "low_freq_factor", 1.0), number(raw, "high_freq_factor", 4.0)
-        if low == high:
+        if low >= high:
             raise SetupError(
-                f"low_freq_factor and high_freq_factor in this model's config.json are both {low:g}; they must differ"
+                f"low_freq_factor in this model's config.json is {low:g}, high_freq_factor {high:g}; it must be the smaller one"
             )
         return cls(
             kind=kind,

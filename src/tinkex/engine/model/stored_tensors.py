@@ -42,8 +42,11 @@ class StoredTensors:
             for stored_name in file.keys():  # noqa: SIM118 -- a safetensors file is not a mapping
                 self._files[stored_name.removeprefix("model.")] = (file, stored_name)
 
-    def check_names(self, arch: Architecture) -> None:
-        """Refuses a directory with weights missing, or with weights this architecture has no place for."""
+    def check(self, arch: Architecture) -> None:
+        """Refuses a directory with weights missing, or with weights this architecture has no place for.
+
+        A tied head that is stored nevertheless must be the embedding: which of two is meant cannot be known.
+        """
         expected = set(tensor_names(arch))
         # Old checkpoints store rotary frequencies, which follow from the config, and some store a tied head twice.
         redundant = {name for name in self._files if name.endswith(".rotary_emb.inv_freq")}
@@ -61,6 +64,19 @@ class StoredTensors:
                 f"the weights in {self.directory} do not fit its config.json ({arch.family}, {arch.num_layers} layers): it "
                 f"{' and '.join(problems)}. Fetch the model again, or correct its config.json"
             )
+        if arch.tie_embeddings and "lm_head.weight" in self._files and not self._head_is_the_embedding():
+            raise SetupError(
+                f"config.json ties the head of the model in {self.directory} to its embedding, and the weights have another "
+                "one in lm_head.weight; set tie_word_embeddings to false if that is the head, or remove it from the weights"
+            )
+
+    def _head_is_the_embedding(self) -> bool:
+        (file, name), (embedding_file, embedding_name) = (
+            self._files["lm_head.weight"],
+            self._files["embed_tokens.weight"],
+        )
+        head, embedding = file.get_tensor(name), embedding_file.get_tensor(embedding_name)
+        return head.dtype == embedding.dtype and torch.equal(head, embedding)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, without reading it."""

@@ -20,6 +20,10 @@ LLAMA: dict[str, Any] = {
 }
 
 
+def _of(family: str) -> dict[str, Any]:
+    return LLAMA | {"architectures": [f"{family}ForCausalLM"], "model_type": family.lower()}
+
+
 def test_sizes_are_read_from_config_json() -> None:
     arch = Architecture.from_config(LLAMA | {"max_position_embeddings": 8192, "tie_word_embeddings": True})
     assert (arch.family, arch.num_layers, arch.num_heads, arch.num_kv_heads) == ("llama", 4, 9, 3)
@@ -83,6 +87,21 @@ def test_a_model_type_stands_in_for_missing_architectures() -> None:
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "twist": 1}}, "twist"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per kind of layer"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 4.0,
+                    "high_freq_factor": 1.0,
+                }
+            },
+            "low_freq_factor .* is 4, high_freq_factor 1",
+        ),
+        ({"is_causal": False}, "is_causal is false"),
+        ({"per_layer_config": {"1": {"num_key_value_heads": 1}}}, "per_layer_config"),
+        ({"model_type": "qwen3"}, "LlamaForCausalLM, its model_type 'qwen3'"),
+        ({"model_type": "granite"}, "LlamaForCausalLM, its model_type 'granite'"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(config: dict[str, Any], words: str) -> None:
@@ -98,14 +117,36 @@ def test_generation_config_has_the_last_word_on_end_tokens() -> None:
 
 
 def test_every_mistral_layer_slides_and_qwen_layers_slide_by_flag() -> None:
-    mistral = Architecture.from_config(
-        LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 16}
-    )
+    mistral = Architecture.from_config(_of("Mistral") | {"sliding_window": 16})
     assert [mistral.window(layer) for layer in range(4)] == [16] * 4
-    qwen = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 16, "max_window_layers": 3}
+    qwen = _of("Qwen2") | {"sliding_window": 16, "max_window_layers": 3}
     assert Architecture.from_config(qwen).sliding_window is None
     assert Architecture.from_config(qwen | {"use_sliding_window": True}).window(2) is None
     assert Architecture.from_config(qwen | {"use_sliding_window": True}).window(3) == 16
+
+
+KINDS = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Qwen3"])
+def test_layers_slide_as_they_are_named(family: str) -> None:
+    config = _of(family) | {"sliding_window": 16, "use_sliding_window": True, "layer_types": KINDS}
+    arch = Architecture.from_config(config)
+    assert [arch.window(layer) for layer in range(4)] == [16, None, None, 16]
+    assert Architecture.from_config(config | {"layer_types": ["full_attention"] * 4}).sliding_window is None
+
+
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        ("Mistral", {"sliding_window": None}),
+        ("Qwen2", {"sliding_window": 16}),
+        ("Qwen3", {"sliding_window": None, "use_sliding_window": True}),
+    ],
+)
+def test_sliding_layers_without_a_window_are_refused(family: str, config: dict[str, Any]) -> None:
+    with pytest.raises(SetupError, match="has sliding layers, and no sliding_window is in use"):
+        Architecture.from_config(_of(family) | {"layer_types": KINDS} | config)
 
 
 def test_yarn_stretches_the_context_a_config_states() -> None:
@@ -136,11 +177,7 @@ ROPE = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 
 
 @pytest.mark.parametrize("architecture", ["Llama", "Mistral", "Qwen2", "Qwen3"])
 def test_a_value_of_any_kind_in_any_field_is_read_or_refused_by_name(architecture: str) -> None:
-    config = LLAMA | {
-        "architectures": [f"{architecture}ForCausalLM"],
-        "rope_scaling": ROPE,
-        "use_sliding_window": True,
-    }
+    config = _of(architecture) | {"rope_scaling": ROPE, "use_sliding_window": True}
     fields = [*config, "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_theta", "eos_token_id"]
     fields += [
         "attention_bias",
@@ -149,6 +186,8 @@ def test_a_value_of_any_kind_in_any_field_is_read_or_refused_by_name(architectur
         "layer_types",
         "max_window_layers",
         "hidden_act",
+        "is_causal",
+        "per_layer_config",
     ]
     changed = [{**config, field: value} for field in fields for value in WEIRD]
     parts = [*ROPE, "beta_fast", "beta_slow", "attention_factor", "mscale", "truncate", "rope_theta", "type"]

@@ -59,12 +59,25 @@ def test_a_prefix_of_model_may_be_missing(tmp_path: Path) -> None:
 
 def test_redundant_tensors_of_old_checkpoints_are_accepted(tmp_path: Path) -> None:
     directory = tiny_llama(tmp_path / "model")
-    head = torch.zeros(512, 64)
+    head = load_transformer(directory).embedding_VD.clone()
     _rewrite(
         directory, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8), "lm_head.weight": head}
     )
     model = load_transformer(directory)
     assert model.unembedding_VD is model.embedding_VD
+
+
+@pytest.mark.parametrize(
+    "head",
+    [torch.zeros(512, 64), torch.zeros(511, 64), torch.zeros(512, 64).half()],
+    ids=["values", "shape", "type"],
+)
+def test_a_head_beside_the_one_it_is_tied_to_is_refused(tmp_path: Path, head: torch.Tensor) -> None:
+    """Versions of transformers disagree on which of the two such a model uses."""
+    directory = tiny_llama(tmp_path / "model")
+    _rewrite(directory, {"lm_head.weight": head})
+    with pytest.raises(SetupError, match=r"another one in lm_head\.weight; set tie_word_embeddings to false"):
+        load_transformer(directory)
 
 
 def test_missing_and_unexpected_tensors_are_named(tmp_path: Path) -> None:
