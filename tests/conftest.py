@@ -25,10 +25,14 @@ settings.load_profile("tinkex")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse cases whose name holds an address: the processes that share the tests must agree on their names."""
+    """Refuse cases whose name holds an address: the processes that share the tests must agree on their names.
+
+    The longest test comes first: begun last, it would leave the other process with nothing to do.
+    """
     nameless = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if nameless:
         raise pytest.UsageError(f"give these cases ids of their own: {', '.join(nameless)}")
+    items.sort(key=lambda item: item.get_closest_marker("soak") is None)
 
 
 @pytest.fixture(autouse=True)

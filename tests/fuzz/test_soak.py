@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parents[2] / "benchmarks" / "bench_server.py"
-SECONDS = float(os.environ.get("TINKEX_SOAK_SECONDS", "60"))
+SECONDS = float(os.environ.get("TINKEX_SOAK_SECONDS", "300"))
 
 
 @pytest.mark.soak
