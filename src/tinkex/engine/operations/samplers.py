@@ -15,7 +15,7 @@ from tinkex.errors import InvalidInput
 from tinkex.types import CreateSamplingSessionRequest, SampleRequest, UntypedAPIFuture
 
 DEFAULT_MAX_TOKENS = 1024
-"""What a sample without max_tokens is taken to cost when turns are shared."""
+"""What a sample without max_tokens, or on a model that is not loaded yet, is taken to cost when turns are shared."""
 
 
 class SamplerAdmission:
@@ -62,7 +62,9 @@ class SamplerAdmission:
         request_id = new_request_id()
         ids = sequence_ids(request_id, self._checks.num_samples(request))
         prompt_tokens = self._checks.sample(base, request, request_id, ids)
-        new_tokens = request.sampling_params.max_tokens or DEFAULT_MAX_TOKENS
+        # No sequence outgrows the context, whatever was asked for; and no column holds what may be asked for.
+        most = base.facts.arch.max_context if base.loaded else DEFAULT_MAX_TOKENS
+        new_tokens = min(request.sampling_params.max_tokens or DEFAULT_MAX_TOKENS, most)
         num_tokens = prompt_tokens + request.num_samples * new_tokens
         work = Work[Operation](
             request_id, owner, base.source, target, seq_id or 0, Kind.SAMPLE, num_tokens, request

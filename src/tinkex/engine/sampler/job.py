@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,6 +22,8 @@ __all__ = ["MAX_TOPK_LOGPROBS", "MIN_TEMPERATURE", "TOP_K_OFF", "SampleJob", "ch
 TOP_K_OFF = -1
 MIN_TEMPERATURE = 1e-6
 """The smallest temperature above 0: below it, scaled logits leave the range of fp32."""
+MAX_TEMPERATURE = 1e6
+"""The largest: every distribution is even long before it."""
 
 MAX_TOPK_LOGPROBS = 1024
 """The most alternatives that are reported per token, so that a long prompt's answer stays within memory."""
@@ -174,9 +175,9 @@ def _check_params(params: SamplingParams) -> None:
         raise InvalidInput(
             f"max_tokens must be at least 1, and is {params.max_tokens}; leave it out for as many as fit"
         )
-    if not (params.temperature == 0 or MIN_TEMPERATURE <= params.temperature < math.inf):
+    if not (params.temperature == 0 or MIN_TEMPERATURE <= params.temperature <= MAX_TEMPERATURE):
         raise InvalidInput(
-            f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE:g} and finite, and is {params.temperature}"
+            f"temperature must be 0 (greedy) or lie in {MIN_TEMPERATURE:g}…{MAX_TEMPERATURE:g}, and is {params.temperature}"
         )
     if params.top_k != TOP_K_OFF and params.top_k < 1:
         raise InvalidInput(f"top_k must be at least 1, or {TOP_K_OFF} for off, and is {params.top_k}")

@@ -101,7 +101,7 @@ class Request:
                 request=self,
                 index=index,
                 sequence_id=sequence_id,
-                settings=RowSettings(params.temperature, params.top_k, params.top_p),
+                settings=RowSettings(params.temperature, min(params.top_k, arch.vocab_size), params.top_p),
                 limit=max_new_tokens(len(job.prompt_P), params.max_tokens, arch.max_context),
                 generator=generator_of(params.seed, index),
                 watch=stop.watch(token_bytes),

@@ -120,6 +120,14 @@ def test_a_sample_that_cannot_be_done_is_refused(ada: Client, change: dict[str, 
     assert message in answer.detail
 
 
+def test_more_tokens_than_any_number_can_say_end_with_the_context_and_stop_nobody(ada: Client) -> None:
+    sampler_id = sampler(ada)
+    answer = ada.result(ada.post("asample", request(sampler_id, max_tokens=10**21, temperature=0.0))).json
+    assert len(answer["sequences"][0]["tokens"]) <= 512
+    after = ada.result(ada.post("asample", request(sampler_id, 1, seed=10**26, top_k=10**26))).json
+    assert len(after["sequences"][0]["tokens"]) == 3
+
+
 def test_waiting_calls_are_woken_when_the_result_is_there(ada: Client, engine: Engine) -> None:
     sampler_id = sampler(ada)
     ada.result(ada.post("asample", request(sampler_id, 0)))

@@ -28,6 +28,7 @@ def targets(*rows: list[int]) -> TensorData:
         ({"prompt": [-1]}, "prompt token -1 at index 0"),
         ({"num_samples": 0}, "num_samples must be at least 1, and is 0"),
         ({"temperature": 1e-9}, "temperature must be 0"),
+        ({"temperature": 1e300}, "temperature must be 0"),
         ({"stop": [600]}, "token id 600"),
         ({"stop": [""]}, "empty string"),
         ({"topk_prompt_logprobs": -1}, "topk_prompt_logprobs must lie in 0…512, and is -1"),
