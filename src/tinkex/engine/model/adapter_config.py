@@ -22,7 +22,6 @@ MAX_CONFIG_BYTES = 1 << 20
 _HARMLESS = frozenset(
     {
         "alpha_pattern",
-        "arrow_config",
         "auto_mapping",
         "base_model_name_or_path",
         "bias",

@@ -255,4 +255,9 @@ def _no_place(name: str, directory: Path) -> InvalidInput:
         return InvalidInput(
             f"tensor {name} of adapter {directory} belongs to DoRA, which is not supported; only plain LoRA is"
         )
+    if name.endswith("lm_head.weight"):
+        return InvalidInput(
+            f"tensor {name} of adapter {directory} replaces the unembedding, which is not supported; if it is the base "
+            "model's, save the adapter with save_embedding_layers=False"
+        )
     return InvalidInput(f"tensor {name} of adapter {directory} has no place in the base model")

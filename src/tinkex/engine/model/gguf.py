@@ -44,6 +44,7 @@ _TENSORS = {
     "ffn_down": "mlp.down_proj",
 }
 _ROPE_FACTORS = "rope_freqs.weight"
+_SCALING = {"type", "factor", "original_context_length", "finetuned"}
 _MAX_SHARD_BYTES = 20 << 30
 
 
@@ -100,18 +101,31 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str
             f"supported are dense models of {', '.join(_ARCHITECTURES)}"
         )
 
+    parts = metadata.get("split.count") or 1
+    if parts != 1:
+        raise SetupError(
+            f"the GGUF file is one of {parts} parts; join them with llama-gguf-split --merge, and use the whole"
+        )
+
     def stated(name: str) -> Any:
         value = metadata.get(f"{arch}.{name}")
         if value is None:
             raise SetupError(f"the GGUF file does not state {arch}.{name}; fetch it again")
+        if isinstance(value, list):
+            raise SetupError(
+                f"the GGUF file states {arch}.{name} layer by layer, which is not supported; use a model whose layers are alike"
+            )
         return value
+
+    def optional(name: str) -> Any:
+        return stated(name) if metadata.get(f"{arch}.{name}") is not None else None
 
     if "token_embd.weight" not in tensors:
         raise SetupError("the GGUF file has no token_embd.weight; fetch it again")
     hidden, heads = int(stated("embedding_length")), int(stated("attention.head_count"))
     context = int(stated("context_length"))
-    rotated = metadata.get(f"{arch}.rope.dimension_count")
-    head_dim = int(metadata.get(f"{arch}.attention.key_length") or rotated or hidden // heads)
+    rotated = optional("rope.dimension_count")
+    head_dim = int(optional("attention.key_length") or rotated or hidden // heads)
     if rotated is not None and int(rotated) != head_dim:
         raise SetupError(
             f"the GGUF file rotates {rotated} of {head_dim} dimensions of a head, which is not supported"
@@ -124,7 +138,7 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str
         "intermediate_size": int(stated("feed_forward_length")),
         "num_hidden_layers": int(stated("block_count")),
         "num_attention_heads": heads,
-        "num_key_value_heads": int(metadata.get(f"{arch}.attention.head_count_kv") or heads),
+        "num_key_value_heads": int(optional("attention.head_count_kv") or heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": context,
@@ -133,12 +147,13 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str
         "rope_scaling": _rope_scaling(metadata, tensors, arch, head_dim, context),
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
         "torch_dtype": "float32",
     }
-    window = metadata.get(f"{arch}.attention.sliding_window")
+    window = optional("attention.sliding_window")
     if arch == "llama" and window:
         # Mistral models come as llama with a window; their Hugging Face name is what honours it.
         config |= {
@@ -153,6 +168,14 @@ def _rope_scaling(
     metadata: Mapping[str, Any], tensors: Mapping[str, Any], arch: str, head_dim: int, context: int
 ) -> dict[str, Any] | None:
     kind = metadata.get(f"{arch}.rope.scaling.type", "none")
+    section = f"{arch}.rope.scaling."
+    unknown = sorted(
+        key for key in metadata if key.startswith(section) and key[len(section) :] not in _SCALING
+    )
+    if unknown:
+        raise SetupError(
+            f"{', '.join(unknown)} of the GGUF file cannot be honoured; use the model's directory"
+        )
     if _ROPE_FACTORS in tensors:
         theta = float(metadata.get(f"{arch}.rope.freq_base") or 10000.0)
         return _llama3_scaling(np.asarray(tensors[_ROPE_FACTORS].data, np.float32), theta, head_dim)

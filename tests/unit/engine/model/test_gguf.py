@@ -101,9 +101,10 @@ def write_gguf(
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
     for key, value in (extra or {}).items():
-        writer.add_key_value(
-            key, value, gguf.GGUFValueType.STRING if isinstance(value, str) else gguf.GGUFValueType.FLOAT32
-        )
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        else:
+            writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     for name, weight in {**load_file(directory / "model.safetensors"), **(tensors or {})}.items():
         stored = weight
         if name in (raw or {}):
@@ -137,6 +138,7 @@ def _logits(directory: Path) -> torch.Tensor:
     [
         ("llama", True, {}),
         ("llama", False, {"attention_bias": True}),
+        ("llama", False, {"attention_bias": True, "mlp_bias": True}),
         ("mistral", False, {"sliding_window": 7}),
         ("qwen2", True, {}),
         ("qwen3", False, {}),
@@ -319,6 +321,18 @@ def test_linear_and_yarn_rope_scaling_are_kept(tmp_path: Path) -> None:
     [
         ({"extra": {"llama.expert_count": 8.0}}, "with experts"),
         ({"extra": {"llama.rope.scaling.type": "longrope"}}, "longrope"),
+        (
+            {
+                "extra": {
+                    "llama.rope.scaling.type": "yarn",
+                    "llama.rope.scaling.factor": 4.0,
+                    "llama.rope.scaling.yarn_beta_fast": 8.0,
+                }
+            },
+            r"llama\.rope\.scaling\.yarn_beta_fast of the GGUF file",
+        ),
+        ({"extra": {"llama.attention.sliding_window": [8, 8]}}, "sliding_window layer by layer"),
+        ({"extra": {"split.count": 3}}, "one of 3 parts"),
         ({"pre": "tekken"}, "tekken"),
         ({"pre": "deepseek-llm"}, "deepseek-llm"),
         ({"tokenizer_model": "llama"}, "tokenizer.ggml.scores"),
