@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.limits import page, wants_accessible
 from tinkex.engine.operations.access import checkpoint_of_url, find_accessible_run, find_checkpoint, find_run
+from tinkex.engine.operations.checks import check_ttl
 from tinkex.engine.store import CheckpointKind, CheckpointRow, RunRow, RunStatus, Store
-from tinkex.errors import InvalidInput, NotAllowed
+from tinkex.errors import NotAllowed
 from tinkex.types import Checkpoint, CheckpointsListResponse, Cursor, TrainingRun, TrainingRunsResponse
 from tinkex.types.checkpoints import KINDS
 
@@ -94,8 +95,7 @@ async def unpublish_checkpoint(call: Call) -> Reply:
 async def set_checkpoint_ttl(call: Call) -> Reply:
     """Keep a checkpoint for so many seconds from now, or without an end."""
     ttl = call.request.ttl_seconds
-    if ttl is not None and ttl < 1:
-        raise InvalidInput(f"ttl_seconds is at least 1, or null for no end; got {ttl}.")
+    check_ttl(ttl)
     checkpoint = _own_checkpoint(call, "change how long it is kept")
     call.engine.store.checkpoints.set_expiry(checkpoint, None if ttl is None else time.time() + ttl)
     return None

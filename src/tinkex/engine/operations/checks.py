@@ -30,6 +30,8 @@ from tinkex.types import (
 )
 
 ADAM = "adamw"
+MAX_TTL_S = 100 * 366 * 86_400
+SEEDS = range(-(2**63), 2**63)
 
 
 class Checks:
@@ -62,6 +64,9 @@ class Checks:
             raise InvalidInput(
                 f"lora_config.rank is {request.lora_config.rank}; this server trains ranks 1 to {MAX_RANK}."
             )
+        seed = request.lora_config.seed
+        if seed is not None and seed not in SEEDS:
+            raise InvalidInput(f"lora_config.seed is {seed}; give one of 64 bits, or leave it out.")
         self._optimizer(request.optimizer_config)
         self._quotas.new_run(owner)
 
@@ -91,12 +96,12 @@ class Checks:
             case SaveWeightsRequest():
                 if request.path is None:
                     raise InvalidInput("save_weights needs a name (path).")
-                _ttl(request.ttl_seconds)
+                check_ttl(request.ttl_seconds)
                 kind, name = CheckpointKind.WEIGHTS, check_name(request.path)
                 check_free(self._store, row.run_id, kind, name, overwrite=request.overwrite)
                 self._quotas.new_checkpoint(owner)
             case SaveWeightsExternalRequest():
-                _ttl(request.ttl_seconds)
+                check_ttl(request.ttl_seconds)
                 check_recipients(request.age_encryption_recipients)
                 kind, name = CheckpointKind.EXTERNAL_WEIGHTS, check_name(request.path)
                 check_free(self._store, row.run_id, kind, name, overwrite=False)
@@ -147,7 +152,7 @@ class Checks:
             raise InvalidInput(
                 "ttl_seconds needs a named save; an unnamed snapshot lives as long as its session."
             )
-        _ttl(request.ttl_seconds)
+        check_ttl(request.ttl_seconds)
         if request.path is not None:
             kind = CheckpointKind.SAMPLER_WEIGHTS
             check_free(self._store, row.run_id, kind, check_name(request.path), overwrite=False)
@@ -182,8 +187,12 @@ def num_tokens(model_input: ModelInput) -> int:
         raise InvalidInput(f"the length of an input is not known: {error}") from error
 
 
-def _ttl(ttl_seconds: int | None) -> None:
-    if ttl_seconds is not None and ttl_seconds < 1:
+def check_ttl(ttl_seconds: int | None) -> None:
+    """Whether a checkpoint can be kept so long; what has no date in a calendar would break every list it is in.
+
+    >>> check_ttl(86_400)
+    """
+    if ttl_seconds is not None and not 1 <= ttl_seconds <= MAX_TTL_S:
         raise InvalidInput(
-            f"ttl_seconds is {ttl_seconds}; give at least 1, or leave it out to keep the checkpoint."
+            f"ttl_seconds is {ttl_seconds}; give 1 to {MAX_TTL_S} (a hundred years), or leave it out to keep the checkpoint."
         )

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tinkex.engine.operations.access import find_session
+from tinkex.engine.operations.checks import check_ttl
 from tinkex.engine.store import CheckpointRow, RunRow, RunStatus, SessionRow, Store
 from tinkex.errors import InvalidInput, UnknownObject
 from tinkex.types import CopyWeightsRequest
@@ -20,8 +21,7 @@ def copy_checkpoint(
     store: Store, owner: str, source: CheckpointRow, request: CopyWeightsRequest, idempotency_key: str | None
 ) -> CheckpointRow:
     """Copy a checkpoint for a user; the same idempotency key again gives the same copy."""
-    if request.ttl_seconds is not None and request.ttl_seconds < 1:
-        raise InvalidInput(f"ttl_seconds is {request.ttl_seconds}; give at least 1, or leave it out.")
+    check_ttl(request.ttl_seconds)
     known = store.copies.find(owner, idempotency_key) if idempotency_key is not None else None
     if known is not None:
         return known

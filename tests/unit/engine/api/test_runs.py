@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,11 @@ def test_the_time_a_checkpoint_is_kept_can_be_changed(ada: Client) -> None:
     assert ada.call("PUT", address, b'{"ttl_seconds": null}').status == 200
     assert expires() is None
     assert ada.call("PUT", address, b'{"ttl_seconds": 0}').status == 400
+    for no_calendar in (10**12, 10**29):
+        assert ada.call("PUT", address, json.dumps({"ttl_seconds": no_calendar}).encode()).status == 400
+        request = {"model_id": run, "path": "x", "seq_id": 2, "ttl_seconds": no_calendar}
+        assert ada.post("save_weights", request).status == 400
+    assert expires() is None
 
 
 def test_sessions_are_found_by_name_metadata_project_and_status(ada: Client, bob: Client) -> None:

@@ -216,3 +216,6 @@ def test_options_that_cannot_be_honoured_are_refused(ada: Client) -> None:
     refused = ada.post("create_model", request)
     assert refused.status == 400
     assert "dropout" in refused.detail
+    request["lora_config"] = {"rank": 4, "seed": 2**64}
+    refused = ada.post("create_model", request)
+    assert (refused.status, "lora_config.seed" in refused.detail) == (400, True)
