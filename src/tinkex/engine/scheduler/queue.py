@@ -17,6 +17,9 @@ from tinkex.errors import InvalidInput
 
 Request = TypeVar("Request")
 
+MOST_AHEAD = 100_000
+"""How far a number may be ahead of the next one. Clients count one by one; a number made up would use up all below it."""
+
 
 @dataclass
 class _Line(Generic[Request]):
@@ -103,6 +106,11 @@ class Queue(Generic[Request]):
                 f"seq_id {seq_id} of run {run_id} is used up: an operation under it was refused, or was given up after "
                 f"{self._gap_timeout_s:g} s; the next one is {self.expected(run_id)}."
             )
+        if seq_id - line.next_seq > MOST_AHEAD:
+            raise InvalidInput(
+                f"seq_id {seq_id} of run {run_id} is far ahead: the next one is {self.expected(run_id)}. Number operations one "
+                "by one."
+            )
 
     def put(self, work: Work[Request], now: float) -> None:
         """Add an operation whose number :meth:`check_turn` has accepted."""
@@ -115,7 +123,9 @@ class Queue(Generic[Request]):
     def refuse(self, run_id: str, seq_id: int, now: float) -> bool:
         """Use up the number of a refused submission, so that later ones do not wait; says whether it was free."""
         line = self._lines.get(run_id)
-        if line is None or seq_id < line.next_seq or seq_id in line.parked or seq_id in line.refused:
+        if line is None or seq_id in line.parked or seq_id in line.refused:
+            return False
+        if not 0 <= seq_id - line.next_seq <= MOST_AHEAD:
             return False
         line.refused.add(seq_id)
         line.advance(now)

@@ -91,6 +91,18 @@ def test_a_body_that_cannot_be_read_uses_up_its_number(ada: Client) -> None:
     assert loss(ada, send_pass(ada, pass_body(run, 4))) > 0
 
 
+@pytest.mark.parametrize("number", [2**31, 2**63 - 1, 2**63, -(2**63), 2**200])
+def test_a_number_made_up_never_wedges_a_run(number: int, ada: Client) -> None:
+    run = ada.create()
+    for body in (optim_step(run, number), {**optim_step(run, number), "adam_params": "none"}):
+        refused = ada.post("optim_step", body)
+        assert refused.status == 400
+        assert refused.detail
+    unnumbered = {name: value for name, value in optim_step(run, 0).items() if name != "seq_id"}
+    for body in (unnumbered, optim_step(run, 2)):
+        assert "metrics" in ada.result(ada.post("optim_step", body)).json
+
+
 def test_older_clients_speak_json_on_the_same_paths(ada: Client) -> None:
     run = ada.create()
     expected = loss(ada, send_pass(ada, pass_body(run, 1, forward_only=True)))

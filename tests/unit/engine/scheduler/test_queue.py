@@ -70,6 +70,17 @@ def test_numbers_below_one_are_refused() -> None:
         opened().check_turn("run", 0)
 
 
+@pytest.mark.parametrize("seq_id", [200_000, 2**63 - 1, 2**200])
+def test_a_number_that_nobody_counted_to_is_refused_and_uses_up_nothing(seq_id: int) -> None:
+    queue = opened()
+    with pytest.raises(InvalidInput, match="far ahead: the next one is 1"):
+        queue.check_turn("run", seq_id)
+    assert not queue.refuse("run", seq_id, now=0.0)
+    assert queue.expected("run") == 1
+    queue.put(work(1), now=0.0)
+    assert drain(queue) == ["run#1"]
+
+
 def test_a_gap_that_stays_open_fails_those_who_wait_and_the_run_goes_on() -> None:
     queue = opened(gap_timeout_s=10.0)
     queue.put(work(1), now=0.0)
