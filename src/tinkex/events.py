@@ -46,6 +46,7 @@ __all__ = [
     "Sink",
     "StillWaiting",
     "StreamingUnavailable",
+    "guarded",
 ]
 
 
@@ -268,7 +269,10 @@ Event: TypeAlias = (
 
 
 class Sink(Protocol):
-    """Receives events, on the client's background thread; it must be quick and must not call the client."""
+    """Receives events, on the client's background thread; it must be quick and must not call the client.
+
+    What it raises is a warning in the log, and ends nothing.
+    """
 
     def emit(self, event: Event) -> None:
         """Takes one event."""
@@ -341,6 +345,39 @@ class LogSink:
             self._last = {kind: last for kind, last in self._last.items() if now - last < self._every_s}
         self._last[kind] = now
         return True
+
+
+def guarded(sink: Sink | None) -> Sink:
+    """A sink whose mistakes end nothing: what it raises is a warning in the log; without one, events are logged.
+
+    >>> class Counter:
+    ...     def emit(self, event):
+    ...         raise RuntimeError("a mistake")
+    >>> guarded(Counter()).emit(SessionOpened("session-1"))
+    """
+    if sink is None:
+        return LogSink()
+    if isinstance(sink, LogSink | Silent | Guarded):
+        return sink
+    if not callable(getattr(sink, "emit", None)):
+        raise TypeError(f"events is an object with a method emit(event), got {type(sink).__name__}")
+    return Guarded(sink)
+
+
+class Guarded:
+    """A sink of the program's, between which and the client its exceptions stay."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._log = LogSink()
+
+    def emit(self, event: Event) -> None:
+        """Passes one event on."""
+        try:
+            self._sink.emit(event)
+        except Exception as error:  # noqa: BLE001 - whoever watches must not end what is watched; the log says so
+            failed = f"{type(error).__name__}: {error}"
+            self._log.emit(CallbackFailed(f"{type(self._sink).__name__}.emit", failed))
 
 
 def _warning(event: Event, quiet_attempts: int) -> tuple[str | None, str]:

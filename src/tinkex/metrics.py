@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import threading
 from bisect import bisect_left
 from collections import deque
@@ -40,6 +41,12 @@ NEWEST = 1000
 BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
 MOST_SERIES = 1000
 """More combinations of names and labels than this are dropped, so that a label that varies costs no memory."""
+
+
+OWN_KINDS = {"tinkex_requests_total": "counter", "tinkex_request_duration_ms": "histogram"}
+"""What every client counts, the short way."""
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +124,21 @@ class Metrics:
         self._counters: dict[str, float] = {}
         self._gauges: dict[str, float] = {}
         self._histograms: dict[str, _Histogram] = {}
+        self._kinds: dict[str, str] = dict(OWN_KINDS)
         self._dropped = 0
 
     def increment(self, name: str, by: float = 1.0, **labels: str) -> None:
-        """Adds to a counter."""
+        """Adds to a counter; what would make it smaller, or no number, is a ``ValueError``."""
+        if not 0 <= by < math.inf:
+            raise ValueError(
+                f"a counter only grows: {name} cannot grow by {by!r}; use set_gauge for what falls too"
+            )
+        self._check_name(name, "counter", labels)
         self._add(_series(name, labels), by)
 
     def set_gauge(self, name: str, value: float, **labels: str) -> None:
         """Sets a gauge."""
+        self._check_name(name, "gauge", labels)
         series = _series(name, labels)
         with self._lock:
             if self._has_room(series, self._gauges):
@@ -132,6 +146,7 @@ class Metrics:
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Adds an observation to a histogram; one that is no finite number is left out."""
+        self._check_name(name, "histogram", labels)
         if math.isfinite(value):
             self._add(None, 0.0, _series(name, labels), value)
 
@@ -148,6 +163,22 @@ class Metrics:
                     found = self._histograms[histogram] = _Histogram()
                 if found is not None:
                     found.observe(value)
+
+    def _check_name(self, name: str, kind: str, labels: Mapping[str, str]) -> None:
+        """Refuses what Prometheus could not read: one such line spoils the whole page."""
+        if not _NAME.fullmatch(name) or not all(map(_LABEL.fullmatch, labels)):
+            raise ValueError(
+                f"{name!r} with labels {sorted(labels)} cannot be a metric; names are letters, digits and _, such as "
+                "my_steps_total"
+            )
+        if kind == "histogram" and "le" in labels:
+            raise ValueError(f"the histogram {name} has a label 'le' by itself; name yours otherwise")
+        with self._lock:
+            known = self._kinds.get(name, kind)
+            if len(self._kinds) < MOST_SERIES:
+                self._kinds[name] = known
+        if known != kind:
+            raise ValueError(f"{name} is a {known} already, and cannot be a {kind} too; choose another name")
 
     def count_request(self, event: RequestFinished) -> None:
         """Counts and times a request; every client does this at every request, so it takes the short way."""
@@ -264,6 +295,13 @@ def _rank(ordered: list[float], percent: int) -> float:
 
 
 def _number(value: float) -> str:
+    """A number as Prometheus reads it.
+
+    >>> [_number(value) for value in (2.0, 1.5, math.inf, math.nan)]
+    ['2', '1.5', '+Inf', 'NaN']
+    """
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if value == int(value) else repr(value)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 
+import tinkex
+from tests.scripted import ScriptedServer
 from tinkex.events import (
     MOST_KINDS,
     Event,
@@ -20,6 +23,7 @@ from tinkex.events import (
     SessionOpened,
     Silent,
     StillWaiting,
+    guarded,
 )
 
 PAUSED = QueueStateChanged("req-1", "Sample", "paused_rate_limit", "too many samplers")
@@ -120,3 +124,38 @@ def test_the_silent_sink_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         Silent().emit(PAUSED)
     assert not caplog.records
+
+
+class Mistaken:
+    def emit(self, event: Event) -> None:
+        raise RuntimeError("a mistake of the program's")
+
+
+def test_a_sink_that_raises_ends_nothing_and_is_told_once_in_a_while(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "tinkex"):
+        sink = guarded(Mistaken())
+        for _ in range(3):
+            sink.emit(SessionOpened("s1"))
+    assert caplog.text.count("Mistaken.emit raised RuntimeError: a mistake of the program's") == 1
+
+
+def test_what_is_no_sink_is_refused_where_it_is_given() -> None:
+    with pytest.raises(TypeError, match="emit"):
+        guarded(print)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="emit"):
+        tinkex.ServiceClient(base_url="local", events=print)  # type: ignore[arg-type]
+
+
+def test_a_client_works_and_beats_although_its_sink_raises() -> None:
+    server = ScriptedServer()
+    with tinkex.ServiceClient(transport=server.transport, events=Mistaken()) as service:
+        service._session._heartbeat_s = 0.01
+        training = service.create_lora_training_client("toy")
+        training.optim_step(tinkex.AdamParams()).result(30)
+        seen = len(server.values("session_heartbeat"))
+        deadline = time.monotonic() + 30
+        while len(server.values("session_heartbeat")) < seen + 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import math
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.exposition import read_exposition
 from tests.scripted import ScriptedServer
 from tinkex.clients.service import ServiceClient
 from tinkex.events import CircuitChanged, Event, QueueStateChanged, RequestFinished, RetryScheduled, Silent
@@ -109,3 +112,32 @@ def test_what_counts_as_a_failure_is_no_answer_or_an_error_and_not_a_redirect() 
     counters = sink.metrics.snapshot().counters
     assert counters['tinkex_requests_total{endpoint="checkpoint_archive",outcome="ok"}'] == 2
     assert counters['tinkex_requests_total{endpoint="checkpoint_archive",outcome="error"}'] == 3
+
+
+def test_what_is_no_number_is_written_as_prometheus_reads_it() -> None:
+    metrics = Metrics()
+    metrics.set_gauge("loss", math.nan)
+    metrics.set_gauge("best", math.inf)
+    metrics.set_gauge("worst", -math.inf)
+    assert {"loss NaN", "best +Inf", "worst -Inf"} <= set(metrics.prometheus().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (lambda m: m.increment("steps", -1.0), "only grows"),
+        (lambda m: m.increment("steps", math.nan), "only grows"),
+        (lambda m: m.increment("my steps"), "cannot be a metric"),
+        (lambda m: m.increment("steps", **{"a-b": "c"}), "cannot be a metric"),
+        (lambda m: m.observe("ms", 1.0, le="5"), "by itself"),
+        (lambda m: (m.increment("steps"), m.set_gauge("steps", 1.0)), "is a counter already"),
+        (lambda m: m.observe("tinkex_requests_total", 1.0), "is a counter already"),
+    ],
+    ids=["falls", "no number", "name", "label", "le", "two kinds", "ours"],
+)
+def test_what_would_spoil_the_page_is_refused_where_it_is_recorded(record: Any, said: str) -> None:
+    metrics = Metrics()
+    with pytest.raises(ValueError, match=said):
+        record(metrics)
+    metrics.observe("ms", 1.0)
+    assert read_exposition(metrics.prometheus())["ms_count"] == 1

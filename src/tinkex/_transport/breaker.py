@@ -21,6 +21,8 @@ FAILURES = 5
 """So many in a row, with no success between them, open a breaker."""
 RESET_S = 5.0
 """How long an open breaker stays so before one call may try."""
+PROBE_S = 0.5
+"""How soon those that are turned away while one call tries may ask again; nobody knows how long it takes."""
 MOST_BREAKERS = 512
 
 State: TypeAlias = Literal["closed", "open", "half_open"]
@@ -73,9 +75,9 @@ class Breaker:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the next call is let through."""
+        """Seconds until it is worth asking again: the next call is let through, or the one that probes may have ended."""
         with self._lock:
-            return max(self._left(), 0.0)
+            return max(self._left(), 0.0 if self._probe is None else PROBE_S)
 
     def enter(self) -> Passing | None:
         """Lets a call through, or not (None); tell the passing how the call ended."""

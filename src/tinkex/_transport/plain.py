@@ -208,11 +208,12 @@ class _Pool:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await self.loop.create_connection(self._made, self._host, self._port)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             # Without any connection nobody in line can hope for one. With some, those in line wait for
             # them: the likely reason is that this process may not open more files.
             if not self._open:
-                self._fail_all(error)
+                name = f"{self._host!r} cannot be the name of a host"
+                self._fail_all(OSError(name) if isinstance(error, UnicodeError) else error)
             return
         self._open.add(connection)
         if connection.alive:

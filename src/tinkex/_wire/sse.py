@@ -7,6 +7,8 @@ from dataclasses import dataclass
 __all__ = ["EventParser", "ServerSentEvent"]
 
 LONGEST_EVENT = 16 * 1024 * 1024
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""May stand before the first line, and means nothing there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +29,19 @@ class EventParser:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._begun = False
         self._name = ""
         self._data: list[bytes] = []
         self._size = 0
 
     def feed(self, piece: bytes) -> list[ServerSentEvent]:
         """The events that this piece completes."""
+        ends_a_line = b"\n" in piece or b"\r" in piece or self._buffer.endswith(b"\r")
         self._buffer += piece
         if len(self._buffer) + self._size > LONGEST_EVENT:
             raise ValueError(f"an event is longer than {LONGEST_EVENT} bytes")
+        if not ends_a_line:
+            return []  # what is held is not gone through again for every piece
         # A return at the very end may be the first half of a line end.
         held = b"\r" if self._buffer.endswith(b"\r") else b""
         text = bytes(self._buffer[: len(self._buffer) - len(held)])
@@ -44,6 +50,9 @@ class EventParser:
         return [event for line in lines if (event := self._line(line)) is not None]
 
     def _line(self, line: bytes) -> ServerSentEvent | None:
+        if not self._begun:
+            self._begun = True
+            line = line.removeprefix(BYTE_ORDER_MARK)
         if not line:
             name, data = self._name or "message", self._data
             self._name, self._data, self._size = "", [], 0
@@ -54,5 +63,5 @@ class EventParser:
             self._name = value.decode("utf-8", "replace")
         elif field == b"data":
             self._data.append(value)
-            self._size += len(value)
+            self._size += len(value) + 1  # lines without anything in them count, too
         return None

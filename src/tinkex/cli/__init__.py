@@ -12,7 +12,6 @@ import click
 from tinkex._version import __version__
 from tinkex.cli.groups import EXIT_CODES, LazyGroup, common_options
 from tinkex.cli.invocation import Invocation
-from tinkex.errors import TinkexError
 
 __all__ = ["COMMANDS", "main", "run", "tinkex"]
 
@@ -75,7 +74,7 @@ tinkex.params += common_options()
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code; without arguments those of the process are taken.
 
-    Errors are on stderr with exit code 1, wrong usage has 2, Ctrl-C 130.
+    Errors are on stderr with exit code 1, wrong usage has 2, Ctrl-C 130; no error leaves it as an exception.
 
     >>> run(["--format", "json", "checkpoint", "delete"])
     2
@@ -85,7 +84,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         tinkex(args=arguments, prog_name="tinkex", standalone_mode=False, obj=invocation)
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
-    except (click.Abort, KeyboardInterrupt, click.ClickException, TinkexError) as error:
+    except (click.Abort, KeyboardInterrupt, Exception) as error:
         from tinkex.cli.failures import failure_of
 
         failure = failure_of(error)
@@ -107,4 +106,9 @@ def _wants_json(arguments: Sequence[str] | None) -> bool:
 
 def main() -> None:
     """Runs the command line and leaves with its exit code."""
-    sys.exit(run())
+    from tinkex.cli.streams import prepare_streams, settle_streams
+
+    prepare_streams()
+    code = run()
+    settle_streams()
+    sys.exit(code)

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,7 @@ from tinkex.errors import SetupError, TinkexError
 State = Literal["ok", "note", "problem"]
 MARKS: dict[State, str] = {"ok": "✓", "note": "·", "problem": "✗"}
 LEAST_FREE_BYTES = 2 << 30
+ENGINE_FILES = ("engine.db", "engine.lock", "api_key", "checkpoints")
 
 EXTRAS = {
     "engine": (("torch", "safetensors", "starlette", "uvicorn"), "run models on this machine"),
@@ -121,22 +123,42 @@ def data_directory() -> Finding:
     from tinkex.engine.store.lock import DirectoryLock
 
     directory = EngineConfig().engine_dir
-    parent = directory
-    while not parent.exists():
-        parent = parent.parent
-    if not os.access(parent, os.W_OK):
-        fix = "set TINKEX_HOME or TINKEX_DATA_DIR to a directory you can write"
-        return Finding("data directory", "problem", f"{directory} cannot be written", fix)
-    if not directory.exists():
+    nearest = _nearest(directory)
+    obstacle = _obstacle(nearest)
+    if obstacle is not None:
+        fix = "make it writable for you, or set TINKEX_HOME or TINKEX_DATA_DIR to a directory that is"
+        return Finding("data directory", "problem", f"{directory} cannot be written: {obstacle}", fix)
+    if nearest != directory:
         return Finding("data directory", "ok", f"{directory} will be made at first use")
     try:
         DirectoryLock(directory).release()
     except SetupError as error:
         fix = "give its address with --base-url, or use another directory with TINKEX_DATA_DIR"
         return Finding("data directory", "note", str(error), fix)
-    except OSError as error:
-        return Finding("data directory", "problem", f"{directory}: {error}", "make it writable")
     return Finding("data directory", "ok", f"{directory} is free")
+
+
+def _nearest(directory: Path) -> Path:
+    """The directory, or the nearest one above it that is there."""
+    while True:
+        with suppress(OSError):  # what lies below a directory that is closed to us is not seen
+            if directory.exists() or directory.parent == directory:
+                return directory
+        directory = directory.parent
+
+
+def _obstacle(directory: Path) -> str | None:
+    """What keeps us from making a directory in this one, and from writing what lies in it; found by trying."""
+    import tempfile
+
+    try:
+        with tempfile.TemporaryDirectory(prefix=".tinkex-doctor-", dir=directory):
+            pass
+        closed = [file.name for file in directory.iterdir() if not os.access(file, os.W_OK)]
+    except OSError as error:
+        return f"{directory}: {error.strerror or error}"
+    ours = [name for name in closed if name in ENGINE_FILES]
+    return f"{directory / ours[0]} belongs to somebody else" if ours else None
 
 
 def port_free(port: int) -> Finding:
@@ -157,9 +179,7 @@ def free_space(home: Path) -> Finding:
     """Whether models and checkpoints have room."""
     from tinkex.cli.render import size
 
-    directory = home
-    while not directory.exists():
-        directory = directory.parent
+    directory = _nearest(home)
     free = shutil.disk_usage(directory).free
     if free < LEAST_FREE_BYTES:
         fix = f"make room ({size(LEAST_FREE_BYTES)} at least), or set TINKEX_HOME to another disk"

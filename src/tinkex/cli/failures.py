@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass
 
 import click
@@ -82,7 +83,27 @@ def failure_of(error: BaseException) -> Failure:
         return Failure("UsageError", error.format_message(), hint, error.exit_code)
     if isinstance(error, click.ClickException):
         return Failure(type(error).__name__, error.format_message(), None, error.exit_code)
+    if isinstance(error, OSError):
+        return Failure(type(error).__name__, _of_the_system(error), None, 1)
+    if not isinstance(error, TinkexError):
+        return _unforeseen(error)
     return Failure(type(error).__name__, _said(error), _hint(error), 1)
+
+
+def _of_the_system(error: OSError) -> str:
+    """What the system refused, and to which file; without a file it was the output of the command."""
+    said = error.strerror or str(error) or type(error).__name__
+    return f"the output cannot be written ({said})" if error.filename is None else f"{error.filename}: {said}"
+
+
+def _unforeseen(error: BaseException) -> Failure:
+    """A fault of ours: said in a line, with the trace for those who ask for it."""
+    if os.environ.get("TINKER_LOG", "").strip().lower() == "debug":
+        import traceback
+
+        traceback.print_exception(error)
+    hint = "this is a fault of tinkex, not of yours; please report it with what TINKER_LOG=debug shows"
+    return Failure(type(error).__name__, f"{type(error).__name__}: {error}", hint, 1)
 
 
 def _hint(error: BaseException) -> str | None:

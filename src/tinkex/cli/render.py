@@ -23,7 +23,9 @@ def as_json(value: Mapping[str, Any]) -> str:
       "at": "2026-01-02T00:00:00Z"
     }
     """
-    return json.dumps(value, indent=2, ensure_ascii=False, default=_text)
+    # Where letters would be lost on the way out, JSON has its own way to write them.
+    ascii_only = "utf" not in (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
+    return json.dumps(value, indent=2, ensure_ascii=ascii_only, default=_text)
 
 
 def _text(value: object) -> str:

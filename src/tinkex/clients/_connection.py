@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinkex._transport.caller import Caller
 from tinkex.config import Config
-from tinkex.events import LogSink
+from tinkex.events import guarded
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Transport
@@ -29,7 +29,7 @@ def connect(
         _log_at(config.log_level)
     if transport is None:
         transport = _transport(config)
-    return Caller(transport, config, sink=events or LogSink())
+    return Caller(transport, config, sink=guarded(events))
 
 
 def _log_at(level: str) -> None:

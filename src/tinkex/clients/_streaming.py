@@ -82,6 +82,8 @@ class StreamSource:
         """How many tokens of each sample were read."""
         self._failure: Exception | None = None
         """What ends the stream once the tokens before it were handed out."""
+        self._reading: asyncio.Task[object] | None = None
+        """Who waits for the next events."""
         self.over = False
         self.streamed = True
         self.request_id: str | None = None
@@ -113,15 +115,22 @@ class StreamSource:
         """The events that came since the last call, at least one; none when the stream is over."""
         if self.over:
             return ()
+        self._reading = reading = asyncio.current_task()
+        assert reading is not None
         try:
             with entered(self._operation):
                 events = await self._next()
         except BaseException as error:
             was_closed = self._is_closed()
+            self._reading = None
             await self.close()
+            if was_closed and isinstance(error, asyncio.CancelledError) and reading.uncancel() == 0:
+                return ()  # close() cancelled the wait, not the task that waits
             if was_closed and isinstance(error, TinkexError):
                 return ()  # whoever closed the stream wants no more of it
             raise
+        finally:
+            self._reading = None
         if self._is_closed():
             return ()
         if self._operation is not None and not self.received:
@@ -155,6 +164,9 @@ class StreamSource:
             self._road.in_flight.give_back(1)
         if stream is not None:
             await stream.close()
+        reading, self._reading = self._reading, None
+        if reading is not None and reading is not asyncio.current_task():
+            reading.cancel()  # it may be held back for long: by the server, by a limit, by a pause before another try
 
     async def _next(self) -> Sequence[types.SampleStreamEvent]:
         began, attempt = time.monotonic(), 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tinkex._runtime import background
 from tinkex._transport.retry import GiveUp, Retry, decide
 from tinkex.errors import APIStatusError, RecoveryError, TinkexError
-from tinkex.events import CallbackFailed, LogSink, RecoveryFailed, RecoveryStarted, RunRecovered
+from tinkex.events import CallbackFailed, RecoveryFailed, RecoveryStarted, RunRecovered, guarded
 from tinkex.futures import AwaitableConcurrentFuture
 from tinkex.recovery.diagnosis import condition_of, outcome_of, says_gone
 from tinkex.recovery.policy import Condition, Recovered, RecoveryPolicy
@@ -60,7 +60,7 @@ class RecoveryExecutor:
     ) -> None:
         if isinstance(max_concurrent, bool) or not isinstance(max_concurrent, int) or max_concurrent < 1:
             raise ValueError(f"max_concurrent is a whole number from 1 up, got {max_concurrent!r}")
-        self._sink: Sink = events or LogSink()
+        self._sink: Sink = guarded(events)
         self._dice = dice
         self._max_concurrent = max_concurrent
         self._places: asyncio.Semaphore | None = None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from tinkex._runtime import background
 from tinkex.errors import ClosedError, RecoveryError, TinkexError
-from tinkex.events import LogSink, RunCheckFailed, RunTroubled
+from tinkex.events import RunCheckFailed, RunTroubled, guarded
 from tinkex.futures import AwaitableConcurrentFuture
 from tinkex.recovery.diagnosis import condition_of, says_gone
 from tinkex.recovery.executor import RecoveryExecutor
@@ -77,7 +77,7 @@ class RecoveryMonitor:
     ) -> None:
         self._service = service
         self._policy = policy or RecoveryPolicy()
-        self._sink: Sink = events or LogSink()
+        self._sink: Sink = guarded(events)
         self._executor = executor or RecoveryExecutor(events=self._sink)
         self._watched: dict[str, _Watched] = {}
         self._settled: dict[str, _Watched] = {}

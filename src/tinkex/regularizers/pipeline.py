@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from tinkex.custom_loss import CustomLoss, require_torch
-from tinkex.events import RegularizerFinished, RegularizerStarted, Silent
+from tinkex.events import RegularizerFinished, RegularizerStarted, Silent, guarded
 from tinkex.regularizers.positions import as_tensor
 from tinkex.types import Datum
 from tinkex.types.regularizers import CustomLossOutput, RegularizerOutput, RegularizerSpec
@@ -86,7 +86,7 @@ class Pipeline:
             raise ValueError(f"timeout_s is above 0, got {timeout_s!r}")
         self.regularizers = tuple(regularizers)
         self._timeout_s = timeout_s
-        self._events: Sink = events or Silent()
+        self._events: Sink = guarded(events or Silent())
 
     def around(self, loss_fn: CustomLoss) -> CustomLoss:
         """The loss with these regularizers added; its metrics tell them apart."""

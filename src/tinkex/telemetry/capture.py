@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -46,10 +47,15 @@ class capture:  # noqa: N801 - used like a function
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # An interrupt, the end of the program and a cancelled task are no failures.
+        if isinstance(error, Exception):
+            with contextlib.suppress(Exception):  # the exception on its way out is the one that matters
+                self._report(error)
+
+    def _report(self, error: Exception) -> None:
         client = self._client
         reporter = client if client is None or isinstance(client, Reporter) else client.get_telemetry()
-        # An interrupt, the end of the program and a cancelled task are no failures.
-        if reporter is not None and isinstance(error, Exception):
+        if reporter is not None:
             reporter.log_exception(error, user_error=is_user_error(error), fatal=self._fatal)
 
     def __call__(self, function: F) -> F:

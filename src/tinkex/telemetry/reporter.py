@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import os
 import platform
 import threading
 import time
@@ -22,7 +23,7 @@ from tinkex._runtime import background
 from tinkex._transport.caller import PROTOCOL_VERSION
 from tinkex._transport.retry import RetryPolicy
 from tinkex._wire.endpoints import endpoint
-from tinkex.errors import APIError, ClosedError
+from tinkex.errors import ClosedError
 from tinkex.telemetry.redaction import allowed, event_data, frames
 from tinkex.types import telemetry as wire
 
@@ -56,11 +57,16 @@ class Reporter:
         self._caller = caller
         self._session_id = session_id
         self._interval_s = interval_s
+        self._closed = False
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        """Begins with nothing: what was queued before a fork is the parent's to send, and so are its locks and tasks."""
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._queue: deque[wire.TelemetryEvent] = deque()
         self._index = 0
         self._began = time.monotonic()
-        self._closed = False
         self._sending: asyncio.Task[None] | None = None
         self._drained = threading.Event()
         self._drained.set()
@@ -78,7 +84,7 @@ class Reporter:
         return self._add(
             lambda common: wire.GenericEvent(
                 event="GENERIC_EVENT",
-                event_name=name,
+                event_name=name.encode("utf-8", "replace").decode(),  # half a character would spoil the batch
                 event_data=allowed(data or {}),
                 severity=severity,
                 **common,
@@ -88,7 +94,7 @@ class Reporter:
     def log_exception(self, error: BaseException, *, user_error: bool = False, fatal: bool = False) -> bool:
         """Reports an exception: its type, its status and where in this package it was; never its text."""
         kind = f"{type(error).__module__}.{type(error).__qualname__}"
-        status = getattr(error, "status_code", None)
+        status = _status_of(error)
         if user_error:
             data = {"error_type": type(error).__name__, "status_code": status}
             return self.log("user_error", data, "WARNING")
@@ -115,6 +121,7 @@ class Reporter:
         """Waits until nothing is queued any more, for a bounded time; says whether all of it reached the server."""
         if background().is_current_thread:
             return self._drained.is_set()
+        self._notice_fork()
         lost = self._num_lost
         self.flush()
         return self._drained.wait(timeout) and self._num_lost == lost
@@ -125,6 +132,7 @@ class Reporter:
         """Sends what is left, for a bounded time, and ends; runs on the background loop."""
         if self._closed:
             return
+        self._notice_fork()
         await asyncio.sleep(0)  # the sender of an event that was added a moment ago may not have begun
         with self._lock:
             wanted = self._sending is not None or bool(self._queue)
@@ -143,7 +151,12 @@ class Reporter:
             await asyncio.wait({sending}, timeout=DRAIN_S)
             sending.cancel()
 
+    def _notice_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._start_anew()
+
     def _add(self, make: Any) -> bool:
+        self._notice_fork()
         with self._lock:
             if self._closed or len(self._queue) >= QUEUE:
                 self.num_dropped += 1
@@ -200,11 +213,11 @@ class Reporter:
             )
             try:
                 await self._caller.call(_ROW, request, timeout=TIMEOUT_S, policy=TRIES)
-            except APIError:
-                self._lose(len(batch))  # a report is not worth more tries than these
             except (ClosedError, asyncio.CancelledError):
                 self._lose(len(batch))
                 raise
+            except Exception:  # noqa: BLE001 - counted; whatever is wrong with a report must not end those after it
+                self._lose(len(batch))
 
     def _lose(self, count: int) -> None:
         with self._lock:
@@ -219,7 +232,17 @@ class Reporter:
         self._drained.set()
 
     def _at_exit(self) -> None:
-        self.wait_until_drained(DRAIN_S)
+        if self._pid == os.getpid():  # a forked child inherits the call, and has nothing to wait for
+            self.wait_until_drained(DRAIN_S)
+
+
+def _status_of(error: BaseException) -> int | None:
+    """The status that an exception carries; exceptions of others may say anything under that name, or raise."""
+    try:
+        status = getattr(error, "status_code", None)
+    except Exception:  # noqa: BLE001 - a property of somebody else's, in the middle of somebody else's trouble
+        return None
+    return int(status) if isinstance(status, int) and 100 <= status < 600 else None
 
 
 class TelemetrySink:

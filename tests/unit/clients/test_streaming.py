@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from tinkex.errors import (
     RequestFailedError,
     StreamInterruptedError,
 )
-from tinkex.events import Event, StreamingUnavailable
+from tinkex.events import Event, RetryScheduled, SamplingPaused, StreamingUnavailable
 from tinkex.testing import Reply, Request, reply
 
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -254,6 +255,42 @@ def test_a_stream_that_is_closed_while_it_is_waited_for_ends_and_is_not_begun_ag
     assert len(server.values("stream_sample")) == 1
     server.streams = [told(ACCEPTED, token(0), DONE_AT_ONE)]
     assert len(list(sampler.sample_stream(PROMPT, 1, PARAMS))) == 2, "its place came free"
+
+
+@pytest.mark.parametrize("held_by", ["the limiter", "another stream", "the pause before another try"])
+def test_closing_a_stream_that_is_held_back_wakes_its_reader_and_sends_nothing(
+    held_by: str, heard: Heard
+) -> None:
+    good = told(ACCEPTED, token(0), token(1))
+    answer = {
+        "the limiter": reply({"detail": "later"}, 429, headers={"retry-after": "3600"}),
+        "another stream": good,
+        "the pause before another try": reply({"detail": "down"}, 503, headers={"retry-after": "3600"}),
+    }[held_by]
+    retry = RetryConfig(max_connections=1, retry_delay_base=3600, retry_delay_max=3600)
+    server = StreamingServer(answer)
+    sampler = sampler_of(server, heard, retry)
+    first = sampler.sample_stream(PROMPT, 1, PARAMS)
+    if held_by == "another stream":
+        next(first)  # has the only place
+    stream = sampler.sample_stream(PROMPT, 1, PARAMS) if held_by == "another stream" else first
+    got: list[Any] = []
+    reading = threading.Thread(target=lambda: got.extend(stream), daemon=True)
+    reading.start()
+    while held_by != "another stream" and not any(
+        isinstance(event, SamplingPaused | RetryScheduled) for event in heard.events
+    ):
+        time.sleep(0.005)
+    while held_by == "another stream" and stream._source._reading is None:
+        time.sleep(0.005)
+    sent = len(server.values("stream_sample"))
+    stream.close()
+    reading.join(30)
+    assert not reading.is_alive()
+    assert got == []
+    assert len(server.values("stream_sample")) == sent
+    first.close()
+    assert sampler._in_flight._balance == 0, "its place came free"
 
 
 def test_what_is_no_stream_is_named_so(heard: Heard) -> None:

@@ -266,6 +266,86 @@ def test_a_server_that_refuses_telemetry_is_not_asked_forever() -> None:
         assert reporter.wait_until_drained(30)
 
 
+class Mischievous(Exception):
+    @property
+    def status_code(self) -> int:
+        raise RuntimeError("a mistake in somebody's exception")
+
+
+class Talkative(Exception):
+    status_code = "private words"
+
+
+class NoTelemetry:
+    def get_telemetry(self) -> None:
+        raise RuntimeError("a mistake in somebody's client")
+
+
+def test_whatever_an_exception_says_about_itself_it_is_raised_as_it_is() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        for error in (Mischievous(), Talkative()):
+            with pytest.raises(type(error)), capture(service):
+                raise error
+        with pytest.raises(ValueError, match="mine"), capture(NoTelemetry()):
+            raise ValueError("mine")
+        assert reporter_of(service).wait_until_drained(30)
+    reported = [event for event in collector.events if event["event"] == "UNHANDLED_EXCEPTION"]
+    assert [event["error_message"] for event in reported] == ["", ""]
+    assert b"private" not in b"".join(collector.bodies)
+
+
+def test_a_report_that_cannot_be_sent_is_counted_and_does_not_end_those_after_it() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = reporter_of(service)
+        reporter.log("half a character \ud83d")
+        assert reporter.wait_until_drained(30)
+        reporter._add(lambda common: object())  # no library writes this down
+        assert not reporter.wait_until_drained(30)
+        assert reporter.num_dropped == 1
+        reporter.log("after it")
+        assert reporter.wait_until_drained(30)
+    assert collector.names == ["SESSION_START", "half a character ?", "after it", "SESSION_END"]
+
+
+def test_a_forked_child_reports_for_itself_and_nothing_of_its_parents_twice() -> None:
+    program = """
+import os, sys, tinkex
+service = tinkex.ServiceClient(base_url=sys.argv[1], api_key="tml-x")
+service.create_sampling_client(base_model="toy")
+reporter = service.get_telemetry()
+reporter.log("parent")
+child = os.fork()
+if child == 0:
+    sent = reporter.log("child") and reporter.wait_until_drained(30)
+    os._exit(0 if sent else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+reporter.log("parent again")
+assert reporter.wait_until_drained(30)
+os._exit(0)
+"""
+    collector = Collector()
+    with over_http(collector) as url:
+        environment = {name: value for name, value in os.environ.items() if name != "TINKER_TELEMETRY"}
+        ended = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program, url],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert ended.returncode == 0, ended.stderr
+    told = {batch.process_uuid: [] for batch in collector.batches}
+    for batch in collector.batches:
+        told[batch.process_uuid] += [event.get("event_name") or event["event"] for event in batch.events]
+    assert sorted(told.values()) == [
+        ["SESSION_START", "child"],
+        ["SESSION_START", "parent", "parent again"],
+    ]
+
+
 def test_the_users_own_sink_hears_everything_as_before() -> None:
     heard: list[Event] = []
 

@@ -101,6 +101,22 @@ def test_a_probe_closes_or_opens_it_again_and_one_that_is_given_up_leaves_its_pl
     assert breaker.state == "closed"
 
 
+def test_those_turned_away_while_one_tries_are_not_told_to_come_back_at_once() -> None:
+    """Else a program that sleeps as long as it is told would spin until the probe ends, which may hang."""
+    clock = Clock()
+    breaker = Breaker(failures=1, reset_s=5, clock=clock)
+    fail(breaker)
+    assert breaker.left_s == 5.0
+    clock.now = 6.0
+    assert breaker.left_s == 0.0
+    probe = breaker.enter()
+    assert probe is not None
+    assert breaker.enter() is None
+    assert breaker.left_s > 0
+    probe.succeeded()
+    assert breaker.left_s == 0.0
+
+
 def test_a_call_from_before_it_opened_changes_nothing() -> None:
     breaker = Breaker(failures=1, clock=Clock())
     early = breaker.enter()

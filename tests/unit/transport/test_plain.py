@@ -190,3 +190,12 @@ async def test_a_forked_child_makes_connections_of_its_own() -> None:
         assert server.connections == 2
         assert (await plain.send(Request("POST", "/x"))).body == b"hello"
         await plain.close()
+
+
+@pytest.mark.parametrize("host", ["a" * 70 + ".example", "two..dots"])
+async def test_a_host_that_cannot_be_one_is_told_at_once(host: str) -> None:
+    transport = PlainHttp(f"http://{host}:8787")
+    with pytest.raises(APIConnectionError, match="cannot be the name of a host"):
+        async with asyncio.timeout(30):
+            await transport.send(Request("GET", "/api/v1/healthz", timeout=60.0))
+    await transport.close()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 
 import pytest
 from hypothesis import given
@@ -32,3 +33,34 @@ def test_an_event_that_never_ends_is_refused() -> None:
     parser.feed(b"data: " + b"x" * (LONGEST_EVENT - 10))
     with pytest.raises(ValueError, match="longer than"):
         parser.feed(b"x" * 10)
+
+
+def test_empty_lines_of_data_are_no_way_to_send_without_end() -> None:
+    parser = EventParser()
+    pieces = itertools.repeat(b"data\n" * 100_000, LONGEST_EVENT // 100_000 + 1)
+    with pytest.raises(ValueError, match="longer than"):
+        any(map(parser.feed, pieces))
+
+
+def test_a_mark_before_the_first_event_does_not_hide_its_name() -> None:
+    parser = EventParser()
+    pieces = [b"\xef", b"\xbb\xbfevent: acc", b"epted\ndata: 1\n\n"]
+    assert [event for piece in pieces for event in parser.feed(piece)] == [ServerSentEvent("accepted", b"1")]
+
+
+def test_a_long_line_in_small_pieces_is_held_and_not_gone_through_for_each_of_them() -> None:
+    parser, searches = EventParser(), 0
+
+    def count(frame: object, event: str, called: object) -> None:
+        nonlocal searches
+        searches += event == "c_call" and getattr(called, "__name__", "") == "split"
+
+    sys.setprofile(count)
+    try:
+        held = [parser.feed(b"data: "), *(parser.feed(b"word ") for _ in range(1000))]
+        (event,) = parser.feed(b"\n\n")
+    finally:
+        sys.setprofile(None)
+    assert not any(held)
+    assert event.data == b"word " * 1000
+    assert searches == 1
