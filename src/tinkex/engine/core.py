@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tinkex.engine.backend.make import make_backend
@@ -66,6 +67,7 @@ logger = logging.getLogger("tinkex.engine")
 DONE = FutureStatus.DONE
 MOST_NEWS = 1000
 """How many ended samples a poller is told of at once."""
+SILENCE = "silence"
 RECORD_AGAIN_S = 1.0
 """How long to wait before results that could not be recorded are tried again."""
 
@@ -92,14 +94,15 @@ class Engine:
         self.store = Store(config.engine_dir)
         self.api_key = self.store.local_key(time.time())
         self._worker = Worker(self.step, self._patience)
-        self.backend = backend or make_backend(config, progress, on_death=self._worker.wake)
+        self.health = Health()
+        on_silence = partial(self.health.note, SILENCE)
+        self.backend = backend or make_backend(config, progress, self._worker.wake, on_silence)
         self.models = ServedModels(config, self.backend, progress)
         self._backlog = Backlog(
             gap_timeout_s=config.gap_timeout_s,
             max_pending=config.max_pending_operations,
             on_work=self._worker.wake,
         )
-        self.health = Health()
         self._recorder = Recorder(self.store, self.health)
         self._metering = Metering(self.store)
         losses = CustomLosses(self.store)
@@ -450,8 +453,8 @@ class Engine:
     def queue_state(self, request_id: str) -> QueueState:
         """Why an operation has no outcome yet."""
         worker = self.backend.status
-        if worker is not None and worker.state != "running":
-            return QueueState("paused_capacity", "the process that computes is being started")
+        if worker is not None and worker.hindrance is not None:
+            return QueueState("paused_capacity", worker.hindrance)
         return self._backlog.describe(request_id)
 
     def figures(self) -> Figures:

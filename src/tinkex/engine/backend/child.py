@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 
+from tinkex.engine.backend import pulse
 from tinkex.engine.backend.calls import Answerer
 from tinkex.engine.backend.channel import Channel
 from tinkex.engine.backend.local import LocalBackend
@@ -29,7 +30,9 @@ def main() -> None:
     _end_with_parent()
     if os.getppid() != parent:
         os._exit(0)
-    compute, *others = [Channel(socket.socket(fileno=int(number))) for number in sys.argv[2:]]
+    *lanes, beats = [socket.socket(fileno=int(number)) for number in sys.argv[2:]]
+    threading.Thread(target=pulse.answer, args=(beats,), daemon=True).start()
+    compute, *others = [Channel(lane) for lane in lanes]
     try:
         settings = compute.receive()
     except (EOFError, OSError):

@@ -11,16 +11,21 @@ if TYPE_CHECKING:
     from tinkex.engine.model.progress import Progress
 
 
-def make_backend(config: EngineConfig, progress: Progress | None, on_death: Callable[[], None]) -> Backend:
-    """A backend on the caller's thread, or in a worker process; ``on_death`` is called when that has died.
+def make_backend(
+    config: EngineConfig,
+    progress: Progress | None,
+    on_death: Callable[[], None],
+    on_silence: Callable[[str | None], None],
+) -> Backend:
+    """A backend on the caller's thread, or in a worker process, of which ``on_death`` and ``on_silence`` are told.
 
     Example:
-        >>> backend = make_backend(EngineConfig(worker="process"), None, on_death=engine.wake)
+        >>> backend = make_backend(EngineConfig(worker="process"), None, engine.wake, engine.note_silence)
     """
     if config.worker == "process":
         from tinkex.engine.backend.remote import ProcessBackend
 
-        return ProcessBackend(config, progress, on_death)
+        return ProcessBackend(config, progress, on_death, on_silence)
     from tinkex.engine.backend.local import LocalBackend
 
     return LocalBackend(config, progress)

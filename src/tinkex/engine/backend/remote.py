@@ -1,11 +1,13 @@
 """Computing in a worker process: started, watched and, when it died, started again.
 
 The worker runs :class:`~tinkex.engine.backend.local.LocalBackend`; this end has the same methods and passes them on. Three
-connections lead to it, so that a long pass holds up neither a savepoint that is being written nor a check.
+connections lead to it, so that a long pass holds up neither a savepoint that is being written nor a check; a fourth one
+carries signs of life.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import signal
@@ -19,6 +21,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tinkex.engine.backend import pulse
 from tinkex.engine.backend.calls import Caller, Disconnected
 from tinkex.engine.backend.channel import Channel
 from tinkex.engine.backend.seam import (
@@ -56,8 +59,24 @@ class _Child:
     channels: Sequence[Channel]
     callers: Mapping[str, Caller]
     kills_before: int | None
+    beats: socket.socket
     exited: threading.Event = field(default_factory=threading.Event)
     answered: bool = False
+    silences: int = 0
+
+    @property
+    def state(self) -> str:
+        """What it is doing, as :class:`WorkerStatus` names it."""
+        if self.silences:
+            return "silent"
+        return "running" if self.answered else "starting"
+
+    def close(self) -> None:
+        """Close the connections to it."""
+        for channel in self.channels:
+            channel.close()
+        with contextlib.suppress(OSError):  # it is gone, and whoever listens has closed this
+            self.beats.shutdown(socket.SHUT_RDWR)
 
     def death(self) -> WorkerDied:
         """Why it is gone; it ends here if it is not, for nobody can reach it any more."""
@@ -65,13 +84,21 @@ class _Child:
             self.process.kill()
             self.exited.wait()
         code = self.process.returncode
+        if self.silences >= pulse.MOST_SILENCES:
+            return WorkerDied(
+                f"it was ended after {_silence_s(self.silences)} s without a sign of life", own_fault=True
+            )
         if code >= 0:
             return WorkerDied(f"it ended with exit code {code}", own_fault=True)
         name = signal.Signals(-code).name
         if code != -signal.SIGKILL:
             return WorkerDied(f"it was ended by {name}", own_fault=True)
         kills = _out_of_memory_kills()
-        if kills is not None and kills == self.kills_before:
+        if kills is None or self.kills_before is None:
+            return WorkerDied(
+                f"it was ended by {name}, from outside or because memory ran out", own_fault=False
+            )
+        if kills == self.kills_before:
             return WorkerDied(f"it was ended by {name} from outside", own_fault=False)
         return WorkerDied(f"it was ended by {name}, probably because memory ran out", own_fault=True)
 
@@ -79,20 +106,28 @@ class _Child:
 class ProcessBackend:
     """Has a worker process compute; see :class:`~tinkex.engine.backend.seam.Backend`.
 
-    ``on_death`` is called, on a thread of its own, whenever the worker has gone.
+    ``on_death`` is called, on a thread of its own, whenever the worker has gone, and ``on_silence`` with what is to be told
+    when it shows no sign of life, or None when it does again.
 
     Example:
-        >>> backend = ProcessBackend(config, progress=None, on_death=engine.wake)
+        >>> backend = ProcessBackend(config, progress=None, on_death=engine.wake, on_silence=print)
         >>> backend.start()
         >>> backend.load("tiny").arch.family
         'llama'
         >>> backend.close()
     """
 
-    def __init__(self, config: EngineConfig, progress: Progress | None, on_death: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        progress: Progress | None,
+        on_death: Callable[[], None],
+        on_silence: Callable[[str | None], None],
+    ) -> None:
         self._config = config
         self._progress = progress
         self._on_death = on_death
+        self._on_silence = on_silence
         self._child: _Child | None = None
         self._num_started = 0
         self._closed = False
@@ -110,14 +145,13 @@ class ProcessBackend:
         child, restarts = self._child, max(0, self._num_started - 1)
         if child is None or child.exited.is_set():
             return WorkerStatus(None, "restarting" if self._num_started else "starting", restarts)
-        return WorkerStatus(child.process.pid, "running" if child.answered else "starting", restarts)
+        return WorkerStatus(child.process.pid, child.state, restarts)
 
     def start(self) -> None:
         """Start a worker; returns as soon as the process is there."""
         if self._child is not None:
-            for channel in self._child.channels:
-                channel.close()
-        pairs = [socket.socketpair() for _ in LANES]
+            self._child.close()
+        pairs = [socket.socketpair() for _ in (*LANES, "beats")]
         theirs = [pair[1] for pair in pairs]
         started: Future[subprocess.Popen[bytes]] = Future()
         kills = _out_of_memory_kills()
@@ -131,10 +165,12 @@ class ProcessBackend:
         finally:
             for end in theirs:
                 end.close()
-        channels = [Channel(pair[0]) for pair in pairs]
+        *lanes, beats = [pair[0] for pair in pairs]
+        channels = [Channel(lane) for lane in lanes]
         callers = {name: Caller(each, self._progress) for name, each in zip(LANES, channels, strict=True)}
-        child = _Child(process, channels, callers, kills)
+        child = _Child(process, channels, callers, kills, beats)
         threading.Thread(target=self._wait, args=(child,), name="tinkex-watch", daemon=True).start()
+        threading.Thread(target=self._listen, args=(child,), name="tinkex-pulse", daemon=True).start()
         self._num_started += 1
         self._child = child
         try:
@@ -153,8 +189,7 @@ class ProcessBackend:
         """End the worker, and wait until it is gone."""
         self._closed = True
         if self._child is not None:
-            for channel in self._child.channels:
-                channel.close()
+            self._child.close()
             self._child.death()
         self._orders.put(None)
 
@@ -171,6 +206,19 @@ class ProcessBackend:
         child.exited.set()
         if not self._closed:
             self._on_death()
+
+    def _listen(self, child: _Child) -> None:
+        def note(silences: int) -> None:
+            child.silences = silences
+            if silences >= pulse.MOST_SILENCES:
+                child.process.kill()
+            elif silences <= 1:
+                self._on_silence(_silent(child.process.pid) if silences else None)
+
+        with child.beats:
+            pulse.listen(child.beats, child.exited, note)
+        if child.silences:
+            self._on_silence(None)  # it is gone, which is told by itself
 
     def _call(self, lane: str, name: str, *args: Any, **kwargs: Any) -> Any:
         self.check()
@@ -272,6 +320,17 @@ def _spawn(ends: Sequence[socket.socket]) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,  # what the server says there is for whoever started it
         pass_fds=descriptors,
     )
+
+
+def _silent(pid: int) -> str:
+    return (
+        f"the worker (process {pid}) shows no sign of life, and is ended and started again if that lasts "
+        f"{_silence_s(pulse.MOST_SILENCES)} s; if it was stopped on purpose, let it go on (kill -CONT {pid})"
+    )
+
+
+def _silence_s(silences: int) -> str:
+    return f"{silences * pulse.SILENCE_S:g}"
 
 
 def _settings(config: EngineConfig) -> Mapping[str, Any]:

@@ -156,8 +156,15 @@ class WorkerStatus:
 
     pid: int | None
     state: str
-    """``starting``, ``running`` or ``restarting``."""
+    """``starting``, ``running``, ``silent`` (it shows no sign of life) or ``restarting``."""
     restarts: int
+
+    @property
+    def hindrance(self) -> str | None:
+        """Why nothing is computed at the moment, or None."""
+        if self.state == "silent":
+            return "the process that computes shows no sign of life"
+        return None if self.state == "running" else "the process that computes is being started"
 
 
 class Backend(Protocol):

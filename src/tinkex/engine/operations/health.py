@@ -46,6 +46,13 @@ class Health:
         with self._lock:
             self._troubles.pop(subject, None)
 
+    def note(self, subject: str, reason: str | None) -> None:
+        """Note what does not work, or with None that it works (again)."""
+        if reason is None:
+            self.fine(subject)
+        else:
+            self.trouble(subject, reason)
+
     @property
     def status(self) -> str:
         """``ok`` for ready, or ``starting`` or ``degraded`` with the reasons."""

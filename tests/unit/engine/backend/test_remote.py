@@ -279,7 +279,7 @@ def test_an_engine_with_a_worker_needs_no_torch_and_the_worker_does_not_outlive_
 
 def test_why_a_worker_ended_is_told(tiny_model: Path, tmp_path: Path) -> None:
     deaths = threading.Event()
-    backend = ProcessBackend(config(tmp_path, tiny_model, worker="process"), None, deaths.set)
+    backend = ProcessBackend(config(tmp_path, tiny_model, worker="process"), None, deaths.set, print)
     with pytest.raises(WorkerDied, match="was not started"):
         backend.check()
     for number, own_fault, reason in (
