@@ -221,7 +221,9 @@ class CompiledDraw:
         """Logprobs of the temperature-scaled distributions of some rows, before top-k and top-p."""
         picked = torch.tensor(rows)
         temperatures_R1 = self._temperatures_B[picked, None]
-        scaled_RV = self._logits_BV[picked] / torch.where(temperatures_R1 == 0, 1.0, temperatures_R1)
+        logits_RV = self._logits_BV[picked]
+        below_most_RV = logits_RV - logits_RV.amax(dim=-1, keepdim=True)
+        scaled_RV = below_most_RV / torch.where(temperatures_R1 == 0, 1.0, temperatures_R1)
         return scaled_RV - self._log_normalizers_B[picked, None]
 
 

@@ -123,7 +123,8 @@ def scaled_logprobs(logits_BV: Tensor, temperatures: Sequence[float]) -> Tensor:
     """
     if any(temperature not in {0.0, 1.0} for temperature in temperatures):
         scale_B = torch.tensor([temperature or 1.0 for temperature in temperatures], dtype=torch.float32)
-        logits_BV = logits_BV / scale_B[:, None]
+        # Subtracted first: of large quotients, the differences would keep few bits.
+        logits_BV = (logits_BV - logits_BV.amax(dim=-1, keepdim=True)) / scale_B[:, None]
     return torch.log_softmax(logits_BV, dim=-1)
 
 

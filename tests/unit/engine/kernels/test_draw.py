@@ -84,3 +84,20 @@ def test_drawn_tokens_follow_the_distribution(compiled: CompiledCompute) -> None
     tokens, counts = np.unique(drawn.tokens_B.numpy(), return_counts=True)
     assert tokens.tolist() == [1, 100, 300, 511]
     np.testing.assert_allclose(counts, [100, 200, 300, 400], atol=1)
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-3, 0.1, 1.0, 1e3])
+@pytest.mark.parametrize("level", [0.0, 1000.0])
+def test_logprobs_keep_their_bits_at_any_temperature(
+    compiled: CompiledCompute, temperature: float, level: float
+) -> None:
+    """Logits that lie close together, a few of them equal: what counts is how far apart they are, not how high."""
+    apart = torch.randint(0, 9, (8, 512), generator=torch.Generator().manual_seed(1))
+    logits = level + apart * max(temperature, 2.0**-10)
+    scale = torch.tensor(temperature).double()  # as fp32 has it
+    expected = ((logits.double() - logits.double().amax(-1, keepdim=True)) / scale).log_softmax(-1)
+    settings, uniforms = [RowSettings(temperature=temperature)] * 8, np.linspace(0.01, 0.99, 8).tolist()
+    for drawn in (compiled.draw(logits, settings, uniforms), draw(logits, settings, uniforms)):
+        of_tokens = expected.gather(1, drawn.tokens_B[:, None])[:, 0]
+        torch.testing.assert_close(drawn.logprobs_B.double(), of_tokens, atol=2e-6, rtol=0)
+        torch.testing.assert_close(drawn.distribution(range(8)).double(), expected, atol=2e-6, rtol=1e-6)

@@ -98,7 +98,7 @@ typedef struct {
     const double *uniforms;
     int64_t *tokens;       /* out */
     float *logprobs;       /* out: of the drawn token */
-    float *log_normalizers; /* out: log Σ exp(logit / temperature) */
+    float *log_normalizers; /* out: log Σ exp((logit − largest logit) / temperature) */
 } tinkex_draw;
 
 #endif

@@ -12,11 +12,20 @@
 /* A row's probability mass is summed block by block, so that a draw looks through the blocks first. */
 enum { MAX_BLOCKS = 1024, SMALLEST_BLOCK = 256 };
 
-static inline vec scaled_at(const float *logits, int64_t at, int64_t size, vec temperature) {
-    if (at + LANES <= size) return vec_load(logits + at) / temperature;
+static inline vec logits_at(const float *logits, int64_t at, int64_t size) {
+    if (at + LANES <= size) return vec_load(logits + at);
     float lanes[LANES];
     for (int i = 0; i < LANES; i++) lanes[i] = at + i < size ? logits[at + i] : -INFINITY;
-    return vec_load(lanes) / temperature;
+    return vec_load(lanes);
+}
+
+/* How logits become masses: each less the largest one, and only then divided, so that likely tokens keep their bits. */
+typedef struct {
+    vec most, temperature;
+} scaling;
+
+static inline vec masses_at(const float *logits, int64_t at, int64_t size, scaling scale) {
+    return vec_exp((logits_at(logits, at, size) - scale.most) / scale.temperature);
 }
 
 static int64_t first_at_least(const float *values, int64_t size, float level) {
@@ -26,8 +35,8 @@ static int64_t first_at_least(const float *values, int64_t size, float level) {
 }
 
 /* The token at which the running mass passes `target`; tokens without mass are never chosen. */
-static int64_t find_token(const float *logits, int64_t vocab, vec temperature, vec shift, const double *mass,
-                          int64_t block, double target) {
+static int64_t find_token(const float *logits, int64_t vocab, scaling scale, const double *mass, int64_t block,
+                          double target) {
     const int64_t blocks = num_parts(vocab, block);
     int64_t chosen = 0;
     double before = 0;
@@ -40,7 +49,7 @@ static int64_t find_token(const float *logits, int64_t vocab, vec temperature, v
     int64_t token = smaller(chosen * block, vocab - 1);
     for (int64_t at = chosen * block; at < smaller((chosen + 1) * block, vocab); at += LANES) {
         float weights[LANES];
-        vec_store(weights, vec_exp(scaled_at(logits, at, vocab, temperature) - shift));
+        vec_store(weights, masses_at(logits, at, vocab, scale));
         for (int i = 0; i < LANES && at + i < vocab; i++) {
             if (!(weights[i] > 0)) continue;
             token = at + i;
@@ -60,14 +69,14 @@ static inline int64_t drawing_bytes(int64_t vocab) {
     return truncation_bytes(vocab) + rounded_up((vocab + LANES) * (int64_t)sizeof(float), 64);
 }
 
-static int64_t draw_from_head(const drawing *d, int64_t row, vec temperature, vec shift, double total, int worker) {
+static int64_t draw_from_head(const drawing *d, int64_t row, scaling scale, double total, int worker) {
     const tinkex_draw *draw = d->rows;
     const int64_t vocab = draw->vocab;
     const float *logits = draw->logits + row * vocab;
     char *scratch = d->scratch + worker * drawing_bytes(vocab);
     float *weights = (float *)(void *)(scratch + truncation_bytes(vocab));
     for (int64_t at = 0; at < vocab; at += LANES)
-        vec_store(weights + at, vec_exp(scaled_at(logits, at, vocab, temperature) - shift));
+        vec_store(weights + at, masses_at(logits, at, vocab, scale));
     return draw_truncated(weights, vocab, total, draw->top_ks[row], draw->top_ps[row], draw->uniforms[row],
                           (truncation_scratch *)(void *)scratch);
 }
@@ -80,20 +89,18 @@ static void draw_task(const void *context, long row, int worker) {
     const int greedy = draw->temperatures[row] == 0.0f;
     const int truncated = draw->top_ks[row] > 0 || draw->top_ps[row] < 1.0;
     const float divisor = greedy ? 1.0f : draw->temperatures[row];
-    const vec temperature = vec_all(divisor);
 
-    vec highest = scaled_at(logits, 0, vocab, temperature);
-    for (int64_t at = LANES; at < vocab; at += LANES)
-        highest = vec_max(scaled_at(logits, at, vocab, temperature), highest);
+    vec highest = logits_at(logits, 0, vocab);
+    for (int64_t at = LANES; at < vocab; at += LANES) highest = vec_max(logits_at(logits, at, vocab), highest);
     const float most = vec_largest(highest);
-    const vec shift = vec_all(most);
+    const scaling scale = {vec_all(most), vec_all(divisor)};
 
     double mass[MAX_BLOCKS], total = 0;
     const int64_t block = rounded_up(larger(SMALLEST_BLOCK, num_parts(vocab, MAX_BLOCKS)), LANES);
     for (int64_t b = 0; b * block < vocab; b++) {
         vec sum = {0};
         for (int64_t at = b * block; at < smaller((b + 1) * block, vocab); at += LANES)
-            sum += vec_exp(scaled_at(logits, at, vocab, temperature) - shift);
+            sum += masses_at(logits, at, vocab, scale);
         mass[b] = vec_sum(sum);
         total += mass[b];
     }
@@ -101,12 +108,12 @@ static void draw_task(const void *context, long row, int worker) {
     if (greedy || !isfinite(total)) /* the token of a row without a distribution means nothing */
         token = first_at_least(logits, vocab, most);
     else if (truncated)
-        token = draw_from_head(d, row, temperature, shift, total, worker);
+        token = draw_from_head(d, row, scale, total, worker);
     else
-        token = find_token(logits, vocab, temperature, shift, mass, block, draw->uniforms[row] * total);
+        token = find_token(logits, vocab, scale, mass, block, draw->uniforms[row] * total);
     draw->tokens[row] = token;
-    draw->log_normalizers[row] = (float)((double)most + log(total));
-    draw->logprobs[row] = logits[token] / divisor - draw->log_normalizers[row];
+    draw->log_normalizers[row] = (float)log(total);
+    draw->logprobs[row] = (logits[token] - most) / divisor - draw->log_normalizers[row];
 }
 
 static void draw_job(tinkex_walk *walk, void *context) {
