@@ -20,7 +20,7 @@ import click
 import uvicorn
 
 from tinkex.cli.server_logs import set_up_logs
-from tinkex.cli.server_protocol import BoundedHeads
+from tinkex.cli.server_protocol import BoundedRequests
 from tinkex.cli.server_settings import SETTINGS
 from tinkex.cli.server_tracing import set_up_tracing
 from tinkex.engine.api.app import build_app
@@ -143,7 +143,7 @@ def _serve(
             log_level="warning",
             access_log=False,
             lifespan="off",
-            http=BoundedHeads,
+            http=BoundedRequests.within(engine.config.request_stall_s),
             ws="none",
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,

@@ -128,6 +128,11 @@ SETTINGS: Mapping[str, Setting] = {
     "savepoint_after_s": Setting("seconds", "Work of a run between two savepoints.", 20.0),
     "savepoint_after_operations": Setting("whole", "Operations of a run between two savepoints.", 1000),
     "gap_timeout_s": Setting("seconds", "How long operations wait for a missing number of their run.", 300.0),
+    "request_stall_s": Setting(
+        "seconds",
+        "How long the head of a call may take, and how long its body may stand still; then it is refused with 408.",
+        60.0,
+    ),
     "long_poll_s": Setting("seconds", "How long a poll for a result is held.", 30.0),
     "fetched_retention_s": Setting("seconds", "How long a result stays after it was fetched.", 3600.0),
     "result_retention_s": Setting("seconds", "How long a result stays that nobody fetched.", 86_400.0),

@@ -88,6 +88,8 @@ class EngineConfig:
 
     gap_timeout_s: float = 300.0
     """How long operations wait for a missing seq_id of their run before they fail."""
+    request_stall_s: float = 60.0
+    """How long the head of a call may take, and how long its body may stand still; then it is refused with 408."""
     long_poll_s: float = 30.0
     """How long a poll for a result is held before it is answered with 408."""
     fetched_retention_s: float = 3600.0
@@ -161,6 +163,7 @@ class EngineConfig:
             )
         for name in (
             "gap_timeout_s",
+            "request_stall_s",
             "fetched_retention_s",
             "result_retention_s",
             "expired_retention_s",

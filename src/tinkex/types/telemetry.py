@@ -79,7 +79,7 @@ class TelemetryBatch(Value, frozen=True, kw_only=True):
     """Events of one process."""
 
     events: list[Any]
-    """Telemetry events; our server accepts them unread, so what is in them is not checked."""
+    """Telemetry events; our server counts them by kind and severity, so the rest of them is not checked."""
     platform: str
     sdk_version: str
     session_id: str
@@ -90,7 +90,7 @@ class TelemetrySendRequest(Value, frozen=True, kw_only=True):
     """Events of one process, on their way to a server."""
 
     events: list[Any]
-    """Telemetry events; our server accepts them unread, so what is in them is not checked."""
+    """Telemetry events; our server counts them by kind and severity, so the rest of them is not checked."""
     platform: str = ""
     sdk_version: str = ""
     session_id: str = ""

@@ -39,7 +39,7 @@ from tinkex.engine.api.call import Call, Handler
 from tinkex.engine.api.decoding import decode_request, read_number
 from tinkex.engine.api.errors import error_response, failure_response, json_response
 from tinkex.engine.api.held import while_connected
-from tinkex.engine.api.limits import check_query, read_body
+from tinkex.engine.api.limits import Stalled, arriving, check_query, read_body
 from tinkex.engine.api.spans import CallTracing
 from tinkex.engine.api.storage import StorageTrouble, is_trouble
 from tinkex.engine.api.traffic import REQUEST_ID, Traffic, request_id_of
@@ -162,7 +162,9 @@ def _endpoint(
             user[0] = owner = authenticate(engine, row.name, request.headers)
             if request.scope["query_string"]:
                 check_query(row.name, request.query_params)
-            body = await read_body(request, limit) if reads_body else b""
+            # What comes from this process comes as it is read; nobody there can hold up a server.
+            stall_s = None if request.client is None else engine.config.request_stall_s
+            body = await read_body(request, limit, stall_s) if reads_body else b""
             call = Call(
                 engine=engine,
                 owner=owner,
@@ -174,7 +176,8 @@ def _endpoint(
                 is_local=request.client is None or request.client.host in LOOPBACK_HOSTS,
                 http=request,
                 is_embedded=request.client is None,
-                incoming=request.stream() if carries_files else None,
+                incoming=arriving(request, stall_s) if carries_files else None,
+                traffic=traffic,
             )
             reply = await (while_connected(request, handler(call)) if is_held else handler(call))
             audit.write_down(row.name, call)
@@ -185,6 +188,8 @@ def _endpoint(
             return error_response(error)
         except sqlite3.Error as error:
             return error_response(storage.refusal(error)) if is_trouble(error) else failure_response(error)
+        except Stalled as error:
+            return json_response({"detail": str(error)}, 408, {"connection": "close"})
         except ClientDisconnect:
             return json_response({"detail": "the caller hung up before the call was complete"}, 400)
         except Exception as error:  # noqa: BLE001 -- logged and answered

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tinkex.engine.api.traffic import Traffic
 from tinkex.engine.core import Engine
 from tinkex.types.base import Value
 
@@ -33,6 +34,8 @@ class Call:
     """Whether the caller is in this process, and reaches no address."""
     incoming: AsyncIterator[bytes] | None = None
     """The body as it arrives, for calls that carry files; ``body`` is then empty."""
+    traffic: Traffic = field(default_factory=Traffic)
+    """What passes through the API, for handlers that count more than calls."""
     about: dict[str, Any] = field(default_factory=dict)
     """What the handler adds to the entry in the audit log."""
 

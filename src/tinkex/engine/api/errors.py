@@ -29,9 +29,9 @@ STATUSES: Mapping[type[EngineError], int] = {
 }
 
 
-def json_response(value: object, status: int = 200) -> Response:
+def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON answer; it always has a Content-Length, without which clients take a 400 for a broken proxy."""
-    return Response(wire_json.encode(value), status_code=status, media_type=JSON)
+    return Response(wire_json.encode(value), status_code=status, headers=headers, media_type=JSON)
 
 
 def error_response(error: TinkexError) -> Response:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from tinkex.errors import InvalidInput, TooLarge, Unsupported
 
@@ -28,14 +29,34 @@ QUERIES: Mapping[str, frozenset[str]] = {
 """What may be asked behind the ``?`` of an address; everything else would change nothing, and is refused."""
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
+class Stalled(ClientDisconnect):
+    """The caller stopped in the middle of its body: as good as gone, but it may hear why."""
+
+
+async def arriving(request: Request, stall_s: float | None) -> AsyncIterator[bytes]:
+    """The body of a request piece by piece; :class:`Stalled` when the next one does not come in time."""
+    pieces = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(stall_s):
+                piece = await anext(pieces, None)
+        except TimeoutError as error:
+            raise Stalled(
+                f"the body of this call stood still for {stall_s:g} s, which is this server's limit; send it again."
+            ) from error
+        if piece is None:
+            return
+        yield piece
+
+
+async def read_body(request: Request, max_bytes: int, stall_s: float | None = None) -> bytes:
     """The body of a request, unpacked; :class:`TooLarge` as soon as it is clear that it is."""
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
+    async for part in arriving(request, stall_s):
         size += len(part)
         if size > max_bytes:
             raise _too_large(max_bytes)

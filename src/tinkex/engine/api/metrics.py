@@ -109,6 +109,13 @@ def _traffic(traffic: Traffic) -> Iterator[str]:
         for (endpoint, status), count in sorted(traffic.calls.items())
     ]
     yield from _metric("tinkex_requests_total", "counter", "Calls by endpoint and status.", calls)
+    reports = [
+        ({"event": event, "severity": severity}, count)
+        for (event, severity), count in sorted(traffic.reports.items())
+    ]
+    yield from _metric(
+        "tinkex_client_reports_total", "counter", "What clients report of themselves.", reports
+    )
     name = "tinkex_request_duration_seconds"
     yield f"# HELP {name} How long calls took, held polls included."
     yield f"# TYPE {name} histogram"

@@ -75,8 +75,9 @@ async def get_server_capabilities(call: Call) -> Reply:
     return GetServerCapabilitiesResponse(supported_models=supported)
 
 
-async def telemetry(_call: Call) -> Reply:
-    """Taken and dropped: events of clients may hold their API keys, so they are neither stored nor logged."""
+async def telemetry(call: Call) -> Reply:
+    """Counted and dropped: events of clients may hold their API keys, so they are neither stored nor logged."""
+    call.traffic.reported(call.request.events)
     return TelemetryResponse()
 
 

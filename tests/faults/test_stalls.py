@@ -1,0 +1,158 @@
+"""Callers that stop in the middle: a server waits for them so long, says so, and serves everybody else meanwhile."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tinkex
+from tests.servers import ServedEngine, serve
+
+STALL_S = 3.0
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("impatient")
+
+
+@pytest.fixture(scope="module")
+def impatient(home: Path, tiny_model: Path) -> Iterator[ServedEngine]:
+    """A server that waits a moment only."""
+    with serve(home, "--model", f"tiny/llama={tiny_model}", "--request-stall-s", str(STALL_S)) as engine:
+        yield engine
+
+
+def connected(server: ServedEngine) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def rest_of(wire: socket.socket) -> bytes:
+    """What comes until the server closes."""
+    return b"".join(iter(lambda: wire.recv(65_536), b""))
+
+
+def head(server: ServedEngine, endpoint: str, length: int, key: str | None = None, kind: str = "") -> bytes:
+    lines = [
+        f"POST /api/v1/{endpoint} HTTP/1.1",
+        "Host: x",
+        f"X-API-Key: {key or server.key}",
+        f"Content-Length: {length}",
+        f"Content-Type: {kind or 'application/json'}",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def read_answer(answer: bytes) -> tuple[int, str]:
+    status, _, body = answer.partition(b"\r\n\r\n")
+    return int(status.split()[1]), json.loads(body)["detail"]
+
+
+def test_half_a_body_is_refused_in_words_and_the_connection_ends(impatient: ServedEngine) -> None:
+    with connected(impatient) as wire:
+        wire.sendall(head(impatient, "create_session", 1000) + b'{"tags"')
+        status, said = read_answer(rest_of(wire))
+    assert status == 408
+    assert "stood still for 3 s" in said
+    assert "send it again" in said
+
+
+def test_half_an_upload_is_refused_and_leaves_nothing(impatient: ServedEngine, home: Path) -> None:
+    part = (
+        b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n\r\n' + PNG + b"\0" * 5000
+    )
+    with connected(impatient) as wire:
+        wire.sendall(head(impatient, "assets", 1_000_000, kind="multipart/form-data; boundary=x") + part)
+        status, _ = read_answer(rest_of(wire))
+    assert status == 408
+    assert not [entry for entry in (home / "engine" / "assets").rglob("*") if entry.is_file()]
+    rest = tinkex.RestClient(base_url=impatient.url, api_key=impatient.key)
+    assert rest.list_assets().result(60).assets == []
+
+
+def test_half_a_head_is_refused_and_a_connection_that_says_nothing_is_closed(impatient: ServedEngine) -> None:
+    with connected(impatient) as half, connected(impatient) as silent:
+        half.sendall(b"POST /api/v1/create_session HTTP/1.1\r\nHost: x\r\nX-A")
+        status, said = read_answer(rest_of(half))
+        assert (status, said) == (408, "the headers of this call did not come in time; send it again.")
+        assert rest_of(silent) == b""
+
+
+def test_one_byte_now_and_then_does_not_make_a_head_longer_lived(impatient: ServedEngine) -> None:
+    with connected(impatient) as wire:
+        wire.sendall(b"POST /api/v1/create_session HTTP/1.1\r\nX-Slow: ")
+        wire.settimeout(STALL_S / 5)
+        answer = b""
+        deadline = time.monotonic() + 60
+        while not answer:
+            assert time.monotonic() < deadline
+            wire.sendall(b"a")
+            try:
+                answer = wire.recv(65_536)
+            except TimeoutError:
+                continue
+    assert answer.startswith(b"HTTP/1.1 408")
+
+
+def test_a_caller_without_a_key_cannot_keep_its_place_with_half_a_body(impatient: ServedEngine) -> None:
+    with connected(impatient) as wire:
+        wire.sendall(head(impatient, "create_session", 1000, key="tml-wrong") + b"{")
+        assert wire.recv(65_536).startswith(b"HTTP/1.1 401")
+        wire.sendall(b" ")
+        assert b"HTTP/1.1" not in rest_of(wire), "the server has closed the connection"
+
+
+def test_the_second_call_of_a_connection_is_watched_like_the_first(impatient: ServedEngine) -> None:
+    with connected(impatient) as wire:
+        wire.sendall(head(impatient, "create_session", 2) + b"{}")
+        assert wire.recv(65_536).startswith(b"HTTP/1.1 200")
+        wire.sendall(head(impatient, "create_session", 1000))
+        status, _ = read_answer(rest_of(wire))
+    assert status == 408
+
+
+def test_a_body_that_comes_slowly_is_taken(impatient: ServedEngine) -> None:
+    body = b'{"tags": ["slow"]}'
+    with connected(impatient) as wire:
+        began = time.monotonic()
+        wire.sendall(head(impatient, "create_session", len(body)))
+        for start in range(0, len(body), 3):
+            time.sleep(STALL_S / 4)
+            wire.sendall(body[start : start + 3])
+        assert time.monotonic() - began > STALL_S
+        assert wire.recv(65_536).startswith(b"HTTP/1.1 200")
+
+
+class Stalling(io.RawIOBase):
+    """A file that stops in the middle for longer than the server waits."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def seekable(self) -> bool:
+        return False
+
+    def read(self, size: int = -1) -> bytes:
+        self.reads += 1
+        if self.reads == 1:
+            return PNG
+        time.sleep(STALL_S * 3)
+        return b""
+
+
+def test_the_client_hears_that_its_file_stalled_while_others_are_served(impatient: ServedEngine) -> None:
+    rest = tinkex.RestClient(base_url=impatient.url, api_key=impatient.key)
+    with pytest.raises(tinkex.APIStatusError, match="stood still") as caught:
+        rest.upload_asset(("slow.png", Stalling())).result(60)
+    assert caught.value.status_code == 408
+    with urllib.request.urlopen(f"{impatient.url}/api/v1/healthz", timeout=60) as response:
+        assert response.status == 200
