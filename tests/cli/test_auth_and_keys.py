@@ -167,6 +167,34 @@ def test_the_doctor_says_what_is_there_and_what_to_fix(
     assert "✗ key: none" in keyless.out
 
 
+def test_a_data_directory_that_cannot_be_used_is_a_problem_for_the_doctor(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "engine.db").write_bytes(b"no database" * 500)
+    # Also root can make nothing below a file, and nothing in /proc.
+    for directory in (file / "engine", Path("/proc/tinkex/engine"), damaged):
+        done = tinkex("doctor", "--local", "--json", home=tmp_path, TINKEX_DATA_DIR=str(directory))
+        assert done.code == 1, directory
+        (found,) = (check for check in json.loads(done.out)["checks"] if check["check"] == "data directory")
+        assert found["state"] == "problem"
+        assert str(directory) in found["detail"]
+        assert "TINKEX_DATA_DIR" in found["fix"]
+    new = tmp_path / "new"
+    well = tinkex("doctor", "--local", "--json", home=tmp_path, TINKEX_DATA_DIR=str(new / "engine")).json
+    assert "will be made" in next(one["detail"] for one in well["checks"] if one["check"] == "data directory")
+    assert not new.exists(), "asking leaves nothing behind"
+
+
+def test_a_login_at_a_server_that_does_not_answer_ends_soon(tmp_path: Path) -> None:
+    done = tinkex(
+        "auth", "login", "--with-key", "tml-x", "--base-url", "http://127.0.0.1:9", home=tmp_path, process=True
+    )  # fmt: skip
+    assert (done.code, done.out) == (1, "")
+    assert "http://127.0.0.1:9" in done.err
+
+
 def test_the_doctor_sees_an_engine_that_holds_the_data_directory(server: tuple[ServedEngine, Path]) -> None:
     engine, data = server
     done = tinkex("doctor", "--local", "--json", TINKEX_DATA_DIR=str(data)).json

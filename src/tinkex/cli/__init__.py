@@ -84,7 +84,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         tinkex(args=arguments, prog_name="tinkex", standalone_mode=False, obj=invocation)
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
-    except (click.Abort, KeyboardInterrupt, Exception) as error:
+    except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 -- whatever it is, people get a line and an exit code
         from tinkex.cli.failures import failure_of
 
         failure = failure_of(error)
@@ -109,6 +109,8 @@ def main() -> None:
     from tinkex.cli.streams import prepare_streams, settle_streams
 
     prepare_streams()
-    code = run()
-    settle_streams()
+    try:
+        code = run()
+    finally:
+        settle_streams()
     sys.exit(code)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tinkex.cli.groups import Noun
-from tinkex.cli.invocation import Invocation, pass_invocation
+from tinkex.cli.invocation import FEW, Invocation, pass_invocation
 from tinkex.errors import APIStatusError, ConfigError, SetupError, TinkexError
 
 if TYPE_CHECKING:
@@ -44,10 +46,14 @@ def login(invocation: Invocation, with_key: str | None) -> None:
         raise SetupError("already logged in; log out first with: tinkex auth logout")
     if with_key is None:
         invocation.remark(f"Create an API key at {CONSOLE_KEYS}, or take the one that 'tinkex serve' prints.")
-        with_key = click.prompt("Paste your API key", hide_input=True, err=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # without a terminal nothing is echoed that could be seen
+            with_key = click.prompt("Paste your API key", hide_input=True, err=True)
     elif with_key == "-":
         with_key = sys.stdin.readline()
     key = str(with_key).strip()
+    if not key:
+        raise click.UsageError("the key is empty")
     found = _own_key(invocation, key, "GET")
     key_id, name = str(found.get("key_id", "default")), str(found.get("name") or "unnamed")
     stored.add(
@@ -162,9 +168,8 @@ def _own_key(invocation: Invocation, key: str, method: str) -> dict[str, Any]:
     from tinkex._runtime import background
     from tinkex._wire.endpoints import endpoint
     from tinkex.clients._connection import connect
-    from tinkex.config import Config
 
-    config = Config.resolve(base_url=invocation.base_url, api_key=key)
+    config = replace(invocation, api_key=key).config(max_retries=FEW)
     if config.is_local:
         raise SetupError("the engine in this process needs no key; give a server with --base-url")
     caller: Caller = connect(config=config, transport=None, events=None)

@@ -18,6 +18,7 @@ from tinkex.cli.checkpoint_files import (
 from tinkex.cli.groups import Noun
 from tinkex.cli.invocation import Invocation, pass_invocation
 from tinkex.cli.paths import CheckpointPath, Moment
+from tinkex.cli.streams import confirmed
 from tinkex.errors import SetupError, TinkexError
 
 if TYPE_CHECKING:
@@ -264,7 +265,7 @@ def _page(rest: RestClient, limit: int, offset: int) -> tuple[list[Checkpoint], 
 
 
 def _confirmed(paths: Sequence[str], described: Sequence[Checkpoint]) -> bool:
-    """Asks on stderr; the end of the input is a no."""
+    """Shows what would go, and asks."""
     from tinkex.cli.render import moment, size
 
     known = {one.tinker_path: one for one in described}
@@ -273,15 +274,7 @@ def _confirmed(paths: Sequence[str], described: Sequence[Checkpoint]) -> bool:
         facts = f" ({size(one.size_bytes)}, created {moment(one.time)})" if one is not None else ""
         click.echo(f"  {path}{facts}", err=True)
     question = f"Delete {len(paths)} checkpoint{'s' if len(paths) != 1 else ''} for good?"
-    try:
-        return click.confirm(question, err=True)
-    except click.Abort as aborted:
-        if isinstance(aborted.__cause__, KeyboardInterrupt) or isinstance(
-            aborted.__context__, KeyboardInterrupt
-        ):
-            raise
-        click.echo(err=True)
-        return False
+    return confirmed(question)
 
 
 def _delete(invocation: Invocation, rest: RestClient, paths: Sequence[str]) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ import click
 
 from tinkex.cli.groups import Leaf
 from tinkex.cli.invocation import Invocation, pass_invocation
-from tinkex.cli.paths import CheckpointPath
+from tinkex.cli.paths import CheckpointName, CheckpointPath
 from tinkex.errors import SetupError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.command(cls=Leaf)
 @click.option("--base-model", help="Start from this base model, with a fresh adapter.")
 @click.option("--model-path", type=CheckpointPath("weights"), help="Start from this training checkpoint.")
-@click.option("--name", required=True, help="Name of the new checkpoint.")
+@click.option("--name", type=CheckpointName(), required=True, help="Name of the new checkpoint.")
 @click.option(
     "--kind",
     type=click.Choice(["training", "sampler", "external"]),
@@ -209,7 +209,9 @@ def push_hf(
 @click.command("import", cls=Leaf)
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--base-model", help="Model it was trained on. Default: what the adapter says.")
-@click.option("--name", default="imported", show_default=True, help="Name of the checkpoint.")
+@click.option(
+    "--name", type=CheckpointName(), default="imported", show_default=True, help="Name of the checkpoint."
+)
 @click.option("--owner", help="User of the server it shall belong to. Default: the server's own.")
 @click.option("--data-dir", type=FOLDER, help="Data directory of the engine. Default: as for tinkex serve.")
 @pass_invocation

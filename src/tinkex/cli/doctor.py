@@ -131,11 +131,30 @@ def data_directory() -> Finding:
     if nearest != directory:
         return Finding("data directory", "ok", f"{directory} will be made at first use")
     try:
-        DirectoryLock(directory).release()
+        with DirectoryLock(directory):
+            damage = _damage(directory / "engine.db")
     except SetupError as error:
         fix = "give its address with --base-url, or use another directory with TINKEX_DATA_DIR"
         return Finding("data directory", "note", str(error), fix)
+    if damage is not None:
+        fix = "restore engine.db from a backup, or start anew with TINKEX_DATA_DIR set to another directory"
+        return Finding("data directory", "problem", f"{directory / 'engine.db'}: {damage}", fix)
     return Finding("data directory", "ok", f"{directory} is free")
+
+
+def _damage(database: Path) -> str | None:
+    """What keeps a database from being read."""
+    import sqlite3
+    from contextlib import closing
+
+    if not database.exists():
+        return None
+    try:
+        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as opened:
+            opened.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error as error:
+        return str(error)
+    return None
 
 
 def _nearest(directory: Path) -> Path:

@@ -13,6 +13,7 @@ import click
 
 from tinkex.cli.groups import Noun
 from tinkex.cli.invocation import Invocation, pass_invocation
+from tinkex.cli.streams import confirmed
 from tinkex.errors import SetupError
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def revoke(invocation: Invocation, key_ids: tuple[int, ...], yes: bool, data_dir
       tinkex keys revoke 3
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     shown = ", ".join(str(key_id) for key_id in key_ids)
-    if not yes and not click.confirm(f"Revoke {shown} for good?", err=True):
+    if not yes and not confirmed(f"Revoke {shown} for good?"):
         invocation.result("Nothing was revoked.", {"revoked": [], "failed": []})
         return
     with _users(data_dir) as users:

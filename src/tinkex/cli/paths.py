@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 else:  # older releases of click have no type arguments
     PathType = MomentType = click.ParamType
 
-__all__ = ["CheckpointPath", "Moment"]
+__all__ = ["CheckpointName", "CheckpointPath", "Moment"]
 
 KINDS = ("weights", "sampler_weights", "external_weights")
 
@@ -40,6 +40,22 @@ class CheckpointPath(PathType):
         if parts[1] not in self.kinds:
             self.fail(f"{text!r} is of kind {parts[1]}; this takes {' or '.join(self.kinds)}", param, ctx)
         return text
+
+
+class CheckpointName(PathType):
+    """What a new checkpoint is called."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name, or an error that says what names are like."""
+        from tinkex.clients._checks import check_name
+
+        try:
+            check_name(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
 
 
 class Moment(MomentType):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import click
 from tinkex.cli.groups import Leaf
 from tinkex.cli.invocation import Invocation, pass_invocation
 from tinkex.cli.paths import CheckpointPath
+from tinkex.cli.streams import read_input
 from tinkex.errors import SetupError
 
 if TYPE_CHECKING:
@@ -179,11 +179,14 @@ def _given(prompt: str | None, prompt_file: Path | None) -> Any:
     if prompt is not None and prompt_file is not None:
         raise click.UsageError("give the prompt as argument or by --file, not both")
     if prompt is not None and prompt != "-":
+        if not prompt.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
+            raise click.UsageError("the prompt is not UTF-8")
         return prompt
     if prompt_file is None:
-        if sys.stdin.isatty():
+        text = read_input()
+        if text is None:
             raise click.UsageError("there is no prompt: give it as argument, by --file, or on stdin")
-        return sys.stdin.read().removesuffix("\n")
+        return text.removesuffix("\n")
     try:
         text = prompt_file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -12,6 +12,7 @@ from tinkex.cli.groups import Noun
 from tinkex.cli.invocation import Invocation, pass_invocation
 from tinkex.errors import SetupError, TinkexError
 
+PAGE = 1000
 SCOPES = click.Choice(["owned", "accessible"])
 
 
@@ -35,10 +36,13 @@ def list_(invocation: Invocation, limit: int, offset: int, access_scope: Any) ->
     if limit < 0 or offset < 0:
         raise click.UsageError("--limit and --offset are at least 0")
     rest = invocation.rest()
-    if limit:
-        ids = rest.list_sessions(limit, offset, access_scope).result().sessions
-    else:
-        ids = list(islice(rest.iter_sessions(access_scope=access_scope), offset, None))
+    ids: list[str] = []
+    while limit == 0 or len(ids) < limit:
+        wanted = PAGE if limit == 0 else min(PAGE, limit - len(ids))
+        page = rest.list_sessions(wanted, offset + len(ids), access_scope).result().sessions
+        ids += islice(page, wanted)
+        if len(page) < wanted:
+            break
     invocation.table({"sessions": ids}, ["Session ID"], [[session_id] for session_id in ids])
 
 
