@@ -32,20 +32,22 @@ def backend(request: pytest.FixtureRequest, embedded_home: Path, tiny_model: Pat
     if request.param == "mock":
         service = MockService()
         return Backend(
-            service=lambda: tinkex.ServiceClient(
-                api_key=KEY, base_url="http://mock", transport=MockTransport(service)
+            service=lambda **more: tinkex.ServiceClient(
+                api_key=KEY, base_url="http://mock", transport=MockTransport(service), **more
             ),
-            rest=lambda: tinkex.RestClient(
-                api_key=KEY, base_url="http://mock", transport=MockTransport(service)
+            rest=lambda **more: tinkex.RestClient(
+                api_key=KEY, base_url="http://mock", transport=MockTransport(service), **more
             ),
         )
     if request.param == "embedded":
         models = {BASE_MODEL: str(tiny_model)}
         return Backend(
-            service=lambda: tinkex.ServiceClient(
-                base_url="local", transport=LocalTransport(embedded_home, models)
+            service=lambda **more: tinkex.ServiceClient(
+                **{"base_url": "local", "transport": LocalTransport(embedded_home, models), **more}
             ),
-            rest=lambda: tinkex.RestClient(base_url="local", transport=LocalTransport(embedded_home, models)),
+            rest=lambda **more: tinkex.RestClient(
+                **{"base_url": "local", "transport": LocalTransport(embedded_home, models), **more}
+            ),
         )
     served: ServedEngine = request.getfixturevalue("served_engine")
     options = {"base_url": served.url, "api_key": served.key}

@@ -1,0 +1,164 @@
+"""The circuit breaker on a server that really dies and comes back; the engine in this process has none."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tinkex
+from tests.contract.backends import BASE_MODEL, Backend
+from tests.contract.test_metrics import counted
+from tests.contract.test_training import datum
+from tests.durability.killable import KillableServer
+from tinkex import types
+from tinkex._transport.breaker import FAILURES, RESET_S, breakers
+from tinkex._transport.shared import server_of
+from tinkex.events import CircuitChanged, Event, Silent
+from tinkex.metrics import MetricsSink
+from tinkex.testing import local_engine
+
+OPEN = 'tinkex_circuit_open{purpose="rest"}'
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.changes: list[tuple[str, str]] = []
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, CircuitChanged):
+            self.changes.append((event.purpose, event.state))
+
+
+@pytest.fixture
+def killable(tiny_model: Path, tmp_path: Path) -> Iterator[KillableServer]:
+    with KillableServer(tmp_path, tiny_model) as server:
+        yield server
+
+
+def rest_of(server: KillableServer, sink: Any, **settings: Any) -> tinkex.RestClient:
+    config = tinkex.Config(base_url=server.url, api_key=server.key, max_retries=0, **settings)
+    return tinkex.RestClient(config=config, events=sink)
+
+
+def ask(rest: tinkex.RestClient) -> str:
+    """Asks for the health once; what came of it."""
+    try:
+        return rest.get_health().result(timeout=60).status
+    except tinkex.CircuitOpenError:
+        return "not sent"
+    except tinkex.APIConnectionError:
+        return "no answer"
+    except tinkex.APIStatusError as error:
+        return f"status {error.status_code}"
+
+
+def find_again(rest: tinkex.RestClient) -> None:
+    """Asks until an answer comes, as often as the breaker allows."""
+    deadline = time.monotonic() + 180
+    while ask(rest) != "ok":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_server_that_dies_is_left_alone_and_taken_up_again_when_it_is_back(
+    killable: KillableServer,
+) -> None:
+    heard = Heard()
+    sink = MetricsSink(then=heard)
+    rest, other = rest_of(killable, sink), rest_of(killable, Silent())
+    stubborn = rest_of(killable, Silent(), circuit_breaker=False)
+    assert ask(rest) == "ok"
+    with tinkex.ServiceClient(base_url=killable.url, api_key=killable.key, events=Silent()) as service:
+        training = service.create_lora_training_client(BASE_MODEL, rank=2, seed=1)
+        before = training.forward_backward([datum(4)], "cross_entropy").result(timeout=120)
+        killable.kill()
+        assert [ask(rest) for _ in range(FAILURES)] == ["no answer"] * FAILURES
+        assert sink.metrics.snapshot().gauges[OPEN] == 1.0
+        sent = counted(sink, "healthz", "error")
+        asked = [ask(rest) for _ in range(20)]
+        assert "not sent" in asked
+        assert counted(sink, "healthz", "error") - sent == asked.count("no answer"), "nothing else went out"
+        knows = [ask(other) for _ in range(5)]
+        assert "not sent" in knows, "what one client knows, all of the process know"
+        assert [ask(stubborn) for _ in range(5)] == ["no answer"] * 5, "switched off, it always sends"
+        assert breakers.states()[server_of(killable.url), "rest"] != "closed"
+        with pytest.raises(tinkex.APIConnectionError) as caught:
+            rest.get_health().result(timeout=60)
+        if isinstance(
+            caught.value, tinkex.CircuitOpenError
+        ):  # else it was the one that tries, on a slow machine
+            assert "keeps failing" in str(caught.value)
+            assert 0 <= caught.value.retry_after_s <= RESET_S
+        again = training.forward_backward([datum(4)], "cross_entropy")  # goes its own way, with retries above
+        killable.start()
+        find_again(rest)
+        assert heard.changes[0] == ("rest", "open")
+        assert heard.changes[-1] == ("rest", "closed")
+        assert sink.metrics.snapshot().gauges[OPEN] == 0.0
+        assert ask(other) == "ok"
+        assert again.result(timeout=180).metrics["loss:sum"] == before.metrics["loss:sum"]
+
+
+def test_of_many_threads_that_wait_for_a_dead_server_one_at_a_time_tries_it(killable: KillableServer) -> None:
+    heard = Heard()
+    sink = MetricsSink(then=heard)
+    rest = rest_of(killable, sink)
+    killable.kill()
+    assert {ask(rest) for _ in range(FAILURES)} == {"no answer"}
+    breaker = breakers.of(server_of(killable.url), "rest")
+    deadline = time.monotonic() + 60
+    while breaker.state != "half_open":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    sent = counted(sink, "healthz", "error")
+    start = threading.Barrier(12)
+    outcomes: list[str] = []
+
+    def knock() -> None:
+        start.wait()
+        outcomes.append(ask(rest))
+
+    threads = [threading.Thread(target=knock) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    tried = outcomes.count("no answer")
+    assert (tried, outcomes.count("not sent")) == (1, 11)
+    assert counted(sink, "healthz", "error") == sent + tried
+    assert heard.changes[-1] == ("rest", "open")
+
+
+@pytest.mark.backends("embedded")
+def test_the_engine_in_this_process_has_no_breaker_and_needs_none(backend: Backend) -> None:
+    known = breakers.states()
+    heard = Heard()
+    config = tinkex.Config(base_url="local", circuit_breaker=True)
+    with backend.service(base_url=None, config=config, events=heard) as service:
+        rest = service.create_rest_client()
+        for _ in range(3 * FAILURES):
+            with pytest.raises(tinkex.NotFoundError):
+                rest.get_training_run("no-such-run").result(timeout=60)
+        sampler = service.create_sampling_client(base_model=BASE_MODEL)
+        sampler.sample(types.ModelInput.from_ints([5]), 1, types.SamplingParams(max_tokens=1)).result(
+            timeout=60
+        )
+    assert heard.changes == []
+    assert breakers.states() == known
+
+
+def test_an_engine_in_this_process_that_was_closed_says_so_every_time(tiny_model: Path) -> None:
+    heard = Heard()
+    with local_engine(tiny_model) as engine:
+        service = engine.service(events=heard)
+        service.get_server_capabilities()
+        engine.close()
+        for _ in range(3 * FAILURES):
+            with pytest.raises(tinkex.ClosedError):
+                service.get_server_capabilities()
+    assert heard.changes == []
