@@ -147,6 +147,10 @@ def whoami(invocation: Invocation) -> None:
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     from tinkex.cli.render import or_missing
 
+    if invocation.config().is_local:
+        raise SetupError(
+            "the engine in this process needs no key, and knows nobody but you; give a server with --base-url"
+        )
     try:
         identity = invocation.rest().whoami().result()
     except RuntimeError as error:

@@ -171,10 +171,10 @@ def push_hf(
       tinkex checkpoint push-hf tinker://0a1b2c:train:0/weights/final --repo ada/my-adapter
       tinkex checkpoint push-hf tinker://0a1b2c:train:0/weights/final --public --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
-    from tinkex.cli.progress import transfer_bar
+    from tinkex.cli.progress import hub_bars, transfer_bar
     from tinkex.hub_push import push_checkpoint
 
-    with transfer_bar(invocation, "checkpoint") as show:
+    with hub_bars(invocation), transfer_bar(invocation, "checkpoint") as show:
         pushed = push_checkpoint(
             path,
             repo,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import click
 
 from tinkex.cli.groups import Leaf
+from tinkex.cli.invocation import Invocation, pass_invocation
 
 SHELLS = ("bash", "zsh", "fish")
 
 
 @click.command(cls=Leaf)
 @click.argument("shell", type=click.Choice(SHELLS))
+@pass_invocation
 @click.pass_context
-def completion(ctx: click.Context, shell: str) -> None:
+def completion(ctx: click.Context, invocation: Invocation, shell: str) -> None:
     """Print the script that completes commands and options in a shell.
 
     \b
@@ -25,4 +27,8 @@ def completion(ctx: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None, "every choice has one"
     root = ctx.find_root().command
-    click.echo(kind(root, {}, "tinkex", "_TINKEX_COMPLETE").source())
+    script = kind(root, {}, "tinkex", "_TINKEX_COMPLETE").source()
+    if invocation.as_json:
+        invocation.json({"shell": shell, "script": script})
+    else:
+        click.echo(script)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tinkex.cli.invocation import Invocation
 
-__all__ = ["count_bar", "transfer_bar"]
+__all__ = ["count_bar", "hub_bars", "transfer_bar"]
 
 
 @contextmanager
@@ -33,6 +33,25 @@ def transfer_bar(
             bar.update(task, description=what, completed=done, total=total)
 
         yield show
+
+
+@contextmanager
+def hub_bars(invocation: Invocation) -> Iterator[None]:
+    """Lets the hub's library draw its own bars where ours would be drawn, and nowhere else."""
+    try:
+        from huggingface_hub import utils
+    except ModuleNotFoundError:  # whoever needs it says so
+        yield
+        return
+    library: Any = utils
+    if invocation.shows_progress or library.are_progress_bars_disabled():
+        yield
+        return
+    library.disable_progress_bars()
+    try:
+        yield
+    finally:
+        library.enable_progress_bars()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tinkex.cli.groups import HELP_NAMES
+from tinkex.cli.groups import HELP_NAMES, common_options
 from tinkex.cli.invocation import Invocation, pass_invocation
 from tinkex.cli.server_settings import METAVARS, SETTINGS, read_settings
 from tinkex.errors import SetupError
@@ -61,7 +61,7 @@ def _shown(default: object, kind: str) -> str:
 def serve(invocation: Invocation, /, config: Path | None, **flags: Any) -> None:
     """Serve models to Tinker clients, ours or the official one.
 
-    When everything is loaded, one line on stdout says where, and with which key (as JSON with tinkex --json serve). Ctrl-C stops the server: the operation
+    When everything is loaded, one line on stdout says where, and with which key. Ctrl-C stops the server: the operation
     under way is finished, and checkpoints and results stay for the next start; a second Ctrl-C ends it at once.
 
     A setting comes from its option, else from the variable TINKEX_SERVE_<NAME>, else from the file of --config, else it has its default.
@@ -87,3 +87,6 @@ def serve(invocation: Invocation, /, config: Path | None, **flags: Any) -> None:
             f"tinkex serve needs the engine, and {error.name} is not installed; run: pip install 'tinkex[engine]'"
         ) from error
     run_server(settings, as_json=invocation.as_json, quiet=invocation.quiet or invocation.as_json)
+
+
+serve.params += [option for option in common_options() if option.name in {"as_json", "quiet"}]
