@@ -107,6 +107,8 @@ def differentiate(data: Sequence[Datum], output: ForwardBackwardOutput, loss_fn:
     value = float(loss.detach())
     if not math.isfinite(value):
         raise ValueError(f"the custom loss is {value}; nothing was added to the gradient")
+    for lp in logprobs:
+        lp.grad = None  # a loss that called backward() itself has left its own there, which would count twice
     # backward() rather than grad(): parameters of the user's own in the loss get their gradients as well.
     loss.backward()
     weighted = [

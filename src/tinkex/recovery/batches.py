@@ -85,6 +85,20 @@ class Batches(Generic[B]):
             )
         return self._kept[position]
 
+    def reaches(self, position: int) -> bool:
+        """Whether there are as many batches as a training that stands at this position has seen.
+
+        >>> Batches("abc", steps=None).reaches(3), Batches(iter("abc"), steps=None).reaches(4)
+        (True, False)
+        """
+        if (
+            position == 0
+            or self._function is not None
+            or (self._steps is not None and position >= self._steps)
+        ):
+            return True  # nothing was read; or as many as are wanted
+        return not isinstance(self.at(position - 1), NoMore)
+
     def forget_before(self, position: int) -> None:
         """Drops batches that no restart will ask for."""
         for old in [one for one in self._kept if one < position]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tinkex._runtime import background
 from tinkex._transport.retry import GiveUp, Retry, decide
-from tinkex.errors import APIStatusError, RecoveryError, TinkexError
+from tinkex.errors import APIStatusError, RecoveryError
 from tinkex.events import CallbackFailed, RecoveryFailed, RecoveryStarted, RunRecovered, guarded
 from tinkex.futures import AwaitableConcurrentFuture
 from tinkex.recovery.diagnosis import condition_of, outcome_of, says_gone
@@ -113,7 +113,7 @@ class RecoveryExecutor:
             try:
                 async with self._places:
                     recovered = await self._attempt(job, attempt)
-            except (TinkexError, ValueError, TypeError, TimeoutError, OSError) as error:
+            except Exception as error:  # whatever it is, it is told, and the run is not left in between
                 step = self._next_step(job, error, attempt, time.monotonic() - began)
                 reason = f"{type(error).__name__}: {error}"
                 after_s = step.after if isinstance(step, Retry) else None

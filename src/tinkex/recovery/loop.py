@@ -240,7 +240,16 @@ class ResilientTraining(Generic[B]):
         path = await self._patiently(self._begin, self._progress.name, "it was started")
         if path is not None:
             self.resumed_at = self.position
+            self._check_data()
         self._open_line()
+
+    def _check_data(self) -> None:
+        if not self._batches.reaches(self.position):
+            raise RecoveryError(
+                f"the training {self._progress.name!r} stands after batch {self.position} ({self.checkpoint}), and the data "
+                "has fewer; give it the same data in the same order, or train from the beginning with resume='never'",
+                self._progress.name,
+            )
 
     async def _begin(self, _attempt: int) -> str | None:
         found = await self._progress.find(self._service.create_rest_client())

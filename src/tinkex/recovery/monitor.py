@@ -246,6 +246,9 @@ class RecoveryMonitor:
         except RecoveryError:
             self._settle(run)  # on_failure has been told; asking on would change nothing
             raise
+        except asyncio.CancelledError:
+            run.recovery = None  # somebody gave the restart up: the next round finds the run as it is
+            raise
         if recovered is None:
             run.heard, run.recovery = time.monotonic(), None
         elif self._settle(run):

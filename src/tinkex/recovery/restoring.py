@@ -47,7 +47,13 @@ async def paths_for(policy: RecoveryPolicy, run_id: str, checkpoints: Sequence[C
     choice = policy.checkpoint
     if isinstance(choice, str | Best):
         return ranked(choice, run_id, checkpoints)
-    picked = await called(choice, run_id, list(checkpoints))
+    try:
+        picked = await called(choice, run_id, list(checkpoints))
+    except Exception as error:
+        raise RecoveryError(
+            f"the function that chooses a checkpoint of run {run_id} raised {type(error).__name__}: {error}",
+            run_id,
+        ) from error
     path = picked.tinker_path if isinstance(picked, Checkpoint) else picked
     if not isinstance(path, str):
         raise RecoveryError(

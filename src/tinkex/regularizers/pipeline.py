@@ -14,7 +14,7 @@ import inspect
 import math
 import threading
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -111,15 +111,35 @@ class Pipeline:
         self, data: list[Datum], logprobs: list[torch.Tensor], loss_fn: CustomLoss
     ) -> tuple[torch.Tensor, CustomLossOutput]:
         began = time.monotonic()
-        waiting = {}
-        for spec in self.regularizers:
-            if _waits(spec):
-                self._events.emit(RegularizerStarted(spec.name, spec.weight))
-                waiting[spec.name] = _in_thread(spec, data, logprobs, self._timeout_s)
+        waiting: dict[str, Future[tuple[torch.Tensor, dict[str, float]]]] = {}
+        untold: dict[str, RegularizerSpec] = {}
+        try:
+            for spec in self.regularizers:
+                if _waits(spec):
+                    self._events.emit(RegularizerStarted(spec.name, spec.weight))
+                    waiting[spec.name] = _in_thread(spec, data, logprobs, self._timeout_s)
+                    untold[spec.name] = spec
+            return self._add_up(data, logprobs, loss_fn, began, waiting, untold)
+        except BaseException:
+            for spec in untold.values():
+                elapsed_s, why = time.monotonic() - began, "given up: another part of the loss failed"
+                self._events.emit(RegularizerFinished(spec.name, spec.weight, elapsed_s, error=why))
+            raise
+
+    def _add_up(
+        self,
+        data: list[Datum],
+        logprobs: list[torch.Tensor],
+        loss_fn: CustomLoss,
+        began: float,
+        waiting: Mapping[str, Future[tuple[torch.Tensor, dict[str, float]]]],
+        untold: dict[str, RegularizerSpec],
+    ) -> tuple[torch.Tensor, CustomLossOutput]:
         base, base_metrics = _checked("the loss", loss_fn(list(data), list(logprobs)))
         total, terms, pull = base, {}, _slope(base, logprobs)
         base_grad_norm = _norm(pull)
         for spec in self.regularizers:
+            untold.pop(spec.name, None)
             with self._told(spec, since=began if spec.name in waiting else None) as known:
                 if spec.name in waiting:
                     left_s = max(0.0, self._timeout_s - (time.monotonic() - began))
@@ -127,7 +147,13 @@ class Pipeline:
                 else:
                     value, metrics = _noted(spec, data, logprobs)
                 number, slope = _number(spec.name, value), _slope(value, logprobs)
-                known.extend((number, _norm(slope)))
+                grad_norm = _norm(slope)
+                if not math.isfinite(grad_norm):
+                    raise ValueError(
+                        f"the gradient of the regularizer {spec.name!r} is not finite, though its value is {number:g}; "
+                        "nothing was added to the gradient"
+                    )
+                known.extend((number, grad_norm))
             terms[spec.name] = RegularizerOutput(spec.name, number, float(spec.weight), known[1], metrics)
             total, pull = total + spec.weight * value, pull + spec.weight * slope
         output = CustomLossOutput(
@@ -195,9 +221,16 @@ def _in_thread(
     return future
 
 
+class _Late(TimeoutError):
+    """Our patience is over, not that of something the term waits for itself."""
+
+
 async def _within(returned: Awaitable[Any], timeout_s: float) -> Any:
-    async with asyncio.timeout(timeout_s):
-        return await returned
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            return await returned
+    except TimeoutError as error:
+        raise (_Late() if limit.expired() else error) from error
 
 
 def _result(
@@ -209,6 +242,8 @@ def _result(
     try:
         return future.result(left_s)
     except TimeoutError as error:
+        if future.done() and not isinstance(error, _Late):
+            raise
         raise TimeoutError(
             f"the regularizer {spec.name!r} had no value after {timeout_s:g} s; nothing was added to the gradient. "
             "Give it more time with with_regularizers(…, timeout_s=…)"

@@ -52,6 +52,19 @@ def test_the_surrogate_has_the_gradient_of_the_loss(server: ScriptedServer, clie
     assert output.metrics == {"loss:sum": 14.0, "surrogate_loss:sum": 6.0, "datums": 2.0}
 
 
+def test_a_loss_that_calls_backward_itself_counts_once(
+    server: ScriptedServer, client: TrainingClient
+) -> None:
+    def eager(data: list[types.Datum], logprobs: list[torch.Tensor]) -> Any:
+        loss, metrics = squared(data, logprobs)
+        loss.backward(retain_graph=True)
+        return loss, metrics
+
+    client.forward_backward_custom(DATA, eager).result(timeout=10)
+    _, second = server.values("forward_backward")
+    assert [d.loss_fn_inputs["weights"].data for d in second.data] == [[2.0, 4.0], [6.0]]
+
+
 async def test_the_async_form_is_awaited_twice(server: ScriptedServer, client: TrainingClient) -> None:
     output = await (await client.forward_backward_custom_async(DATA, squared))
     assert output.metrics["loss:sum"] == 14.0

@@ -230,6 +230,27 @@ async def test_the_result_can_be_awaited(server: Runs, service: ServiceClient) -
     assert recovered is not None
 
 
+def test_a_chooser_that_raises_is_told_and_leaves_nothing_in_between(
+    server: Runs, service: ServiceClient, events: Events
+) -> None:
+    server.save("old", "1")
+    told: list[Any] = []
+
+    def choose(run_id: str, checkpoints: Any) -> Any:
+        return {}["best"]
+
+    policy = RecoveryPolicy(
+        checkpoint=choose, on_failure=lambda run_id, error: told.append((run_id, error)), **QUICK
+    )
+    executor = RecoveryExecutor(events=events)
+    with pytest.raises(errors.RecoveryError, match="chooses a checkpoint of run old raised KeyError"):
+        executor.recover("old", service, policy).result(timeout=10)
+    assert [run_id for run_id, _ in told] == ["old"]
+    assert [event.after_s for event in events.of(RecoveryFailed)] == [None]
+    assert executor.under_way == ()
+    assert executor.recover("old", service).result(timeout=10) is not None
+
+
 def test_there_is_at_least_one_place() -> None:
     with pytest.raises(ValueError, match="max_concurrent"):
         RecoveryExecutor(max_concurrent=0)

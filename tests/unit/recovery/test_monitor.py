@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from tests.unit.recovery.conftest import Events, Runs
 from tinkex import ServiceClient, errors
 from tinkex.events import RunCheckFailed, RunRecovered, RunTroubled
-from tinkex.recovery import Recovered, RecoveryMonitor, RecoveryPolicy
+from tinkex.futures import AwaitableConcurrentFuture
+from tinkex.recovery import Recovered, RecoveryExecutor, RecoveryMonitor, RecoveryPolicy
 
 QUICK: dict[str, Any] = {"backoff_s": 0.001, "max_backoff_s": 0.002}
 SLOW: dict[str, Any] = {"poll_interval_s": 600.0, **QUICK}
@@ -186,3 +188,84 @@ async def test_it_works_from_an_event_loop(server: Runs, service: ServiceClient)
         monitor.watch("old")
         recovered = await monitor.report("old", errors.APIConnectionError())
         assert recovered is not None
+
+
+def test_a_chooser_that_raises_ends_the_watch_in_words(server: Runs, service: ServiceClient) -> None:
+    failed = Waiting()
+    server.save("old", "1")
+    server.corrupted.add("old")
+
+    def choose(run_id: str, checkpoints: Any) -> Any:
+        raise KeyError("best")
+
+    policy = RecoveryPolicy(checkpoint=choose, on_failure=failed, **SLOW)
+    with RecoveryMonitor(service, policy) as monitor:
+        monitor.watch("old")
+        assert monitor.check().result(timeout=10) == {"old": "corrupted"}
+        run_id, error = failed.wait()
+        assert run_id == "old"
+        assert "KeyError" in str(error)
+        with pytest.raises(errors.RecoveryError, match="KeyError"):
+            monitor.report("old", errors.APIConnectionError()).result(timeout=10)
+        assert monitor.watched == ()
+
+
+def test_a_restart_that_somebody_gave_up_is_begun_again_at_the_next_round(
+    server: Runs, service: ServiceClient
+) -> None:
+    server.save("old", "1")
+    server.corrupted.add("old")
+    choosing, may_choose = threading.Event(), threading.Event()
+
+    def choose(run_id: str, checkpoints: Any) -> Any:
+        choosing.set()
+        may_choose.wait(20)
+        return checkpoints[0]
+
+    recovered = Waiting()
+    executor = RecoveryExecutor()
+    policy = RecoveryPolicy(checkpoint=choose, on_recovery=recovered, **SLOW)
+    with RecoveryMonitor(service, policy, executor=executor) as monitor:
+        monitor.watch("old")
+        monitor.check().result(timeout=10)
+        assert choosing.wait(20)
+        under_way = executor.recover("old", service)
+        assert isinstance(under_way, AwaitableConcurrentFuture)
+        under_way.cancel()
+        may_choose.set()
+        deadline = time.monotonic() + 20
+        while not recovered.news:
+            monitor.check().result(timeout=10)
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_two_monitors_that_share_an_executor_restart_a_run_once(
+    server: Runs, service: ServiceClient, events: Events
+) -> None:
+    server.save("old", "1")
+    may_choose = threading.Event()
+
+    def choose(run_id: str, checkpoints: Any) -> Any:
+        may_choose.wait(20)
+        return checkpoints[0]
+
+    executor = RecoveryExecutor(events=events)
+    policy = RecoveryPolicy(checkpoint=choose, **SLOW)
+    gone = errors.status_error(errors.HttpResponse(404), None)
+    with (
+        RecoveryMonitor(service, policy, executor=executor) as one,
+        RecoveryMonitor(service, policy, executor=executor) as other,
+    ):
+        for monitor in (one, other):
+            monitor.watch("old")
+        under_way = [monitor.report("old", gone) for monitor in (one, other)]
+        deadline = time.monotonic() + 20
+        while any(monitor._watched["old"].recovery is None for monitor in (one, other)):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        may_choose.set()
+        first, second = (report.result(timeout=20) for report in under_way)
+    assert first is not None
+    assert first is second
+    assert len(events.of(RunRecovered)) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -121,6 +122,61 @@ def drive(loop: Any, body: Callable[[Step[Any]], object] = train) -> Sequence[St
             body(step)
         steps.append(step)
     return steps
+
+
+@pytest.mark.parametrize(
+    "data", [lambda n: [batch(i) for i in range(n)], lambda n: iter([batch(i) for i in range(n)])]
+)
+def test_data_that_ends_before_the_training_stands_is_refused_and_data_that_ends_there_is_done(
+    engine: LocalEngine, real: ServiceClient, data: Any
+) -> None:
+    name = f"short-{secrets.token_hex(4)}"
+
+    def over(count: int, **more: Any) -> Any:
+        loop = tinkex.resilient_training(
+            real, data(count), name=name, base_model=engine.base_model, rank=2, seed=1, **more
+        )
+        loop.run(train)
+        return loop
+
+    assert over(3).position == 3
+    with pytest.raises(errors.RecoveryError, match=r"stands after batch 3 .* the data has fewer"):
+        over(2)
+    done = over(3)
+    assert (done.resumed_at, done.position) == (3, 3)
+    assert over(2, resume="never").position == 2
+
+
+class Unlucky:
+    """Data that cannot be read at one place, the first time."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.failed = at, False
+
+    def __call__(self, position: int) -> list[types.Datum]:
+        if position == self.at and not self.failed:
+            self.failed = True
+            raise OSError("the disk with the data is gone")
+        return batch(position)
+
+
+def test_data_that_raises_is_the_programs_own_error_and_the_next_program_goes_on(
+    engine: LocalEngine, real: ServiceClient
+) -> None:
+    name, data = f"unlucky-{secrets.token_hex(4)}", Unlucky(3)
+
+    def loop() -> Any:
+        return tinkex.resilient_training(
+            real, data, steps=5, name=name, base_model=engine.base_model, rank=2, seed=1, checkpoint_every=2
+        )
+
+    first = loop()
+    with pytest.raises(OSError, match="the disk with the data"):
+        first.run(train)
+    assert (first.position, first.recoveries) == (3, 0)
+    second = loop()
+    second.run(train)
+    assert (second.resumed_at, second.position) == (2, 5)
 
 
 async def test_the_async_form_does_the_same(engine: LocalEngine, real: ServiceClient) -> None:

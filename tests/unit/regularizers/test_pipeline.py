@@ -182,6 +182,51 @@ def test_an_error_names_its_regularizer(waits: bool) -> None:
     assert "the regularizer 'broken'" in caught.value.__notes__[0]
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_time_limit_of_a_terms_own_is_told_as_that(asynchronous: bool) -> None:
+    def impatient(data: Any, logprobs: Any) -> Any:
+        raise TimeoutError("the reference server is slow")
+
+    async def impatient_too(data: Any, logprobs: Any) -> Any:
+        raise TimeoutError("the reference server is slow")
+
+    spec = RegularizerSpec(impatient_too if asynchronous else impatient, 1.0, waits=True)
+    with pytest.raises(TimeoutError, match="the reference server is slow"):
+        Pipeline([spec]).evaluate(DATA, LOGPROBS, nll)
+
+
+def test_a_term_whose_gradient_is_not_finite_is_named_though_its_value_is() -> None:
+    def distance(data: Any, logprobs: Any) -> Any:
+        return (logprobs[0] - logprobs[0].detach()).square().sum().sqrt(), {}  # 0, with a slope of 0/0
+
+    spec = RegularizerSpec(distance, 1.0)
+    with pytest.raises(ValueError, match="gradient of the regularizer 'distance' is not finite"):
+        Pipeline([RegularizerSpec(L2(), 1.0), spec]).evaluate(DATA, LOGPROBS, nll)
+
+
+def test_when_several_fail_beside_each_other_the_first_in_order_is_raised_and_all_are_told() -> None:
+    seen = Heard()
+    release = threading.Event()
+
+    def slow(data: Any, logprobs: Any) -> Any:
+        release.wait(30)
+        raise ValueError("the first")
+
+    def quick(data: Any, logprobs: Any) -> Any:
+        release.set()
+        raise ValueError("the second")
+
+    specs = [RegularizerSpec(slow, 1.0, waits=True), RegularizerSpec(quick, 1.0, waits=True)]
+    with pytest.raises(ValueError, match="the first"):
+        Pipeline(specs, events=seen).evaluate(DATA, LOGPROBS, nll)
+    assert [event.name for event in seen.events if isinstance(event, RegularizerStarted)] == ["slow", "quick"]
+    failed = [event for event in seen.events if isinstance(event, RegularizerFinished)]
+    assert [(event.name, event.error) for event in failed] == [
+        ("slow", "ValueError: the first"),
+        ("quick", "given up: another part of the loss failed"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("returned", "kind", "message"),
     [
