@@ -18,13 +18,14 @@ from tinkex.engine.backend.seam import Backend, WorkerDied
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.operations.access import lost
 from tinkex.engine.operations.admission import Admission
-from tinkex.engine.operations.backlog import Backlog, Operation, QueueState, works_of
+from tinkex.engine.operations.backlog import Backlog, Operation, QueueState, never_came, works_of
 from tinkex.engine.operations.decoding import Decoding, cancelled
 from tinkex.engine.operations.execution import Ended, Operations
 from tinkex.engine.operations.feeds import Feed
 from tinkex.engine.operations.figures import Figures, Gauges
 from tinkex.engine.operations.health import Health
 from tinkex.engine.operations.losses import CustomLosses
+from tinkex.engine.operations.lost import LostRuns
 from tinkex.engine.operations.maintenance import Maintenance
 from tinkex.engine.operations.metering import Metering
 from tinkex.engine.operations.outcomes import failed
@@ -67,7 +68,6 @@ logger = logging.getLogger("tinkex.engine")
 DONE = FutureStatus.DONE
 MOST_NEWS = 1000
 """How many ended samples a poller is told of at once."""
-SILENCE = "silence"
 RECORD_AGAIN_S = 1.0
 """How long to wait before results that could not be recorded are tried again."""
 
@@ -95,8 +95,8 @@ class Engine:
         self.api_key = self.store.local_key(time.time())
         self._worker = Worker(self.step, self._patience)
         self.health = Health()
-        on_silence = partial(self.health.note, SILENCE)
-        self.backend = backend or make_backend(config, progress, self._worker.wake, on_silence)
+        silence = partial(self.health.note, "silence")
+        self.backend = backend or make_backend(config, progress, self._worker.wake, silence)
         self.models = ServedModels(config, self.backend, progress)
         self._backlog = Backlog(
             gap_timeout_s=config.gap_timeout_s,
@@ -123,7 +123,10 @@ class Engine:
             self._suspects,
         )
         self._recall = Recall(self.backend, self.models, self.health)
-        self._maintenance = Maintenance(config, self.store, self.backend, self._release)
+        self._lost_runs = LostRuns(config, self.store, self.health)
+        self._maintenance = Maintenance(
+            config, self.store, self.backend, self._release, self._lost_runs, self.admission.intact
+        )
         self._waiters = Waiters()
         self._turns = FairShare[str]()
         self._under_way: Turn | None = None
@@ -171,7 +174,7 @@ class Engine:
             return None
         self._maintenance.run_if_due(now)
         missed = self._backlog.give_up_gaps(now)
-        self._drop([m.work for m in missed], [failed(_gap(m.work, m.missing)) for m in missed])
+        self._drop([m.work for m in missed], [failed(never_came(m)) for m in missed])
         self._decoding.drop_cancelled()
         if not self._recall.worker_is_there(now):
             return None
@@ -232,9 +235,9 @@ class Engine:
                 self._reviving = True
                 damaged = self._replay.revive(work.run_id)
                 self._reviving = False
+                self._suspects.cleared(self._operations.live)
                 for run_id, reason in damaged.items():
-                    logger.error("run %s cannot be restored: %s", run_id, reason)
-                    self._end_run(run_id, RunStatus.CORRUPTED)
+                    self._lose_run(run_id, reason)
 
     def _complete_turn(self, ended: Sequence[Ended]) -> None:
         """Record a turn and everything that came of it, then make savepoints if they are due."""
@@ -275,13 +278,17 @@ class Engine:
         self._complete(Event(self._decoding.worker_died(death, decoding=turn == "decode")))
         if turn is None or turn == "decode":
             return
+        if reviving and self._replay.under_way:
+            self._again.appendleft(turn)  # operations of a run that is lost say so when their turn comes
+            for run_id in self._suspects.judge_replay(self._replay.under_way, death):
+                self._replay.leave_out(run_id)
+                self._lose_run(run_id, f"the worker died every time it was brought back ({death.reason})")
+            return
         again = self._suspects.judge(turn, death)
         self._again.extendleft(reversed(again))
         if not again:
             (work,) = works_of(turn)
             self._complete_turn([Ended(work, failed(given_up(death)), ran=False)])
-            if reviving:
-                self._end_run(work.run_id, RunStatus.CORRUPTED)
 
     def _complete(self, event: Event) -> None:
         """Record what happened in one commit, and wake those who wait for it."""
@@ -309,6 +316,10 @@ class Engine:
         left = self.admission.close_run(run_id, status)
         self._drop(left, [failed(lost(self.store, run_id))] * len(left))
 
+    def _lose_run(self, run_id: str, reason: str) -> None:
+        self._end_run(run_id, RunStatus.CORRUPTED)
+        self._lost_runs.add(run_id, reason)
+
     def _patience(self) -> float:
         if self._recorder.behind:
             return RECORD_AGAIN_S
@@ -319,7 +330,7 @@ class Engine:
 
     def start(self) -> None:
         """Pick up what an earlier engine left, and begin to work."""
-        recover(self.store, self.admission)
+        recover(self.store, self.admission, self._lost_runs)
         self._recall.start()
         self._worker.start()
 
@@ -486,10 +497,3 @@ class Engine:
                 f"the result of request {request_id} was kept for a while and is gone; submit it again."
             )
         return found
-
-
-def _gap(work: Work[Operation], missing: int) -> TinkexError:
-    return EngineFailure(
-        f"operation {work.seq_id} of run {work.run_id} was never run: it waited for operation {missing}, which did not arrive "
-        "in time. Nothing was changed; submit it again under the next number."
-    )

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from tinkex.engine.operations.spans import OperationSpans
 from tinkex.engine.scheduler import FairShare, Kind, Missed, Pass, Plan, Queue, SampleQueue, Work, next_plan
 from tinkex.engine.store import Timing
-from tinkex.errors import OverQuota
+from tinkex.errors import EngineFailure, OverQuota
 from tinkex.types import (
     CreateModelRequest,
     ForwardBackwardRequest,
@@ -257,3 +257,12 @@ class Backlog:
 def works_of(plan: Plan[Operation]) -> Sequence[Work[Operation]]:
     """The operations a plan runs."""
     return plan.works if isinstance(plan, Pass) else (plan.work,)
+
+
+def never_came(missed: Missed[Operation]) -> EngineFailure:
+    """What an operation fails with that waited too long for a number before its own."""
+    work = missed.work
+    return EngineFailure(
+        f"operation {work.seq_id} of run {work.run_id} was never run: it waited for operation {missed.missing}, which did not "
+        "arrive in time. Nothing was changed; submit it again under the next number."
+    )

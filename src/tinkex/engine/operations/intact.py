@@ -30,6 +30,7 @@ class Intact:
         self._lock = threading.Lock()
         self._noted: dict[str, CheckpointRow] = {}
         self._look_again = 0.0
+        self._next = 0
 
     def check(self, checkpoint: CheckpointRow) -> None:
         """Raise what is wrong with the files of a checkpoint."""
@@ -37,15 +38,30 @@ class Intact:
         if damage is None:
             self._forget(checkpoint.path)
             return
+        self._note(checkpoint, damage)
+        raise Expired(
+            f"checkpoint {checkpoint.path} cannot be read: {damage} on the server's disk. Nothing was changed. Its operator can "
+            "put the files back; otherwise delete it and use another one: RestClient().list_user_checkpoints()"
+        )
+
+    def look_over(self, limit: int | None = None) -> None:
+        """Look for the files of checkpoints nobody asked for: of all, or of the next ``limit``. Belongs to the engine thread."""
+        while True:
+            rows, self._next = self._store.checkpoints.after(self._next, limit or MOST_NOTED)
+            for row in rows:
+                damage = self._damage(row)
+                # It may have been deleted, with its files, since it was listed.
+                if damage is not None and self._store.checkpoints.get(row.run_id, row.kind, row.name) == row:
+                    self._note(row, damage)
+            if limit is not None or self._next == 0:
+                return
+
+    def _note(self, checkpoint: CheckpointRow, damage: str) -> None:
         with self._lock:
             if checkpoint.path not in self._noted and len(self._noted) < MOST_NOTED:
                 logger.error("checkpoint %s cannot be read: %s", checkpoint.path, damage)
                 self._noted[checkpoint.path] = checkpoint
                 self._tell()
-        raise Expired(
-            f"checkpoint {checkpoint.path} cannot be read: {damage} on the server's disk. Nothing was changed. Its operator can "
-            "put the files back; otherwise delete it and use another one: RestClient().list_user_checkpoints()"
-        )
 
     def look_again(self) -> None:
         """Take back what was noted of checkpoints that are sound again, or gone."""
@@ -68,7 +84,8 @@ class Intact:
     def _tell(self) -> None:
         if self._noted:
             reason = (
-                f"files of checkpoints are missing or damaged ({len(self._noted)} known); the log names them"
+                f"files of checkpoints are missing or damaged ({len(self._noted)} known); put them back, or delete these checkpoints; "
+                "the log names them"
             )
             self._health.trouble(CHECKPOINTS, reason)
         else:

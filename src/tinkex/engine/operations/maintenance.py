@@ -8,20 +8,33 @@ from collections.abc import Callable
 
 from tinkex.engine.backend.seam import Backend
 from tinkex.engine.config import EngineConfig
+from tinkex.engine.operations.intact import Intact
+from tinkex.engine.operations.lost import LostRuns
 from tinkex.engine.operations.savepoints import forget_ended
 from tinkex.engine.store import HOUR_S, Account, RunStatus, Store, UsageKind
+
+AT_ONCE = 200
+"""Checkpoints whose files are looked for in one round."""
 
 
 class Maintenance:
     """Runs every now and then on the engine thread, between two operations."""
 
     def __init__(
-        self, config: EngineConfig, store: Store, backend: Backend, release_run: Callable[[str], None]
+        self,
+        config: EngineConfig,
+        store: Store,
+        backend: Backend,
+        release_run: Callable[[str], None],
+        lost_runs: LostRuns,
+        intact: Intact,
     ) -> None:
         self._config = config
         self._store = store
         self._backend = backend
         self._release_run = release_run
+        self._lost_runs = lost_runs
+        self._intact = intact
         self.due = time.monotonic() + config.maintenance_interval_s
         self._counted = time.monotonic()
         self._lock = threading.Lock()
@@ -69,7 +82,11 @@ class Maintenance:
             for directory in self._store.samplers.release(session_id, now):
                 self.remove(directory)
         self._make_room(now)
-        alive = self._store.runs.with_status(RunStatus.LIVE, RunStatus.CREATING)
+        self._intact.look_over(AT_ONCE)
+        alive = [
+            *self._store.runs.with_status(RunStatus.LIVE, RunStatus.CREATING),
+            *self._lost_runs.kept(),
+        ]
         forget_ended(self._store, (run.run_id for run in alive))
 
     def _make_room(self, now: float) -> None:

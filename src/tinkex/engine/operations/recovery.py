@@ -13,6 +13,7 @@ from tinkex._wire import json as wire_json
 from tinkex.engine.backend.seam import Damaged
 from tinkex.engine.operations.access import lost
 from tinkex.engine.operations.admission import Admission
+from tinkex.engine.operations.lost import LostRuns, check_all, check_files
 from tinkex.engine.operations.outcomes import failed
 from tinkex.engine.operations.savepoints import forget_ended
 from tinkex.engine.scheduler import Kind
@@ -23,18 +24,24 @@ from tinkex.types import SampleRequest
 logger = logging.getLogger("tinkex.engine")
 
 
-def recover(store: Store, admission: Admission) -> None:
+def recover(store: Store, admission: Admission, lost_runs: LostRuns) -> None:
     """Resume every run and sample that was promised; what cannot be resumed ends with an error that says why."""
-    runs = {run.run_id: run for run in store.runs.with_status(RunStatus.LIVE, RunStatus.CREATING)}
+    runs = [*store.runs.with_status(RunStatus.LIVE, RunStatus.CREATING), *lost_runs.kept()]
     resumed: set[str] = set()
-    for run in runs.values():
+    for run in runs:
         try:
+            if run.status is RunStatus.CORRUPTED:
+                check_all(store, run.run_id)
             _resume(store, admission, run)
             resumed.add(run.run_id)
         except Damaged as damage:
-            logger.error("run %s cannot be restored: %s", run.run_id, damage)  # noqa: TRY400 -- no bug to trace
+            lost_runs.add(run.run_id, damage)
             store.runs.set_status(run.run_id, RunStatus.CORRUPTED)
-    forget_ended(store, resumed)
+        else:
+            if run.status is RunStatus.CORRUPTED:
+                logger.info("run %s is back", run.run_id)
+                store.runs.set_status(run.run_id, RunStatus.LIVE)
+    forget_ended(store, {run.run_id for run in runs})
     litter = store.directories.clear_litter(
         [
             *store.checkpoints.directories(),
@@ -46,16 +53,14 @@ def recover(store: Store, admission: Admission) -> None:
     if litter:
         logger.info("cleared away %d unfinished files", litter)
     _end_the_rest(store, admission, resumed)
+    admission.intact.look_over()
 
 
 def _resume(store: Store, admission: Admission, run: RunRow) -> None:
     savepoint, last = store.savepoints.get(run.run_id), store.journal.last_seq(run.run_id)
     pending = store.journal.pending(run.run_id)
-    if savepoint is not None:
-        path = store.directories.resolve(savepoint.file)
-        if not path.is_file() or path.stat().st_size != savepoint.size_bytes:
-            raise Damaged(f"its savepoint {savepoint.file} is missing or cut short")
-    elif last is None and not any(row.seq_id == 0 for row in pending):
+    check_files(store, run.run_id)
+    if savepoint is None and last is None and not any(row.seq_id == 0 for row in pending):
         raise Damaged("neither a savepoint of it nor its creation is on record")
     for row in pending:
         if not row.intact:

@@ -34,6 +34,13 @@ class Replay:
         self._store = store
         self._operations = operations
         self._keeper = keeper
+        self._left_out: set[str] = set()
+        self.under_way: AbstractSet[str] = frozenset()
+        """The runs that are being restored or repeated at this moment: who is to blame if the worker dies."""
+
+    def leave_out(self, run_id: str) -> None:
+        """Repeat nothing of a run any more, also where others shared its passes: it ends the worker."""
+        self._left_out.add(run_id)
 
     def revive(self, run_id: str) -> dict[str, str]:
         """Bring a run back, with all that shared passes with it; returns those that are damaged, with the reason.
@@ -61,8 +68,9 @@ class Replay:
 
     def _revive(self, members: AbstractSet[str]) -> dict[str, str]:
         started = time.monotonic()
-        damaged: dict[str, str] = {}
-        for member in sorted(members):
+        damaged = dict.fromkeys(members & self._left_out, "its replay ends the worker every time")
+        self.under_way = frozenset()
+        for member in sorted(members - self._left_out):
             self._restore(member, damaged)
         entries = self._store.journal.turns(members)
         for _, turn in groupby(entries, key=attrgetter("turn")):
@@ -80,6 +88,7 @@ class Replay:
         if savepoint is None or row is None:
             return  # its creation is in the journal
         base = self._operations.ready_base(row.base_model)
+        self.under_way = frozenset({run_id})
         try:
             self._operations.restore(run_id, base, savepoint)
         except Damaged as damage:
@@ -95,6 +104,7 @@ class Replay:
             except Damaged as damage:
                 damaged[entry.run_id] = str(damage)
         started = time.monotonic()
+        self.under_way = frozenset(entry.run_id for entry, _ in pairs)
         ended = self._run(pairs)
         self._keeper.worked({entry.run_id for entry in turn}, time.monotonic() - started)
         entries = {entry.request_id: entry for entry in turn}

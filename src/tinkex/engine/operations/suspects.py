@@ -50,8 +50,18 @@ class Suspects:
             return [Pass((work,)) for work in works]
         return [plan]
 
+    def judge_replay(self, run_ids: Iterable[str], death: WorkerDied) -> Sequence[str]:
+        """Which runs are not to be replayed again, because that ends the worker. What is killed from outside is not to blame.
+
+        What they did once worked, and would be lost for good: nobody loses a run because somebody ended processes.
+        """
+        if not death.own_fault:
+            return []
+        self.died(run_ids, death)
+        return [run_id for run_id in run_ids if self.convicted(run_id)]
+
     def cleared(self, request_ids: Iterable[str]) -> None:
-        """Forget operations that have an outcome."""
+        """Forget operations that have an outcome, and runs that are back."""
         for request_id in request_ids:
             self._counts.pop(request_id, None)
 

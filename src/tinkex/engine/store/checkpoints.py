@@ -153,6 +153,14 @@ class Checkpoints:
         rows = self._database.all("SELECT * FROM checkpoints WHERE expires_at <= ?", (before,))
         return [_checkpoint(row) for row in rows]
 
+    def after(self, number: int, limit: int) -> tuple[Sequence[CheckpointRow], int]:
+        """Some checkpoints of everybody, and the number to go on from; 0 is the beginning, and follows the end."""
+        rows = self._database.all(
+            "SELECT rowid AS number, * FROM checkpoints WHERE rowid > ? ORDER BY rowid LIMIT ?",
+            (number, limit),
+        )
+        return [_checkpoint(row) for row in rows], rows[-1]["number"] if len(rows) == limit else 0
+
     def delete(self, row: CheckpointRow) -> None:
         """Forget a checkpoint."""
         with self._database.transaction() as execute:

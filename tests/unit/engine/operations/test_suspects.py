@@ -36,6 +36,17 @@ def test_being_killed_from_outside_says_little() -> None:
     assert suspects.convicted("a")
 
 
+def test_no_run_is_lost_because_somebody_ends_processes() -> None:
+    suspects = Suspects()
+    for _ in range(100):
+        assert not suspects.judge_replay({"run"}, KILL)
+    assert not suspects.judge_replay({"run", "other"}, CRASH)
+    assert not suspects.judge_replay({"run"}, CRASH)
+    assert suspects.judge_replay({"run"}, CRASH) == ["run"]
+    suspects.cleared(["run"])
+    assert not suspects.judge_replay({"run"}, CRASH)
+
+
 def test_an_outcome_clears() -> None:
     suspects = Suspects()
     for _ in range(3):
