@@ -273,3 +273,36 @@ def place_of(database: Path, table: str) -> tuple[int, int]:
         ).fetchall()
         [[size]] = connection.execute("PRAGMA page_size").fetchall()
     return (page - 1) * size, page * size
+
+
+@pytest.mark.parametrize("trouble", [full_disk, locked_database])
+def test_a_server_stops_in_peace_whatever_the_disk_does(
+    tiny_model: Path, tmp_path: Path, trouble: Any
+) -> None:
+    with KillableServer(tmp_path, tiny_model) as server:
+        person = Person(server)
+        person.create()
+        person.train()  # results were fetched, which is noted at the end
+        with trouble(server):
+            server.stop()
+        assert "Traceback" not in server.log
+        assert "fault" not in server.log
+
+
+def test_a_server_that_cannot_write_says_so_at_the_start_and_changes_nothing(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    server = KillableServer(tmp_path, tiny_model)
+    with server:
+        person = Person(server)
+        person.create()
+        loss = person.train()
+        server.kill()
+    with locked_database(server):
+        server.start()
+        assert server.process.wait(180) == 1
+        said = server.log.splitlines()[-1]
+        assert "Free disk space, or close what holds engine.db" in said, server.log
+        assert "fault" not in server.log
+    with server:
+        assert person.train() < loss

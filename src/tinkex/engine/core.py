@@ -360,7 +360,7 @@ class Engine:
             self._backlog.spans.abandon()
             self._keeper.close()
             self.backend.close()
-            self._maintenance.flush(time.time())
+            self._maintenance.close()
             self.store.close()
 
     # ---- for callers, on any thread

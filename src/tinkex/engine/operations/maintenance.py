@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +14,8 @@ from tinkex.engine.operations.intact import Intact
 from tinkex.engine.operations.lost import LostRuns
 from tinkex.engine.operations.savepoints import forget_ended
 from tinkex.engine.store import HOUR_S, Account, RunStatus, Store, UsageKind
+
+logger = logging.getLogger("tinkex.engine")
 
 AT_ONCE = 200
 """Checkpoints whose files are looked for in one round."""
@@ -121,6 +125,13 @@ class Maintenance:
             fetched, self._fetched = self._fetched, set()
         if fetched:
             self._store.futures.fetched(fetched, now)
+
+    def close(self) -> None:
+        """Do the same at the end; where it cannot be recorded, results only stay longer."""
+        try:
+            self.flush(time.time())
+        except sqlite3.Error as error:
+            logger.warning("which results were fetched cannot be recorded: %s", error)
 
     def remove(self, directory: str) -> None:
         """Remove weights that nothing names any more, from memory and from disk."""

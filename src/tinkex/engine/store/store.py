@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -63,6 +64,13 @@ class Store:
             raise
         try:
             self.database.check()
+            self.database.probe()
+        except sqlite3.Error as error:
+            self.close()
+            raise SetupError(
+                f"nothing can be written into the engine data in {root} ({error}). Free disk space, or close what holds "
+                f"{DATABASE_FILE}, then start again; nothing was changed."
+            ) from error
         except BaseException:
             self.close()
             raise
