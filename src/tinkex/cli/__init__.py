@@ -87,7 +87,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 -- whatever it is, people get a line and an exit code
         from tinkex.cli.failures import failure_of
 
-        failure = failure_of(error)
+        failure = failure_of(error, if_interrupted=invocation.if_interrupted)
         failure.show(as_json=invocation.as_json or _wants_json(arguments))
         return failure.exit_code
     finally:

@@ -118,6 +118,7 @@ def download(invocation: Invocation, path: str, output: Path | None, force: bool
     from tinkex.cli.render import size
     from tinkex.downloads import download_checkpoint
 
+    invocation.if_interrupted = "run the same command again: it goes on where it stopped"
     with transfer_bar(invocation, "checkpoint") as show:
         found = download_checkpoint(
             path, output, force=force, route=via, progress=show, config=invocation.config()
@@ -174,6 +175,7 @@ def push_hf(
     from tinkex.cli.progress import hub_bars, transfer_bar
     from tinkex.hub_push import push_checkpoint
 
+    invocation.if_interrupted = "the repository is as it was; run the same command again"
     with hub_bars(invocation), transfer_bar(invocation, "checkpoint") as show:
         pushed = push_checkpoint(
             path,

@@ -68,8 +68,8 @@ class Failure:
             click.echo(f"Hint: {self.hint}", err=True)
 
 
-def failure_of(error: BaseException) -> Failure:
-    """The failure that an error means.
+def failure_of(error: BaseException, *, if_interrupted: str | None = None) -> Failure:
+    """The failure that an error means; ``if_interrupted`` says how to go on after a Ctrl-C.
 
     >>> failure_of(click.UsageError("no such option")).exit_code
     2
@@ -77,7 +77,9 @@ def failure_of(error: BaseException) -> Failure:
     'Interrupted'
     """
     if isinstance(error, click.Abort | KeyboardInterrupt):
-        return Failure("Interrupted", "interrupted by Ctrl-C, or by the end of the input", None, 130)
+        return Failure(
+            "Interrupted", "interrupted by Ctrl-C, or by the end of the input", if_interrupted, 130
+        )
     if isinstance(error, click.UsageError):
         hint = None if error.ctx is None else f"see: {error.ctx.command_path} -h"
         return Failure("UsageError", error.format_message(), hint, error.exit_code)

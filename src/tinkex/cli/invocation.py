@@ -34,6 +34,8 @@ class Invocation:
     api_key: str | None = None
     as_json: bool = False
     quiet: bool = False
+    if_interrupted: str | None = None
+    """What to do after a Ctrl-C to go on; commands say it when there is something to go on with."""
     _level: int | None = None
     _light: bool = False
 

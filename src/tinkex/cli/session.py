@@ -104,6 +104,7 @@ def export_trace(invocation: Invocation, session_id: str, output: Path | None, u
             click.echo(url)
         return
     target = output or Path.cwd() / f"{session_id.replace('/', '_')}.pftrace"
+    invocation.if_interrupted = "run the same command again: it goes on where it stopped"
     with transfer_bar(invocation, "trace") as show:
         num_bytes = fetch(Source(url), target, config=invocation.config(), progress=show, replace=True)
     value = {"session_id": session_id, "destination": str(target), "file_size_bytes": num_bytes}

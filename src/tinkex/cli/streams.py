@@ -54,5 +54,8 @@ def settle_streams() -> None:
             stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    # Modules are taken down in no order that their authors thought of; what they say meanwhile is no news.
+    # The result is out. Engines that are closed under their last calls, and modules that are taken down in no order
+    # that their authors thought of, have no news for anybody.
     sys.unraisablehook = lambda _: None
+    if "logging" in sys.modules:
+        sys.modules["logging"].disable()

@@ -166,18 +166,13 @@ def _train(invocation: Invocation, recipe: str, options: dict[str, Any]) -> None
             if settings.start_from is None and settings.model is None:
                 settings = _settings(recipe, data, {**options, "model": chosen_base_model(service, None)})
             directory = settings.output
-        try:
-            if settings is not None:
-                report = run(service, settings, display)
-            else:
-                report = resume(service, directory, display, recipe=recipe)
-        except KeyboardInterrupt:
-            # Also with --quiet: without this line the user would not know how to go on.
-            click.echo(
-                f"\nStopped. Go on with: tinkex train {recipe} --resume {directory}{invocation.where}",
-                err=True,
-            )
-            raise
+        invocation.if_interrupted = (
+            f"go on with: tinkex train {recipe} --resume {directory}{invocation.where}"
+        )
+        if settings is not None:
+            report = run(service, settings, display)
+        else:
+            report = resume(service, directory, display, recipe=recipe)
     if invocation.as_json:
         invocation.json(report.as_json())
     else:

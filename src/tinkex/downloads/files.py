@@ -195,7 +195,8 @@ class _Transfer:
 
     def _stream(self, answer: Any, file: Any, done: int, total: int | None) -> None:
         self._tell(done, total)
-        while chunk := answer.read(CHUNK):
+        # What has come is kept at once: on a slow line a full chunk would take minutes, and be lost with the line.
+        while done != total and (chunk := answer.read1(CHUNK)):
             done += len(chunk)
             if done > self._max_bytes or (total is not None and done > total):
                 raise SetupError(f"{self._target.name} is longer than the server said; nothing of it is kept")
