@@ -25,6 +25,11 @@ class CalledStream:
         self._stream = stream
         self._caller.streams.add(self)
 
+    @property
+    def content_type(self) -> str:
+        """What the server says that the body is; nothing where it says nothing."""
+        return "" if self._stream is None else self._stream.headers.get("content-type", "")
+
     async def read(self) -> bytes:
         """The next piece, or nothing at the end; ``ClosedError`` once the client is closed."""
         async with self._caller.closable(self._row):

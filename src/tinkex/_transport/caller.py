@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tinkex.events import Sink
 
 __all__ = [
+    "EVENT_STREAM",
     "PROTOBUF",
     "PROTOCOL_VERSION",
     "Caller",

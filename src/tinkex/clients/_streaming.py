@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from tinkex import types
 from tinkex._runtime import arrival, background
+from tinkex._transport.caller import EVENT_STREAM
 from tinkex._wire import json
 from tinkex._wire.endpoints import endpoint
 from tinkex._wire.sse import EventParser, ServerSentEvent
@@ -207,6 +208,13 @@ class StreamSource:
         )
         self._stream = await paced(road.opened, road.session.caller.sink, submission, self._size)
         self._check_wanted()
+        kind = self._stream.content_type
+        if kind and EVENT_STREAM not in kind.lower():
+            raise APIResponseValidationError(
+                None,
+                None,
+                f"the answer to {_STREAM.name} is {kind!r} and no stream; look at what is on the way to the server",
+            )
 
     def _check_wanted(self) -> None:
         """Ends what was begun for a stream that was closed meanwhile; ``close`` cleans up after it."""

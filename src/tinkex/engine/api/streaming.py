@@ -26,7 +26,7 @@ from tinkex.errors import InvalidInput, ModelUnavailable, TinkexError
 from tinkex.types import SampleRequest, UntypedAPIFuture
 
 EVENT_STREAM = "text/event-stream"
-KEEP_ALIVE_S = 15.0
+KEEP_ALIVE_S = 5.0
 """How often a caller hears something while its sample waits, so that nothing on the way takes it for dead."""
 
 NOT_STREAMED = (
