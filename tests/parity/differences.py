@@ -136,6 +136,11 @@ BEHAVIOUR: tuple[tuple[str, str, str], ...] = (
         "refused with a `ValueError` where they are written",
     ),
     (
+        "Numbers in other forms",
+        '`True`, `b"5"` or `-1` is a token id; text that is not base64 is an empty image',
+        'refused; `"5"`, `5.0`, numpy and torch numbers, dictionaries for values and text for times are read',
+    ),
+    (
         "`TensorData` of numbers that do not fit",
         "fractions in an int64 tensor are cut off, a dimension of -1 is worked out",
         "refused with a `ValueError` that says what to pass",
@@ -147,8 +152,8 @@ BEHAVIOUR: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Other pydantic methods",
-        "`model_json_schema`, `model_fields_set`, `model_construct` …",
-        "`model_copy`, `model_dump`, `model_dump_json`, `model_validate` and `model_validate_json` are there",
+        "`model_json_schema`, `exclude_unset`, `.dict()` …",
+        "`model_copy`, `model_fields`, `model_construct`, `model_dump`, `model_validate` and their `_json` are there",
     ),
     (
         "`Timeout`",

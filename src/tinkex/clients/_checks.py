@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tinkex.types import Datum, ImageAssetPointerChunk, ModelInput, SamplingParams, TensorData
+from tinkex.types import Datum, ImageAssetPointerChunk, ModelInput, SampleRequest, SamplingParams
+from tinkex.types.settling import real_number, whole_number
 
 __all__ = ["check_data", "check_loss", "check_name", "check_prompt_options", "check_sample", "check_ttl"]
 
@@ -23,7 +24,7 @@ def check_name(name: str) -> None:
 
 def check_ttl(ttl_seconds: int | None) -> None:
     """Refuses lifetimes that are over before they begin."""
-    if ttl_seconds is not None and ttl_seconds <= 0:
+    if ttl_seconds is not None and whole_number(ttl_seconds, "ttl_seconds") <= 0:
         raise ValueError(
             f"ttl_seconds is the life of the checkpoint in seconds, and positive; got {ttl_seconds}"
         )
@@ -57,35 +58,39 @@ def check_loss(
         raise TypeError(f"loss_fn is the name of a loss such as 'cross_entropy', got {loss_fn!r}")
     if loss_fn_config is None:
         return None
-    for key, value in loss_fn_config.items():
-        if not isinstance(key, str) or not isinstance(value, str | int | float):
-            raise TypeError(f"loss_fn_config[{key!r}] must be a number or a text, got {type(value).__name__}")
+    sent: dict[str, float | str] = {}
+    given: Any
+    for key, given in loss_fn_config.items():
+        where = f"loss_fn_config[{key!r}]"
+        if not isinstance(key, str) or not (isinstance(given, str) or hasattr(given, "__float__")):
+            raise TypeError(f"{where} must be a number or a text, got {type(given).__name__}")
+        value = given if isinstance(given, str | int) else real_number(given, where)
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"loss_fn_config[{key!r}] must be finite, got {value}")
-    return dict(loss_fn_config)
+            raise ValueError(f"{where} must be finite, got {value}")
+        sent[key] = value
+    return sent
 
 
 def check_sample(prompt: Any, num_samples: Any, sampling_params: Any) -> None:
     """Refuses samples without a prompt, a number or settings."""
-    if not isinstance(prompt, ModelInput):
+    if not isinstance(prompt, ModelInput | Mapping):
         raise TypeError(
             f"the prompt is a ModelInput, got {type(prompt).__name__}; build one with ModelInput.from_ints(tokens)"
         )
-    if not isinstance(sampling_params, SamplingParams):
+    if not isinstance(sampling_params, SamplingParams | Mapping):
         raise TypeError(f"sampling_params is a SamplingParams, got {type(sampling_params).__name__}")
-    if not isinstance(num_samples, int) or num_samples < 1:
+    if whole_number(num_samples, "num_samples") < 1:
         raise ValueError(f"num_samples is a whole number ≥ 1, got {num_samples!r}")
 
 
-def check_prompt_options(
-    include_prompt_logprobs: bool, targets: TensorData | None, alt_tokens_k: int, last_n: int | None
-) -> None:
+def check_prompt_options(request: SampleRequest) -> None:
     """Refuses questions about the prompt that contradict each other."""
+    targets, last_n = request.target_prompt_logprobs, request.prompt_logprobs_last_n
     if targets is not None and (targets.dtype != "int64" or targets.shape is None or len(targets.shape) != 2):
         raise ValueError("target_prompt_logprobs is an int64 tensor of two dimensions (prompt length − 1, K)")
-    if alt_tokens_k < 0:
-        raise ValueError(f"prompt_alt_tokens_k is at least 0, got {alt_tokens_k}")
+    if request.prompt_alt_tokens_k < 0:
+        raise ValueError(f"prompt_alt_tokens_k is at least 0, got {request.prompt_alt_tokens_k}")
     if last_n is not None and last_n < 1:
         raise ValueError(f"prompt_logprobs_last_n is at least 1, got {last_n}")
-    if last_n is not None and not include_prompt_logprobs:
+    if last_n is not None and not request.prompt_logprobs:
         raise ValueError("prompt_logprobs_last_n only makes sense with include_prompt_logprobs=True")

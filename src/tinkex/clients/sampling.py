@@ -129,9 +129,6 @@ class SamplingClient(QueueWatching):
         """
         self._session.check_open()
         check_sample(prompt, num_samples, sampling_params)
-        check_prompt_options(
-            include_prompt_logprobs, target_prompt_logprobs, prompt_alt_tokens_k, prompt_logprobs_last_n
-        )
         request = types.SampleRequest(
             prompt=prompt,
             sampling_params=sampling_params,
@@ -145,6 +142,7 @@ class SamplingClient(QueueWatching):
             prompt_logprobs_last_n=prompt_logprobs_last_n,
             record_stability_info=self._record_stability_info,
         )
+        check_prompt_options(request)
         return follow(sampling_span("sample", self._session, self._opened, request), self._sample(request))
 
     async def sample_async(
@@ -200,7 +198,6 @@ class SamplingClient(QueueWatching):
         self._session.check_open()
         params = types.SamplingParams(max_tokens=1)
         check_sample(prompt, 1, params)
-        check_prompt_options(True, None, 0, prompt_logprobs_last_n)  # noqa: FBT003 - prompt logprobs are the point
         request = types.SampleRequest(
             prompt=prompt,
             sampling_params=params,
@@ -210,6 +207,7 @@ class SamplingClient(QueueWatching):
             prompt_logprobs_last_n=prompt_logprobs_last_n,
             record_stability_info=self._record_stability_info,
         )
+        check_prompt_options(request)
         return follow(
             sampling_span("compute_logprobs", self._session, self._opened, request), self._logprobs(request)
         )

@@ -1,5 +1,9 @@
 """The values users build, read and send; same names and fields as the official SDK's ``tinker.types``."""
 
+import sys
+from typing import TYPE_CHECKING
+
+from tinkex.types import official_paths
 from tinkex.types.admin import (
     AuditLogEntry,
     AuditLogResponse,
@@ -200,6 +204,17 @@ from tinkex.types.training import (
     UnloadModelRequest,
     UnloadModelResponse,
 )
+
+official_paths.install(sys.modules[__name__])
+
+if not TYPE_CHECKING:  # else type checkers would find every name
+
+    def __getattr__(name: str) -> object:
+        """The module of a type, where a program reads it off the package: ``types.datum.Datum``."""
+        if name in official_paths.PATHS:
+            return sys.modules[__name__]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 # One value serves as what the server says and what the caller reads.
 SaveWeightsForSamplerResponseInternal = SaveWeightsForSamplerResponse

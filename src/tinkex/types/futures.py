@@ -8,6 +8,7 @@ import msgspec
 
 from tinkex.errors import RequestErrorCategory
 from tinkex.types.base import Options, Value
+from tinkex.types.settling import settle
 
 __all__ = [
     "CancelFutureRequest",
@@ -38,12 +39,20 @@ class UntypedAPIFuture(Value, frozen=True, kw_only=True):
     model_id: str | None = None
     sample_sequence_ids: list[str] | None = None
 
+    def __post_init__(self) -> None:
+        if type(self.request_id) is not str:  # one is made per request: no closer look where all is well
+            settle(self)
+
 
 class FutureRetrieveRequest(Value, frozen=True, kw_only=True):
     """Asks for a result; with ``allow_metadata_only`` a large one may be announced first."""
 
     request_id: RequestID
     allow_metadata_only: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.request_id) is not str:  # one is made per request: no closer look where all is well
+            settle(self)
 
 
 class CancelFutureRequest(Value, frozen=True, kw_only=True):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tinkex.types.base import Options, pydantic_field
+from tinkex.types.settling import settle, whole_number
 from tinkex.types.tensors import TensorData, TensorDtype
 
 if TYPE_CHECKING:
@@ -47,6 +49,9 @@ class EncodedTextChunk(Options, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "tokens", _token_list(self.tokens))
+        kind: str = self.type
+        if kind != "encoded_text":
+            settle(self)
 
     @property
     def length(self) -> int:
@@ -63,10 +68,8 @@ class ImageChunk(Options, frozen=True, kw_only=True):
     type: Literal["image"] = "image"
 
     def __post_init__(self) -> None:
-        given: object = self.data
-        if isinstance(given, str):
-            msgspec.structs.force_setattr(self, "data", base64.b64decode(given, validate=True))
-        _check_format(self.format)
+        msgspec.structs.force_setattr(self, "data", _file_bytes(self.data, "ImageChunk.data"))
+        settle(self)
 
     @property
     def length(self) -> int:
@@ -82,9 +85,6 @@ class ImageAssetPointerChunk(Options, frozen=True, kw_only=True):
     expected_tokens: int | None = None
     type: Literal["image_asset_pointer"] = "image_asset_pointer"
 
-    def __post_init__(self) -> None:
-        _check_format(self.format)
-
     @property
     def length(self) -> int:
         """Number of tokens the image takes, as the caller said in ``expected_tokens``."""
@@ -96,6 +96,10 @@ class DmelChunk(Options, frozen=True, kw_only=True):
 
     dmel: bytes
     type: Literal["dmel"] = "dmel"
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "dmel", _file_bytes(self.dmel, "DmelChunk.dmel"))
+        settle(self)
 
     @property
     def length(self) -> int:
@@ -183,13 +187,27 @@ class ModelInput:
         del deep
         return ModelInput(chunks=(update or {}).get("chunks", self.chunks))
 
-    def model_dump(self, *, exclude_none: bool = False, mode: str = "python") -> dict[str, Any]:
+    def model_dump(
+        self,
+        *,
+        mode: str = "python",
+        include: Collection[str] | None = None,
+        exclude: Collection[str] | None = None,
+        exclude_defaults: bool = False,
+        exclude_none: bool = False,
+        by_alias: bool | None = None,
+    ) -> dict[str, Any]:
         """The input as plain dictionaries."""
-        return {"chunks": [c.model_dump(exclude_none=exclude_none, mode=mode) for c in self.chunks]}
+        del by_alias  # chunks have none
+        if (include is not None and "chunks" not in include) or "chunks" in (exclude or ()):
+            return {}
+        options: dict[str, Any] = {"exclude_defaults": exclude_defaults, "exclude_none": exclude_none}
+        return {"chunks": [c.model_dump(mode=mode, **options) for c in self.chunks]}
 
-    def model_dump_json(self, *, exclude_none: bool = False) -> str:
+    def model_dump_json(self, *, indent: int | None = None, exclude_none: bool = False) -> str:
         """The input as JSON text."""
-        return msgspec.json.encode(self.model_dump(exclude_none=exclude_none, mode="json")).decode()
+        text = msgspec.json.encode(self.model_dump(exclude_none=exclude_none, mode="json"))
+        return (text if indent is None else msgspec.json.format(text, indent=indent)).decode()
 
     @classmethod
     def model_validate(cls, obj: Any) -> ModelInput:
@@ -197,6 +215,10 @@ class ModelInput:
         from tinkex.types import plain
 
         return obj if isinstance(obj, cls) else plain.from_plain(obj, cls)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """The one field with its value, so that ``dict(prompt)`` is one level of it."""
+        return iter((("chunks", self.chunks),))
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
@@ -324,15 +346,23 @@ def _chunk(chunk: ModelInputChunk | Mapping[str, Any]) -> ModelInputChunk:
 
 
 def _token_list(tokens: Sequence[int] | npt.NDArray[Any]) -> list[int]:
-    if type(tokens) is list:
-        packed = None if tokens and type(tokens[0]) is bool else _packed(tokens, "i", np.dtype("<i4"))
-        if packed is not None and (not tokens or int(packed.min()) >= 0):
-            return tokens.copy()  # programs fill and clear one list for chunk after chunk
-        array = np.asarray(tokens)
-    else:
-        array = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens))
+    given: Any = tokens
+    if type(tokens) is not list and not isinstance(tokens, np.ndarray):
+        if isinstance(tokens, str | bytes | bytearray | Mapping | AbstractSet):
+            raise ValueError(f"tokens must be a sequence of ints, got {type(tokens).__name__}")
+        given = list(tokens)
+    if type(given) is list:
+        packed = None if given and type(given[0]) is bool else _packed(given, "i", np.dtype("<i4"))
+        if packed is not None and (not given or int(packed.min()) >= 0):
+            # A list of our own: programs fill and clear one for chunk after chunk.
+            return given.copy() if type(given[0] if given else 0) is int else packed.tolist()
+    array = np.asarray(given)
     if array.ndim != 1:
         raise ValueError(f"tokens must be a flat sequence of ints, got shape {array.shape}")
+    if array.dtype.kind == "U":
+        return _token_list([whole_number(token, "a token id") for token in given])
+    if array.dtype.kind == "f" and bool(np.all(array == np.floor(array))):
+        array = array.astype(np.int64)
     if array.size and array.dtype.kind not in "iu":
         raise ValueError(f"tokens must be ints, got values of type {array.dtype}")
     if array.size and (int(array.min()) < 0 or int(array.max()) > np.iinfo(np.int32).max):
@@ -345,7 +375,7 @@ def _packed(values: Sequence[Any], code: str, dtype: np.dtype[Any]) -> npt.NDArr
     """A flat list of numbers as an array, or None if it is anything else; twice as fast as numpy's own way."""
     try:
         return np.frombuffer(struct.pack(f"<{len(values)}{code}", *values), dtype)
-    except (struct.error, OverflowError):
+    except (struct.error, OverflowError, TypeError):
         return None
 
 
@@ -381,9 +411,17 @@ def _tensor(key: str, value: Any) -> TensorData:
     )
 
 
-def _check_format(image_format: str) -> None:
-    if image_format not in ("png", "jpeg"):
-        raise ValueError(f"image format must be 'png' or 'jpeg', got {image_format!r}")
+def _file_bytes(given: object, where: str) -> bytes:
+    if type(given) is bytes:
+        return given
+    if isinstance(given, str):
+        try:
+            return base64.b64decode("".join(given.split()), validate=True)
+        except ValueError as error:
+            raise ValueError(f"{where} is text that is not base64: {error}") from error
+    if isinstance(given, bytes | bytearray | memoryview):
+        return bytes(given)
+    raise ValueError(f"{where} must be bytes, or base64 text, got {type(given).__name__}")
 
 
 def _check_span(sequence_id: str, offset: int, length: int) -> None:

@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
+import msgspec
+
 from tinkex.types.base import Options
-from tinkex.types.numbers import settle_floats
+from tinkex.types.settling import real_number, settle
 
 __all__ = [
     "AdamOptimizerConfig",
@@ -63,6 +65,10 @@ class OptimizerFamily(Mapping[str, Any]):
         """The mapping that travels."""
         del mode  # families hold texts and numbers only
         return {name: item for name, item in self._fields.items() if not (exclude_none and item is None)}
+
+    def model_dump_json(self, *, exclude_none: bool = False) -> str:
+        """The mapping that travels, as JSON text."""
+        return msgspec.json.encode(self.model_dump(exclude_none=exclude_none)).decode()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with some fields changed."""
@@ -136,7 +142,7 @@ class AdamParams(Options, frozen=True, kw_only=True):
     grad_clip_norm: float = 0.0
 
     def __post_init__(self) -> None:
-        settle_floats(self, self.__struct_fields__)
+        settle(self)
         for name in ("learning_rate", "weight_decay", "grad_clip_norm"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
@@ -174,6 +180,9 @@ class DimuonParams(OptimParamsBase):
         grad_clip_norm: float = 0.0,
         beta1: float = 0.9,
     ) -> None:
+        learning_rate = real_number(learning_rate, "DimuonParams.learning_rate")
+        grad_clip_norm = real_number(grad_clip_norm, "DimuonParams.grad_clip_norm")
+        beta1 = real_number(beta1, "DimuonParams.beta1")
         if not (math.isfinite(learning_rate) and learning_rate >= 0):
             raise ValueError(f"DimuonParams.learning_rate must be a finite number ≥ 0, got {learning_rate}")
         if not math.isfinite(grad_clip_norm):
@@ -182,9 +191,9 @@ class DimuonParams(OptimParamsBase):
             raise ValueError(f"DimuonParams.beta1 must lie in [0, 1), got {beta1}")
         super().__init__(
             type=_only(type, "dimuon"),
-            learning_rate=float(learning_rate),
-            grad_clip_norm=float(grad_clip_norm),
-            beta1=float(beta1),
+            learning_rate=learning_rate,
+            grad_clip_norm=grad_clip_norm,
+            beta1=beta1,
         )
 
 

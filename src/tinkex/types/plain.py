@@ -42,8 +42,12 @@ def decode_hook(kind: type, value: Any) -> Any:
     if kind is ModelInput:
         if not isinstance(value, dict) or not isinstance(value.get("chunks"), list):
             raise ValueError('a model input is written {"chunks": [...]}')
+        if len(value) > 1:
+            raise ValueError(f"a model input has chunks and nothing else, got {', '.join(map(str, value))}")
         return ModelInput(chunks=value["chunks"])
     if kind is TensorData:
+        if isinstance(value, np.ndarray):
+            return TensorData.from_numpy(value)
         if not isinstance(value, dict) or "data" not in value or "dtype" not in value:
             raise ValueError(
                 'a tensor is written {"data": [...], "dtype": "int64" | "float32", "shape"?: [...]}'
@@ -60,17 +64,21 @@ def decode_hook(kind: type, value: Any) -> Any:
     raise TypeError(f"no reader for {kind.__name__}")
 
 
-def to_plain(value: Any, *, omit_none: bool = False, python: bool = False) -> Any:
-    """The value as dict, list, str and numbers; bytes and dates become text unless ``python``.
+def to_plain(
+    value: Any, *, omit_none: bool = False, omit_defaults: bool = False, python: bool = False
+) -> Any:
+    """The value as dict, list, str and numbers; bytes become text, and times too unless ``python``.
 
     >>> from tinkex.types import ModelInput
     >>> to_plain(ModelInput.from_ints([7]))
     {'chunks': [{'tokens': [7], 'type': 'encoded_text'}]}
     """
-    kept = (bytes, datetime, date) if python else None
-    return msgspec.to_builtins(
-        without_none(value) if omit_none else value, enc_hook=encode_hook, builtin_types=kept
-    )
+    kept = (datetime, date) if python else None
+    if omit_defaults:
+        value = without_defaults(value, omit_none=omit_none)
+    elif omit_none:
+        value = without_none(value)
+    return msgspec.to_builtins(value, enc_hook=encode_hook, builtin_types=kept)
 
 
 def from_plain(value: Any, kind: type[T]) -> T:
@@ -83,7 +91,21 @@ def from_plain(value: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(value, kind, dec_hook=decode_hook, strict=False)
     except msgspec.ValidationError as error:
+        opened = _without_scalars(value)
+        if opened is not value:
+            return from_plain(opened, kind)
         raise ValueError(str(error)) from error
+
+
+def _without_scalars(value: Any) -> Any:
+    """The same data with numbers of numpy and torch as Python's own; the same object where there are none."""
+    if isinstance(value, dict):
+        opened = {name: _without_scalars(item) for name, item in value.items()}
+        return opened if any(opened[name] is not item for name, item in value.items()) else value
+    if isinstance(value, list | tuple):
+        items = [_without_scalars(item) for item in value]
+        return items if any(one is not item for one, item in zip(items, value, strict=True)) else value
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 _FLAT = frozenset({bool, int, float, str})
@@ -116,6 +138,30 @@ def without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: without_none(item) for name, item in value.items()}
     return value
+
+
+def without_defaults(value: Any, *, omit_none: bool = False) -> Any:
+    """The value with structs opened into dictionaries that lack the fields that are as by default.
+
+    >>> from tinkex.types import SamplingParams
+    >>> without_defaults(SamplingParams(max_tokens=8, top_p=1.0))
+    {'max_tokens': 8}
+    """
+    if isinstance(value, msgspec.Struct):
+        return {
+            info.name: without_defaults(item, omit_none=omit_none)
+            for info in msgspec.structs.fields(type(value))
+            if (item := getattr(value, info.name)) != _default(info) and not (omit_none and item is None)
+        }
+    if isinstance(value, ModelInput):
+        return {"chunks": without_defaults(value.chunks, omit_none=omit_none)}
+    if isinstance(value, list):
+        return [without_defaults(item, omit_none=omit_none) for item in value]
+    return value
+
+
+def _default(info: msgspec.structs.FieldInfo) -> Any:
+    return info.default if info.default_factory is msgspec.NODEFAULT else info.default_factory()
 
 
 def finite_or_text(value: float) -> float | str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tinkex.types.base import Options, Value
 from tinkex.types.inputs import ModelInput
-from tinkex.types.numbers import settle_floats, settle_ints
+from tinkex.types.settling import settle
 from tinkex.types.tensors import TensorData
 
 __all__ = [
@@ -57,9 +57,9 @@ class SamplingParams(Options, frozen=True, kw_only=True):
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        settle_ints(self, ("max_tokens", "seed"), optional=True)
-        settle_ints(self, ("top_k",))
-        settle_floats(self, ("temperature", "top_p"))
+        if self.stop is not None and type(self.stop) is not str:
+            msgspec.structs.force_setattr(self, "stop", _stops(self.stop))
+        settle(self)
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"SamplingParams.max_tokens must be at least 1, got {self.max_tokens}")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
@@ -68,18 +68,6 @@ class SamplingParams(Options, frozen=True, kw_only=True):
             raise ValueError(f"SamplingParams.top_k must be at least 1, or -1 for off, got {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"SamplingParams.top_p must lie in (0, 1], got {self.top_p}")
-        if self.stop is not None and not isinstance(self.stop, str):
-            try:
-                # a list of its own: the caller may go on with the one it gave
-                stop = [one if isinstance(one, str) else operator.index(one) for one in self.stop]
-            except TypeError:
-                raise ValueError(
-                    "SamplingParams.stop must be a text, a list of texts, or a list of token ids, "
-                    f"got {self.stop!r}"
-                ) from None
-            if len({isinstance(one, str) for one in stop}) > 1:
-                raise ValueError("SamplingParams.stop mixes texts and token ids; give one kind")
-            msgspec.structs.force_setattr(self, "stop", stop)
 
 
 class SampleRequest(Options, frozen=True, kw_only=True):
@@ -100,6 +88,22 @@ class SampleRequest(Options, frozen=True, kw_only=True):
     prompt_logprobs_last_n: int | None = None
     record_stability_info: bool | None = None
     type: Literal["sample"] = "sample"
+
+    def __post_init__(self) -> None:
+        # Thousands are made in a burst: what is right nearly always is looked at here, the rest elsewhere.
+        if not (
+            type(self.prompt) is ModelInput
+            and type(self.sampling_params) is SamplingParams
+            and type(self.num_samples)
+            is type(self.topk_prompt_logprobs)
+            is type(self.topk_sample_logprobs)
+            is int
+            and type(self.prompt_alt_tokens_k) is int
+            and self.target_prompt_logprobs is None
+            and self.prompt_logprobs_last_n is None
+            and type(self.prompt_logprobs) is bool
+        ):
+            settle(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +179,23 @@ class SampleResponse:
     def topk_prompt_logprobs(self) -> list[list[tuple[int, float]] | None] | None:
         """The most likely tokens at each prompt position."""
         return None if self.topk_prompt_logprobs_np is None else self.topk_prompt_logprobs_np.rows()
+
+
+def _stops(given: Any) -> str | list[str | int]:
+    """A text as it is, and texts or token ids as a list of its own: the caller may go on with the one it gave."""
+    if isinstance(given, str):
+        return given
+    try:
+        if isinstance(given, bytes | Mapping):
+            raise TypeError("neither a text nor a list")
+        stop = [one if isinstance(one, str) else operator.index(one) for one in given]
+    except TypeError:
+        raise ValueError(
+            f"SamplingParams.stop must be a text, a list of texts, or a list of token ids, got {given!r}"
+        ) from None
+    if len({isinstance(one, str) for one in stop}) > 1:
+        raise ValueError("SamplingParams.stop mixes texts and token ids; give one kind")
+    return stop
 
 
 class CreateSamplingSessionRequest(Options, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 import msgspec
 
 from tinkex.types.base import Options, Value
+from tinkex.types.settling import settle
 
 __all__ = [
     "AccessibleSearchOwner",
@@ -61,6 +62,7 @@ class UserSearchOwner(Options, frozen=True, kw_only=True, tag_field="type", tag=
     owner_urns: list[str]
 
     def __post_init__(self) -> None:
+        settle(self)
         if not 1 <= len(self.owner_urns) <= 10:
             raise ValueError(f"UserSearchOwner takes 1 to 10 owner_urns, got {len(self.owner_urns)}")
 
@@ -95,6 +97,7 @@ class ClientFinishedSessionStatusQuery(
     reasons: list[ClientSessionFinishReasonType] | None = None
 
     def __post_init__(self) -> None:
+        settle(self)
         if self.reasons is not None and not self.reasons:
             raise ValueError("reasons is a list of at least one, or None for any")
 
@@ -114,6 +117,7 @@ class SessionSearchCursor(Value, frozen=True, kw_only=True):
     last_session_id: str
 
     def __post_init__(self) -> None:
+        settle(self)
         if self.last_created_at.tzinfo is None:
             raise ValueError("SessionSearchCursor.last_created_at needs a time zone")
 
@@ -135,6 +139,7 @@ class SessionSearchRequest(Options, frozen=True, kw_only=True):
     cursor: SessionSearchCursor | None = None
 
     def __post_init__(self) -> None:
+        settle(self)
         if not 1 <= self.limit <= 200:
             raise ValueError(f"SessionSearchRequest.limit lies in 1…200, got {self.limit}")
         if self.display_name == "":

@@ -190,7 +190,7 @@ def _numbers(
     data: Sequence[int] | Sequence[float] | npt.NDArray[Any], dtype: TensorDtype
 ) -> npt.NDArray[Any]:
     array = np.asarray(data)
-    if array.size and array.dtype.kind not in "iuf":
+    if array.size and array.dtype.kind not in "iufb":
         raise ValueError(f"TensorData takes numbers, got values of type {array.dtype}")
     if dtype == "int64" and array.dtype.kind == "f":
         if array.size and not bool(np.all(array == np.floor(array))):

@@ -15,6 +15,7 @@ from tinkex.types.optimizers import (
     OptimParams,
     OptimParamsBase,
 )
+from tinkex.types.settling import settle
 
 __all__ = [
     "AdamParams",
@@ -44,6 +45,7 @@ class LoraConfig(Options, frozen=True, kw_only=True):
     train_attn: bool = True
 
     def __post_init__(self) -> None:
+        settle(self)
         if self.rank < 1:
             raise ValueError(f"LoRA rank must be at least 1, got {self.rank}")
         if not (self.train_unembed or self.train_mlp or self.train_attn):

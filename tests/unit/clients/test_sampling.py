@@ -123,12 +123,25 @@ def test_logprobs_of_a_prompt_begin_with_none(server: ScriptedServer, sampler: S
     assert second.prompt_logprobs_last_n == 1
 
 
+def test_settings_may_be_a_dictionary_and_numbers_of_any_kind(
+    server: ScriptedServer, sampler: SamplingClient
+) -> None:
+    settings: Any = {"max_tokens": "1", "temperature": np.float32(0.5)}
+    sampler.sample(PROMPT, np.int64(1), settings, topk_prompt_logprobs=2.0).result(timeout=10)  # type: ignore[arg-type]
+    (asked,) = server.values("asample")
+    assert asked.sampling_params == types.SamplingParams(max_tokens=1, temperature=0.5)
+    assert (type(asked.num_samples), asked.topk_prompt_logprobs) == (int, 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "keywords", "error", "words"),
     [
         (([1, 2], 1, PARAMS), {}, TypeError, "ModelInput.from_ints"),
         ((PROMPT, 0, PARAMS), {}, ValueError, "num_samples"),
-        ((PROMPT, 1, {"max_tokens": 1}), {}, TypeError, "SamplingParams"),
+        ((PROMPT, 1, 16), {}, TypeError, "SamplingParams"),
+        ((PROMPT, 1, {"max_token": 1}), {}, ValueError, "max_token"),
+        ((PROMPT, 1.5, PARAMS), {}, ValueError, "num_samples"),
+        ((PROMPT, 1, PARAMS), {"topk_prompt_logprobs": None}, ValueError, "topk_prompt_logprobs"),
         ((PROMPT, 1, PARAMS), {"prompt_alt_tokens_k": -1}, ValueError, "prompt_alt_tokens_k"),
         ((PROMPT, 1, PARAMS), {"prompt_logprobs_last_n": 1}, ValueError, "include_prompt_logprobs"),
         (
