@@ -1,0 +1,124 @@
+"""Servers that take reports badly: nothing is waited for, nothing is raised, and what was lost is counted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.faults.faulty import (
+    Fault,
+    FaultyServer,
+    babbles,
+    boasts,
+    breaks_off,
+    drops,
+    is_slow,
+    refuses,
+    running,
+    says,
+)
+from tests.scripted import ScriptedServer
+from tinkex import Config, ServiceClient
+from tinkex.telemetry import capture
+from tinkex.testing import Reply, reply
+
+FAULTS: dict[str, Fault] = {
+    "413": refuses(413),
+    "422": refuses(422),
+    "401": refuses(401),
+    "501": refuses(501),
+    "half JSON": says(b'{"status": "acc'),
+    "another answer": says(b'{"status": "denied"}'),
+    "HTML": says(b"<html>login</html>", "text/html"),
+}
+PASSING: dict[str, Fault] = {
+    "500": refuses(500),
+    "503": refuses(503),
+    "429": refuses(429),
+    "drops": drops,
+    "breaks off": breaks_off,
+    "no HTTP": babbles,
+    "oversize": boasts,
+    "slow": is_slow,
+}
+
+
+class Taking(ScriptedServer):
+    """A scripted server that takes reports."""
+
+    def on_telemetry(self, value: object, request: object) -> Reply:
+        return reply({"status": "accepted"})
+
+
+def service_of(server: FaultyServer) -> ServiceClient:
+    service = ServiceClient(config=Config(api_key="tml-canary", base_url=server.url))
+    service.holder.get_session_id()
+    return service
+
+
+def report(service: ServiceClient) -> bool:
+    """Reports an exception, which is raised as ever; whether all of it arrived."""
+    with pytest.raises(ZeroDivisionError), capture(service, fatal=True):
+        raise ZeroDivisionError
+    reporter = service.get_telemetry()
+    assert reporter is not None
+    return reporter.wait_until_drained(60)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_reports_that_a_server_will_never_take_are_counted_and_the_next_ones_arrive(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING, "tinkex"),
+        running(FaultyServer("telemetry", FAULTS[name], times=1, scripted=Taking())) as server,
+    ):
+        service = service_of(server)
+        assert not report(service)
+        reporter = service.get_telemetry()
+        assert reporter is not None
+        assert reporter.num_dropped == 2, "the beginning of the session and the exception"
+        assert len(server.bodies("telemetry")) == 1, "it is not asked again"
+        assert report(service)
+        assert reporter.num_dropped == 2
+        service.close("success").result(60)
+    assert caplog.text == "", "nothing that a user should worry about"
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_reports_that_a_server_takes_at_the_second_try_are_not_lost(name: str) -> None:
+    with running(FaultyServer("telemetry", PASSING[name], times=1, scripted=Taking())) as server:
+        service = service_of(server)
+        assert report(service)
+        reporter = service.get_telemetry()
+        assert reporter is not None
+        assert reporter.num_dropped == 0
+        service.close("success").result(60)
+
+
+def test_a_program_ends_with_its_own_error_whatever_the_server_does_with_reports() -> None:
+    program = """
+import sys, tinkex
+from tinkex.telemetry import capture
+service = tinkex.ServiceClient(base_url=sys.argv[1], api_key="tml-x")
+service.create_sampling_client(base_model="toy")
+with capture(service, fatal=True):
+    raise RuntimeError("mine")
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TINKER_TELEMETRY"}
+    for fault in (refuses(500), drops, babbles):
+        with running(FaultyServer("telemetry", fault, scripted=Taking())) as server:
+            ended = subprocess.run(
+                [sys.executable, "-c", program, server.url],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+        assert ended.returncode == 1
+        assert ended.stderr.strip().endswith("RuntimeError: mine")
