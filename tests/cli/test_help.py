@@ -123,15 +123,6 @@ def test_a_wrong_path_is_wrong_usage_and_nothing_is_sent() -> None:
     assert "tinker://<run>/weights/<name>" in done.err
 
 
-def test_shells_complete_commands() -> None:
-    script = tinkex("completion", "bash")
-    assert "_TINKEX_COMPLETE=bash_complete" in script.out
-    answers = tinkex(
-        process=True, _TINKEX_COMPLETE="bash_complete", COMP_WORDS="tinkex checkpoint pu", COMP_CWORD="2"
-    ).out
-    assert sorted(line.split(",")[1] for line in answers.split()) == ["publish", "push-hf"]
-
-
 def test_the_version_as_text_and_json() -> None:
     assert tinkex("version").out.startswith("tinkex 0.")
     value = tinkex("version", "--deps", "--json").json

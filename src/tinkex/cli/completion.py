@@ -20,6 +20,7 @@ def completion(ctx: click.Context, invocation: Invocation, shell: str) -> None:
     \b
     Examples:
       tinkex completion bash >> ~/.bashrc
+      tinkex completion zsh >> ~/.zshrc      # below the line with compinit
       tinkex completion fish > ~/.config/fish/completions/tinkex.fish
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     from click.shell_completion import get_completion_class
