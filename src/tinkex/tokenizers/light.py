@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tinkex.added_tokens import add_stated_tokens
 from tinkex.errors import SetupError
 from tinkex.tokenizers.description import Description, describe
 from tinkex.tokenizers.everyday import EverydayTokenizer
@@ -38,7 +39,7 @@ class LightTokenizer(EverydayTokenizer):
 
     @classmethod
     def from_directory(cls, directory: Path) -> LightTokenizer:
-        """Reads ``tokenizer.json``, and what lies beside it: special tokens and the chat template."""
+        """Reads ``tokenizer.json``, and what lies beside it: added and special tokens and the chat template."""
         import tokenizers
 
         file = directory / "tokenizer.json"
@@ -48,8 +49,10 @@ class LightTokenizer(EverydayTokenizer):
                 "or install transformers to read other formats"
             )
         described: Description = describe(directory)
+        backend = tokenizers.Tokenizer.from_file(str(file))
+        add_stated_tokens(backend, directory)
         return cls(
-            tokenizers.Tokenizer.from_file(str(file)),
+            backend,
             special_tokens=described.special_tokens,
             chat_template=described.chat_template,
             name_or_path=str(directory),

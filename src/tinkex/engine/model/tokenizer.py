@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from tinkex.added_tokens import add_stated_tokens
 from tinkex.chat_template import render_chat
 from tinkex.engine.model.architecture import eos_token_ids
 from tinkex.errors import InvalidInput, SetupError
@@ -24,8 +25,9 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 class EngineTokenizer:
     """The tokenizer in a model directory, without ``transformers``.
 
-    Reads ``tokenizer.json``, and from ``tokenizer_config.json`` (or ``chat_template.jinja``) the special tokens
-    and the chat template. Safe to use from several threads.
+    Reads ``tokenizer.json``, from the files beside it tokens that were added later, and from
+    ``tokenizer_config.json`` (or ``chat_template.jinja``) the special tokens and the chat template. Safe to use from
+    several threads.
 
     Example:
         >>> tokenizer = EngineTokenizer(directory)
@@ -50,6 +52,7 @@ class EngineTokenizer:
             raise SetupError(
                 f"{path} cannot be read as a tokenizer ({error}); fetch the model again"
             ) from error
+        add_stated_tokens(self._tokenizer, directory)
         self._config = _read_json(directory / "tokenizer_config.json")
         self.special_tokens = _special_tokens(self._config, _read_json(directory / "special_tokens_map.json"))
         self.chat_template = _chat_template(directory, self._config)
@@ -107,9 +110,7 @@ class EngineTokenizer:
     @cached_property
     def token_bytes(self) -> list[bytes]:
         """The bytes of every token, by id."""
-        added = {
-            int(token["id"]): str(token["content"]) for token in self._definition.get("added_tokens") or []
-        }
+        added = {place: token.content for place, token in self._tokenizer.get_added_tokens_decoder().items()}
         to_bytes = _bytes_of_token(self._definition)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         table = [b""] * (max(vocabulary.values(), default=-1) + 1)
