@@ -408,7 +408,8 @@ class Results:
                     await self._inflight.take(step.payload_bytes)
                     held_bytes = step.payload_bytes
                 if step.after > 0:
-                    await asyncio.sleep(step.after)
+                    async with self._caller.closable(_RETRIEVE):
+                        await asyncio.sleep(step.after)
         finally:
             if held_bytes:
                 self._inflight.give_back(held_bytes)

@@ -93,6 +93,47 @@ def probabilities(training: tinkex.TrainingClient, data: list[types.Datum]) -> n
     return np.exp(np.concatenate([one["logprobs"].to_numpy() for one in output.loss_fn_outputs]))
 
 
+def is_nan(data: Any, logprobs: list[torch.Tensor]) -> Any:
+    return logprobs[0].sum() * float("nan"), {}
+
+
+def is_a_vector(data: Any, logprobs: list[torch.Tensor]) -> Any:
+    return logprobs[0] * 2, {}
+
+
+def raises(data: Any, logprobs: list[torch.Tensor]) -> Any:
+    raise LookupError("no reference today")
+
+
+def says_words(data: Any, logprobs: list[torch.Tensor]) -> Any:
+    return logprobs[0].sum(), {"direction": "forward"}
+
+
+@pytest.mark.backends(*WITH_A_MODEL)
+@pytest.mark.parametrize("waits", [False, True], ids=["in turn", "beside the others"])
+@pytest.mark.parametrize(
+    ("broken", "kind"),
+    [
+        (is_nan, ValueError),
+        (is_a_vector, TypeError),
+        (raises, LookupError),
+        (says_words, ValueError),
+    ],
+)
+def test_a_term_that_fails_fails_the_pass_alone_and_adds_nothing(
+    training: tinkex.TrainingClient, broken: Any, kind: type[Exception], waits: bool
+) -> None:
+    before = probabilities(training, DATA)
+    terms = [SPEC(L2(), 0.5), SPEC(broken, 1.0, waits=waits), SPEC(L1(), 0.1, waits=True)]
+    with pytest.raises(kind) as caught:
+        training.forward_backward_custom(DATA, nll, regularizers=terms).result(timeout=60)
+    assert broken.__name__ in str(caught.value) or broken.__name__ in "".join(caught.value.__notes__)
+    training.optim_step(types.AdamParams(learning_rate=0.5)).result(timeout=60)
+    np.testing.assert_array_equal(probabilities(training, DATA), before)
+    passed = training.forward_backward_custom(DATA, nll, regularizers=[SPEC(L2(), 0.5)])
+    assert passed.result(timeout=60).metrics["loss:sum"] > 0, "the run goes on"
+
+
 @pytest.mark.backends(*WITH_A_MODEL)
 @pytest.mark.parametrize(
     ("regularizer", "grows"),

@@ -172,7 +172,8 @@ class Caller:
             outcome: Outcome
             error: APIConnectionError | APIStatusError
             if self._pauses.left(row.purpose):
-                await self._pauses.wait(row.purpose)
+                async with self.closable(row):
+                    await self._pauses.wait(row.purpose)
             try:
                 reply = await self._send(row, request, attempt)
             except APIConnectionError as unanswered:
@@ -192,7 +193,8 @@ class Caller:
             self.sink.emit(RetryScheduled(row.name, attempt, step.after, error.message))
             if isinstance(error, RateLimitError):
                 self._pauses.push_back(row.purpose, step.after)
-            await asyncio.sleep(step.after)
+            async with self.closable(row):
+                await asyncio.sleep(step.after)
             attempt += 1
 
     async def attempt(

@@ -7,29 +7,34 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from tinkex._transport.retry import server_wait
+from tinkex._wire.endpoints import endpoint
 from tinkex.errors import BillingError, RateLimitError
 from tinkex.events import SamplingPaused
 
 if TYPE_CHECKING:
+    from tinkex._transport.caller import Caller
     from tinkex.clients.session import OpenSession
-    from tinkex.events import Sink
 
 __all__ = ["paced"]
 
 T = TypeVar("T")
 
+_SAMPLE = endpoint("asample")
 
-async def paced(opened: OpenSession, sink: Sink, submission: Callable[[], Awaitable[T]], size: int) -> T:
-    """What a submission of a prompt of this size returns, once the server takes it."""
+
+async def paced(opened: OpenSession, caller: Caller, submission: Callable[[], Awaitable[T]], size: int) -> T:
+    """What a submission of a prompt of this size returns, once the server takes it; ``ClosedError`` with the client."""
     limiter = opened.sampling
     began = time.monotonic()
     pause_s = opened.client_config.billing_exception_max_pause_duration_sec
     while True:
         try:
-            return await limiter.admit(size, submission)
+            async with caller.closable(_SAMPLE):
+                return await limiter.admit(size, submission)
         except (RateLimitError, BillingError) as error:
             if isinstance(error, BillingError) and time.monotonic() - began >= pause_s:
                 raise
             pause = limiter.push_back(size, server_wait(error.response.headers, 60.0))
-            sink.emit(SamplingPaused(opened.session_id, pause))
-            await limiter.wait()
+            caller.sink.emit(SamplingPaused(opened.session_id, pause))
+            async with caller.closable(_SAMPLE):
+                await limiter.wait()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tinkex._transport.retry import Retry, decide
+from tinkex._wire.endpoints import endpoint
 from tinkex.errors import APIStatusError
 from tinkex.events import RetryScheduled
 
@@ -42,6 +43,8 @@ class Retries:
         step = decide(outcome, attempt, elapsed, self.policy, random.random)
         if not isinstance(step, Retry):
             raise error
-        self.session.caller.sink.emit(RetryScheduled(operation, attempt, step.after, str(error)))
-        await asyncio.sleep(step.after)
+        caller = self.session.caller
+        caller.sink.emit(RetryScheduled(operation, attempt, step.after, str(error)))
+        async with caller.closable(endpoint(operation)):
+            await asyncio.sleep(step.after)
         self.session.check_open()  # no program waits for tries of a client that it closed

@@ -206,7 +206,7 @@ class StreamSource:
         submission = functools.partial(
             road.session.caller.stream, _STREAM, body, headers=BACKPRESSURE, attempt=attempt
         )
-        self._stream = await paced(road.opened, road.session.caller.sink, submission, self._size)
+        self._stream = await paced(road.opened, road.session.caller, submission, self._size)
         self._check_wanted()
         kind = self._stream.content_type
         if kind and EVENT_STREAM not in kind.lower():

@@ -403,7 +403,7 @@ class SamplingClient(QueueWatching):
         send = functools.partial(
             self._session.caller.call, _SAMPLE, body, headers=BACKPRESSURE, policy=self._submit_policy
         )
-        accepted: types.UntypedAPIFuture = await paced(self._opened, self._session.caller.sink, send, size)
+        accepted: types.UntypedAPIFuture = await paced(self._opened, self._session.caller, send, size)
         return accepted
 
     async def _logprobs(self, request: types.SampleRequest) -> list[float | None]:
