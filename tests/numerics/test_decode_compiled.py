@@ -51,6 +51,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "config": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     },
     "qwen3": {"family": "qwen3"},
+    "qwen3, untied, with biases, groups of three": {
+        "family": "qwen3",
+        "tie": False,
+        "heads": 6,
+        "head_dim": 26,
+        "config": {"attention_bias": True},
+    },
+    "mistral, sliding in one layer, in bf16": {
+        "family": "mistral",
+        "dtype": "bfloat16",
+        "config": {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]},
+    },
     "llama3 rope": {
         "family": "llama",
         "config": {
@@ -170,6 +182,21 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(
     cut_kv, cut = prefilled(compiled, model, prompt, pieces)
     assert torch.equal(whole, cut)
     assert torch.equal(whole_kv.kv_L2KPd, cut_kv.kv_L2KPd)
+
+
+def test_a_step_has_the_bits_it_would_have_in_a_prompt(model: Transformer, compiled: CompiledCompute) -> None:
+    """So a sequence that gave up its memory, and is read again as a prompt, goes on as if nothing had happened."""
+    adapter, tokens = trained_adapter(model, 4, 1), random_tokens(150, 1)
+    _, whole = prefilled(compiled, model, tokens, [150], adapter)
+    kv, _ = prefilled(compiled, model, tokens[:37], [37], adapter)
+    table = BlockTable(model.arch, model.dtype)
+    slot = table.join(kv)
+    for place in range(37, 150):
+        if table.is_full(slot):
+            table.grow(slot)
+        hidden = compiled.decode([tokens[place]], table, [slot], [(adapter, 1)])
+        assert torch.equal(compiled.logits(hidden, [(adapter, 1)])[0], whole[place])
+        slot.length += 1
 
 
 def test_torch_gives_the_same_logprobs(model: Transformer, compiled: CompiledCompute) -> None:

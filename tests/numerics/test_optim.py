@@ -68,6 +68,27 @@ def test_settings_may_change_from_step_to_step() -> None:
     np.testing.assert_allclose(state.adapter.params.numpy(), reference.detach().numpy(), rtol=2e-6, atol=2e-7)
 
 
+def test_fifty_steps_with_decay_clipping_and_a_changing_rate_equal_those_of_torch_in_double() -> None:
+    state = state_of()
+    reference = torch.nn.Parameter(state.adapter.params.double())
+    optimizer = torch.optim.AdamW([reference], betas=(0.9, 0.95), eps=1e-8, weight_decay=0.05, foreach=False)
+    generator = torch.Generator().manual_seed(2)
+    norms = set()
+    for step in range(50):
+        gradient = torch.randn(SIZE, generator=generator) * 10.0 ** (step % 5 - 3)
+        rate = 1e-2 * (1 - step / 50)
+        state.grad, reference.grad = gradient.clone(), gradient.double()
+        torch.nn.utils.clip_grad_norm_([reference], 5.0)
+        optimizer.param_groups[0]["lr"] = rate
+        metrics = adam_step(
+            state, AdamParams(learning_rate=rate, eps=1e-8, weight_decay=0.05, grad_clip_norm=5.0)
+        )
+        norms.add(metrics["grad_l2:mean"] < metrics["unclipped_grad_l2:mean"])
+        optimizer.step()
+    assert norms == {True, False}  # some were clipped, some not
+    np.testing.assert_allclose(state.adapter.params.numpy(), reference.detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
 def test_a_long_gradient_is_scaled_to_the_clip_norm_before_anything_else() -> None:
     clipped, scaled = state_of(), state_of()
     [gradient] = gradients(1)
