@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -97,6 +98,21 @@ def test_nothing_is_loaded_from_elsewhere(site: dict[Path, Page]) -> None:
     styles = (ROOT / "docs" / "assets" / "site.css").read_text()
     assert "url(" not in styles
     assert "@import" not in styles
+
+
+def test_the_search_knows_every_page_and_is_part_of_the_site(site: dict[Path, Page]) -> None:
+    place = next(path.parent for path in site if path.name == "limits.html")
+    index = json.loads((place / "search" / "search_index.json").read_text())
+    texts: dict[str, str] = {}
+    for entry in index["docs"]:
+        page = entry["location"].partition("#")[0]
+        texts[page] = texts.get(page, "") + entry["title"] + entry["text"]
+    assert set(texts) == {path.relative_to(place).as_posix() for path in site}
+    assert "AuthenticationError" in texts["errors.html"]
+    assert "set-ttl" in texts["cli.html"]
+    own = re.search(r'"search": "([^"]+)"', (place / "index.html").read_text())
+    assert own is not None
+    assert (place / own[1]).is_file(), "the worker that searches"
 
 
 def test_the_figures_are_those_their_data_gives() -> None:
