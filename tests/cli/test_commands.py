@@ -186,6 +186,27 @@ def test_prompts_come_as_argument_file_or_stdin(served_engine: ServedEngine, tmp
     assert tinkex("sample", "a", "--file", str(file), server=served_engine).code == 2
 
 
+def test_a_file_that_is_no_prompt_is_named(served_engine: ServedEngine, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.json"
+    wrong = ({"messages": "hi"}, {"messages": []}, {"messages": [1]}, {"tokens": []}, {"tokens": ["a"]},
+             {"tokens": [1], "messages": []})  # fmt: skip
+    for value in wrong:
+        file.write_text(json.dumps(value))
+        done = tinkex("sample", "--file", str(file), "--max-tokens", "1", server=served_engine)
+        assert (done.code, done.out) == (1, ""), value
+        assert str(file) in done.err
+    file.write_text("[" * 5000)
+    deep = tinkex("sample", "--file", str(file), "--max-tokens", "1", "--raw", server=served_engine)
+    assert "context" in deep.err, "it is a text, and a long one"
+
+
+def test_logprobs_are_refused_where_they_would_not_be_shown(served_engine: ServedEngine) -> None:
+    for option in (("--prompt-logprobs",), ("--topk-prompt-logprobs", "2"), ("--topk-logprobs", "2")):
+        done = tinkex("sample", "x", *option, server=served_engine)
+        assert (done.code, done.out) == (2, "")
+        assert "--json" in done.err
+
+
 def test_what_is_streamed_is_what_is_sampled(served_engine: ServedEngine) -> None:
     common = ("sample", "The sea", "--max-tokens", "12", "--seed", "3")
     whole = tinkex(*common, "--json", server=served_engine).json["sequences"][0]["text"]

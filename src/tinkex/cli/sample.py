@@ -103,6 +103,8 @@ def sample(
         raise click.UsageError("give --model or --model-path, not both")
     if stops and stop_tokens:
         raise click.UsageError("give --stop or --stop-token, not both")
+    if (prompt_logprobs or topk_prompt_logprobs or topk_logprobs) and not invocation.as_json:
+        raise click.UsageError("logprobs are printed with --json; add it, or leave them out")
     if system is not None and chat is False:
         raise click.UsageError("--system is for chats; leave out --raw")
     given = _given(prompt, prompt_file)
@@ -193,13 +195,31 @@ def _given(prompt: str | None, prompt_file: Path | None) -> Any:
         raise SetupError(f"{prompt_file} cannot be read as text ({error})") from error
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text.removesuffix("\n")
-    if isinstance(value, dict) and set(value) & {"tokens", "messages"}:
-        value = value["tokens"] if "tokens" in value else {"messages": value["messages"]}
-    is_tokens = isinstance(value, list) and all(type(item) is int for item in value) and value
+    if _are_tokens(value):
+        return value
+    if not isinstance(value, dict) or not set(value) & {"tokens", "messages"}:
+        return text.removesuffix("\n")
+    if set(value) == {"tokens"} and _are_tokens(value["tokens"]):
+        return value["tokens"]
+    if set(value) == {"messages"} and _are_messages(value["messages"]):
+        return value
+    raise SetupError(
+        f'{prompt_file} is neither {{"tokens": [ids]}} nor {{"messages": [{{"role": …, "content": …}}]}}; '
+        "correct it, or give the prompt as text"
+    )
+
+
+def _are_tokens(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def _are_messages(value: Any) -> bool:
     return (
-        value if is_tokens or (isinstance(value, dict) and "messages" in value) else text.removesuffix("\n")
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(item, dict) and isinstance(item.get("role"), str) for item in value)
     )
 
 
