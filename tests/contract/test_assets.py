@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import secrets
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,54 @@ def test_a_str_is_never_taken_for_a_path_and_a_missing_file_is_told_at_once(
         rest.upload_asset(tmp_path / "missing.png")
     with pytest.raises(tinkex.UploadError, match="cannot be read"):
         asyncio.run(rest.upload_asset_async(tmp_path / "missing.png"))
+
+
+class Shrinking(io.BytesIO):
+    """A file that somebody cuts short while it is sent."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        piece = super().read(size)
+        self.truncate(self.tell())
+        return piece
+
+
+class Growing(io.BytesIO):
+    """A file that somebody adds to while it is sent."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        piece, here = super().read(size), self.tell()
+        self.seek(0, io.SEEK_END)
+        self.write(b"more")
+        self.seek(here)
+        return piece
+
+
+class Broken(io.BytesIO):
+    """A file of somebody's own kind that fails in its own way."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.tell():
+            raise EOFError("the archive is cut short")
+        return super().read(size)
+
+
+class Trickling(io.BytesIO):
+    """A file that gives less than it is asked for."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        return super().read(min(size or 0, 1000))
+
+
+def test_a_file_that_changes_while_it_is_sent_is_told_or_sent_as_it_was(backend: Backend) -> None:
+    rest = backend.rest()
+    content = PNG + secrets.token_bytes(MIB)
+    for changing, said in (
+        (Shrinking, "before the end it had"),
+        (Broken, "EOFError: the archive is cut short"),
+    ):
+        with pytest.raises(tinkex.UploadError, match=said):
+            rest.upload_asset(("a.png", changing(content))).result(60)
+    for changing in (Growing, Trickling):
+        asset = rest.upload_asset(("a.png", changing(content))).result(60)
+        assert (asset.size_bytes, asset.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+    rest.delete_asset(asset.asset_id).result(30)

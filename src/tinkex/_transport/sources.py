@@ -175,7 +175,9 @@ class ObjectSource:
             if first and self._start is not None:
                 self._file.seek(self._start)
             piece = self._file.read(size)
-        except (OSError, ValueError) as error:
+        except (
+            Exception
+        ) as error:  # a file object may be anything: an archive that is cut short, a stream over a network
             raise UploadError(f"{self._name} cannot be read: {_why(error)}") from error
         if not isinstance(piece, bytes | bytearray) or len(piece) > size:
             raise UploadError(
@@ -185,4 +187,11 @@ class ObjectSource:
 
 
 def _why(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
+    """What went wrong, in words.
+
+    >>> _why(FileNotFoundError(2, "No such file or directory")), _why(KeyError("a"))
+    ('No such file or directory', "KeyError: 'a'")
+    """
+    if isinstance(error, OSError | ValueError) and (said := getattr(error, "strerror", None) or str(error)):
+        return str(said)
+    return f"{type(error).__name__}: {error}"
