@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_check
 
 from tinkex import types
 from tinkex._runtime import background
+from tinkex.errors import APIResponseValidationError
 from tinkex.futures import AwaitableConcurrentFuture
 
 if TYPE_CHECKING:
@@ -166,7 +167,14 @@ class TinkexPlatform:
         async def result() -> PassResult:
             output = await passing
             logprobs = [one["logprobs"].to_numpy() for one in output.loss_fn_outputs if "logprobs" in one]
-            return PassResult(output.metrics["loss:sum"], output.metrics, logprobs)
+            loss = output.metrics.get("loss:sum")
+            if loss is None:
+                raise APIResponseValidationError(
+                    None,
+                    None,
+                    f"the server gave no loss:sum, only {sorted(output.metrics)}; use training(session) for what it gives",
+                )
+            return PassResult(loss, output.metrics, logprobs)
 
         return AwaitableConcurrentFuture(background().submit(result()))
 

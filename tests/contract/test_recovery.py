@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import tinkex
 from tests.contract.backends import BASE_MODEL, WITH_A_MODEL
 from tinkex import types
+from tinkex.events import CallbackFailed, Event, RunRecovered
 from tinkex.recovery import Best, RecoveryExecutor, RecoveryMonitor, RecoveryPolicy
 
 
@@ -84,6 +86,77 @@ def test_a_monitor_restarts_a_run_that_an_operation_found_gone(
         assert recovered is not None
         assert recovered.checkpoint == path
         assert monitor.watched == (recovered.training.model_id,)
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.mark.backends(*WITH_A_MODEL)
+def test_checkpoints_that_are_gone_give_way_and_without_any_the_failure_is_told(
+    service: tinkex.ServiceClient, training: tinkex.TrainingClient
+) -> None:
+    rest = service.create_rest_client()
+    paths = {}
+    for name in ("one", "two"):
+        step(training)
+        paths[name] = training.save_state(name).result(timeout=60).path
+    training.unload().result(timeout=60)
+    told: list[tuple[str, Exception]] = []
+    policy = RecoveryPolicy(
+        backoff_s=0.01, max_backoff_s=0.02, on_failure=lambda run_id, error: told.append((run_id, error))
+    )
+    executor = RecoveryExecutor()
+    rest.delete_checkpoint_from_tinker_path(paths["two"]).result(timeout=60)
+    recovered = executor.recover(training.model_id, service, policy).result(timeout=60)
+    assert recovered is not None
+    assert recovered.checkpoint == paths["one"]
+    with pytest.raises(tinkex.RecoveryError, match=r"no checkpoint .* can be loaded"):
+        executor.recover(
+            training.model_id, service, dataclasses.replace(policy, checkpoint=paths["two"])
+        ).result(timeout=60)
+    rest.delete_checkpoint_from_tinker_path(paths["one"]).result(timeout=60)
+    with pytest.raises(tinkex.RecoveryError, match="save some on the way"):
+        executor.recover(training.model_id, service, policy).result(timeout=60)
+    assert [run_id for run_id, _ in told] == [training.model_id] * 2
+    step(recovered.training)  # the run that was made of it goes on without it
+
+
+@pytest.mark.backends(*WITH_A_MODEL)
+def test_functions_of_the_programs_that_raise_change_nothing_of_a_restart(
+    service: tinkex.ServiceClient, training: tinkex.TrainingClient
+) -> None:
+    def mistaken(*news: Any) -> None:
+        raise LookupError("a mistake of the program's")
+
+    class Mistaken(Heard):
+        def emit(self, event: Event) -> None:
+            super().emit(event)
+            raise RuntimeError("a mistake of the sink's")
+
+    step(training)
+    path = training.save_state("one").result(timeout=60).path
+    training.unload().result(timeout=60)
+    heard = Mistaken()
+    policy = RecoveryPolicy(poll_interval_s=600, on_recovery=mistaken)
+    with RecoveryMonitor(service, policy, events=heard) as monitor:
+        monitor.watch(training)
+        with pytest.raises(tinkex.APIStatusError) as caught:
+            training.optim_step(types.AdamParams()).result(timeout=60)
+        recovered = monitor.report(training, caught.value).result(timeout=60)
+        assert recovered is not None
+        assert recovered.checkpoint == path
+        assert monitor.watched == (recovered.training.model_id,)
+    assert [event.reason for event in heard.of(CallbackFailed)] == ["LookupError: a mistake of the program's"]
+    assert len(heard.of(RunRecovered)) == 1
+    step(recovered.training)
 
 
 def train_resiliently(service: tinkex.ServiceClient, lost_at: int | None) -> tuple[int, Any]:

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import tinkex
+from tests.scripted import ScriptedServer
 from tinkex import types
+from tinkex._wire import proto
 from tinkex.platform import Deferred, Done, PassResult, PlatformSession, TinkexPlatform, TrainingPlatform
-from tinkex.testing import LocalEngine, local_engine
+from tinkex.testing import LocalEngine, Reply, Request, local_engine, reply
 
 
 class Bigrams:
@@ -173,3 +175,16 @@ def test_the_training_client_is_at_hand(engine: LocalEngine) -> None:
         session = platform.create_session(engine.base_model, {"rank": 2}).result(timeout=60)
         assert isinstance(platform.training(session), tinkex.TrainingClient)
         assert platform.training(session).get_info().lora_rank == 2
+
+
+def test_a_server_that_tells_no_loss_is_a_typed_error() -> None:
+    def lossless(value: types.ForwardBackwardRequest, request: Request) -> Reply:
+        output = types.ForwardBackwardOutput("ArrayRecord", [], {"tokens:sum": 3.0})
+        return server.accept(reply(proto.encode_forward_backward_output(output)))
+
+    server = ScriptedServer(forward_backward=lossless)
+    with tinkex.ServiceClient(transport=server.transport) as service:
+        platform = TinkexPlatform(service)
+        session = platform.create_session("toy").result(timeout=60)
+        with pytest.raises(tinkex.APIResponseValidationError, match=r"no loss:sum, only \['tokens:sum'\]"):
+            platform.forward_backward(session, batch()).result(timeout=60)
