@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -15,6 +16,12 @@ from tinkex.engine.operations.admission import UNNUMBERED
 from tinkex.errors import InvalidInput
 from tinkex.types import Datum, ForwardBackwardRequest, ModelInput, TensorData
 from tinkex.types.base import Options
+
+MOST_NESTED = 64
+FLAT = frozenset({"asample", "stream_sample", "telemetry"})
+"""Calls with fields of any length and none of any shape, or nothing of which is kept."""
+_RUN = re.compile(rb'"model_id"\s*:\s*"([\x20\x21\x23-\x5b\x5d-\x7e]+)"')
+_NUMBER = re.compile(rb'"seq_id"\s*:\s*([0-9]{1,18})(?=[\s,}])')
 
 
 class JsonDatum(Options, frozen=True, kw_only=True):
@@ -54,12 +61,34 @@ def decode_request(endpoint: Endpoint, body: bytes, content_type: str) -> Any:
         return None
     try:
         if endpoint.request is not ForwardBackwardRequest:
+            if endpoint.name not in FLAT:
+                check_nesting(body)
             return wire_json.decode(body, endpoint.request)
         if is_proto(content_type):
             return wire_proto.decode_forward_backward(body)
         return _json_pass(wire_json.decode(body, JsonPass), forward_only=endpoint.name == "forward")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"the body of {endpoint.name} cannot be read: {error}") from error
+
+
+def check_nesting(body: bytes) -> None:
+    """Refuse JSON that is nested so deeply that what is kept of it could not be told again.
+
+    >>> check_nesting(b'{"user_metadata": {"a": [1, 2]}}')
+    >>> check_nesting(b"[" * 100 + b"]" * 100)
+    Traceback (most recent call last):
+      ...
+    ValueError: it is nested deeper than 64 levels
+    """
+    if body.count(b"[") + body.count(b"{") <= MOST_NESTED:
+        return
+    level: list[Any] = [msgspec.json.decode(body)]
+    for _ in range(MOST_NESTED + 1):
+        inner = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for values in inner for each in values if isinstance(each, dict | list)]
+        if not level:
+            return
+    raise ValueError(f"it is nested deeper than {MOST_NESTED} levels")
 
 
 def read_number(body: bytes, content_type: str) -> tuple[str, int] | None:
@@ -70,9 +99,24 @@ def read_number(body: bytes, content_type: str) -> tuple[str, int] | None:
             turn = Numbered(model_id=message.model_id, seq_id=message.seq_id)
         else:
             turn = msgspec.json.decode(body, type=Numbered)
-    except (ValueError, DecodeError):
+    except DecodeError:
         return None
+    except (ValueError, RecursionError):
+        return _seen_number(body)
     return (turn.model_id, turn.seq_id) if turn.model_id and turn.seq_id else None
+
+
+def _seen_number(body: bytes) -> tuple[str, int] | None:
+    """The same for what is no JSON, if it names one run and one number.
+
+    >>> _seen_number(b'{"model_id": "s:train:0", "seq_id": 7, "adam_params": {"learning_rate": NaN}}')
+    ('s:train:0', 7)
+    >>> _seen_number(b'{"model_id": "s:train:0", "seq_id": 7, "more": {"seq_id": 8}')
+    """
+    runs, numbers = set(_RUN.findall(body)), set(_NUMBER.findall(body))
+    if len(runs) != 1 or len(numbers) != 1:
+        return None
+    return runs.pop().decode("ascii"), int(numbers.pop())
 
 
 def is_proto(content_type: str) -> bool:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.unit.engine.api.asgi import Client
 
 
@@ -94,3 +96,31 @@ def test_numbers_that_no_record_holds_are_refused(ada: Client) -> None:
     refused = ada.get(f"sessions?offset={2**70}")
     assert refused.status == 400
     assert "64 bits" in refused.detail
+
+
+@pytest.mark.parametrize("depth", [100, 500, 900, 5000, 50_000])
+def test_what_is_too_deep_to_be_told_again_is_refused(depth: int, ada: Client) -> None:
+    nested = b'{"user_metadata": {"a": ' + b"[" * depth + b"]" * depth + b"}%s}"
+    session = ada.session()
+    run = ada.create(session)
+    bodies = {
+        "create_session": nested % b"",
+        "create_model": nested
+        % b', "session_id": "%s", "model_seq_id": 1, "base_model": "tiny", "lora_config": {"rank": 2}'
+        % session.encode(),
+        "save_weights": nested % b', "model_id": "%s", "seq_id": 1, "path": "deep"' % run.encode(),
+    }
+    for name, body in bodies.items():
+        refused = ada.post(name, body)
+        assert refused.status == 400, name
+        assert f"the body of {name} cannot be read" in refused.detail
+    for path in (f"sessions/{session}", "sessions", "training_runs", f"training_runs/{run}/checkpoints"):
+        assert ada.get(path).status == 200
+    step = ada.post("optim_step", {"model_id": run, "seq_id": 2, "adam_params": {}})
+    assert "metrics" in ada.result(step).json
+
+
+def test_what_is_nested_as_people_do_is_kept(ada: Client) -> None:
+    kept = {"list": [[[{"a": [{}] * 200}]]], "text": "[{" * 200}
+    session = ada.post("create_session", {"user_metadata": kept}).json["session_id"]
+    assert ada.get(f"sessions/{session}").json["user_metadata"] == kept

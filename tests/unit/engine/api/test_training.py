@@ -91,6 +91,25 @@ def test_a_body_that_cannot_be_read_uses_up_its_number(ada: Client) -> None:
     assert loss(ada, send_pass(ada, pass_body(run, 4))) > 0
 
 
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b'"path": "\\ud800"}',
+        b'"adam_params": {"learning_rate": NaN}}',
+        b'"adam_params": {"learning_rate": 1e999}}',
+        b'"path": "cut of',
+        b'"path": "\xff"}',
+        b'"adam_params": ' + b"[" * 100_000,
+    ],
+    ids=["half a character", "NaN", "too large", "cut off", "no text", "deep"],
+)
+@pytest.mark.parametrize("name", ["optim_step", "save_weights"])
+def test_what_is_no_json_uses_up_its_number_if_that_can_be_seen(name: str, rest: bytes, ada: Client) -> None:
+    run = ada.create()
+    assert ada.post(name, b'{"model_id": "%s", "seq_id": 1, %s' % (run.encode(), rest)).status == 400
+    assert "metrics" in ada.result(ada.post("optim_step", optim_step(run, 2))).json
+
+
 @pytest.mark.parametrize("number", [2**31, 2**63 - 1, 2**63, -(2**63), 2**200])
 def test_a_number_made_up_never_wedges_a_run(number: int, ada: Client) -> None:
     run = ada.create()
