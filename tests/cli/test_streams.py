@@ -117,6 +117,13 @@ def test_wrong_names_are_wrong_usage(served_engine: ServedEngine) -> None:
         assert "a checkpoint name is 1–200 characters" in done.err
 
 
+def test_what_can_be_no_id_is_wrong_usage(served_engine: ServedEngine) -> None:
+    for command in (("run", "info"), ("session", "info"), ("checkpoint", "list", "--run-id")):
+        for wrong in ("", "a/b", "a?b"):
+            done = tinkex(*command, wrong, server=served_engine)
+            assert (done.code, done.out) == (2, ""), (command, wrong)
+
+
 def test_as_many_sessions_as_are_asked_for_are_listed(served_engine: ServedEngine) -> None:
     every = tinkex("session", "list", "--limit", "0", "--json", server=served_engine).json["sessions"]
     assert tinkex("session", "list", "--limit", "1" + "0" * 20, "--json", server=served_engine).code == 0

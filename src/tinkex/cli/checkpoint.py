@@ -17,7 +17,7 @@ from tinkex.cli.checkpoint_files import (
 )
 from tinkex.cli.groups import Noun
 from tinkex.cli.invocation import Invocation, pass_invocation
-from tinkex.cli.paths import CheckpointPath, Moment
+from tinkex.cli.paths import CheckpointPath, Moment, ObjectId
 from tinkex.cli.streams import confirmed
 from tinkex.errors import SetupError, TinkexError
 
@@ -45,7 +45,9 @@ def checkpoint() -> None:
 
 
 @checkpoint.command("list")
-@click.option("--run-id", help="Only checkpoints of this run (all of them; --limit does not count).")
+@click.option(
+    "--run-id", type=ObjectId(), help="Only checkpoints of this run (all of them; --limit does not count)."
+)
 @click.option("--limit", default=20, show_default=True, help="How many; 0 for all.")
 @click.option("--offset", default=0, show_default=True, help="How many to skip.")
 @pass_invocation
@@ -140,7 +142,11 @@ checkpoint.add_command(download)
 
 @checkpoint.command()
 @click.argument("paths", nargs=-1, type=CheckpointPath())
-@click.option("--run-id", help="Delete the checkpoints of this run, all or those that the filters leave.")
+@click.option(
+    "--run-id",
+    type=ObjectId(),
+    help="Delete the checkpoints of this run, all or those that the filters leave.",
+)
 @click.option("--type", "kind", type=click.Choice(list(TYPES)), help="Filter: only this kind.")
 @click.option("--before", type=Moment(), help="Filter: created before this time (UTC).")
 @click.option("--after", type=Moment(), help="Filter: created after this time (UTC).")

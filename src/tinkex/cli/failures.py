@@ -32,7 +32,10 @@ HINTS: tuple[tuple[type[TinkexError], str], ...] = (
     ),
     (PermissionDeniedError, "see whose key this is with: tinkex auth whoami"),
     (BillingError, "the account of this key cannot pay; see its usage with: tinkex billing usage -h"),
-    (NotFoundError, "see what this key has with: tinkex run list, or: tinkex checkpoint list"),
+    (
+        NotFoundError,
+        "see what this key has with: tinkex run list, tinkex checkpoint list or tinkex session list",
+    ),
     (RateLimitError, "the server is busy; try again in a while"),
     (
         InternalServerError,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 else:  # older releases of click have no type arguments
     PathType = MomentType = click.ParamType
 
-__all__ = ["CheckpointName", "CheckpointPath", "Moment"]
+__all__ = ["CheckpointName", "CheckpointPath", "Moment", "ObjectId"]
 
 KINDS = ("weights", "sampler_weights", "external_weights")
 
@@ -39,6 +39,21 @@ class CheckpointPath(PathType):
             )
         if parts[1] not in self.kinds:
             self.fail(f"{text!r} is of kind {parts[1]}; this takes {' or '.join(self.kinds)}", param, ctx)
+        return text
+
+
+class ObjectId(PathType):
+    """The id of a run or a session, as a server gives them."""
+
+    name = "id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The id, or an error where it cannot be one."""
+        text = str(value)
+        if not text or set(text) & set("/?#\\ "):
+            self.fail(
+                f"{text!r} is no id; they are listed by: tinkex run list, tinkex session list", param, ctx
+            )
         return text
 
 

@@ -10,6 +10,7 @@ import click
 
 from tinkex.cli.groups import Noun
 from tinkex.cli.invocation import Invocation, pass_invocation
+from tinkex.cli.paths import ObjectId
 
 if TYPE_CHECKING:
     from tinkex.types import TrainingRun
@@ -112,7 +113,7 @@ def list_(
 
 
 @run.command()
-@click.argument("run_id")
+@click.argument("run_id", type=ObjectId())
 @click.option("--access-scope", type=SCOPES, default="owned", show_default=True, help="Whose runs.")
 @pass_invocation
 def info(invocation: Invocation, run_id: str, access_scope: Any) -> None:

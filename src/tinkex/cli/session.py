@@ -10,6 +10,7 @@ import click
 
 from tinkex.cli.groups import Noun
 from tinkex.cli.invocation import Invocation, pass_invocation
+from tinkex.cli.paths import ObjectId
 from tinkex.errors import SetupError, TinkexError
 
 PAGE = 1000
@@ -47,7 +48,7 @@ def list_(invocation: Invocation, limit: int, offset: int, access_scope: Any) ->
 
 
 @session.command()
-@click.argument("session_id")
+@click.argument("session_id", type=ObjectId())
 @click.option("--access-scope", type=SCOPES, default="owned", show_default=True, help="Whose sessions.")
 @pass_invocation
 def info(invocation: Invocation, session_id: str, access_scope: Any) -> None:
@@ -68,7 +69,7 @@ def info(invocation: Invocation, session_id: str, access_scope: Any) -> None:
 
 
 @session.command("export-trace")
-@click.argument("session_id")
+@click.argument("session_id", type=ObjectId())
 @click.option(
     "-o",
     "--output",
