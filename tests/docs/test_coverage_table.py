@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.page_program import BLOCK
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 COLUMNS = ("requirement", "module", "test", "example", "state")
@@ -42,3 +44,22 @@ def test_a_row_is_done_only_with_a_module_a_test_and_something_to_read(name: str
     assert re.match(r"done|partly|missing", row["state"]), row["state"]
     if row["state"].startswith("done"):
         assert MISSING not in (row["module"], row["test"], row["example"])
+
+
+PARTS = re.findall(r"^\| ([A-Z][\w ,]+) \| (\[.*)$", (DOCS / "coverage.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("part", "rest"), PARTS, ids=[part for part, _ in PARTS])
+def test_every_part_has_a_page_with_an_example_and_tests_that_exist(part: str, rest: str) -> None:
+    guide, both, faults = rest.strip(" |").split(" | ")
+    pages = re.findall(r"\]\(([^)#]+)", guide)
+    assert pages, part
+    assert all(BLOCK.search((DOCS / page).read_text()) for page in pages)
+    for path in re.findall(r"`([\w./-]+)`", both + faults):
+        assert (ROOT / path).exists(), path
+    assert "`tests/contract" in both
+    assert faults
+
+
+def test_the_parts_are_those_that_go_beyond_the_official_client() -> None:
+    assert len(PARTS) == 11
