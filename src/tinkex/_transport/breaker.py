@@ -174,6 +174,11 @@ class Breakers:
                 self._breakers.move_to_end(place)
             return breaker
 
+    def unlock(self) -> None:
+        """For a forked child: a thread that held the lock, or a breaker's, is not there to give it back."""
+        self._lock = threading.Lock()
+        self._breakers = OrderedDict()
+
     def states(self) -> dict[tuple[str, Purpose], State]:
         """The state of every breaker of this process, by server and endpoint class."""
         with self._lock:
@@ -183,3 +188,6 @@ class Breakers:
 
 breakers = Breakers()
 """Those of this process: what one client learns about a server, all know."""
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(after_in_child=breakers.unlock)

@@ -103,7 +103,10 @@ class BoundedRequests(HttpToolsProtocol):
         if not self._expects_more or self.transport.is_closing():
             return
         left = self._since + self.stall_s - self.loop.time()
-        if left <= 0 and (self._in_head or self.cycle.response_complete):
+        idle = (
+            self.cycle is None or self.cycle.response_complete
+        )  # else what comes may be held back by the call itself
+        if left <= 0 and idle:
             if self._in_head and self._head_bytes:
                 self.transport.write(_TOO_LATE)
             self.transport.close()

@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 
@@ -281,3 +283,19 @@ def test_it_can_be_switched_off_and_is_only_for_the_network() -> None:
     assert circuit_of(SharedHttp(off), off, Heard()) is None
     assert circuit_of(LocalTransport(), on, Heard()) is None
     assert not Config.resolve(environ={"TINKEX_CIRCUIT_BREAKER": "0"}, needs_key=False).circuit_breaker
+
+
+def test_a_forked_child_finds_out_for_itself_even_if_the_parent_was_just_writing() -> None:
+    program = """
+import os
+from tinkex._transport.breaker import breakers
+for _ in range(5):
+    breakers.of("http://a", "rest").enter().failed("down")
+with breakers._lock, breakers._breakers[os.getpid(), "http://a", "rest"]._lock:
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if breakers.of("http://a", "rest").enter() and len(breakers.states()) == 1 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert breakers.states() == {("http://a", "rest"): "open"}
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -146,6 +146,38 @@ def test_a_reply_that_is_packed_wrongly_or_lies_about_its_size_is_a_connection_e
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"nonsense\r\n\r\n",
+        HEAD[:20],
+        HEAD + b"zz\r\n",
+        HEAD + b"5\r\nhe",
+        HEAD + b"5\r\nhello\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nwords",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nwords",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + PACKED[:-9],
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\nnot packed at all",
+    ],
+    ids=[
+        *("nothing", "no HTTP", "half a head", "no size", "half a chunk", "no end", "too short", "negative"),
+        *("packed and cut", "said to be packed"),
+    ],
+)
+def test_the_same_goes_for_replies_through_a_proxy(said: bytes) -> None:
+    async def run() -> None:
+        async with loopback(speak(said, close=True)) as server:
+            transport = HttpTransport(Config(base_url="http://behind.it", proxy=server.url, api_key="tml-x"))
+            try:
+                with pytest.raises(APIConnectionError, match="no answer"):
+                    await whole(await transport.stream(ASKED))
+            finally:
+                await transport.close()
+
+    asyncio.run(run())
+
+
 def test_a_server_that_says_nothing_more_is_a_timeout() -> None:
     async def run() -> None:
         async with loopback(speak(HEAD + b"1\r\na\r\n")) as server:
