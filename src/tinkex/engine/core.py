@@ -106,12 +106,10 @@ class Engine:
         self._recorder = Recorder(self.store, self.health)
         self._metering = Metering(self.store)
         losses = CustomLosses(self.store)
-        self._operations = Operations(self.store, self.models, self.backend, losses)
+        self._operations = Operations(config, self.store, self.models, self.backend, losses)
         self._keeper = SavepointKeeper(config, self.store, self.backend, self._operations.live, self.health)
         self._replay = Replay(self.store, self._operations, self._keeper)
-        self.admission = Admission(
-            config, self.store, self.models, self._backlog, self._operations.live, self.health, losses
-        )
+        self.admission = Admission(config, self.store, self.models, self._backlog, self.health, losses)
         self._suspects = Suspects()
         self._decoding = Decoding(
             self.backend,

@@ -585,11 +585,17 @@ def test_too_much_at_once_is_refused_for_now_and_the_number_stays_free(
         with pytest.raises(Busy, match="unload"):
             ada.create(1)
         waiting = [ada.submit(optim_step(run, seq_id)) for seq_id in (2, 3)]
-        with pytest.raises(Busy, match="waiting already"):
-            ada.submit(forward_backward(run, 1))
+        for refused in (optim_step(run, 4), forward_backward(run, 5), sample(ada.sampler(base_model="tiny"))):
+            with pytest.raises(Busy, match="waiting already"):
+                ada.submit(refused)
+        assert ada.submit(optim_step(run, 3)) == waiting[1], "what was accepted is answered as before"
         bob = Caller(engine, owner="bob", session="b")
         bob.run(sample(bob.sampler(base_model="tiny")))
         assert engine.queue_state(waiting[0]).reason.startswith("waits for operation 1")
+        # What the others wait for is taken, or they would wait for ever.
+        for accepted in (ada.submit(forward_backward(run, 1)), *waiting):
+            assert not ada.outcome(accepted).error
+        ada.run(optim_step(run, 4))
     finally:
         engine.close()
 

@@ -24,9 +24,10 @@ async def copy_weights(call: Call) -> Reply:
     store = call.engine.store
     source = find_checkpoint(store, call.owner, call.request.source_path, granted_by(call, token))
     call.engine.admission.intact.check(source)
-    Quotas(call.engine.config, store, {}).new_checkpoint(call.owner)
+    quotas = Quotas(call.engine.config, store)
+    quotas.new_checkpoint(call.owner)
     key = call.headers.get("x-idempotency-key")
-    copy = await asyncio.to_thread(copy_checkpoint, store, call.owner, source, call.request, key)
+    copy = await asyncio.to_thread(copy_checkpoint, store, quotas, call.owner, source, call.request, key)
     await call.engine.flushed()
     return CopyWeightsResponse(tinker_path=copy.path)
 

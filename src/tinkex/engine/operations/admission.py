@@ -12,7 +12,7 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 
 import msgspec
 
@@ -77,7 +77,6 @@ class Admission:
         store: Store,
         models: ServedModels,
         backlog: Backlog,
-        live: Sized,
         health: Health,
         losses: CustomLosses,
     ) -> None:
@@ -87,7 +86,7 @@ class Admission:
         self._backlog = backlog
         self._losses = losses
         self.intact = Intact(store, health)
-        self._checks = Checks(config, store, models, live, losses, self.intact)
+        self._checks = Checks(config, store, models, losses, self.intact)
         self._promises = Promises(store)
         self._samplers = SamplerAdmission(store, models, backlog, self._checks, self._promises)
         # One submission at a time: between looking up a number and recording it nothing may come in.
@@ -104,7 +103,6 @@ class Admission:
         if failure is not None:
             raise _no_storage(failure)
         with self._lock:
-            self._backlog.check_room(owner)
             try:
                 accepted = self._submit(owner, request, body)
             except sqlite3.Error as error:
@@ -119,6 +117,7 @@ class Admission:
     ) -> UntypedAPIFuture:
         match request:
             case CreateCustomLossRequest():
+                self._backlog.check_room(owner)
                 return self._losses.create(owner, request, self._promises)
             case CreateModelRequest():
                 return self._create(owner, request, body)
@@ -236,6 +235,7 @@ class Admission:
     def _open(
         self, row: RunRow, request: Operation, body: bytes | None, kind: Kind, base: Base
     ) -> UntypedAPIFuture:
+        self._backlog.check_room(row.owner)
         work = Work[Operation](new_request_id(), row.owner, base.source, row.run_id, 0, kind, 0, request)
         with self._store.database.transaction():
             self._store.runs.add(row)
@@ -271,6 +271,7 @@ class Admission:
         repeated = self._promises.repeated(row.run_id, seq_id, request)
         if repeated is not None:
             return repeated
+        self._backlog.check_room(owner, row.run_id, seq_id)
         try:
             num_tokens = self._checks.operation(owner, row, request)
             self._backlog.check_turn(row.run_id, seq_id)

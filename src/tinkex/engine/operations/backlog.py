@@ -67,10 +67,10 @@ class Backlog:
 
     # ---- accepting
 
-    def check_room(self, tenant: str) -> None:
-        """Refuse, for now, a user who has too much waiting already."""
+    def check_room(self, tenant: str, run_id: str = "", seq_id: int = 0) -> None:
+        """Refuse, for now, a user who has too much waiting already, but not the operation that the others wait for."""
         with self._lock:
-            if self._by_tenant[tenant] >= self._max_pending:
+            if self._by_tenant[tenant] >= self._max_pending and not self._queue.is_missing(run_id, seq_id):
                 raise OverQuota(
                     f"{self._max_pending} operations of yours are waiting already; fetch their results, then submit more."
                 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from typing import Any
 
 from tinkex.engine.backend.exports import check_recipients
@@ -42,7 +42,6 @@ class Checks:
         config: EngineConfig,
         store: Store,
         models: ServedModels,
-        live: Sized,
         losses: CustomLosses,
         intact: Intact,
     ) -> None:
@@ -51,7 +50,7 @@ class Checks:
         self._models = models
         self._losses = losses
         self.intact = intact
-        self._quotas = Quotas(config, store, live)
+        self._quotas = Quotas(config, store)
 
     def new_run(self, owner: str, request: CreateModelRequest) -> None:
         """Whether a run can be created as asked."""

@@ -12,13 +12,19 @@ from pathlib import Path
 
 from tinkex.engine.operations.access import find_session
 from tinkex.engine.operations.checks import check_ttl
+from tinkex.engine.operations.quotas import Quotas
 from tinkex.engine.store import CheckpointRow, RunRow, RunStatus, SessionRow, Store
 from tinkex.errors import InvalidInput, UnknownObject
 from tinkex.types import CopyWeightsRequest
 
 
 def copy_checkpoint(
-    store: Store, owner: str, source: CheckpointRow, request: CopyWeightsRequest, idempotency_key: str | None
+    store: Store,
+    quotas: Quotas,
+    owner: str,
+    source: CheckpointRow,
+    request: CopyWeightsRequest,
+    idempotency_key: str | None,
 ) -> CheckpointRow:
     """Copy a checkpoint for a user; the same idempotency key again gives the same copy."""
     check_ttl(request.ttl_seconds)
@@ -52,6 +58,7 @@ def copy_checkpoint(
     )
     try:
         with store.database.transaction():
+            quotas.new_checkpoint(owner)  # other copies may have been made meanwhile
             if store.sessions.get(session.session_id) is None:
                 store.sessions.add(session)
                 store.sessions.finish(session.session_id, now, "success", None)
@@ -66,6 +73,9 @@ def copy_checkpoint(
         if known is None:
             raise InvalidInput(f"{run_id} is in use already; choose another model_seq_id.") from None
         return known
+    except BaseException:
+        store.directories.remove(copy.directory)
+        raise
     return copy
 
 

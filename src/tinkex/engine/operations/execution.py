@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from tinkex.engine.backend.seam import Backend, Checkpoint, PassJob, SavedFile, UploadedLoss
+from tinkex.engine.config import EngineConfig
 from tinkex.engine.operations.access import check_free, find_checkpoint, lost
 from tinkex.engine.operations.backlog import Operation
 from tinkex.engine.operations.losses import CustomLosses
 from tinkex.engine.operations.outcomes import failed, passed, succeeded
+from tinkex.engine.operations.quotas import Quotas
 from tinkex.engine.operations.recording import Effect
 from tinkex.engine.operations.served import Base, ServedModels
 from tinkex.engine.scheduler import Work
@@ -80,8 +82,16 @@ class Ended:
 class Operations:
     """Runs the operations of training runs, and keeps the live ones."""
 
-    def __init__(self, store: Store, models: ServedModels, backend: Backend, losses: CustomLosses) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        store: Store,
+        models: ServedModels,
+        backend: Backend,
+        losses: CustomLosses,
+    ) -> None:
         self._store = store
+        self._quotas = Quotas(config, store)
         self._losses = losses
         self._models = models
         self._backend = backend
@@ -217,6 +227,7 @@ class Operations:
         assert request.path is not None, "admission refuses a save without a name"
         row = self._row(run.run_id)
         check_free(self._store, run.run_id, CheckpointKind.WEIGHTS, request.path, overwrite=request.overwrite)
+        self._quotas.new_checkpoint(row.owner)
         with self._store.directories.checkpoint(run.run_id, CheckpointKind.WEIGHTS, request.path) as writing:
             self._backend.save_weights(run.run_id, writing.temporary, row.base_model, optimizer=True)
         checkpoint = _checkpoint(row, CheckpointKind.WEIGHTS, request, writing.final, writing.size_bytes)
@@ -228,6 +239,7 @@ class Operations:
         if request.path is None:
             return self._snapshot(run, row, request)
         check_free(self._store, run.run_id, CheckpointKind.SAMPLER_WEIGHTS, request.path, overwrite=False)
+        self._quotas.new_checkpoint(row.owner)
         with self._store.directories.checkpoint(
             run.run_id, CheckpointKind.SAMPLER_WEIGHTS, request.path
         ) as writing:
@@ -242,6 +254,7 @@ class Operations:
     def _save_external(self, run: LiveRun, request: SaveWeightsExternalRequest) -> Value:
         row, kind = self._row(run.run_id), CheckpointKind.EXTERNAL_WEIGHTS
         check_free(self._store, run.run_id, kind, request.path, overwrite=False)
+        self._quotas.new_checkpoint(row.owner)
         with self._store.directories.checkpoint(run.run_id, kind, request.path) as writing:
             self._backend.export_weights(
                 run.run_id, writing.temporary, row.base_model, request.age_encryption_recipients

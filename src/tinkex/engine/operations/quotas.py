@@ -6,7 +6,6 @@ What is over a share is refused for now, with an error that says how to make roo
 from __future__ import annotations
 
 import time
-from collections.abc import Sized
 
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.store import RunStatus, Store
@@ -16,27 +15,30 @@ from tinkex.errors import Busy, NoRoom, OverQuota
 class Quotas:
     """Refuses, for now, what is over a user's share or the server's limit. Safe to use from any thread."""
 
-    def __init__(self, config: EngineConfig, store: Store, live: Sized) -> None:
+    def __init__(self, config: EngineConfig, store: Store) -> None:
         self._config = config
         self._store = store
-        self._live = live
 
     def new_run(self, owner: str) -> None:
         """Whether a user may have one more run in memory."""
         own = self._config.max_live_runs_per_user
-        if own is not None and self._store.runs.count_in(owner, RunStatus.LIVE, RunStatus.CREATING) >= own:
+        if own is not None and self._num_live(owner) >= own:
             raise OverQuota(
                 f"{own} runs of yours are live, which is a user's share; close sessions that are done, or unload runs "
                 "that are not needed."
             )
-        if len(self._live) >= self._config.max_live_runs:
+        # Those that are promised count, and those that come back into memory when they are next used.
+        if self._num_live(None) >= self._config.max_live_runs:
             raise Busy(
                 f"{self._config.max_live_runs} runs are in memory, which is this server's limit; close sessions that are "
                 "done, or unload runs that are not needed."
             )
 
+    def _num_live(self, owner: str | None) -> int:
+        return self._store.runs.count_in(owner, RunStatus.LIVE, RunStatus.CREATING)
+
     def new_checkpoint(self, owner: str) -> None:
-        """Whether a user may keep one more checkpoint."""
+        """Whether a user may keep one more checkpoint: asked when it is accepted, and again when it is written."""
         share, budget = self._config.max_disk_bytes_per_user, self._config.max_disk_bytes
         if budget is not None and (kept := kept_bytes(self._store, None)) >= budget:
             raise Busy(

@@ -58,6 +58,7 @@ class SamplerAdmission:
             repeated = self._promises.repeated(target, seq_id, request)
             if repeated is not None:
                 return repeated
+        self._backlog.check_room(owner)
         base = self._models.find(sampler.base_model)
         request_id = new_request_id()
         ids = sequence_ids(request_id, self._checks.num_samples(request))

@@ -152,6 +152,11 @@ class Queue(Generic[Request]):
         line = self._lines.get(run_id)
         return line.next_seq if line is not None and seq_id in line.parked else None
 
+    def is_missing(self, run_id: str, seq_id: int) -> bool:
+        """Whether operations that have arrived wait for this number."""
+        line = self._lines.get(run_id)
+        return line is not None and line.gap_since is not None and seq_id == line.next_seq
+
     def give_up_gaps(self, now: float) -> Sequence[Missed[Request]]:
         """Remove operations that waited too long for a missing number; their runs go on after them."""
         missed: list[Missed[Request]] = []

@@ -130,12 +130,12 @@ class Runs:
         )
         return row is not None
 
-    def count_in(self, owner: str, *statuses: RunStatus) -> int:
-        """How many runs of one user are in one of these states."""
+    def count_in(self, owner: str | None, *statuses: RunStatus) -> int:
+        """How many runs of one user, or of all, are in one of these states."""
         marks = ", ".join("?" * len(statuses))
         row = self._database.one(
-            f"SELECT count(*) AS total FROM runs WHERE owner = ? AND status IN ({marks})",  # noqa: S608 -- marks only
-            (owner, *statuses),
+            f"SELECT count(*) AS total FROM runs WHERE status IN ({marks}) AND owner = coalesce(?, owner)",  # noqa: S608 -- marks only
+            (*statuses, owner),
         )
         return int(row["total"]) if row is not None else 0
 

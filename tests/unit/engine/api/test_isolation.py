@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.engine.api.asgi import PROTO, Client
+from tests.unit.engine.api.asgi import PROTO, Answer, Client
 from tests.unit.engine.api.test_assets import PNG, upload
 from tests.unit.engine.api.test_custom_losses import custom_pass, definition
 from tests.unit.engine.api.test_downloads import export, save
@@ -248,6 +251,52 @@ def test_shares_are_kept_and_say_so(tight: Engine) -> None:
     parked = [ada.post("optim_step", optim_step(run, 10 + n)).status for n in range(5)]
     assert parked == [200, 200, 200, 429, 429]
     assert bob.post("create_session", {}).status == 200
+
+
+def at_once(calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
+    """What is answered to calls that are all made at the same time."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(lambda call: call(), calls))
+
+
+def test_shares_are_kept_however_much_comes_at_once(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"models": {"tiny": str(tiny_model)}, "long_poll_s": 0.25}
+    engine = Engine(EngineConfig(home=tmp_path, max_live_runs=2, max_disk_bytes_per_user=1, **settings))
+    engine.start()
+    engine.load_models().result()
+    try:
+        app = build_app(engine)
+        clients = [Client(app, engine.api_key) for _ in range(8)]
+        ada, session = clients[0], clients[0].session()
+        go_on = threading.Event()
+        engine._worker.call(go_on.wait)  # nothing is done before everything has come in
+
+        def create(n: int) -> Answer:
+            lora = {"rank": 2, "seed": 1}
+            body = {"session_id": session, "model_seq_id": n, "base_model": "tiny", "lora_config": lora}
+            return clients[n].post("create_model", body)
+
+        created = at_once([partial(create, n) for n in range(8)])
+        assert sorted(answer.status for answer in created) == [200] * 2 + [429] * 6
+        for answer in created:
+            assert answer.status == 200 or answer.json["queue_state"] == "paused_capacity"
+        runs = [answer.json["model_id"] for answer in created if answer.status == 200]
+
+        def save(n: int) -> Answer:
+            body = {"model_id": runs[n % 2], "path": f"s{n}", "seq_id": n // 2 + 1}
+            return clients[n].post("save_weights", body)
+
+        saving = at_once([partial(save, n) for n in range(8)])
+        go_on.set()
+        saved = [ada.result(answer).json for answer in saving if answer.status == 200]
+        assert len([each for each in saved if "path" in each]) == 1
+        assert all("a user's share" in each["error"] for each in saved if "path" not in each)
+        (path,) = [each["path"] for each in saved if "path" in each]
+        listed = ada.get("checkpoints").json["checkpoints"]
+        assert [each["tinker_path"] for each in listed] == [path]
+    finally:
+        go_on.set()
+        engine.close()
 
 
 def test_keys_made_and_revoked_by_another_process_count_at_once(engine: Engine) -> None:
