@@ -253,6 +253,20 @@ def test_a_server_that_does_not_answer_is_named_at_once(tmp_path: Path) -> None:
     assert "http://127.0.0.1:9" in done.err
 
 
+@pytest.mark.parametrize("command", ["download", "merge", "push-hf"])
+def test_a_checkpoint_of_a_server_that_does_not_answer_is_not_waited_for(
+    tmp_path: Path, command: str
+) -> None:
+    more = ("out",) if command == "merge" else ("--hf-token", "hf_x") if command == "push-hf" else ()
+    done = tinkex(
+        "checkpoint", command, "tinker://a:train:0/weights/b", *more, "--base-url", "http://127.0.0.1:9", "--api-key",
+        "tml-x", home=tmp_path, cwd=tmp_path, process=True,
+    )  # fmt: skip
+    assert (done.code, done.out) == (1, "")
+    assert "no answer from http://127.0.0.1:9" in done.err
+    assert [path for path in tmp_path.iterdir() if path.name != ".tinkex"] == []
+
+
 def test_commands_with_somebody_waiting_try_a_few_times_and_training_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -121,7 +121,7 @@ def download(invocation: Invocation, path: str, output: Path | None, force: bool
     invocation.if_interrupted = "run the same command again: it goes on where it stopped"
     with transfer_bar(invocation, "checkpoint") as show:
         found = download_checkpoint(
-            path, output, force=force, route=via, progress=show, config=invocation.config()
+            path, output, force=force, route=via, progress=show, config=invocation.patient_config()
         )
     value = {
         "checkpoint_path": path,
@@ -189,7 +189,7 @@ def push_hf(
             add_model_card=not no_model_card,
             hf_token=hf_token,
             progress=show,
-            config=invocation.config(),
+            config=invocation.patient_config(),
         )
     value = {
         "checkpoint_path": path,

@@ -65,8 +65,7 @@ def merge_adapter(
             from tinkex.downloads import download_checkpoint
 
             path = CheckpointPath().convert(source, None, None)
-            config = invocation.config()
-            found = download_checkpoint(path, Path(folder), config=config)
+            found = download_checkpoint(path, Path(folder), config=invocation.patient_config())
             adapter_dir = found.directory
             if base_model is None:
                 base_model = invocation.rest().get_weights_info_by_tinker_path(path).result().base_model

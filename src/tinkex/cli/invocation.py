@@ -156,16 +156,18 @@ class Invocation:
         from tinkex.clients.service import ServiceClient
         from tinkex.tokenizers import prefer_light
 
-        config = self.config()
+        config = self.patient_config()
         prefer_light()  # a command should not wait for an import of seconds
         self._light = True
-        if not config.is_local:
-            self._reach()
         return ServiceClient(config=config, display_name=display_name)
 
-    def _reach(self) -> None:
-        with suppress(APIStatusError):  # it answers; what it has to say is said to the call that matters
-            self.rest().get_health().result()
+    def patient_config(self) -> Config:
+        """The settings of long work: patient with a server, once that has answered."""
+        config = self.config()
+        if not config.is_local:
+            with suppress(APIStatusError):  # it answers; what it has to say is said to the call that matters
+                self.rest().get_health().result()
+        return config
 
 
 pass_invocation = click.make_pass_decorator(Invocation, ensure=True)

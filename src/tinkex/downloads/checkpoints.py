@@ -88,18 +88,23 @@ def download_checkpoint(
     config = config or Config.resolve(base_url=base_url, api_key=api_key)
     rest = RestClient(config=config)
     work = target.parent / f".{target.name}.partial"
+    exports = route == "export" or (route == "auto" and config.is_hosted)
+    if exports and parsed.checkpoint_type == "sampler":
+        raise SetupError(
+            f"{tinker_path} cannot be exported: that starts from a training checkpoint "
+            "(tinker://<run>/weights/<name>); fetch it with --via archive where the server allows it"
+        )
     _prepare(work, tinker_path)
-    if parsed.checkpoint_type == "external":
-        content = _by_addresses(rest, config, tinker_path, work, progress)
-    elif route == "export" or (route == "auto" and config.is_hosted):
-        if parsed.checkpoint_type != "training":
-            raise SetupError(
-                f"{tinker_path} cannot be exported: that starts from a training checkpoint "
-                "(tinker://<run>/weights/<name>); fetch it with --via archive where the server allows it"
-            )
-        content = _by_export(rest, config, tinker_path, work, progress)
-    else:
-        content = _by_archive(rest, config, tinker_path, work, progress)
+    try:
+        if parsed.checkpoint_type == "external":
+            content = _by_addresses(rest, config, tinker_path, work, progress)
+        elif exports:
+            content = _by_export(rest, config, tinker_path, work, progress)
+        else:
+            content = _by_archive(rest, config, tinker_path, work, progress)
+    except BaseException:
+        _leave_if_empty(work)
+        raise
     num_bytes = _check(content)
     _put_in_place(content, target, work)
     return DownloadedCheckpoint(tinker_path, target, num_bytes)
@@ -117,6 +122,14 @@ def _prepare(work: Path, tinker_path: str) -> None:
             f"{work.parent} cannot be written ({error.strerror}); choose another directory"
         ) from error
     shutil.rmtree(work / "content", ignore_errors=True)
+
+
+def _leave_if_empty(work: Path) -> None:
+    """Removes what holds nothing that a later call could go on with."""
+    if "export" not in _state(work) and not any(
+        path.is_file() and path.name != STATE and path.stat().st_size for path in work.rglob("*")
+    ):
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _by_archive(

@@ -154,6 +154,7 @@ def test_a_checkpoint_that_is_not_there_is_a_typed_error(config: Config, tmp_pat
         download_checkpoint("tinker://nobody:train:0/weights/x", tmp_path, config=config)
     with pytest.raises(ValueError, match="tinker://<run>"):
         download_checkpoint("nobody", tmp_path, config=config)
+    assert list(tmp_path.iterdir()) == [], "nothing to go on with is left"
 
 
 def test_damage_is_found_by_the_manifest_and_by_the_headers_of_tensors(
