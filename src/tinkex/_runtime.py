@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from tinkex.errors import ClosedError
 
-__all__ = ["Background", "arrival", "background", "before_stop", "on_exit", "start_alone"]
+__all__ = ["Background", "arrival", "background", "before_stop", "in_own_thread", "on_exit", "start_alone"]
 
 T = TypeVar("T")
 
@@ -240,6 +240,33 @@ async def arrival(future: Future[T], *, cancel_with_me: bool = False) -> T:
 def start_alone(coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """A task on the running loop that many calls share: it is in the context of none of them."""
     return asyncio.get_running_loop().create_task(coroutine, context=contextvars.Context())
+
+
+async def in_own_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Runs a function that may take for ever: in a daemon thread of its own, which holds up nobody, nor the program's end.
+
+    The threads that a loop keeps for such work are few, and looking up the names of hosts needs them too.
+
+    >>> background().run(in_own_thread(sum, [1, 2]))
+    3
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def tell(how: Callable[[Any], None], what: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has stopped meanwhile
+            loop.call_soon_threadsafe(lambda: None if outcome.done() else how(what))
+
+    def work() -> None:
+        try:
+            value = function(*arguments)
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            tell(outcome.set_exception, error)
+        else:
+            tell(outcome.set_result, value)
+
+    threading.Thread(target=contextvars.copy_context().run, args=(work,), name="tinkex", daemon=True).start()
+    return await outcome
 
 
 _lock = threading.Lock()
