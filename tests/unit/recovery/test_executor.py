@@ -230,6 +230,31 @@ async def test_the_result_can_be_awaited(server: Runs, service: ServiceClient) -
     assert recovered is not None
 
 
+def test_callbacks_that_never_return_hold_up_neither_each_other_nor_other_restarts(
+    server: Runs, service: ServiceClient, events: Events
+) -> None:
+    released, called = threading.Event(), threading.Semaphore(0)
+
+    def never(recovered: Recovered) -> None:
+        assert threading.current_thread().daemon, "the program may end meanwhile"
+        called.release()
+        released.wait(60)
+
+    executor = RecoveryExecutor(events=events)
+    runs = [f"old-{number}" for number in range(50)]  # more than a loop has threads for
+    for run in runs:
+        server.save(run, "1")
+    waiting = [executor.recover(run, service, RecoveryPolicy(on_recovery=never)) for run in runs]
+    try:
+        for _ in runs:
+            assert called.acquire(timeout=60)
+        server.save("other", "1")
+        assert executor.recover("other", service).result(timeout=60) is not None
+    finally:
+        released.set()
+    assert all(one.result(timeout=60) is not None for one in waiting)
+
+
 def test_a_chooser_that_raises_is_told_and_leaves_nothing_in_between(
     server: Runs, service: ServiceClient, events: Events
 ) -> None:
