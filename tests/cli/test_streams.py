@@ -129,3 +129,15 @@ def test_as_many_sessions_as_are_asked_for_are_listed(served_engine: ServedEngin
     assert tinkex("session", "list", "--limit", "1" + "0" * 20, "--json", server=served_engine).code == 0
     some = tinkex("session", "list", "--limit", "1", "--offset", "0", "--json", server=served_engine).json
     assert len(some["sessions"]) == min(1, len(every))
+
+
+def test_the_command_line_can_be_called_again_and_again() -> None:
+    """Modules of commands become attributes of the package when they are loaded; none may take the function's place."""
+    program = (
+        "from tinkex import cli; import sys\n"
+        "sys.exit(sum(cli.run([name, '--help']) for name in ('run', 'version', *cli.COMMANDS)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr

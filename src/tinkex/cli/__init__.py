@@ -22,7 +22,7 @@ COMMANDS: Mapping[str, str] = {
         ("train", "train:train"),
         ("sample", "sample:sample"),
         ("model", "model:model"),
-        ("run", "run:run"),
+        ("run", "runs:run"),
         ("checkpoint", "checkpoint:checkpoint"),
         ("session", "session:session"),
         ("auth", "auth:auth"),
