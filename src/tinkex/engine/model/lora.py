@@ -5,6 +5,7 @@ Shapes: T packed rows, R rank; ``in`` and ``out`` are a projection's input and o
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -152,7 +153,7 @@ class Adapter:
         if spec.seed is None:
             spec = replace(spec, seed=generator.seed() & 0x7FFF_FFFF)
         assert spec.seed is not None
-        generator.manual_seed(spec.seed)
+        generator.manual_seed(_generator_seed(spec.seed))
         layout = LoraLayout.of(arch, spec)
         params = torch.zeros(layout.num_params, dtype=torch.float32)
         for slot in layout.slots:
@@ -188,6 +189,13 @@ class Adapter:
             )
             for slot in self.layout.slots
         }
+
+
+def _generator_seed(seed: int) -> int:
+    """A seed of which torch's generator uses every bit: it reads 32 of them, so those of a longer one are mixed."""
+    if 0 <= seed < 1 << 32:
+        return seed
+    return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=4).digest(), "little")
 
 
 class LoraRows:

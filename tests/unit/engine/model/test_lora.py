@@ -51,6 +51,12 @@ def test_a_fresh_adapter_changes_nothing_and_repeats_with_its_seed(arch: Archite
         assert a.std() == pytest.approx(bound / 3**0.5, rel=0.2)
 
 
+def test_every_bit_of_a_seed_counts(arch: Architecture) -> None:
+    seeds = [5, 5 + 2**32, 5 + 2**63, -5, -5 + 2**64, 2**64 - 1, -1, 2**63 - 1]
+    params = [Adapter.create(arch, LoraSpec(rank=1, seed=seed)).params for seed in seeds]
+    assert len({tuple(each[:8].tolist()) for each in params}) == len(seeds)
+
+
 def test_a_drawn_seed_is_recorded(arch: Architecture) -> None:
     adapter = Adapter.create(arch, LoraSpec(rank=2))
     assert adapter.spec.seed is not None
