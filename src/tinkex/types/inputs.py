@@ -361,7 +361,7 @@ def _token_list(tokens: Sequence[int] | npt.NDArray[Any]) -> list[int]:
         raise ValueError(f"tokens must be a flat sequence of ints, got shape {array.shape}")
     if array.dtype.kind == "U":
         return _token_list([whole_number(token, "a token id") for token in given])
-    if array.dtype.kind == "f" and bool(np.all(array == np.floor(array))):
+    if array.dtype.kind == "f" and bool(np.all((array == np.floor(array)) & (np.abs(array) < 2**53))):
         array = array.astype(np.int64)
     if array.size and array.dtype.kind not in "iu":
         raise ValueError(f"tokens must be ints, got values of type {array.dtype}")

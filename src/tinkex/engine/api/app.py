@@ -39,7 +39,7 @@ from tinkex.engine.api.call import Call, Handler
 from tinkex.engine.api.decoding import decode_request, read_number
 from tinkex.engine.api.errors import error_response, failure_response, json_response
 from tinkex.engine.api.held import while_connected
-from tinkex.engine.api.limits import Stalled, arriving, check_query, read_body
+from tinkex.engine.api.limits import BodyTooLarge, Stalled, arriving, check_query, read_body
 from tinkex.engine.api.spans import CallTracing
 from tinkex.engine.api.storage import StorageTrouble, is_trouble
 from tinkex.engine.api.traffic import REQUEST_ID, Traffic, request_id_of
@@ -164,7 +164,9 @@ def _endpoint(
                 check_query(row.name, request.query_params)
             # What comes from this process comes as it is read; nobody there can hold up a server.
             stall_s = None if request.client is None else engine.config.request_stall_s
-            body = await read_body(request, limit, stall_s) if reads_body else b""
+            body = b""
+            if reads_body:
+                body = await read_body(request, limit, stall_s, is_numbered=row.is_future)
             call = Call(
                 engine=engine,
                 owner=owner,
@@ -183,6 +185,9 @@ def _endpoint(
             audit.write_down(row.name, call)
         except Unauthorized as error:
             refusals.note(engine, request)
+            return error_response(error)
+        except BodyTooLarge as error:
+            _use_up(engine, user[0], row, error.start, request.headers.get("content-type", ""))
             return error_response(error)
         except TinkexError as error:
             return error_response(error)
@@ -203,11 +208,15 @@ def _decode(engine: Engine, owner: str, row: Endpoint, body: bytes, content_type
     try:
         return decode_request(row, body, content_type)
     except InvalidInput:
-        # The client counts a refused submission as sent: its number must not hold up the next ones.
-        turn = read_number(body, content_type) if row.is_future else None
-        if turn is not None:
-            engine.admission.refuse(owner, *turn)
+        _use_up(engine, owner, row, body, content_type)
         raise
+
+
+def _use_up(engine: Engine, owner: str, row: Endpoint, body: bytes, content_type: str) -> None:
+    """The client counts a refused submission as sent: its number must not hold up the next ones."""
+    turn = read_number(body, content_type) if row.is_future else None
+    if turn is not None:
+        engine.admission.refuse(owner, *turn)
 
 
 def _metrics(engine: Engine, refusals: audit.Refusals, traffic: Traffic) -> Serve:

@@ -21,6 +21,7 @@ MOST_NESTED = 64
 FLAT = frozenset({"asample", "stream_sample", "telemetry"})
 """Calls with fields of any length and none of any shape, or nothing of which is kept."""
 _RUN = re.compile(rb'"model_id"\s*:\s*"([\x20\x21\x23-\x5b\x5d-\x7e]+)"')
+_IN_FRONT = re.compile(rb"\x0a([\x01-\x7f])([\x20-\x7e]+)\x10([\x80-\xff]{0,4}[\x01-\x7f])")
 _NUMBER = re.compile(rb'"seq_id"\s*:\s*([0-9]{1,18})(?=[\s,}])')
 
 
@@ -100,10 +101,23 @@ def read_number(body: bytes, content_type: str) -> tuple[str, int] | None:
         else:
             turn = msgspec.json.decode(body, type=Numbered)
     except DecodeError:
-        return None
+        return _number_in_front(body)
     except (ValueError, RecursionError):
         return _seen_number(body)
     return (turn.model_id, turn.seq_id) if turn.model_id and turn.seq_id else None
+
+
+def _number_in_front(body: bytes) -> tuple[str, int] | None:
+    """The same for the start of a protobuf message: both fields are written before all others.
+
+    >>> _number_in_front(pb.ForwardBackwardRequest(model_id="s:train:0", seq_id=300).SerializeToString() + b"cut off")
+    ('s:train:0', 300)
+    """
+    found = _IN_FRONT.match(body)
+    if found is None or found[1] != bytes([len(found[2])]):
+        return None
+    number = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(found[3]))
+    return found[2].decode("ascii"), number
 
 
 def _seen_number(body: bytes) -> tuple[str, int] | None:

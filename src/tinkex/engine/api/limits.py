@@ -29,6 +29,20 @@ QUERIES: Mapping[str, frozenset[str]] = {
 """What may be asked behind the ``?`` of an address; everything else would change nothing, and is refused."""
 
 
+START = 64 * 1024
+"""So much of a body that is too large is looked at, to see which operation it would have been."""
+
+
+class BodyTooLarge(TooLarge):
+    """A body is larger than the limit; ``start`` is what it begins with, unpacked."""
+
+    def __init__(self, max_bytes: int, start: bytes = b"") -> None:
+        super().__init__(
+            f"the body of this call is larger than {max_bytes} bytes, which is this server's limit; send less at once."
+        )
+        self.start = start
+
+
 class Stalled(ClientDisconnect):
     """The caller stopped in the middle of its body: as good as gone, but it may hear why."""
 
@@ -49,21 +63,31 @@ async def arriving(request: Request, stall_s: float | None) -> AsyncIterator[byt
         yield piece
 
 
-async def read_body(request: Request, max_bytes: int, stall_s: float | None = None) -> bytes:
-    """The body of a request, unpacked; :class:`TooLarge` as soon as it is clear that it is."""
+async def read_body(
+    request: Request, max_bytes: int, stall_s: float | None = None, *, is_numbered: bool = False
+) -> bytes:
+    """The body of a request, unpacked; :class:`BodyTooLarge` as soon as it is clear that it is.
+
+    Of one that holds a number the start is read all the same.
+    """
     announced = request.headers.get("content-length", "")
+    most = max_bytes
     if announced.isdigit() and int(announced) > max_bytes:
-        raise _too_large(max_bytes)
+        if not is_numbered:
+            raise BodyTooLarge(max_bytes)
+        most = 0
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    is_packed = encoding not in {"", "identity"}
     parts: list[bytes] = []
     size = 0
     async for part in arriving(request, stall_s):
         size += len(part)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
         parts.append(part)
+        if size > most:
+            start = b"".join(parts)[:START]
+            raise BodyTooLarge(max_bytes, _unpacked(start, encoding, START) if is_packed else start)
     body = b"".join(parts)
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    return unpack(body, encoding, max_bytes) if encoding not in {"", "identity"} else body
+    return unpack(body, encoding, max_bytes) if is_packed else body
 
 
 def unpack(body: bytes, encoding: str, max_bytes: int) -> bytes:
@@ -72,17 +96,20 @@ def unpack(body: bytes, encoding: str, max_bytes: int) -> bytes:
     >>> unpack(zlib.compress(b"hello"), "deflate", 100)
     b'hello'
     """
-    if encoding == "zstd":
-        unpacked = _unpack_zstd(body, max_bytes + 1)
-    elif encoding in {"gzip", "deflate"}:
-        unpacked = _unpack_zlib(body, max_bytes + 1)
-    else:
-        raise Unsupported(
-            f"this server does not read bodies with Content-Encoding {encoding!r}; use zstd or gzip."
-        )
+    unpacked = _unpacked(body, encoding, max_bytes + 1)
     if len(unpacked) > max_bytes:
-        raise _too_large(max_bytes)
+        raise BodyTooLarge(max_bytes, unpacked[:START])
     return unpacked
+
+
+def _unpacked(body: bytes, encoding: str, most: int) -> bytes:
+    if encoding == "zstd":
+        return _unpack_zstd(body, most)
+    if encoding in {"gzip", "deflate"}:
+        return _unpack_zlib(body, most)
+    raise Unsupported(
+        f"this server does not read bodies with Content-Encoding {encoding!r}; use zstd or gzip."
+    )
 
 
 def _unpack_zstd(body: bytes, max_bytes: int) -> bytes:
@@ -154,9 +181,3 @@ def _number(query: Mapping[str, str], name: str, default: int) -> int:
         return int(text)
     except ValueError:
         raise InvalidInput(f"{name} is {text!r}; give a whole number.") from None
-
-
-def _too_large(max_bytes: int) -> TooLarge:
-    return TooLarge(
-        f"the body of this call is larger than {max_bytes} bytes, which is this server's limit; send less at once."
-    )

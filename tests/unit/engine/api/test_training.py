@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -108,6 +109,22 @@ def test_what_is_no_json_uses_up_its_number_if_that_can_be_seen(name: str, rest:
     run = ada.create()
     assert ada.post(name, b'{"model_id": "%s", "seq_id": 1, %s' % (run.encode(), rest)).status == 400
     assert "metrics" in ada.result(ada.post("optim_step", optim_step(run, 2))).json
+
+
+@pytest.mark.parametrize("packed", ["", "zstd", "gzip"])
+def test_a_pass_that_is_too_large_uses_up_its_number(packed: str, ada: Client) -> None:
+    run = ada.create()
+    body = pass_body(run, 1, [300, 400] * 60_000)
+    pack = {"": bytes, "zstd": zstandard.compress, "gzip": gzip.compress}[packed]
+    refused = send_pass(ada, pack(body), **({"content_encoding": packed} if packed else {}))
+    assert refused.status == 413
+    assert "send less at once" in refused.detail
+    assert "metrics" in ada.result(ada.post("optim_step", optim_step(run, 2))).json
+    announced = {"content_length": str(len(body))}
+    assert send_pass(ada, pass_body(run, 3, [300, 400] * 60_000), **announced).status == 413
+    large = {**optim_step(run, 4), "type": "x" * 300_000}
+    assert ada.post("optim_step", large).status == 413
+    assert "metrics" in ada.result(ada.post("optim_step", optim_step(run, 5))).json
 
 
 @pytest.mark.parametrize("number", [2**31, 2**63 - 1, 2**63, -(2**63), 2**200])
