@@ -173,6 +173,11 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
             "is_causal is false in this model's config.json, so its tokens see those after them; only models "
             "that read from left to right are supported"
         )
+    if config.get("transformers_weights"):
+        raise SetupError(
+            f"this model's config.json names its weights ({config['transformers_weights']}), which is not supported; "
+            "rename that file to model.safetensors and remove transformers_weights"
+        )
     if config.get("per_layer_config"):
         raise SetupError(
             "this model's config.json shapes its layers one by one (per_layer_config), which is not supported; "

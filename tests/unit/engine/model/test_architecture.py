@@ -100,6 +100,7 @@ def test_a_model_type_stands_in_for_missing_architectures() -> None:
         ),
         ({"is_causal": False}, "is_causal is false"),
         ({"per_layer_config": {"1": {"num_key_value_heads": 1}}}, "per_layer_config"),
+        ({"transformers_weights": "other.safetensors"}, r"other\.safetensors"),
         ({"model_type": "qwen3"}, "LlamaForCausalLM, its model_type 'qwen3'"),
         ({"model_type": "granite"}, "LlamaForCausalLM, its model_type 'granite'"),
     ],
