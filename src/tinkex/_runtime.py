@@ -140,16 +140,23 @@ class Background:
 
         It runs in the caller's context, or ``alone`` in none: then it belongs to the client, not to a call.
         """
-
-        def begin() -> None:
-            task = self.loop.create_task(coroutine)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-        try:
-            self.loop.call_soon_threadsafe(begin, context=contextvars.Context() if alone else None)
-        except RuntimeError:
+        context = contextvars.Context() if alone else contextvars.copy_context()
+        if not self.call(functools.partial(self.hold, coroutine, context)):
             coroutine.close()  # the program is ending: whoever waits for the outcome is told by submit()
+
+    def call(self, function: Callable[[], None]) -> bool:
+        """Has the loop call a function soon; False where the loop has stopped."""
+        try:
+            self.loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            return False
+        return True
+
+    def hold(self, coroutine: Coroutine[Any, Any, None], context: contextvars.Context) -> None:
+        """Starts a coroutine, from the loop itself; it is held until it ends, or it could be collected meanwhile."""
+        task = self.loop.create_task(coroutine, context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the loop and waits for its value; an interrupt cancels it."""

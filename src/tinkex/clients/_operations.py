@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from tinkex._runtime import background
 from tinkex._transport.caller import encode
-from tinkex.clients._ordering import Turn, Turnstile
+from tinkex.clients._ordering import Send, Turn, Turnstile
 from tinkex.clients._spans import note_submitted
 from tinkex.futures import AwaitableConcurrentFuture
 from tinkex.tracing import begin, entered
@@ -90,32 +91,44 @@ class Operations:
             accepted: list[asyncio.Future[Accepted]] = [loop.loop.create_future() for _ in sizes]
             for slot in accepted:
                 slot.add_done_callback(_note)
-            turn, bodies, headers = self._reserve(row, requests, len(sizes) if numbered else 0)
-            sending = self._submit(turn, row, bodies, sizes, accepted, headers)
+            prepare = functools.partial(self._prepared, row, requests, sizes, accepted)
+            self._turnstile.take(len(sizes) if numbered else 0, prepare)
             try:
-                loop.start(sending)
+                loop.call(self._send_due)
             except KeyboardInterrupt:
-                # The numbers are taken, so they must go out, or the operations after them wait in vain.
-                loop.start(sending)
+                loop.call(self._send_due)  # else it waits for the next operation
                 raise
             finishing = self._finish(row, accepted, finish, request_type)
             return AwaitableConcurrentFuture(
                 loop.submit(finishing, None if operation is None else operation.ended)
             )
 
-    def _reserve(
-        self, row: Endpoint, requests: Callable[[Sequence[int]], Sequence[Any]], count: int
-    ) -> tuple[Turn, Sequence[bytes], Mapping[str, str] | None]:
+    def _prepared(
+        self,
+        row: Endpoint,
+        requests: Callable[[Sequence[int]], Sequence[Any]],
+        sizes: Sequence[int],
+        accepted: Sequence[asyncio.Future[Accepted]],
+        turn: Turn,
+    ) -> Send:
+        """What sends an operation in its turn."""
         packs = row.request_wire == "proto" and self._opened.client_config.proto_compress_fwdbwd
         compress = compressor() if packs else None
-        with self._turnstile.reserve(count) as turn:
-            values = requests(turn.seq_ids)
-            note_submitted(self._opened, values, turn.seq_ids)
-            # Encoded here and now: mistakes surface at the call, and later changes to the data do no harm.
-            bodies = [encode(row, value) for value in values]
-            if compress is None:
-                return turn, bodies, None
-            return turn, [compress(body) for body in bodies], {"content-encoding": "zstd"}
+        values = requests(turn.seq_ids)
+        note_submitted(self._opened, values, turn.seq_ids)
+        # Encoded here and now: mistakes surface at the call, and later changes to the data do no harm.
+        bodies = [encode(row, value) for value in values]
+        headers: Mapping[str, str] | None = None
+        if compress is not None:
+            bodies, headers = [compress(body) for body in bodies], {"content-encoding": "zstd"}
+        return functools.partial(self._submit, turn, row, bodies, sizes, accepted, headers)
+
+    def _send_due(self) -> None:
+        """Sends what is in line: the operation just called, and whatever an interrupt left there before."""
+        for turn in self._turnstile.due():
+            send, turn.send = turn.send, None
+            if send is not None:
+                background().hold(send(), turn.context)
 
     async def _submit(
         self,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeAlias
 
-__all__ = ["Turn", "Turnstile"]
+__all__ = ["Send", "Turn", "Turnstile"]
+
+Send: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+"""Submits the operations of a turn, in its turn."""
 
 
 class Turn:
@@ -20,17 +23,21 @@ class Turn:
 
     def __init__(self, seq_ids: range, after: Turn | None) -> None:
         self.seq_ids = seq_ids
-        self._after = after
+        self.after = after
         self.passed = asyncio.Event()
+        self.send: Send | None = None
+        """What submits it; None as soon as it has begun."""
+        self.context = contextvars.copy_context()
+        """That of the call, whoever sends it."""
 
     async def __aenter__(self) -> Self:
-        if self._after is not None:
+        if self.after is not None:
             try:
-                await self._after.passed.wait()
+                await self.after.passed.wait()
             except asyncio.CancelledError:
-                self._pass_when_due(self._after)
+                self._pass_when_due(self.after)
                 raise
-            self._after = None  # turns that are over must not keep all earlier ones in memory
+            self.after = None  # turns that are over must not keep all earlier ones in memory
         return self
 
     async def __aexit__(
@@ -55,26 +62,35 @@ class Turnstile:
     """Hands out turns; several threads may ask at once.
 
     >>> turnstile = Turnstile()
-    >>> with turnstile.reserve() as turn:
-    ...     turn.seq_ids
-    range(1, 2)
+    >>> async def send() -> None: ...
+    >>> turnstile.take(2, lambda turn: send)
+    >>> [turn.seq_ids for turn in turnstile.due()]
+    [range(1, 3)]
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._next_seq_id = 1
         self._last: Turn | None = None
 
-    @contextmanager
-    def reserve(self, count: int = 1) -> Iterator[Turn]:
-        """The next ``count`` numbers and the turn to submit them; the first number of a run is 1.
+    def take(self, count: int, prepare: Callable[[Turn], Send]) -> None:
+        """Puts a turn for the next ``count`` numbers in line; the first number of a run is 1.
 
-        The block makes the requests ready. If it fails, the numbers are not used up: servers wait for a
-        number that never comes.
+        ``prepare`` makes the requests ready. If it fails, no number is used up: servers wait for a number
+        that never comes.
         """
         with self._lock:
-            first = self._next_seq_id
-            turn = Turn(range(first, first + count), self._last)
-            yield turn
-            self._next_seq_id += count
+            last = self._last
+            first = 1 if last is None else last.seq_ids.stop
+            turn = Turn(range(first, first + count), last)
+            turn.send = prepare(turn)
+            # The one step that takes the numbers and puts them in line: Ctrl-C finds both done, or neither.
             self._last = turn
+
+    def due(self) -> list[Turn]:
+        """The turns in line that nobody has begun, in their order; asked on the background loop."""
+        turns = []
+        turn = self._last
+        while turn is not None and turn.send is not None:
+            turns.append(turn)
+            turn = turn.after
+        return turns[::-1]

@@ -9,12 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.clients._ordering import Turn, Turnstile
+from tinkex.clients._ordering import Send, Turn, Turnstile
+
+
+async def send() -> None:
+    """What a turn sends is its own affair."""
 
 
 def take(turnstile: Turnstile, count: int = 1) -> Turn:
-    with turnstile.reserve(count) as turn:
-        return turn
+    taken: list[Turn] = []
+
+    def prepare(turn: Turn) -> Send:
+        taken.append(turn)
+        return send
+
+    turnstile.take(count, prepare)
+    return taken[0]
 
 
 def test_numbers_start_at_one_and_have_no_gaps() -> None:
@@ -26,14 +36,29 @@ def test_numbers_start_at_one_and_have_no_gaps() -> None:
 async def test_numbers_of_a_call_that_failed_are_given_again() -> None:
     turnstile = Turnstile()
     first = take(turnstile)
-    with pytest.raises(LookupError), turnstile.reserve(3):
-        raise LookupError
+
+    def fails(turn: Turn) -> Send:
+        raise LookupError(turn.seq_ids)
+
+    with pytest.raises(LookupError):
+        turnstile.take(3, fails)
     second = take(turnstile)
     assert second.seq_ids == range(2, 3)
     async with asyncio.timeout(1), first:
         pass
     async with asyncio.timeout(1), second:
         pass
+
+
+def test_turns_that_nobody_has_begun_are_due_in_their_order() -> None:
+    turnstile = Turnstile()
+    turns = [take(turnstile) for _ in range(3)]
+    assert turnstile.due() == turns
+    turns[0].send = None
+    assert turnstile.due() == turns[1:]
+    for turn in turns:
+        turn.send = None
+    assert turnstile.due() == []
 
 
 def test_threads_never_get_the_same_number() -> None:
