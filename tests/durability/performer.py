@@ -18,6 +18,7 @@ from tests.durability import programs
 from tests.durability.killable import MODEL
 from tests.durability.programs import ORIGIN, Body, Program, Run, Step
 from tests.durability.stubborn import Answer, NoticedError, Stubborn
+from tests.unit.engine.kernels.cores import CORES
 from tinkex._wire import proto
 from tinkex._wire import tinkex_wire_pb2 as pb
 
@@ -255,9 +256,7 @@ def _same(ours: Comparable, theirs: Comparable, exact: bool) -> bool:
             # Weights that differ by rounding may draw another token.
             return not exact or (
                 ours[1] == theirs[1]
-                and all(
-                    _same_array(mine, other, exact) for mine, other in zip(ours[2], theirs[2], strict=True)
-                )
+                and all(_same_logprobs(mine, other) for mine, other in zip(ours[2], theirs[2], strict=True))
             )
         case "json":
             if exact:
@@ -280,3 +279,10 @@ def _same_array(ours: np.ndarray, theirs: np.ndarray, exact: bool) -> bool:
     if exact:
         return ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes()
     return ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=5e-2, atol=2e-3)
+
+
+def _same_logprobs(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    """The compiled core gives every sequence the same bits in any company; torch, which stands in for it, nearly so."""
+    if CORES:
+        return _same_array(ours, theirs, exact=True)
+    return ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=0, atol=1e-5)
