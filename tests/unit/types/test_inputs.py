@@ -32,7 +32,9 @@ def test_chunks_may_be_given_as_dictionaries() -> None:
         ModelInput(chunks=[{"type": "video"}])
 
 
-@pytest.mark.parametrize("tokens", [[1.5], ["a"], [True], [[1]], [-1], [2**31], [1e300], [2.0, -1e19], [float("inf")]])
+@pytest.mark.parametrize(
+    "tokens", [[1.5], ["a"], [True], [[1]], [-1], [2**31], [1e300], [2.0, -1e19], [float("inf")]]
+)
 def test_tokens_that_are_not_token_ids_are_refused(tokens: list) -> None:
     with pytest.raises(ValueError, match="token"):
         ModelInput.from_ints(tokens)

@@ -18,6 +18,7 @@ from tinkex.engine.store import CheckpointKind, CheckpointRow, RunRow, Store, ch
 from tinkex.engine.trainer.examples import MAX_RANK, read_pass
 from tinkex.errors import InvalidInput, Unsupported
 from tinkex.types import (
+    AdamParams,
     CreateModelRequest,
     ForwardBackwardRequest,
     LoadWeightsRequest,
@@ -30,6 +31,8 @@ from tinkex.types import (
 )
 
 ADAM = "adamw"
+LARGEST, SMALLEST = 3.4e38, 1.2e-38
+"""The numbers that 32 bits hold with all their digits."""
 MAX_TTL_S = 100 * 366 * 86_400
 SEEDS = range(-(2**63), 2**63)
 
@@ -92,6 +95,7 @@ class Checks:
                     )
                 if request.adam_params is None:
                     raise InvalidInput("optim_step needs adam_params.")
+                _adam(request.adam_params)
             case SaveWeightsRequest():
                 if request.path is None:
                     raise InvalidInput("save_weights needs a name (path).")
@@ -195,3 +199,14 @@ def check_ttl(ttl_seconds: int | None) -> None:
         raise InvalidInput(
             f"ttl_seconds is {ttl_seconds}; give 1 to {MAX_TTL_S} (a hundred years), or leave it out to keep the checkpoint."
         )
+
+
+def _adam(params: AdamParams) -> None:
+    """Refuse what 32-bit weights cannot be changed by: it would turn all of them into nothing."""
+    for name in ("learning_rate", "weight_decay"):
+        if getattr(params, name) > LARGEST:
+            raise InvalidInput(
+                f"adam_params.{name} is {getattr(params, name):g}; weights are 32-bit numbers, give less."
+            )
+    if params.eps < SMALLEST:
+        raise InvalidInput(f"adam_params.eps is {params.eps:g}, which is 0 for 32-bit weights; give more.")

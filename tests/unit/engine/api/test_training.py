@@ -139,6 +139,22 @@ def test_a_number_made_up_never_wedges_a_run(number: int, ada: Client) -> None:
         assert "metrics" in ada.result(ada.post("optim_step", body)).json
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("learning_rate", 1e39), ("eps", 1e-46), ("weight_decay", 1e300)],
+)
+def test_a_step_that_32_bits_cannot_take_is_refused_and_the_weights_stay(
+    name: str, value: float, ada: Client
+) -> None:
+    run = ada.create()
+    before = loss(ada, send_pass(ada, pass_body(run, 1, forward_only=True)))
+    step = optim_step(run, 2)
+    refused = ada.post("optim_step", {**step, "adam_params": {**step["adam_params"], name: value}})
+    assert refused.status == 400
+    assert f"adam_params.{name}" in refused.detail
+    assert loss(ada, send_pass(ada, pass_body(run, 3, forward_only=True))) == before
+
+
 def test_older_clients_speak_json_on_the_same_paths(ada: Client) -> None:
     run = ada.create()
     expected = loss(ada, send_pass(ada, pass_body(run, 1, forward_only=True)))
