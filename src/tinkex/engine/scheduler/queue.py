@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from tinkex.engine.scheduler.work import Work
+from tinkex.engine.scheduler.work import Kind, Work
 from tinkex.errors import InvalidInput
 
 Request = TypeVar("Request")
@@ -164,7 +164,10 @@ class Queue(Generic[Request]):
             if line.gap_since is None or now - line.gap_since < self._gap_timeout_s:
                 continue
             missing, last = line.next_seq, max(line.parked)
-            missed += [Missed(line.parked[seq_id], missing) for seq_id in sorted(line.parked)]
+            waiting = [line.parked[seq_id] for seq_id in sorted(line.parked)]
+            # The end of a run builds on nothing before it.
+            missed += [Missed(work, missing) for work in waiting if work.kind is not Kind.UNLOAD]
+            line.ready.extend(work for work in waiting if work.kind is Kind.UNLOAD)
             line.parked.clear()
             line.refused = {seq_id for seq_id in line.refused if seq_id > last}
             line.next_seq = last + 1

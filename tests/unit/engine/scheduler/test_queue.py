@@ -97,6 +97,14 @@ def test_a_gap_that_stays_open_fails_those_who_wait_and_the_run_goes_on() -> Non
     assert drain(queue) == ["run#1", "run#5"]
 
 
+def test_a_run_is_unloaded_though_a_number_before_never_came() -> None:
+    queue = opened(gap_timeout_s=10.0)
+    queue.put(work(2), now=0.0)
+    queue.put(work(3, Kind.UNLOAD), now=0.0)
+    assert [m.work.seq_id for m in queue.give_up_gaps(10.0)] == [2]
+    assert drain(queue) == ["run#3"]
+
+
 def test_a_gap_that_is_filled_in_time_fails_nobody() -> None:
     queue = opened(gap_timeout_s=10.0)
     queue.put(work(2), now=0.0)
