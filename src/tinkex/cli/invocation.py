@@ -90,7 +90,9 @@ class Invocation:
         self, value: Mapping[str, Any], rows: Sequence[tuple[str, str]], title: str | None = None
     ) -> None:
         """Prints what is known of one thing."""
-        self.table(value, ["Property", "Value"], rows, title)
+        from tinkex.cli.render import PROPERTIES
+
+        self.table(value, PROPERTIES, rows, title)
 
     def hush(self) -> None:
         """Keeps loading lines and warnings off stderr until :meth:`leave`."""

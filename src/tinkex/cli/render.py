@@ -12,6 +12,7 @@ from typing import Any
 __all__ = ["as_json", "moment", "or_missing", "print_table", "size", "yes_no"]
 
 MISSING = "N/A"
+PROPERTIES = ["Property", "Value"]
 UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 
 
@@ -35,21 +36,51 @@ def _text(value: object) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-    """Draws a table on stdout; where stdout is no terminal, lines are as long as they need to be."""
+    """Draws a table on stdout; where stdout is no terminal, lines are as long as they need to be.
+
+    Where a terminal is too narrow, rows become blocks of lines, so that paths and ids can still be copied.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     # Ids contain colons that would become emoji, and brackets that would become styles.
     console = Console(emoji=False, markup=False, highlight=False)
+    endless = Console(emoji=False, markup=False, highlight=False, width=10_000)
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
-        console = Console(emoji=False, markup=False, highlight=False, width=10_000)
+        console = endless
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for place, column in enumerate(columns):
         table.add_column(column, style="cyan" if place == 0 else None, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    if rows and endless.measure(table).maximum > console.width:
+        print_blocks(columns, rows, title)
+    else:
+        console.print(table)
+
+
+def print_blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
+    """Prints rows one below the other, a line per value, which the terminal may wrap.
+
+    >>> print_blocks(["Run ID", "LoRA"], [["a:train:0", "Rank 8"]])
+    Run ID  a:train:0
+    LoRA    Rank 8
+    """
+    import click
+
+    if title is not None:
+        click.echo(f"{title}\n")
+    if list(columns) == PROPERTIES:  # names and values already
+        width = max(len(name) for name, _ in rows)
+        click.echo("\n".join(f"{name:<{width}}  {value}" for name, value in rows))
+        return
+    width = max(map(len, columns))
+    blocks = [
+        "\n".join(f"{name:<{width}}  {value}" for name, value in zip(columns, row, strict=True))
+        for row in rows
+    ]
+    click.echo("\n\n".join(blocks))
 
 
 def size(num_bytes: int | None) -> str:

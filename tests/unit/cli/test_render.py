@@ -34,6 +34,20 @@ def test_what_is_missing_is_said() -> None:
     assert moment(datetime.fromisoformat("2020-01-02")) == "2020-01-02"
 
 
+def test_on_narrow_terminals_rows_are_blocks_whose_paths_can_be_copied(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = "tinker://0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f:train:0/weights/final"
+    monkeypatch.setenv("COLUMNS", "50")
+    print_table(["ID", "Type", "Path"], [["weights/final", "training", path], ["x", "sampler", path]], "Two")
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[:5] == ["Two", "", "ID    weights/final", "Type  training", f"Path  {path}"]
+    print_table(["Property", "Value"], [["Tinker Path", path], ["Size", "1 B"]])
+    assert capsys.readouterr().out == f"Tinker Path  {path}\nSize         1 B\n"
+    print_table(["ID", "Type"], [["a", "training"]])
+    assert "──" in capsys.readouterr().out, "what fits is a table"
+
+
 def test_json_keeps_dates_and_letters() -> None:
     text = as_json({"at": datetime(2026, 1, 2, tzinfo=UTC), "é": {"a": None}})
     assert json.loads(text) == {"at": "2026-01-02T00:00:00Z", "é": {"a": None}}
