@@ -6,6 +6,7 @@ The polling state machine is :func:`next_step`, a pure function; :class:`Results
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
@@ -91,7 +92,7 @@ class AwaitableConcurrentFuture(APIFuture[T]):
         """The result; waits up to ``timeout`` seconds, without limit by default."""
         if not self._future.done() and background().is_current_thread:
             raise RuntimeError("result() would block the client's own event loop; await the future there")
-        return self._future.result(timeout)
+        return self._future.result(None if timeout == math.inf else timeout)
 
     async def result_async(self, timeout: float | None = None) -> T:
         """The result, on any event loop; a timeout or cancellation leaves the operation running."""

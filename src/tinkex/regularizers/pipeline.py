@@ -240,7 +240,7 @@ def _result(
     timeout_s: float,
 ) -> tuple[torch.Tensor, dict[str, float]]:
     try:
-        return future.result(left_s)
+        return future.result(min(left_s, threading.TIMEOUT_MAX))
     except TimeoutError as error:
         if future.done() and not isinstance(error, _Late):
             raise

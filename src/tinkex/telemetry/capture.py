@@ -38,6 +38,13 @@ class capture:  # noqa: N801 - used like a function
     """
 
     def __init__(self, client: HasTelemetry | Reporter | None, *, fatal: bool = False) -> None:
+        if not (
+            client is None or isinstance(client, Reporter) or callable(getattr(client, "get_telemetry", None))
+        ):
+            raise TypeError(
+                f"capture reports for a client, its Reporter or None, not for {type(client).__name__}; give it your "
+                "ServiceClient"
+            )
         self._client = client
         self._fatal = fatal
 
@@ -60,6 +67,11 @@ class capture:  # noqa: N801 - used like a function
 
     def __call__(self, function: F) -> F:
         """The function, with what it raises reported."""
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"{function.__name__} is a generator, whose code runs when it is iterated over; write `with capture(…):` "
+                "inside of it"
+            )
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)

@@ -124,7 +124,7 @@ class Reporter:
         self._notice_fork()
         lost = self._num_lost
         self.flush()
-        return self._drained.wait(timeout) and self._num_lost == lost
+        return self._drained.wait(min(timeout, threading.TIMEOUT_MAX)) and self._num_lost == lost
 
     # ---- for the session ----
 

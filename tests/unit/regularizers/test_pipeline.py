@@ -182,6 +182,14 @@ def test_an_error_names_its_regularizer(waits: bool) -> None:
     assert "the regularizer 'broken'" in caught.value.__notes__[0]
 
 
+def test_a_term_may_be_given_all_the_time_there_is() -> None:
+    async def later(data: Any, logprobs: Any) -> Any:
+        return logprobs[0].sum(), {}
+
+    output = Pipeline([RegularizerSpec(later, 1.0)], timeout_s=float("inf")).evaluate(DATA, LOGPROBS, nll)
+    assert output.regularizers["later"].value == -3.0
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_time_limit_of_a_terms_own_is_told_as_that(asynchronous: bool) -> None:
     def impatient(data: Any, logprobs: Any) -> Any:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import math
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +295,30 @@ def test_whatever_an_exception_says_about_itself_it_is_raised_as_it_is() -> None
     reported = [event for event in collector.events if event["event"] == "UNHANDLED_EXCEPTION"]
     assert [event["error_message"] for event in reported] == ["", ""]
     assert b"private" not in b"".join(collector.bodies)
+
+
+def test_what_could_never_be_reported_is_refused_where_it_is_written() -> None:
+    with pytest.raises(TypeError, match="give it your ServiceClient"):
+        capture("http://127.0.0.1")  # type: ignore[arg-type]
+
+    def batches() -> Iterator[int]:
+        yield 1
+
+    async def events() -> AsyncIterator[int]:
+        yield 1
+
+    for generator in (batches, events):
+        with pytest.raises(TypeError, match="is a generator"):
+            capture(None)(generator)
+
+
+def test_waiting_without_end_is_allowed() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter_of(service).log("tick")
+        assert reporter_of(service).wait_until_drained(math.inf)
+        step = service.create_lora_training_client("toy").optim_step(types.AdamParams())
+        assert step.result(math.inf).metrics
 
 
 def test_a_report_that_cannot_be_sent_is_counted_and_does_not_end_those_after_it() -> None:
