@@ -38,8 +38,16 @@ class Limiter:
         self._few_slots = Slots(MAX_SUBMISSIONS_UNDER_PRESSURE)
         self._paused_until = float("-inf")
 
-    async def admit(self, num_bytes: int, submission: Callable[[], Awaitable[T]]) -> T:
-        """Runs a submission of a prompt of about this size, once that may be submitted."""
+    async def admit(
+        self,
+        num_bytes: int,
+        submission: Callable[[], Awaitable[T]],
+        pause: Callable[[], Awaitable[None]] | None = None,
+    ) -> T:
+        """Runs a submission of a prompt of about this size, once that may be submitted.
+
+        ``pause`` waits in place of :meth:`wait`, for callers whom something else may end meanwhile.
+        """
         await self._slots.take(1)
         try:
             while not self._under_pressure:
@@ -47,7 +55,7 @@ class Limiter:
                     if not self._under_pressure:  # the server may have pushed back while we waited in line
                         return await submission()
             async with self._few_slots, self._bytes.reserve(num_bytes * BYTES_FACTOR_UNDER_PRESSURE):
-                await self.wait()
+                await (pause or self.wait)()
                 return await submission()
         finally:
             self._slots.give_back(1)

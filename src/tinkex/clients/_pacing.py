@@ -25,16 +25,19 @@ _SAMPLE = endpoint("asample")
 async def paced(opened: OpenSession, caller: Caller, submission: Callable[[], Awaitable[T]], size: int) -> T:
     """What a submission of a prompt of this size returns, once the server takes it; ``ClosedError`` with the client."""
     limiter = opened.sampling
+
+    async def pause() -> None:
+        async with caller.closable(_SAMPLE):
+            await limiter.wait()
+
     began = time.monotonic()
-    pause_s = opened.client_config.billing_exception_max_pause_duration_sec
+    longest_s = opened.client_config.billing_exception_max_pause_duration_sec
     while True:
         try:
-            async with caller.closable(_SAMPLE):
-                return await limiter.admit(size, submission)
+            return await limiter.admit(size, submission, pause)
         except (RateLimitError, BillingError) as error:
-            if isinstance(error, BillingError) and time.monotonic() - began >= pause_s:
+            if isinstance(error, BillingError) and time.monotonic() - began >= longest_s:
                 raise
-            pause = limiter.push_back(size, server_wait(error.response.headers, 60.0))
-            caller.sink.emit(SamplingPaused(opened.session_id, pause))
-            async with caller.closable(_SAMPLE):
-                await limiter.wait()
+            pause_s = limiter.push_back(size, server_wait(error.response.headers, 60.0))
+            caller.sink.emit(SamplingPaused(opened.session_id, pause_s))
+            await pause()
