@@ -53,7 +53,11 @@ class SamplerAdmission:
     def sample(self, owner: str, request: SampleRequest, body: bytes | None) -> UntypedAPIFuture:
         """Accept a sample, or raise why not."""
         sampler = self.find(owner, request)
-        target, seq_id = sampler.sampler_id, request.seq_id
+        # Numbers belong to a sampling session: without one, those of a user's programs mean nothing to each other.
+        target, seq_id = (
+            sampler.sampler_id,
+            request.seq_id if request.sampling_session_id is not None else None,
+        )
         if seq_id is not None:
             repeated = self._promises.repeated(target, seq_id, request)
             if repeated is not None:

@@ -204,3 +204,12 @@ def test_metrics_that_are_not_finite_travel_as_text(ada: Client, engine: Engine)
 
     outcome = succeeded(OptimStepResponse(metrics={"grad_norm": float("nan")}))
     assert outcome == Outcome.done(b'{"metrics":{"grad_norm":"NaN"}}', ResultFormat.JSON)
+
+
+def test_numbers_without_a_sampling_session_do_not_meet(ada: Client) -> None:
+    direct = {
+        name: value for name, value in request("", seq_id=0).items() if name != "sampling_session_id"
+    } | {"base_model": "tiny"}
+    for tokens in ([5, 6], [7, 8, 9]):
+        other = {**direct, "prompt": {"chunks": [{"type": "encoded_text", "tokens": tokens}]}}
+        assert "sequences" in ada.result(ada.post("asample", other), accept="application/json").json
