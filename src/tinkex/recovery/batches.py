@@ -39,6 +39,10 @@ class Batches(Generic[B]):
         self._sequence: Sequence[B] | None = None
         self._function: Callable[[int], B] | None = None
         self._iterator: Iterator[B] | None = None
+        if isinstance(data, str | bytes):
+            raise TypeError(
+                f"data is {type(data).__name__}, which holds no batches; if it is the name of a file, read it first"
+            )
         if isinstance(data, Sequence):
             if steps is not None and steps > len(data):
                 raise ValueError(
@@ -88,7 +92,7 @@ class Batches(Generic[B]):
     def reaches(self, position: int) -> bool:
         """Whether there are as many batches as a training that stands at this position has seen.
 
-        >>> Batches("abc", steps=None).reaches(3), Batches(iter("abc"), steps=None).reaches(4)
+        >>> Batches([1, 2, 3], steps=None).reaches(3), Batches(iter("abc"), steps=None).reaches(4)
         (True, False)
         """
         if (

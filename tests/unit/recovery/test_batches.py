@@ -64,6 +64,7 @@ def test_a_training_that_is_taken_up_skips_what_it_has_seen() -> None:
         ([1], 0, "steps"),
         ([1], True, "steps"),
         (7, None, "got int"),
+        ("train.jsonl", None, "name of a file"),
     ],
 )
 def test_data_that_cannot_be_used_is_refused(data: Any, steps: Any, message: str) -> None:
