@@ -215,24 +215,102 @@ def _scale_and_min(packed: np.ndarray, group: int) -> tuple[int, int]:
     )
 
 
-K_QUANTS = {"Q4_K": (144, (0, 2), _q4_k), "Q5_K": (176, (0, 2), _q5_k), "Q6_K": (210, (208,), _q6_k)}
+def _half(block: np.ndarray, at: int) -> float:
+    return float(np.frombuffer(block[at : at + 2].tobytes(), np.float16)[0])
 
 
-@pytest.mark.parametrize("name", K_QUANTS)
-def test_k_quants_are_read_by_their_layout(tmp_path: Path, name: str) -> None:
-    """The package writes no such blocks, so these are random bytes, read here one number at a time."""
-    num_bytes, scales_at, decode = K_QUANTS[name]
+def _q2_k(block: np.ndarray) -> list[float]:
+    d, d_min = _half(block, 80), _half(block, 82)
+    values = []
+    for place in range(256):
+        half, quarter, column = place // 128, place % 128 // 32, place % 32
+        scale, code = int(block[place // 16]), int(block[16 + half * 32 + column]) >> (2 * quarter) & 3
+        values.append(d * (scale & 15) * code - d_min * (scale >> 4))
+    return values
+
+
+def _q3_k(block: np.ndarray) -> list[float]:
+    d, packed = _half(block, 108), [int(byte) for byte in block[96:108]]
+    values = []
+    for place in range(256):
+        half, quarter, column = place // 128, place % 128 // 32, place % 32
+        group = place // 16
+        low = packed[group] & 15 if group < 8 else packed[group - 8] >> 4
+        scale = low | (packed[8 + group % 4] >> (2 * (group // 4)) & 3) << 4
+        code = int(block[32 + half * 32 + column]) >> (2 * quarter) & 3
+        high = int(block[column]) >> (4 * half + quarter) & 1
+        values.append(d * (scale - 32) * (code - (0 if high else 4)))
+    return values
+
+
+def _nibbles(packed: np.ndarray) -> list[int]:
+    return [int(byte) & 15 for byte in packed] + [int(byte) >> 4 for byte in packed]
+
+
+def _fifth_bits(packed: np.ndarray) -> list[int]:
+    bits = int.from_bytes(packed.tobytes(), "little")
+    return [(bits >> place & 1) << 4 for place in range(32)]
+
+
+def _q4_0(block: np.ndarray) -> list[float]:
+    return [_half(block, 0) * (code - 8) for code in _nibbles(block[2:])]
+
+
+def _q4_1(block: np.ndarray) -> list[float]:
+    return [_half(block, 0) * code + _half(block, 2) for code in _nibbles(block[4:])]
+
+
+def _q5_0(block: np.ndarray) -> list[float]:
+    codes = zip(_nibbles(block[6:]), _fifth_bits(block[2:6]), strict=True)
+    return [_half(block, 0) * ((low | high) - 16) for low, high in codes]
+
+
+def _q5_1(block: np.ndarray) -> list[float]:
+    codes = zip(_nibbles(block[8:]), _fifth_bits(block[4:8]), strict=True)
+    return [_half(block, 0) * (low | high) + _half(block, 2) for low, high in codes]
+
+
+def _q8_0(block: np.ndarray) -> list[float]:
+    return [_half(block, 0) * int(code) for code in block[2:].view(np.int8)]
+
+
+def _iq4_nl(block: np.ndarray) -> list[float]:
+    steps = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+    return [_half(block, 0) * steps[code] for code in _nibbles(block[2:])]
+
+
+LAYOUTS = {  # bytes of a block, where its halves lie, and its numbers
+    "Q4_0": (18, (0,), _q4_0),
+    "Q4_1": (20, (0, 2), _q4_1),
+    "Q5_0": (22, (0,), _q5_0),
+    "Q5_1": (24, (0, 2), _q5_1),
+    "Q8_0": (34, (0,), _q8_0),
+    "IQ4_NL": (18, (0,), _iq4_nl),
+    "Q2_K": (84, (80, 82), _q2_k),
+    "Q3_K": (110, (108,), _q3_k),
+    "Q4_K": (144, (0, 2), _q4_k),
+    "Q5_K": (176, (0, 2), _q5_k),
+    "Q6_K": (210, (208,), _q6_k),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_quantised_blocks_are_read_by_their_layout(tmp_path: Path, name: str) -> None:
+    """Random bytes, read here one number at a time by the definition of each layout."""
+    num_bytes, halves_at, decode = LAYOUTS[name]
     original = tiny_llama(tmp_path / "original", layers=1, hidden=256, vocab=512, intermediate=32)
     rng = np.random.default_rng(0)
-    blocks = rng.integers(0, 256, (32, num_bytes), dtype=np.uint8)
-    for at in scales_at:
-        blocks[:, at : at + 2] = rng.normal(0, 1e-3, (32, 1)).astype(np.float16).view(np.uint8)
+    blocks = rng.integers(0, 256, (32 * (1 if name.endswith("K") else 8), num_bytes), dtype=np.uint8)
+    for at in halves_at:
+        blocks[:, at : at + 2] = rng.normal(0, 1e-3, (len(blocks), 1)).astype(np.float16).view(np.uint8)
     tensor = "model.layers.0.mlp.up_proj.weight"
-    path = write_gguf(original, tmp_path / "model.gguf", raw={tensor: (Quantization[name], blocks)})
+    stored = blocks.reshape(32, -1)
+    path = write_gguf(original, tmp_path / "model.gguf", raw={tensor: (Quantization[name], stored)})
     convert_gguf(path, tmp_path / "converted")
     found = load_file(tmp_path / "converted" / "model.safetensors")[tensor]
     assert found.shape == (32, 256)
-    np.testing.assert_allclose(found, [decode(block) for block in blocks], rtol=1e-5, atol=1e-7)
+    expected = np.array([decode(block) for block in blocks]).reshape(32, 256)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_the_tokenizer_comes_back_with_its_special_tokens_and_template(tmp_path: Path) -> None:
