@@ -57,6 +57,21 @@ def test_a_model_directory_is_described_and_pulled_from_a_directory(
     assert pulled["directory"] == str(tiny_model)
 
 
+def test_a_damaged_model_directory_is_named(served_engine: ServedEngine, tmp_path: Path) -> None:
+    for content in ("{", "[1]"):
+        (tmp_path / "config.json").write_text(content)
+        done = tinkex("model", "info", str(tmp_path), server=served_engine)
+        assert (done.code, done.out) == (1, "")
+        assert str(tmp_path / "config.json") in done.err
+        assert "damaged" in done.err
+
+
+def test_ports_that_do_not_exist_are_wrong_usage(tmp_path: Path) -> None:
+    for command in (("serve", "--port", "x"), ("serve", "--threads", "-1"), ("doctor", "--port", "99999")):
+        done = tinkex(*command, home=tmp_path)
+        assert (done.code, done.out) == (2, ""), command
+
+
 def test_runs_are_listed_with_chosen_columns_and_described(served_engine: ServedEngine, saved: str) -> None:
     run_id = run_of(saved)
     listed = tinkex("run", "list", "--limit", "0", "--json", server=served_engine).json["runs"]

@@ -42,7 +42,13 @@ class Finding:
 
 
 @click.command(cls=Leaf)
-@click.option("--port", default=8787, show_default=True, help="Port that 'tinkex serve' shall use.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8787,
+    show_default=True,
+    help="Port that 'tinkex serve' shall use.",
+)
 @pass_invocation
 def doctor(invocation: Invocation, port: int) -> None:
     """Check this installation, the engine's parts, and the server; exit code 1 if something must be fixed.

@@ -161,7 +161,13 @@ def _facts(directory: Path) -> dict[str, Any]:
     """What config.json says, by the names people use."""
     import json
 
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    file = directory / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SetupError(f"{file} cannot be read as JSON ({error}); the model is damaged") from error
+    if not isinstance(config, dict):
+        raise SetupError(f"{file} holds no settings of a model; the model is damaged")
     names = {
         "architecture": "model_type",
         "layers": "num_hidden_layers",

@@ -79,6 +79,10 @@ def serve(invocation: Invocation, /, config: Path | None, **flags: Any) -> None:
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     if invocation.base_url is not None or invocation.api_key is not None:
         raise click.UsageError("a server talks to no other one; leave out --base-url, --local and --api-key")
+    try:
+        read_settings(flags, {})
+    except SetupError as error:  # of the options alone, so of what was typed
+        raise click.UsageError(str(error)) from error
     settings = read_settings(flags, config_file=config)
     try:
         from tinkex.cli.server import run_server
