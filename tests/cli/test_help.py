@@ -77,6 +77,13 @@ def test_every_command_has_a_verb_phrase_and_every_leaf_an_example(path: tuple[s
                 assert option.help, option.opts
 
 
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_lists_of_commands_cut_no_sentence_short(path: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(root, [*path, "-h"], prog_name="tinkex", terminal_width=80)
+    listed = done.output.partition("\nCommands:\n")[2]
+    assert not [line for line in listed.splitlines() if line.endswith("...")]
+
+
 def test_help_is_known_by_its_short_name_whoever_asked_first() -> None:
     leaf = Leaf("example", callback=lambda: None)
     leaf.to_info_dict(click.Context(leaf))  # a context that knows only --help

@@ -57,7 +57,7 @@ def save(
     train_attn: bool,
     train_unembed: bool,
 ) -> None:
-    """Save a new checkpoint: of a fresh adapter, or of another checkpoint in another form.
+    """Save a fresh adapter, or a checkpoint in another form.
 
     \b
     Examples:
@@ -165,7 +165,7 @@ def push_hf(
     no_model_card: bool,
     hf_token: str | None,
 ) -> None:
-    """Upload a checkpoint to the Hugging Face Hub as a PEFT adapter with a model card.
+    """Upload a checkpoint to the Hugging Face Hub. It becomes a PEFT adapter with a model card.
 
     \b
     Examples:
@@ -225,7 +225,7 @@ def import_(
     owner: str | None,
     data_dir: Path | None,
 ) -> None:
-    """Make a PEFT adapter a checkpoint of the engine on this machine, to train on or to sample from.
+    """Make a PEFT adapter a checkpoint on this machine. It can be trained on and sampled from.
 
     It is written into the engine's data directory, so a server that uses it must be stopped meanwhile.
 
@@ -261,7 +261,7 @@ def import_(
 )
 @pass_invocation
 def merge(invocation: Invocation, source: str, output: Path, base_model: str | None, dtype: Any) -> None:
-    """Merge a checkpoint into its base model and write an ordinary Hugging Face model directory.
+    """Merge a checkpoint into its base model. The result is an ordinary Hugging Face model directory.
 
     SOURCE is a checkpoint path of any server, or the directory of a PEFT adapter. The base model must be on this
     machine, or is fetched. OUTPUT must not exist.

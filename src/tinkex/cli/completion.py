@@ -15,7 +15,7 @@ SHELLS = ("bash", "zsh", "fish")
 @pass_invocation
 @click.pass_context
 def completion(ctx: click.Context, invocation: Invocation, shell: str) -> None:
-    """Print the script that completes commands and options in a shell.
+    """Print the script that completes commands in a shell. Options, choices and files are completed, too.
 
     \b
     Examples:

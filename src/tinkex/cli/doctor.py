@@ -51,7 +51,7 @@ class Finding:
 )
 @pass_invocation
 def doctor(invocation: Invocation, port: int) -> None:
-    """Check this installation, the engine's parts, and the server; exit code 1 if something must be fixed.
+    """Check the installation, the engine and the server. Exit code 1 if something must be fixed.
 
     \b
     Examples:
@@ -116,7 +116,11 @@ def cached_model() -> Finding:
     from tinkex.engine.model.hub import cached_snapshot
 
     key = DEFAULT_MODEL.replace("/", "--")
-    found = ModelCache(_home() / "models").find(key) or cached_snapshot(DEFAULT_MODEL, None)
+    try:
+        found = ModelCache(_home() / "models").find(key) or cached_snapshot(DEFAULT_MODEL, None)
+    except OSError as error:
+        fix = "make it readable for you, or set TINKEX_HOME to a directory that is"
+        return Finding("default model", "problem", f"{error.filename}: {error.strerror}", fix)
     if found is None:
         fix = "it is fetched at first use (about 100 MB), or now with: tinkex model pull " + DEFAULT_MODEL
         return Finding("default model", "note", f"{DEFAULT_MODEL} is not on this machine", fix)
@@ -183,7 +187,7 @@ def _obstacle(directory: Path) -> str | None:
     except OSError as error:
         return f"{directory}: {error.strerror or error}"
     ours = [name for name in closed if name in ENGINE_FILES]
-    return f"{directory / ours[0]} belongs to somebody else" if ours else None
+    return f"{directory / ours[0]} may not be written by you" if ours else None
 
 
 def port_free(port: int) -> Finding:

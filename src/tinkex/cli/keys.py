@@ -97,7 +97,7 @@ def list_(invocation: Invocation, user: str | None, data_dir: Path | None) -> No
 @DATA_DIR
 @pass_invocation
 def revoke(invocation: Invocation, key_ids: tuple[int, ...], yes: bool, data_dir: Path | None) -> None:
-    """End keys for good, by the ids that 'tinkex keys list' shows; asks first.
+    """End keys for good; asks first. Their ids are those that 'tinkex keys list' shows.
 
     \b
     Example:

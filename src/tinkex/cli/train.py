@@ -66,9 +66,9 @@ def common(learning_rate: float, epochs: int, schedule: str) -> Callable[[Comman
 
 @click.group(cls=Noun)
 def train() -> None:
-    """Train an adapter from a file of JSON lines, on this machine or on any server.
+    """Train an adapter from a file of JSON lines.
 
-    A run is kept in a directory: settings, a line per step, checkpoints, and at the end a report with curve and samples.
+    It is trained on this machine (--local) or on any server. A run is kept in a directory: settings, a line per step, checkpoints, and at the end a report with curve and samples.
     Ctrl-C saves the state; --resume goes on from there.
     """
 
@@ -133,7 +133,7 @@ def dpo(invocation: Invocation, /, **options: Any) -> None:
               help="Divide a group's advantages by their standard deviation.")  # fmt: skip
 @pass_invocation
 def grpo(invocation: Invocation, /, **options: Any) -> None:
-    """Make answers with higher rewards likelier, compared within groups of answers to one prompt.
+    """Make answers with higher rewards likelier. They are compared within groups of answers to one prompt.
 
     \b
     Every line of DATA has a prompt, and what the reward needs:
