@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from tokenizers import AddedToken, Tokenizer
 
-__all__ = ["add_stated_tokens"]
+__all__ = ["add_stated_tokens", "special_settings"]
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS = ("extra_special_tokens", "additional_special_tokens")
@@ -32,10 +32,8 @@ def add_stated_tokens(tokenizer: Tokenizer, directory: Path) -> None:
         >>> tokenizer.token_to_id("<|tool|>")
         32001
     """
-    config = _read(directory / "tokenizer_config.json")
-    listed = config.get("added_tokens_decoder")
-    # Where the config lists its tokens, the older files beside it say nothing new.
-    special = config if listed is not None else {**config, **_read(directory / "special_tokens_map.json")}
+    special = special_settings(directory)
+    listed = special.get("added_tokens_decoder")
     names = [text for text in map(_text, map(special.get, _NAMED)) if text]
     if listed is None:
         by_id = _from_file(_read(directory / "added_tokens.json"), names, directory)
@@ -58,6 +56,21 @@ def add_stated_tokens(tokenizer: Tokenizer, directory: Path) -> None:
                 f"the files in {directory} give token {token.content!r} the id {place}, and tokenizer.json leaves it "
                 f"{tokenizer.token_to_id(token.content)}; save the tokenizer again with all its tokens in tokenizer.json"
             )
+
+
+def special_settings(directory: Path) -> Mapping[str, Any]:
+    """What names a tokenizer's special tokens: ``tokenizer_config.json``.
+
+    The older ``special_tokens_map.json`` has the last word where the config does not list its tokens itself.
+
+    Example:
+        >>> special_settings(directory)["eos_token"]
+        '<|im_end|>'
+    """
+    config = _read(directory / "tokenizer_config.json")
+    if config.get("added_tokens_decoder") is not None:
+        return config
+    return {**config, **_read(directory / "special_tokens_map.json")}
 
 
 def _from_file(ids: Mapping[str, Any], names: list[str], directory: Path) -> dict[int, AddedToken]:

@@ -65,6 +65,25 @@ def test_texts_become_the_same_tokens(tmp_path: Path, case: str) -> None:
     assert usual.eos_token_id in engines.eos_token_ids
 
 
+@pytest.mark.parametrize(
+    ("config", "older"),
+    [
+        ({}, {"eos_token": "<|endoftext|>"}),
+        ({}, {"eos_token": None}),
+        ({"eos_token": None}, {"eos_token": {"content": "<|endoftext|>"}}),
+        ({"added_tokens_decoder": {str(FIRST_FREE): NEW}}, {"eos_token": "<|endoftext|>"}),
+        ({"added_tokens_decoder": {str(FIRST_FREE): NEW}, "eos_token": None}, {"eos_token": "<|im_end|>"}),
+    ],
+)
+def test_of_two_files_that_differ_the_same_one_is_believed(
+    tmp_path: Path, config: dict[str, Any], older: dict[str, Any]
+) -> None:
+    directory = _write(tmp_path, {"tokenizer_config.json": config, "special_tokens_map.json": older})
+    expected = AutoTokenizer.from_pretrained(directory).eos_token
+    assert LightTokenizer.from_directory(directory).eos_token == expected
+    assert EngineTokenizer(directory).special_tokens.get("eos_token") == expected
+
+
 def test_a_token_that_was_added_later_has_its_text_as_bytes(tmp_path: Path) -> None:
     engines = EngineTokenizer(_write(tmp_path, CASES["listed in the config"]))
     assert engines.decode_bytes(engines.encode("é<|tool|>ü")) == "é<|tool|>ü".encode()

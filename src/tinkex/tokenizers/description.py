@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tinkex.added_tokens import special_settings
 from tinkex.errors import SetupError
 from tinkex.tokenizers.everyday import NAMED_TOKENS
 
@@ -27,19 +28,18 @@ class Description:
 def describe(directory: Path) -> Description:
     """Reads ``tokenizer_config.json``, ``special_tokens_map.json`` and ``chat_template.jinja``, where they are."""
     config = _read_json(directory / "tokenizer_config.json")
-    special = _special_tokens(_read_json(directory / "special_tokens_map.json"), config)
+    special = _special_tokens(special_settings(directory))
     return Description(special, _chat_template(directory / "chat_template.jinja", config), config)
 
 
-def _special_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
-    """The named special tokens; a later config has the last word."""
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The named special tokens."""
     found: dict[str, str] = {}
-    for config in configs:
-        for name in NAMED_TOKENS:
-            value = config.get(name)
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                found[name] = text
+    for name in NAMED_TOKENS:
+        value = settings.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            found[name] = text
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tinkex.added_tokens import add_stated_tokens
+from tinkex.added_tokens import add_stated_tokens, special_settings
 from tinkex.chat_template import render_chat
 from tinkex.engine.model.architecture import eos_token_ids
 from tinkex.errors import InvalidInput, SetupError
@@ -54,7 +54,7 @@ class EngineTokenizer:
             ) from error
         add_stated_tokens(self._tokenizer, directory)
         self._config = _read_json(directory / "tokenizer_config.json")
-        self.special_tokens = _special_tokens(self._config, _read_json(directory / "special_tokens_map.json"))
+        self.special_tokens = _special_tokens(special_settings(directory))
         self.chat_template = _chat_template(directory, self._config)
         self.eos_token_ids = self._eos_token_ids()
 
@@ -159,15 +159,14 @@ def _byte_level_alphabet() -> dict[str, bytes]:
     }
 
 
-def _special_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
-    """The named special tokens; an earlier config has the last word."""
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The named special tokens."""
     found: dict[str, str] = {}
-    for config in reversed(configs):
-        for name in _SPECIAL_NAMES:
-            value = config.get(name)
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                found[name] = text
+    for name in _SPECIAL_NAMES:
+        value = settings.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            found[name] = text
     return found
 
 
