@@ -30,7 +30,7 @@ def auth() -> None:
 )
 @pass_invocation
 def login(invocation: Invocation, with_key: str | None) -> None:
-    """Check an API key with the server and store it for every Tinker program on this machine.
+    """Store an API key on this machine. It is checked with the server, and found by every Tinker program.
 
     The key goes to ~/.tinker/credentials.json, readable by you alone.
 
@@ -72,7 +72,7 @@ def login(invocation: Invocation, with_key: str | None) -> None:
 @auth.command()
 @pass_invocation
 def logout(invocation: Invocation) -> None:
-    """Forget the stored key; keys that were made for this machine are revoked on the server too.
+    """Forget the stored key. Keys that were made for this machine are revoked on the server too.
 
     \b
     Example:
@@ -109,7 +109,7 @@ def logout(invocation: Invocation) -> None:
 @auth.command()
 @pass_invocation
 def status(invocation: Invocation) -> None:
-    """Say whether there is a key, and whether the server accepts it; exit code 1 if not.
+    """Say whether there is a key that the server accepts. Exit code 1 if not.
 
     \b
     Example:

@@ -36,7 +36,7 @@ def usage(
     csv_path: str | None,
     sessions_path: str | None,
 ) -> None:
-    """Show usage per hour in a window of time: dates (UTC), or times as in RFC 3339.
+    """Show usage per hour in a window of time. It is given as dates (UTC), or as times as in RFC 3339.
 
     \b
     Examples:
@@ -76,7 +76,7 @@ def usage(
 @click.option("--csv", "csv_path", metavar="PATH", help=CSV)
 @pass_invocation
 def checkpoint_storage(invocation: Invocation, project_id: str | None, csv_path: str | None) -> None:
-    """Show how many checkpoints are kept, how large, and at which cost per month.
+    """Show what is kept of checkpoints. That is how many, how large, and at which cost per month.
 
     \b
     Example:

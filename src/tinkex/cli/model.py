@@ -24,7 +24,7 @@ def model() -> None:
 @click.argument("substring", default="")
 @pass_invocation
 def list_(invocation: Invocation, substring: str) -> None:
-    """List the base models of the server, or those whose name contains SUBSTRING.
+    """List the base models of the server. SUBSTRING leaves those whose name contains it.
 
     \b
     Examples:
@@ -57,7 +57,7 @@ def list_(invocation: Invocation, substring: str) -> None:
 @click.argument("source")
 @pass_invocation
 def pull(invocation: Invocation, source: str) -> None:
-    """Fetch a model to this machine, so that training and serving start at once.
+    """Fetch a model to this machine. Training and serving then start at once.
 
     SOURCE is a hub name such as Qwen/Qwen3-0.6B, with @revision if wanted, a .gguf file, or the default model.
 
@@ -92,7 +92,7 @@ def pull(invocation: Invocation, source: str) -> None:
 @click.argument("name")
 @pass_invocation
 def info(invocation: Invocation, name: str) -> None:
-    """Show one model: what the server says of it, and what lies on this machine.
+    """Show one model. It says what the server says of it, and what lies on this machine.
 
     NAME is a name of the server, a hub name that is cached here, or a model directory.
 

@@ -13,6 +13,8 @@ from tinkex.cli.invocation import Invocation, pass_invocation
 from tinkex.cli.server_settings import METAVARS, SETTINGS, read_settings
 from tinkex.errors import SetupError
 
+UNITS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
+
 
 def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """A command with one option per setting; an option that is not given leaves the word to environment and file."""
@@ -47,7 +49,10 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
 def _shown(default: object, kind: str) -> str:
     if kind == "bytes" and isinstance(default, int):
         return f"{default >> 20}M"
-    return f"{default:g}" if isinstance(default, float) and default < 1000 else str(default)
+    if kind == "seconds" and isinstance(default, float):
+        unit, length = next(((u, n) for u, n in UNITS if default % n == 0), ("s", 1))
+        return f"{default / length:g}{unit}"
+    return str(default)
 
 
 @click.command(context_settings={"help_option_names": HELP_NAMES})

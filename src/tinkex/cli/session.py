@@ -79,7 +79,7 @@ def info(invocation: Invocation, session_id: str, access_scope: Any) -> None:
 @click.option("--url-only", is_flag=True, help="Print where the trace lies instead of fetching it.")
 @pass_invocation
 def export_trace(invocation: Invocation, session_id: str, output: Path | None, url_only: bool) -> None:
-    """Export a session's timeline; open the file in https://ui.perfetto.dev
+    """Export a session's timeline. Open the file in https://ui.perfetto.dev
 
     \b
     Examples:
