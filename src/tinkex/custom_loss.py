@@ -7,8 +7,9 @@ weights, the same gradient as the user's loss.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -20,7 +21,7 @@ from tinkex.types import Datum, ForwardBackwardOutput, TensorData
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CustomLoss", "Surrogate", "data_for_logprobs", "differentiate", "require_torch"]
+__all__ = ["CustomLoss", "Surrogate", "data_for_logprobs", "differentiate", "require_torch", "with_slopes"]
 
 CustomLoss: TypeAlias = (
     "Callable[[list[Datum], list[torch.Tensor]], tuple[torch.Tensor, Mapping[str, float]]]"
@@ -83,6 +84,15 @@ def data_for_logprobs(data: Sequence[Datum]) -> list[Datum]:
     return asked
 
 
+@contextlib.contextmanager
+def with_slopes() -> Iterator[None]:
+    """Has torch keep track of gradients, whatever the program around has switched off for its own work."""
+    torch = require_torch()
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        yield
+
+
+@with_slopes()
 def differentiate(data: Sequence[Datum], output: ForwardBackwardOutput, loss_fn: CustomLoss) -> Surrogate:
     """Calls the user's function once on the logprobs of a first pass and takes its gradient."""
     torch = require_torch()

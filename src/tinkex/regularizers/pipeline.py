@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from tinkex.custom_loss import CustomLoss, require_torch
+from tinkex.custom_loss import CustomLoss, with_slopes
 from tinkex.events import RegularizerFinished, RegularizerStarted, Silent, guarded
 from tinkex.regularizers.positions import as_tensor
 from tinkex.types import Datum
@@ -103,9 +103,9 @@ class Pipeline:
         self, data: Sequence[Datum], logprobs: Sequence[Any], loss_fn: CustomLoss
     ) -> CustomLossOutput:
         """What the loss and each regularizer are on these logprobs: tensors, or anything torch can read."""
-        require_torch()
-        leaves = [as_tensor(lp).detach().clone().requires_grad_(True) for lp in logprobs]  # noqa: FBT003 - torch's own signature
-        return self._compute(list(data), leaves, loss_fn)[1]
+        with with_slopes():
+            leaves = [as_tensor(lp).detach().clone().requires_grad_(True) for lp in logprobs]  # noqa: FBT003 - torch's own signature
+            return self._compute(list(data), leaves, loss_fn)[1]
 
     def _compute(
         self, data: list[Datum], logprobs: list[torch.Tensor], loss_fn: CustomLoss

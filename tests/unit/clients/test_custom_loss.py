@@ -15,6 +15,7 @@ import torch
 from tests.scripted import ScriptedServer
 from tinkex import ServiceClient, types
 from tinkex.clients.training import TrainingClient
+from tinkex.regularizers import L2, Pipeline
 from tinkex.testing import reply
 
 
@@ -63,6 +64,22 @@ def test_a_loss_that_calls_backward_itself_counts_once(
     client.forward_backward_custom(DATA, eager).result(timeout=10)
     _, second = server.values("forward_backward")
     assert [d.loss_fn_inputs["weights"].data for d in second.data] == [[2.0, 4.0], [6.0]]
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_what_a_program_has_switched_off_around_the_call_is_on_inside(
+    server: ScriptedServer, client: TrainingClient, around: Any
+) -> None:
+    with around():
+        spec = types.RegularizerSpec(L2(), weight=0.5)
+        client.forward_backward_custom(DATA, squared, regularizers=[spec]).result(timeout=10)
+        evaluated = Pipeline([spec]).evaluate(
+            DATA, [torch.tensor([-1.0, -2.0]), torch.tensor([-3.0])], squared
+        )
+        assert not torch.is_grad_enabled()
+    _, second = server.values("forward_backward")
+    assert [d.loss_fn_inputs["weights"].data for d in second.data] == [[3.0, 6.0], [9.0]]
+    assert evaluated.loss_total == 21.0
 
 
 async def test_the_async_form_is_awaited_twice(server: ScriptedServer, client: TrainingClient) -> None:
