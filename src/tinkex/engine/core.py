@@ -26,7 +26,7 @@ from tinkex.engine.operations.figures import Figures, Gauges
 from tinkex.engine.operations.health import Health
 from tinkex.engine.operations.losses import CustomLosses
 from tinkex.engine.operations.lost import LostRuns
-from tinkex.engine.operations.maintenance import Maintenance
+from tinkex.engine.operations.maintenance import Maintenance, forget_checkpoint
 from tinkex.engine.operations.metering import Metering
 from tinkex.engine.operations.outcomes import failed
 from tinkex.engine.operations.recall import Recall
@@ -478,7 +478,7 @@ class Engine:
 
     def delete_checkpoint(self, checkpoint: CheckpointRow) -> None:
         """Forget a checkpoint now, and remove its files as soon as the engine is between two operations."""
-        self.store.checkpoints.delete(checkpoint)
+        forget_checkpoint(self.store, checkpoint)
         self._worker.call(lambda: self._maintenance.remove(checkpoint.directory))
 
     def _find(self, owner: str, request_id: str) -> FutureRow:

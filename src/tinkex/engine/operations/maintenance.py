@@ -13,7 +13,7 @@ from tinkex.engine.config import EngineConfig
 from tinkex.engine.operations.intact import Intact
 from tinkex.engine.operations.lost import LostRuns
 from tinkex.engine.operations.savepoints import forget_ended
-from tinkex.engine.store import HOUR_S, Account, RunStatus, Store, UsageKind
+from tinkex.engine.store import HOUR_S, Account, CheckpointRow, RunStatus, Store, UsageKind
 
 logger = logging.getLogger("tinkex.engine")
 
@@ -50,14 +50,18 @@ class Maintenance:
             self._fetched.add(request_id)
 
     def run_if_due(self, now: float) -> None:
-        """Do a round if the last one is long enough ago."""
+        """Do a round if the last one is long enough ago; what cannot be recorded now is cleared away in a later one."""
         if now >= self.due:
             self.due = now + self._config.maintenance_interval_s
-            self.run()
+            try:
+                self.run()
+            except sqlite3.OperationalError as error:
+                logger.warning("what has had its time cannot be cleared away: %s", error)
 
     def run(self) -> None:
         """Do a round."""
         now = time.time()
+        self._expire(now)  # first: on a full disk it makes room for the rest
         self.flush(now)
         self._count_storage(now)
         self._store.futures.prune(
@@ -70,12 +74,6 @@ class Maintenance:
         self._store.copies.prune(now - self._config.expired_retention_s)
         self._store.directories.clear_downloads(now - self._config.result_retention_s)
         self._store.finished.prune(now - self._config.expired_retention_s)
-        for checkpoint in self._store.checkpoints.expired(now):
-            self._store.checkpoints.delete(checkpoint)
-            self.remove(checkpoint.directory)
-        for asset in self._store.assets.expired(now):
-            self._store.assets.delete(asset)
-            self._store.directories.remove_asset(asset.file)
         over = self._store.sessions.over(
             now - self._config.session_grace_s, now - self._config.session_idle_s
         )
@@ -92,6 +90,14 @@ class Maintenance:
             *self._lost_runs.kept(),
         ]
         forget_ended(self._store, (run.run_id for run in alive))
+
+    def _expire(self, now: float) -> None:
+        for checkpoint in self._store.checkpoints.expired(now):
+            forget_checkpoint(self._store, checkpoint)
+            self.remove(checkpoint.directory)
+        for asset in self._store.assets.expired(now):
+            self._store.assets.delete(asset)
+            self._store.directories.remove_asset(asset.file)
 
     def _make_room(self, now: float) -> None:
         """Where no further run fits, the runs of sessions that ended or fell silent go early, the oldest first.
@@ -137,3 +143,14 @@ class Maintenance:
         """Remove weights that nothing names any more, from memory and from disk."""
         self._backend.drop_adapter(directory)
         self._store.directories.remove(directory)
+
+
+def forget_checkpoint(store: Store, checkpoint: CheckpointRow) -> None:
+    """Forget a checkpoint; on a full disk its files go first, and make the room that recording it takes."""
+    try:
+        store.checkpoints.delete(checkpoint)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorname != "SQLITE_FULL":
+            raise
+        store.directories.remove(checkpoint.directory)
+        store.checkpoints.delete(checkpoint)
