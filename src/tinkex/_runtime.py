@@ -35,11 +35,17 @@ STOP_TIMEOUT_S = 5.0
 class Handed(Future[T]):
     """The outcome of a coroutine on the background loop; cancelling it cancels the coroutine."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ended: Ended | None) -> None:
+    def __init__(self, home: Background, ended: Ended | None) -> None:
         super().__init__()
         self.task: asyncio.Task[T] | None = None
-        self._loop = loop
+        self._home = home
         self._ended = ended
+
+    def result(self, timeout: float | None = None) -> T:
+        """The outcome, once it is there; after the end of the program there will be none."""
+        if self._home.ending and not self.done():
+            super().cancel()
+        return super().result(timeout)
 
     def cancel(self) -> bool:
         """Cancels the coroutine, unless it has ended."""
@@ -50,7 +56,7 @@ class Handed(Future[T]):
         task = self.task
         if task is not None:
             with contextlib.suppress(RuntimeError):  # a loop that has stopped has cancelled it already
-                self._loop.call_soon_threadsafe(task.cancel)
+                self._home.loop.call_soon_threadsafe(task.cancel)
         return True
 
     def arrived(self, task: asyncio.Task[T]) -> None:
@@ -58,6 +64,8 @@ class Handed(Future[T]):
         self.task = None
         if self._ended is not None:
             self._ended(asyncio.CancelledError() if task.cancelled() else task.exception())
+        if task.cancelled() and self._home.ending:
+            return  # only daemon threads can be waiting: left asleep, they end with the program and in silence
         if task.cancelled():
             super().cancel()
             self.set_running_or_notify_cancel()
@@ -80,6 +88,8 @@ class Background:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.ending = False
+        """Whether the program is ending, and the loop with it."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._inbox: deque[tuple[Coroutine[Any, Any, Any], Handed[Any], contextvars.Context]] = deque()
         self._told = False
@@ -97,7 +107,7 @@ class Background:
 
     def submit(self, coroutine: Coroutine[Any, Any, T], ended: Ended | None = None) -> Future[T]:
         """Starts a coroutine on the loop, in the caller's context; cancelling the returned future cancels it."""
-        future: Handed[T] = Handed(self.loop, ended)
+        future: Handed[T] = Handed(self, ended)
         self._inbox.append((coroutine, future, contextvars.copy_context()))
         if not self._told:
             # Waking the loop costs more than the rest: one call does it for all that arrive meanwhile.
@@ -175,6 +185,7 @@ class Background:
 
     def stop(self) -> None:
         """Cancels what still runs, ends the thread and closes the loop."""
+        self.ending = True
 
         async def wind_down() -> None:
             others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

@@ -25,6 +25,8 @@ class Turn:
         self.seq_ids = seq_ids
         self.after = after
         self.passed = asyncio.Event()
+        self.heir: Turn | None = None
+        """The turn after it, where that was given up."""
         self.send: Send | None = None
         """What submits it; None as soon as it has begun."""
         self.context = contextvars.copy_context()
@@ -35,7 +37,10 @@ class Turn:
             try:
                 await self.after.passed.wait()
             except asyncio.CancelledError:
-                self._pass_when_due(self.after)
+                # Given up while waiting, it still comes after the earlier ones, and only then lets others by.
+                self.after.heir = self
+                if self.after.passed.is_set():
+                    self._pass()
                 raise
             self.after = None  # turns that are over must not keep all earlier ones in memory
         return self
@@ -46,16 +51,13 @@ class Turn:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.passed.set()
+        self._pass()
 
-    def _pass_when_due(self, after: Turn) -> None:
-        """A turn given up while waiting still comes after the earlier ones, and only then lets others by."""
-
-        async def wait() -> None:
-            await after.passed.wait()
-            self.passed.set()
-
-        self._waiting = asyncio.ensure_future(wait())
+    def _pass(self) -> None:
+        turn: Turn | None = self
+        while turn is not None:
+            turn.passed.set()
+            turn = turn.heir
 
 
 class Turnstile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import random
+import os
 import time
 from concurrent.futures import Future
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tinkex._wire.endpoints import endpoint
 from tinkex.clients._checks import check_prompt_options, check_sample
 from tinkex.clients._chunking import prompt_bytes
 from tinkex.clients._completions import Completions
-from tinkex.clients._connection import connect
+from tinkex.clients._copies import SEQ_IDS_PER_COPY, make_copy, restored
 from tinkex.clients._handles import SamplerHandle
 from tinkex.clients._pacing import paced
 from tinkex.clients._progress import Progress
@@ -28,14 +28,12 @@ from tinkex.clients._sample_body import sample_body
 from tinkex.clients._spans import follow, note_sampled, sampling_span
 from tinkex.clients._streaming import AsyncSampleStream, Road, SampleStream, StreamSource
 from tinkex.clients.retry_config import RetryConfig
-from tinkex.clients.session import Session
 from tinkex.errors import APIResponseValidationError
 from tinkex.futures import AwaitableConcurrentFuture
 from tinkex.tracing import operating
 
 if TYPE_CHECKING:
-    from tinkex.clients.session import OpenSession
-    from tinkex.config import Config
+    from tinkex.clients.session import OpenSession, Session
     from tinkex.futures import APIFuture
     from tinkex.telemetry.reporter import Reporter
     from tinkex.tokenizers import Tokenizer
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["RetryConfig", "SamplingClient"]
 
 UNBOUNDED = 1_000_000_000
-COPIES = SEQ_IDS_PER_COPY = 1_000_000_000
 BACKPRESSURE = {"x-tinker-sampling-backpressure": "1"}
 
 
@@ -127,7 +124,7 @@ class SamplingClient(QueueWatching):
         ``include_prompt_logprobs`` adds the logprob of every prompt token, or of the last
         ``prompt_logprobs_last_n``; the top-k arguments add the most likely tokens at each position.
         """
-        self._session.check_open()
+        self._check_usable()
         check_sample(prompt, num_samples, sampling_params)
         request = types.SampleRequest(
             prompt=prompt,
@@ -195,7 +192,7 @@ class SamplingClient(QueueWatching):
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> Future[list[float | None]]:
         """The logprob of every token of a prompt given those before it; None for the first."""
-        self._session.check_open()
+        self._check_usable()
         params = types.SamplingParams(max_tokens=1)
         check_sample(prompt, 1, params)
         request = types.SampleRequest(
@@ -220,10 +217,12 @@ class SamplingClient(QueueWatching):
 
     def get_base_model(self) -> str:
         """The name of the base model behind these weights."""
+        self._check_usable()
         return background().run(self._sampler()).base_model
 
     async def get_base_model_async(self) -> str:
         """As :meth:`get_base_model`."""
+        self._check_usable()
         return (await arrival(background().submit(self._sampler()), cancel_with_me=True)).base_model
 
     def get_tokenizer(self) -> Tokenizer:
@@ -279,7 +278,7 @@ class SamplingClient(QueueWatching):
         from tinkex.config import Config
 
         said = SamplerHandle.parse(handle)
-        return _restored(
+        return restored(
             Config.resolve(base_url=said.base_url, api_key=api_key),
             said.session_id,
             said.client_config,
@@ -303,7 +302,7 @@ class SamplingClient(QueueWatching):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_can_leave()
-        return _restored, (
+        return restored, (
             self._session.caller.config,
             self._opened.session_id,
             self._opened.client_config,
@@ -322,9 +321,16 @@ class SamplingClient(QueueWatching):
                 "start one with 'tinkex serve' and give its address as base_url"
             )
 
+    def _check_usable(self) -> None:
+        """Refuses where the session was closed; in a forked child the client becomes what a pickled one is there."""
+        if self._session.pid != os.getpid():
+            make_copy(self, *self.__reduce__()[1])
+        self._session.check_open()
+
     # ---- the way a sample goes ----
 
     def _stream(self, prompt: types.ModelInput, number: int, params: types.SamplingParams) -> StreamSource:
+        self._check_usable()
         road = Road(
             self._session, self._opened, self._in_flight, self._next_seq_id, self._sample, self._retries
         )
@@ -469,27 +475,4 @@ async def open_sampling_client(
         sampling_session_id=created.sampling_session_id,
         retry_config=retry_config,
         record_stability_info=record_stability_info,
-    )
-
-
-def _restored(
-    config: Config,
-    session_id: str,
-    client_config: types.ClientConfigResponse,
-    sampling_session_id: str,
-    retry_config: RetryConfig | None,
-    record_stability_info: bool,
-    dynamic_config: types.ClientDynamicConfigResponse,
-) -> SamplingClient:
-    """A copy of a sampling client, in the process that unpickles it."""
-    session = Session(connect(config=config, transport=None, events=None))
-    session.dynamic_config = dynamic_config
-    return SamplingClient(
-        session,
-        session.join(session_id, client_config),
-        sampling_session_id=sampling_session_id,
-        retry_config=retry_config,
-        record_stability_info=record_stability_info,
-        # Copies number their samples apart, or a server would take one's for a repetition of the other's.
-        copy=None if client_config.sample_join_sampling_session else random.randrange(1, COPIES),  # noqa: S311 - no secret
     )

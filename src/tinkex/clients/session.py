@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -82,6 +83,8 @@ class Session:
         heartbeat_warning_s: float = HEARTBEAT_WARNING_S,
         shortest_refresh_s: float = SHORTEST_REFRESH_S,
     ) -> None:
+        self.pid = os.getpid()
+        """The process it belongs to: its numbers are counted there."""
         self.caller = caller
         self._sink = caller.sink
         self.dynamic_config = types.ClientDynamicConfigResponse()
@@ -101,7 +104,12 @@ class Session:
         self._sampling_session_seq_ids = itertools.count()
 
     def check_open(self) -> None:
-        """Raises ``ClosedError`` if the session was closed; callable from any thread."""
+        """Raises ``ClosedError`` if the session was closed, or in a forked child; callable from any thread."""
+        if self.pid != os.getpid():
+            raise ClosedError(
+                "this client belongs to the process that this one was forked from; "
+                "make a ServiceClient here, or use a SamplingClient, which works in both"
+            )
         if self._closed:
             raise ClosedError("this ServiceClient was closed; make a new one")
 

@@ -1,0 +1,69 @@
+"""Copies of a sampling client: in a process that unpickles it, reads its handle, or was forked with it."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from tinkex.clients._connection import connect
+from tinkex.clients.session import Session
+
+if TYPE_CHECKING:
+    from tinkex import types
+    from tinkex.clients.retry_config import RetryConfig
+    from tinkex.clients.sampling import SamplingClient
+    from tinkex.config import Config
+
+__all__ = ["SEQ_IDS_PER_COPY", "make_copy", "restored"]
+
+COPIES = SEQ_IDS_PER_COPY = 1_000_000_000
+
+
+def restored(
+    config: Config,
+    session_id: str,
+    client_config: types.ClientConfigResponse,
+    sampling_session_id: str,
+    retry_config: RetryConfig | None,
+    record_stability_info: bool,
+    dynamic_config: types.ClientDynamicConfigResponse,
+) -> SamplingClient:
+    """A copy of a sampling client, for this process: of the same sampler, in the same session."""
+    from tinkex.clients.sampling import SamplingClient
+
+    client = SamplingClient.__new__(SamplingClient)
+    make_copy(
+        client,
+        config,
+        session_id,
+        client_config,
+        sampling_session_id,
+        retry_config,
+        record_stability_info,
+        dynamic_config,
+    )
+    return client
+
+
+def make_copy(
+    client: SamplingClient,
+    config: Config,
+    session_id: str,
+    client_config: types.ClientConfigResponse,
+    sampling_session_id: str,
+    retry_config: RetryConfig | None,
+    record_stability_info: bool,
+    dynamic_config: types.ClientDynamicConfigResponse,
+) -> None:
+    """Makes ``client``, new or brought along by a fork, such a copy."""
+    session = Session(connect(config=config, transport=None, events=None))
+    session.dynamic_config = dynamic_config
+    client.__init__(  # type: ignore[misc]  # all that it holds belongs to the other process
+        session,
+        session.join(session_id, client_config),
+        sampling_session_id=sampling_session_id,
+        retry_config=retry_config,
+        record_stability_info=record_stability_info,
+        # Copies number their samples apart, or a server would take one's for a repetition of the other's.
+        copy=None if client_config.sample_join_sampling_session else random.randrange(1, COPIES),  # noqa: S311 - no secret
+    )
