@@ -124,6 +124,24 @@ def test_an_adapter_made_by_peft_has_the_same_logits_here(tmp_path: Path, kind: 
     assert (ours - untouched).abs().max() > 100 * TOLERANCE
 
 
+@pytest.mark.parametrize("embeddings", ["auto", True, False])
+def test_an_adapter_of_a_tied_unembedding_made_by_peft_has_the_same_logits_here(
+    tmp_path: Path, embeddings: Any
+) -> None:
+    """Whether or not PEFT stores the embedding beside it."""
+    directory = tiny_llama(tmp_path / "model", tie=True)
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", init_lora_weights=False, r=4, target_modules=["q_proj", "lm_head"]
+    )
+    reference = peft.get_peft_model(_base(directory), config).eval()
+    reference.save_pretrained(tmp_path / "adapter", save_embedding_layers=embeddings)
+    model = load_transformer(directory)
+    with torch.no_grad():
+        theirs = reference(TOKENS[None]).logits[0]
+        ours = _logits(model, TOKENS, load_adapter(tmp_path / "adapter", model.arch))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_an_adapter_stored_in_half_precision_is_read_exactly(tmp_path: Path, dtype: torch.dtype) -> None:
     directory = tiny_llama(tmp_path / "model")
