@@ -98,7 +98,14 @@ class Background:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while not self.loop.is_closed():
+            try:
+                self.loop.run_forever()
+            except (SystemExit, KeyboardInterrupt):
+                # A function of the program's called sys.exit() here. Whoever waits for that call gets it; asyncio would
+                # end the loop as well, and leave all others waiting for ever.
+                continue
+            return
 
     @property
     def is_current_thread(self) -> bool:

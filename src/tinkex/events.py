@@ -375,7 +375,7 @@ class Guarded:
         """Passes one event on."""
         try:
             self._sink.emit(event)
-        except Exception as error:  # noqa: BLE001 - whoever watches must not end what is watched; the log says so
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whoever watches must not end what is watched; the log says so
             failed = f"{type(error).__name__}: {error}"
             self._log.emit(CallbackFailed(f"{type(self._sink).__name__}.emit", failed))
 

@@ -342,7 +342,7 @@ class Results:
         """Calls a function of the user's; what it raises is news, and no end of the operation."""
         try:
             observer(state, reason)
-        except Exception as error:  # noqa: BLE001 - emitted
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - emitted
             self._caller.sink.emit(
                 CallbackFailed("on_queue_state_change", f"{type(error).__name__}: {error}")
             )

@@ -149,6 +149,13 @@ class Broken(io.BytesIO):
         return super().read(size)
 
 
+class Leaving(io.BytesIO):
+    """A file of somebody's own kind that wants to end the program."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        raise SystemExit(3)
+
+
 class Trickling(io.BytesIO):
     """A file that gives less than it is asked for."""
 
@@ -162,6 +169,7 @@ def test_a_file_that_changes_while_it_is_sent_is_told_or_sent_as_it_was(backend:
     for changing, said in (
         (Shrinking, "before the end it had"),
         (Broken, "EOFError: the archive is cut short"),
+        (Leaving, "SystemExit"),
     ):
         with pytest.raises(tinkex.UploadError, match=said):
             rest.upload_asset(("a.png", changing(content))).result(60)

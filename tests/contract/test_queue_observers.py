@@ -149,13 +149,15 @@ def test_a_sampler_hears_that_its_samples_wait_for_a_place(
     assert any("place in the decode batch" in text for text in warned)
 
 
-@pytest.mark.parametrize("kind", ["a function", "an object", "a subclass"])
+@pytest.mark.parametrize(
+    "kind", ["a function", "an object", "a subclass", "one that wants to end the program"]
+)
 def test_an_observer_that_raises_ends_nothing(limited: Backend, kind: str) -> None:
     heard = Heard()
 
     class Mistaken:
         def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
-            raise RuntimeError("a mistake of the program's")
+            raise (SystemExit if "end" in kind else RuntimeError)("a mistake of the program's")
 
     with limited.service(events=heard) as service:
         training = service.create_lora_training_client(BASE_MODEL, rank=4, seed=1)
@@ -172,7 +174,10 @@ def test_an_observer_that_raises_ends_nothing(limited: Backend, kind: str) -> No
 
         until(lambda: [event for event in heard.events if isinstance(event, CallbackFailed)], send)
     failed = next(event for event in heard.events if isinstance(event, CallbackFailed))
-    assert failed == CallbackFailed("on_queue_state_change", "RuntimeError: a mistake of the program's")
+    assert failed.callback == "on_queue_state_change"
+    assert failed.reason.endswith(
+        "Error: a mistake of the program's" if "end" not in kind else "SystemExit: a mistake of the program's"
+    )
 
 
 def test_a_server_whose_worker_was_killed_says_so_and_the_operation_completes(

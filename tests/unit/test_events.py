@@ -127,8 +127,11 @@ def test_the_silent_sink_is_silent(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Mistaken:
+    def __init__(self, mistake: BaseException | None = None) -> None:
+        self._mistake = mistake or RuntimeError("a mistake of the program's")
+
     def emit(self, event: Event) -> None:
-        raise RuntimeError("a mistake of the program's")
+        raise self._mistake
 
 
 def test_a_sink_that_raises_ends_nothing_and_is_told_once_in_a_while(
@@ -148,9 +151,10 @@ def test_what_is_no_sink_is_refused_where_it_is_given() -> None:
         tinkex.ServiceClient(base_url="local", events=print)  # type: ignore[arg-type]
 
 
-def test_a_client_works_and_beats_although_its_sink_raises() -> None:
+@pytest.mark.parametrize("mistake", [RuntimeError("a mistake of the program's"), SystemExit(3)], ids=repr)
+def test_a_client_works_and_beats_although_its_sink_raises(mistake: BaseException) -> None:
     server = ScriptedServer()
-    with tinkex.ServiceClient(transport=server.transport, events=Mistaken()) as service:
+    with tinkex.ServiceClient(transport=server.transport, events=Mistaken(mistake)) as service:
         service._session._heartbeat_s = 0.01
         training = service.create_lora_training_client("toy")
         training.optim_step(tinkex.AdamParams()).result(30)

@@ -210,3 +210,18 @@ def run(program: str) -> str:
     assert out.returncode == 0, out.stderr
     assert not out.stderr, out.stderr
     return out.stdout
+
+
+def test_a_call_that_ends_with_sys_exit_ends_for_its_caller_and_the_loop_goes_on() -> None:
+    async def leave() -> None:
+        sys.exit(3)
+
+    async def answer() -> int:
+        await asyncio.sleep(0.01)
+        return 42
+
+    waiting = background().submit(answer())
+    with pytest.raises(SystemExit):
+        background().run(leave())
+    assert waiting.result(30) == 42
+    assert background().run(answer()) == 42

@@ -175,9 +175,8 @@ class ObjectSource:
             if first and self._start is not None:
                 self._file.seek(self._start)
             piece = self._file.read(size)
-        except (
-            Exception
-        ) as error:  # a file object may be anything: an archive that is cut short, a stream over a network
+        except (Exception, SystemExit) as error:
+            # A file object may be anything: an archive that is cut short, a stream over a network.
             raise UploadError(f"{self._name} cannot be read: {_why(error)}") from error
         if not isinstance(piece, bytes | bytearray) or len(piece) > size:
             raise UploadError(
@@ -186,7 +185,7 @@ class ObjectSource:
         return bytes(piece)
 
 
-def _why(error: Exception) -> str:
+def _why(error: BaseException) -> str:
     """What went wrong, in words.
 
     >>> _why(FileNotFoundError(2, "No such file or directory")), _why(KeyError("a"))

@@ -181,5 +181,5 @@ class RecoveryExecutor:
             return
         try:
             await called(callback, *news)
-        except Exception as error:  # noqa: BLE001 - the news stands whatever its reader does; the error is an event
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the news stands whatever its reader does; the error is an event
             self._sink.emit(CallbackFailed(name, f"{type(error).__name__}: {error}"))

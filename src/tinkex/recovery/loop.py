@@ -383,7 +383,7 @@ class ResilientTraining(Generic[B]):
             return
         try:
             await called(callback, *news)
-        except Exception as error:  # noqa: BLE001 - the news stands whatever its reader does; the error is an event
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the news stands whatever its reader does; the error is an event
             self._sink.emit(CallbackFailed(name, f"{type(error).__name__}: {error}"))
 
     # ---- the progress line ----

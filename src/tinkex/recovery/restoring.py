@@ -50,7 +50,7 @@ async def paths_for(policy: RecoveryPolicy, run_id: str, checkpoints: Sequence[C
         return ranked(choice, run_id, checkpoints)
     try:
         picked = await called(choice, run_id, list(checkpoints))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RecoveryError(
             f"the function that chooses a checkpoint of run {run_id} raised {type(error).__name__}: {error}",
             run_id,
