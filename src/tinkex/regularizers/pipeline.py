@@ -226,8 +226,9 @@ class _Late(TimeoutError):
 
 
 async def _within(returned: Awaitable[Any], timeout_s: float) -> Any:
+    limit = asyncio.timeout(timeout_s)
     try:
-        async with asyncio.timeout(timeout_s) as limit:
+        async with limit:
             return await returned
     except TimeoutError as error:
         raise (_Late() if limit.expired() else error) from error
