@@ -17,6 +17,8 @@ from tinkex import types
 from tinkex.terminal import text_plot, training_line
 
 QUESTION = "What is the capital of France?"
+CHAT = [{"role": "user", "content": QUESTION}]
+MODEL = os.environ.get("TINKER_BASE_MODEL") or "HuggingFaceTB/SmolLM2-135M-Instruct"
 NEXT = """
 Next:
   .venv/bin/tinkex sample "Who are you?" --model-path {path}{where}   # ask it more
@@ -36,8 +38,7 @@ def as_datum(tokenizer, messages) -> types.Datum:
 
 def ask(sampler, tokenizer) -> str:
     """Greedy answer to the question."""
-    chat = [{"role": "user", "content": QUESTION}]
-    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    prompt = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
     params = types.SamplingParams(max_tokens=40, temperature=0.0)
     response = sampler.sample(types.ModelInput.from_ints(list(prompt)), 1, params).result()
     return tokenizer.decode(response.sequences[0].tokens, skip_special_tokens=True).strip()
@@ -45,7 +46,7 @@ def ask(sampler, tokenizer) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="base model to train")
+    parser.add_argument("--model", default=MODEL, help=f"base model to train (default {MODEL})")
     parser.add_argument("--epochs", type=int, default=5, help="passes over the 16 examples (default 5)")
     options = parser.parse_args()
     base_url = os.environ.get("TINKER_BASE_URL") or "local"
@@ -57,23 +58,23 @@ def main() -> None:
         print(f"\nBefore   {QUESTION}\n         {before}\n")
 
         data = [as_datum(tokenizer, json.loads(line)["messages"]) for line in DATA.open()]
-        batches = [data[i : i + 4] for i in range(0, len(data), 4)] * options.epochs
-        losses = []
+        batches, losses = [data[i : i + 4] for i in range(0, len(data), 4)] * options.epochs, []
         with training_line(len(batches)) as line:
             for batch in batches:
                 step = training.forward_backward(batch, "cross_entropy")
                 training.optim_step(types.AdamParams(learning_rate=1e-3))
-                answers = sum(sum(d.loss_fn_inputs["weights"].data) for d in batch)
-                losses.append(step.result().metrics["loss:sum"] / answers)
+                losses.append(step.result().metrics["loss:sum"] / step.result().metrics["weights:sum"])
                 line.update(loss=losses[-1], num_tokens=sum(d.model_input.length for d in batch))
 
         after = ask(training.save_weights_and_get_sampling_client(), tokenizer)
-        path = training.save_state("quickstart", overwrite=True).result().path
         print(f"\nAfter    {QUESTION}\n         {after}\n")
-        print(text_plot(losses, label="loss per answer token"))
-        print(f"\nCheckpoint   {path}")
+        path = training.save_state("quickstart", overwrite=True).result().path
+        print(f"{text_plot(losses, label='loss per answer token')}\n\nCheckpoint   {path}")
     print(NEXT.format(path=path, where=" --local" if base_url == "local" else ""))
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (KeyboardInterrupt, tinkex.TinkexError) as error:
+        raise SystemExit(f"\nStopped. {error}".rstrip()) from None
