@@ -302,7 +302,9 @@ def cli_delete_checkpoints(out: str) -> None:
 def async_clients(out: str) -> None:
     slow, fast = (numbers(rf"learning rate {rate}: loss ([\d.]+)", out)[0] for rate in ("0.0005", "0.005"))
     assert fast < slow
-    made = re.search(r"made (\S+):train:([01]), \1:train:([01]) and", out)  # at once, so either may be the first
+    made = re.search(
+        r"made (\S+):train:([01]), \1:train:([01]) and", out
+    )  # at once, so either may be the first
     assert made is not None
     assert made[2] != made[3]
     assert f"{made[1]}:train:2 starts from tinker://{made[1]}:train:{made[3]}/weights/better" in out

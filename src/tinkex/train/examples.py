@@ -74,7 +74,7 @@ class _Wrong(Exception):
 
 def _read(path: Path, make: Callable[[str, dict[str, Any]], T]) -> list[T]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin files with a mark
     except FileNotFoundError:
         raise ConfigError(f"there is no file {path}; give a file with one JSON object per line") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -90,7 +90,10 @@ def _read(path: Path, make: Callable[[str, dict[str, Any]], T]) -> list[T]:
             value = json.loads(line)
             if not isinstance(value, dict):
                 raise _Wrong("the line is no JSON object")
+            _check_letters(value)
             found.append(make(where, value))
+        except RecursionError:
+            problems.append(f"{where}: the JSON is too deep")
         except json.JSONDecodeError as error:
             problems.append(f"{where}: no JSON: {error.msg} at column {error.colno}")
         except _Wrong as wrong:
@@ -184,6 +187,14 @@ def _text(message: dict[str, Any], name: str) -> str:
     if not isinstance(text, str):
         raise _Wrong(f"the {name} of a message is a text, got {_short(text)}")
     return text
+
+
+def _check_letters(line: dict[str, Any]) -> None:
+    """Half of a pair of escapes is no letter, and no tokenizer takes it."""
+    try:
+        json.dumps(line, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise _Wrong(f"it holds {error.object[error.start]!r}, half of a pair of escapes") from None
 
 
 def _names(line: dict[str, Any]) -> str:

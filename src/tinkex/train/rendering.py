@@ -145,8 +145,9 @@ def fitting(rendered: Sequence[tuple[str, Tokens]], max_length: int, too_long: s
             kept.append(cut)
     if long and too_long == "error":
         where, length = long[0]
+        lines = "line" if len(long) == 1 else "lines"
         raise ConfigError(
-            f"{where}: {length} tokens, and at most {max_length} are taken ({len(long)} such lines). "
+            f"{where}: {length} tokens, and at most {max_length} are taken ({len(long)} such {lines}). "
             "Allow more with --max-length, or say --too-long skip or cut."
         )
     if not kept:

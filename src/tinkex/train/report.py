@@ -51,7 +51,7 @@ class Report:
     def text(self) -> str:
         """The report as plain text."""
         curve = self.curve
-        done = f"{len(curve)} steps on {self.num_examples} examples in {self.seconds:.0f} s"
+        done = f"{len(curve)} step{'' if len(curve) == 1 else 's'} on {self.num_examples} examples in {self.seconds:.0f} s"
         lines = [
             f"Trained {self.base_model} by {self.recipe}: {done}",
             "",

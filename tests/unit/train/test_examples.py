@@ -33,6 +33,12 @@ def test_chats_and_pairs_are_read_with_where_they_stand(tmp_path: Path) -> None:
     assert listed.answer == "Hello"
 
 
+def test_a_mark_at_the_beginning_of_the_file_is_no_part_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"prompt": "Hi", "completion": "\\ud83d\\ude00"}\n')
+    assert [(one.prompt, one.answer) for one in read_conversations(file)] == [("Hi", "\N{GRINNING FACE}")]
+
+
 def test_preferences_may_share_their_prompt(tmp_path: Path) -> None:
     worse = {"role": "assistant", "content": "Go away"}
     file = lines(
@@ -55,6 +61,8 @@ def test_prompts_keep_the_whole_line_for_the_reward(tmp_path: Path) -> None:
     [
         (read_conversations, "{", "no JSON"),
         (read_conversations, [1], "no JSON object"),
+        (read_conversations, '{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}", "too deep"),
+        (read_conversations, '{"prompt": "a \\ud83d b", "completion": "c"}', "half of a pair of escapes"),
         (read_conversations, {"text": "x"}, "neither 'messages' nor 'prompt'"),
         (read_conversations, {"messages": [USER]}, "must be the assistant's"),
         (read_conversations, {"messages": [REPLY]}, "no question"),
