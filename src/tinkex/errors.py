@@ -424,6 +424,7 @@ class Busy(EngineError):
     """The engine has no room for this now; try again later."""
 
     status = 429
+    retry_after_s: float | None = None
 
 
 class OverQuota(Busy):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,10 @@ pytestmark = pytest.mark.filterwarnings(
 )  # the official client leaves sockets to the garbage collector
 
 
-@pytest.fixture(scope="module")
-def login(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A server in this process where a user may have four operations waiting and two runs."""
-    engine = Engine(
-        EngineConfig(
-            home=tmp_path_factory.mktemp("tight"),
-            models={"tiny/llama": str(tiny_model)},
-            max_pending_operations=4,
-            max_live_runs_per_user=2,
-        )
-    )
+@contextmanager
+def serving(home: Path, model: Path, **shares: int) -> Iterator[dict[str, str]]:
+    """A server in this process with small shares, and how to reach it."""
+    engine = Engine(EngineConfig(home=home, models={"tiny/llama": str(model)}, **shares))  # type: ignore[arg-type]
     engine.start()
     server = uvicorn.Server(
         uvicorn.Config(build_app(engine), port=0, lifespan="off", ws="none", log_config=None)
@@ -48,6 +42,14 @@ def login(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     engine.end_waits()
     thread.join(30)
     engine.close()
+
+
+@pytest.fixture(scope="module")
+def login(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A server where a user may have four operations waiting and two runs."""
+    home = tmp_path_factory.mktemp("tight")
+    with serving(home, tiny_model, max_pending_operations=4, max_live_runs_per_user=2) as login:
+        yield login
 
 
 @pytest.mark.parametrize("package", [tinker, tinkex], ids=lambda p: p.__name__)
@@ -80,3 +82,21 @@ def test_a_run_too_many_is_a_typed_error_that_says_what_to_do(login: dict[str, s
             )
             .result(60)
         )
+
+
+@pytest.mark.parametrize("package", [tinker, tinkex], ids=lambda p: p.__name__)
+def test_who_is_too_fast_waits_and_gets_everything(package: Any, tiny_model: Path, tmp_path: Path) -> None:
+    types = package.types
+    with (
+        serving(tmp_path, tiny_model, max_tokens_per_s_per_user=10) as login,
+        package.ServiceClient(**login) as service,
+    ):
+        training = service.create_lora_training_client("tiny/llama", rank=2, seed=1)
+        inputs = {"target_tokens": list(range(6, 66))}
+        datum = types.Datum(model_input=types.ModelInput.from_ints(list(range(5, 65))), loss_fn_inputs=inputs)
+        passes = [training.forward_backward([datum], "cross_entropy") for _ in range(2)]
+        assert all(one.result(timeout=90).metrics["loss:sum"] > 0 for one in passes)
+        sampler = service.create_sampling_client(base_model="tiny/llama")
+        params = types.SamplingParams(max_tokens=9, stop=[])
+        futures = [sampler.sample(types.ModelInput.from_ints([5 + n]), 1, params) for n in range(3)]
+        assert all(len(future.result(timeout=90).sequences[0].tokens) == 9 for future in futures)

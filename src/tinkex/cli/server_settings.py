@@ -96,6 +96,9 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "max_disk_bytes_per_user": Setting("bytes", "Checkpoints and images of one user. Default: no limit."),
     "max_pending_operations": Setting("whole", "Operations of one user that may wait at once.", 20_000),
+    "max_tokens_per_s_per_user": Setting(
+        "whole", "Tokens one user may have trained on or sampled in a second. Default: no limit."
+    ),
     "max_samples_per_request": Setting("whole", "Samples one request may ask for.", 1024),
     "max_body_bytes": Setting("bytes", "Largest body of a call, also once it is unpacked.", 256 * 2**20),
     "max_asset_bytes": Setting("bytes", "Largest image that can be uploaded.", 64 * 2**20),

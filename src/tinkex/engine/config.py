@@ -118,6 +118,9 @@ class EngineConfig:
     """Largest image that can be uploaded."""
     max_pending_operations: int = 20_000
     """Operations of one user that may wait at once; more are answered with 429."""
+    max_tokens_per_s_per_user: int | None = None
+    """Tokens one user may have computed in a second: passes by their tokens, samples by prompt and what is drawn; more are
+    answered with 429. None: as fast as it goes."""
     max_samples_per_request: int = 1024
     max_live_runs: int = 64
     """Runs with weights in memory at once, over all users."""
@@ -209,7 +212,13 @@ class EngineConfig:
             raise SetupError(
                 "a worker process needs a POSIX system; let the models compute on a thread (--worker thread)."
             )
-        for name in ("max_live_runs_per_user", "max_disk_bytes_per_user", "max_disk_bytes", "threads"):
+        for name in (
+            "max_live_runs_per_user",
+            "max_disk_bytes_per_user",
+            "max_disk_bytes",
+            "max_tokens_per_s_per_user",
+            "threads",
+        ):
             limit = getattr(self, name)
             if limit is not None and limit < 1:
                 raise SetupError(f"{name} is {limit}; it must be at least 1, or None for the default.")

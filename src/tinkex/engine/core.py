@@ -101,6 +101,7 @@ class Engine:
         self._backlog = Backlog(
             gap_timeout_s=config.gap_timeout_s,
             max_pending=config.max_pending_operations,
+            max_tokens_per_s=config.max_tokens_per_s_per_user,
             on_work=self._worker.wake,
         )
         self._recorder = Recorder(self.store, self.health)

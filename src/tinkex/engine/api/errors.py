@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 
 from starlette.responses import Response
@@ -51,8 +52,14 @@ def error_response(error: TinkexError) -> Response:
         content |= {"queue_state": state, "queue_state_reason": str(error)}
     response = json_response(content, STATUSES.get(type(error), error.status))
     if isinstance(error, Busy | ModelUnavailable | StorageUnavailable):
-        response.headers["retry-after"] = "5" if isinstance(error, OverQuota) else "1"
+        response.headers["retry-after"] = str(_retry_after_s(error))
     return response
+
+
+def _retry_after_s(error: EngineError) -> int:
+    if isinstance(error, Busy) and error.retry_after_s is not None:
+        return math.ceil(error.retry_after_s)
+    return 5 if isinstance(error, OverQuota) else 1
 
 
 def failure_response(error: Exception) -> Response:

@@ -10,7 +10,18 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tinkex.engine.operations.spans import OperationSpans
-from tinkex.engine.scheduler import FairShare, Kind, Missed, Pass, Plan, Queue, SampleQueue, Work, next_plan
+from tinkex.engine.scheduler import (
+    FairShare,
+    Kind,
+    Missed,
+    Pace,
+    Pass,
+    Plan,
+    Queue,
+    SampleQueue,
+    Work,
+    next_plan,
+)
 from tinkex.engine.store import Timing
 from tinkex.errors import EngineFailure, OverQuota
 from tinkex.types import (
@@ -50,7 +61,14 @@ class QueueState:
 class Backlog:
     """Everything accepted and unfinished. Every method may be called from any thread."""
 
-    def __init__(self, *, gap_timeout_s: float, max_pending: int, on_work: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        *,
+        gap_timeout_s: float,
+        max_pending: int,
+        max_tokens_per_s: int | None = None,
+        on_work: Callable[[], None],
+    ) -> None:
         self._lock = threading.Lock()
         self._queue = Queue[Operation](gap_timeout_s)
         self._samples: dict[str, SampleQueue[Operation]] = {}
@@ -60,6 +78,9 @@ class Backlog:
         self._started: dict[str, float] = {}
         self._cancelled: list[str] = []
         self._max_pending = max_pending
+        self._pace = Pace[str](max_tokens_per_s)
+        self._max_tokens_per_s = max_tokens_per_s
+        self._spent: dict[str, int] = {}
         self._turns = FairShare[str]()
         self._on_work = on_work
         self.spans = OperationSpans()
@@ -68,12 +89,22 @@ class Backlog:
     # ---- accepting
 
     def check_room(self, tenant: str, run_id: str = "", seq_id: int = 0) -> None:
-        """Refuse, for now, a user who has too much waiting already, but not the operation that the others wait for."""
+        """Refuse, for now, a user who has too much waiting or is too fast, but not the operation that others wait for."""
         with self._lock:
-            if self._by_tenant[tenant] >= self._max_pending and not self._queue.is_missing(run_id, seq_id):
+            if self._queue.is_missing(run_id, seq_id):
+                return
+            if self._by_tenant[tenant] >= self._max_pending:
                 raise OverQuota(
                     f"{self._max_pending} operations of yours are waiting already; fetch their results, then submit more."
                 )
+            wait_s = self._pace.wait_s(tenant)
+            if wait_s > 0:
+                refused = OverQuota(
+                    f"a user may have {self._max_tokens_per_s} tokens computed in a second, and yours are used up for "
+                    f"{wait_s:.1f} s; submit it again then."
+                )
+                refused.retry_after_s = wait_s
+                raise refused
 
     def open(self, run_id: str, first: Work[Operation]) -> None:
         """Start a run with the operation that creates it."""
@@ -102,6 +133,7 @@ class Backlog:
         with self._lock:
             self._queue.put(work, now)
             self._note(work)
+            self._pace.charge(work.tenant, work.num_tokens)
         self._on_work()
 
     def put_sample(self, work: Work[Operation]) -> None:
@@ -109,6 +141,7 @@ class Backlog:
         with self._lock:
             self._samples.setdefault(work.group, SampleQueue()).put(work)
             self._note(work)
+            self._pace.charge(work.tenant, work.num_tokens)
         self._on_work()
 
     def expected(self, run_id: str) -> int:
@@ -203,6 +236,11 @@ class Backlog:
                 if request_id in self._unfinished
             }
 
+    def spent(self, request_id: str, num_tokens: int) -> None:
+        """Note what a sample took in the end: it was let in for all it might take."""
+        with self._lock:
+            self._spent[request_id] = num_tokens
+
     def finished(self, request_ids: Iterable[str]) -> Sequence[Work[Operation]]:
         """Forget operations that have an outcome; returns those that were known."""
         ended: list[Work[Operation]] = []
@@ -210,8 +248,11 @@ class Backlog:
             for request_id in request_ids:
                 work = self._unfinished.pop(request_id, None)
                 self._started.pop(request_id, None)
+                spent = self._spent.pop(request_id, 0)
                 if work is not None:
                     ended.append(work)
+                    if work.kind is Kind.SAMPLE:
+                        self._pace.charge(work.tenant, spent - work.num_tokens)
                     self._by_tenant[work.tenant] -= 1
                     if self._by_tenant[work.tenant] <= 0:
                         del self._by_tenant[work.tenant]

@@ -225,7 +225,8 @@ class Decoding:
             if isinstance(response, TinkexError):
                 outcomes.append((request_id, failed(response)))
             else:
-                self._metering.sampled(members.running[request_id], response)
+                num_tokens = self._metering.sampled(members.running[request_id], response)
+                self._backlog.spent(request_id, num_tokens)
                 outcomes.append((request_id, succeeded(response)))
         self.batches = {**self.batches, base.source: report.batch}
         return outcomes

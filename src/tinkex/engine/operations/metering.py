@@ -36,14 +36,15 @@ class Metering:
             elif work.kind in SAVES and getattr(work.request, "path", None) is not None:
                 self._count(work, UsageKind.CHECKPOINT, 1)
 
-    def sampled(self, work: Work[Operation], response: SampleResponse) -> None:
-        """Count a sample that ended."""
+    def sampled(self, work: Work[Operation], response: SampleResponse) -> int:
+        """Count a sample that ended; returns how many tokens it took, of prompt and answers."""
         assert isinstance(work.request, SampleRequest)
         cached = response.prompt_cache_hit_tokens
         self._count(work, UsageKind.PREFILL_CACHED, cached)
         self._count(work, UsageKind.PREFILL, max(work.request.prompt.length - cached, 0))
         drawn = sum(len(sequence.tokens_np) for sequence in response.sequences)
         self._count(work, UsageKind.SAMPLE, drawn)
+        return work.request.prompt.length + drawn
 
     def take(self) -> Sequence[Effect]:
         """What is to be recorded with the next commit."""

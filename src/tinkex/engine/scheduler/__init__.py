@@ -4,6 +4,7 @@ Pure Python. Nothing here knows what an operation computes; the engine core hand
 """
 
 from tinkex.engine.scheduler.fairness import FairShare
+from tinkex.engine.scheduler.pace import Pace
 from tinkex.engine.scheduler.plan import Barrier, Pass, Plan, next_plan
 from tinkex.engine.scheduler.queue import Missed, Queue
 from tinkex.engine.scheduler.samples import SampleQueue
@@ -14,6 +15,7 @@ __all__ = [
     "FairShare",
     "Kind",
     "Missed",
+    "Pace",
     "Pass",
     "Plan",
     "Queue",
