@@ -51,10 +51,10 @@ def datum(length: int, seed: int, weighted: float = 1.0) -> types.Datum:
 
 
 class Ours:
-    """Our engine without a server: the trainer and the sampler on the default model."""
+    """Our engine without a server: the trainer and the sampler on a model."""
 
-    def __init__(self) -> None:
-        self.model = load_model(DEFAULT_MODEL, models_home())
+    def __init__(self, model: str = DEFAULT_MODEL) -> None:
+        self.model = load_model(model, models_home())
         self.trainer = Trainer(self.model.transformer)
         self._ids = itertools.count()
 

@@ -1,0 +1,124 @@
+"""Decoding beside llama.cpp: the same GGUF file, in fp32 on both sides, in one run.
+
+    pip install xllamacpp gguf
+    python benchmarks/bench_llama_cpp.py MODEL.gguf [--rounds N] [--threads N]
+
+llama.cpp gets the weights dequantised to a file of fp32, as our engine does in memory. Its server decodes the sequences in
+one batch; what its prompts and its calls cost is taken off, by asking for one token only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+CONTEXT, STEPS = 80, 32
+BATCHES = {1: 0.9, 8: 1.1, 32: 1.1, 64: 1.1}
+"""Sequences at once → how many times llama.cpp's speed is aimed at."""
+
+
+class LlamaCpp:
+    """llama.cpp's server with room for so many sequences."""
+
+    def __init__(self, model: Path, num_sequences: int, threads: int) -> None:
+        import xllamacpp
+
+        params = xllamacpp.CommonParams()
+        params.model.path = str(model)
+        params.n_parallel = num_sequences
+        params.n_ctx = num_sequences * 256
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+        params.warmup = False
+        params.endpoint_metrics = False
+        self._server = xllamacpp.Server(params)
+        self._pool = ThreadPoolExecutor(num_sequences)
+
+    def decode(self, prompts: Sequence[Sequence[int]], steps: int) -> float:
+        """The seconds that the steps after the first one take."""
+        return self._generate(prompts, steps + 1) - self._generate(prompts, 1)
+
+    def _generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> float:
+        began = time.perf_counter()
+        answers = list(self._pool.map(lambda prompt: self._complete(prompt, new_tokens), prompts))
+        took = time.perf_counter() - began
+        for answer in answers:
+            if answer["tokens_predicted"] != new_tokens:
+                raise SystemExit(f"llama.cpp drew {answer['tokens_predicted']} of {new_tokens} tokens")
+        return took
+
+    def _complete(self, prompt: Sequence[int], new_tokens: int) -> Any:
+        body = {"prompt": list(prompt), "n_predict": new_tokens, "ignore_eos": True, "cache_prompt": False}
+        request = urllib.request.Request(
+            f"{self._server.listening_address}/completion",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            return json.load(answer)
+
+
+def as_fp32(source: Path, target: Path) -> None:
+    """Writes a GGUF file with the same contents and all tensors in fp32."""
+    import gguf
+    import numpy as np
+
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
+    left_out = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
+    for name, field in reader.fields.items():
+        if not name.startswith(left_out):
+            writer.add_key_value(name, field.contents(), field.types[0], sub_type=field.types[-1])
+    writer.add_file_type(0)
+    for tensor in reader.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        writer.add_tensor(tensor.name, values.reshape(tensor.shape[::-1]))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("gguf", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    from engine_cases import decode_seconds
+    from engine_sides import Ours, random_tokens
+
+    ours = Ours(str(options.gguf))
+    print(
+        "| decode, fp32 | ours | llama.cpp | ratio | aim | |\n| --- | --- | --- | --- | --- | --- |",
+        flush=True,
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        model = Path(directory) / "fp32.gguf"
+        as_fp32(options.gguf, model)
+        for batch, aim in BATCHES.items():
+            theirs = LlamaCpp(model, batch, options.threads)
+            mine, other = [], []
+            for turn in range(options.rounds):
+                prompts = [random_tokens(CONTEXT, 1000 * turn + 100 * batch + i) for i in range(batch)]
+                mine.append(batch * STEPS / decode_seconds(ours, prompts, STEPS))
+                other.append(batch * STEPS / theirs.decode(prompts, STEPS))
+            ratio = max(mine) / max(other)
+            print(
+                f"| {batch} at once | {max(mine):,.0f} tokens/s | {max(other):,.0f} tokens/s | {ratio:.2f} × | ≥ {aim} × | "
+                f"{'met' if ratio >= aim else 'missed'} |",
+                flush=True,
+            )
+            del theirs
+
+
+if __name__ == "__main__":
+    main()
