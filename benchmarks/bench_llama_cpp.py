@@ -88,10 +88,13 @@ def as_fp32(source: Path, target: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("gguf", type=Path)
+    parser.add_argument("gguf", type=Path, nargs="?", help="without it nothing is measured")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
+    if options.gguf is None:
+        print("decoding beside llama.cpp: not measured; pip install xllamacpp gguf, and name a GGUF file")
+        return
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     from engine_cases import decode_seconds
     from engine_sides import Ours, random_tokens
