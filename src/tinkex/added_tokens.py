@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from tokenizers import AddedToken, Tokenizer
 
-__all__ = ["add_stated_tokens", "special_settings"]
+__all__ = ["add_stated_tokens", "read_settings", "special_settings"]
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS = ("extra_special_tokens", "additional_special_tokens")
@@ -36,7 +36,7 @@ def add_stated_tokens(tokenizer: Tokenizer, directory: Path) -> None:
     listed = special.get("added_tokens_decoder")
     names = [text for text in map(_text, map(special.get, _NAMED)) if text]
     if listed is None:
-        by_id = _from_file(_read(directory / "added_tokens.json"), names, directory)
+        by_id = _from_file(read_settings(directory / "added_tokens.json"), names, directory)
     else:
         by_id = {
             _id(place, directory): _token(stated, directory, names) for place, stated in dict(listed).items()
@@ -67,10 +67,10 @@ def special_settings(directory: Path) -> Mapping[str, Any]:
         >>> special_settings(directory)["eos_token"]
         '<|im_end|>'
     """
-    config = _read(directory / "tokenizer_config.json")
+    config = read_settings(directory / "tokenizer_config.json")
     if config.get("added_tokens_decoder") is not None:
         return config
-    return {**config, **_read(directory / "special_tokens_map.json")}
+    return {**config, **read_settings(directory / "special_tokens_map.json")}
 
 
 def _from_file(ids: Mapping[str, Any], names: list[str], directory: Path) -> dict[int, AddedToken]:
@@ -118,7 +118,13 @@ def _id(place: Any, directory: Path) -> int:
         ) from None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
+    """What a JSON file beside a tokenizer says; nothing where there is none.
+
+    >>> from pathlib import Path
+    >>> read_settings(Path("/no/such/directory/added_tokens.json"))
+    {}
+    """
     if not path.is_file():
         return {}
     try:

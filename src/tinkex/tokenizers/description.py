@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tinkex.added_tokens import special_settings
-from tinkex.errors import SetupError
+from tinkex.added_tokens import read_settings, special_settings
 from tinkex.tokenizers.everyday import NAMED_TOKENS
 
 __all__ = ["Description", "describe"]
@@ -27,7 +25,7 @@ class Description:
 
 def describe(directory: Path) -> Description:
     """Reads ``tokenizer_config.json``, ``special_tokens_map.json`` and ``chat_template.jinja``, where they are."""
-    config = _read_json(directory / "tokenizer_config.json")
+    config = read_settings(directory / "tokenizer_config.json")
     special = _special_tokens(special_settings(directory))
     return Description(special, _chat_template(directory / "chat_template.jinja", config), config)
 
@@ -50,13 +48,3 @@ def _chat_template(file: Path, config: Mapping[str, Any]) -> str | None:
     if isinstance(template, list):
         template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
     return template if isinstance(template, str) else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise SetupError(f"{path} is no JSON ({error}); fetch the tokenizer again") from error
-    return value if isinstance(value, dict) else {}

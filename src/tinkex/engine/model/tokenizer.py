@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tinkex.added_tokens import add_stated_tokens, special_settings
+from tinkex.added_tokens import add_stated_tokens, read_settings, special_settings
 from tinkex.chat_template import render_chat
 from tinkex.engine.model.architecture import eos_token_ids
 from tinkex.errors import InvalidInput, SetupError
@@ -53,7 +53,7 @@ class EngineTokenizer:
                 f"{path} cannot be read as a tokenizer ({error}); fetch the model again"
             ) from error
         add_stated_tokens(self._tokenizer, directory)
-        self._config = _read_json(directory / "tokenizer_config.json")
+        self._config = read_settings(directory / "tokenizer_config.json")
         self.special_tokens = _special_tokens(special_settings(directory))
         self.chat_template = _chat_template(directory, self._config)
         self.eos_token_ids = self._eos_token_ids()
@@ -120,8 +120,8 @@ class EngineTokenizer:
 
     def _eos_token_ids(self) -> tuple[int, ...]:
         """Every token that ends a text: those generation stops at, and the tokenizer's own."""
-        generation = eos_token_ids(_read_json(self.directory / "generation_config.json"))
-        stated = generation or eos_token_ids(_read_json(self.directory / "config.json"))
+        generation = eos_token_ids(read_settings(self.directory / "generation_config.json"))
+        stated = generation or eos_token_ids(read_settings(self.directory / "config.json"))
         own = self.token_id(self.special_tokens["eos_token"]) if "eos_token" in self.special_tokens else None
         return tuple(dict.fromkeys([*stated, *([] if own is None else [own])]))
 
@@ -179,13 +179,3 @@ def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
         named = {entry.get("name"): entry.get("template") for entry in template}
         template = named.get("default")
     return template if isinstance(template, str) else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SetupError(f"{path} cannot be read as JSON ({error}); fetch the model again") from error
-    return value if isinstance(value, dict) else {}
