@@ -62,7 +62,7 @@ static float soften(float *scores, int64_t first, int64_t last, int64_t span) {
 static void mix_values(int64_t queries, const float *weights, int64_t span, const float *values, int64_t num_keys,
                        int64_t head_dim, int64_t column, float *panel, float *sums) {
     if (column + PANEL <= head_dim) {
-        rows_times_panel(queries, weights, span, values + column, head_dim, num_keys, sums, PANEL, NULL);
+        rows_times_panel(queries, weights, span, values + column, head_dim, num_keys, sums, PANEL, NULL, NULL, 0);
         return;
     }
     for (int64_t start = 0; start < num_keys; start += CHUNK) {
@@ -71,7 +71,7 @@ static void mix_values(int64_t queries, const float *weights, int64_t span, cons
         for (int64_t t = 0; t < depth; t++)
             memcpy(panel + t * PANEL, values + (start + t) * head_dim + column,
                    (size_t)(head_dim - column) * sizeof(float));
-        rows_times_panel(queries, weights + start, span, panel, PANEL, depth, sums, PANEL, NULL);
+        rows_times_panel(queries, weights + start, span, panel, PANEL, depth, sums, PANEL, NULL, NULL, 0);
     }
 }
 
@@ -118,7 +118,7 @@ static void attention_task(const void *context, long task, int worker) {
         const visible part = visible_part(sequence, s, a->layer, kv_head, d, first, end);
         for (int64_t t = part.from; t < part.to; t += PANEL) {
             turn_panel(part.keys + (t - part.from) * d, d, smaller(PANEL, part.to - t), d, panel);
-            rows_times_panel(queries, query, d, panel, PANEL, d, scores + t - first, span, NULL);
+            rows_times_panel(queries, query, d, panel, PANEL, d, scores + t - first, span, NULL, NULL, 0);
         }
     }
     for (int64_t q = 0; q < queries; q++) {

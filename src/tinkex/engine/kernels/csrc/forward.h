@@ -97,49 +97,64 @@ static linear_part part_of(const tinkex_layer *layer, int projection, int64_t ou
 
 enum { PHASES_PER_LAYER = 12, OTHER_PHASES = 2 };
 
-static void run_layer(tinkex_walk *walk, const forward *f, int64_t number) {
+static linear qkv_of(const forward *f, int64_t number) {
     const tinkex_model *model = f->model;
     const tinkex_layer *layer = &model->layers[number];
-    const int64_t hidden = model->hidden, inner = model->inner;
     const int64_t q_size = model->heads * model->head_dim, kv_size = model->kv_heads * model->head_dim;
-    const int64_t row_tasks = num_parts(f->pass->num_rows, ROWS_PER_TASK);
-
-    const row_stage before_attention = {f, number, layer->input_norm, f->normed};
-    tinkex_share(walk, row_tasks, norm_task, &before_attention);
-
-    linear qkv = linear_of(f, number, f->normed, hidden, END_STORE);
+    linear qkv = linear_of(f, number, f->normed, model->hidden, END_STORE);
     qkv.out_stride = f->attention.qkv_stride;
     qkv.num_parts = 3;
     qkv.parts[0] = part_of(layer, PROJ_Q, q_size, f->qkv);
     qkv.parts[1] = part_of(layer, PROJ_K, kv_size, f->qkv + q_size);
     qkv.parts[2] = part_of(layer, PROJ_V, kv_size, f->qkv + q_size + kv_size);
-    run_linear(walk, &qkv);
+    return qkv;
+}
 
+/* One whose outputs are added to the hidden states. */
+static linear adding(const forward *f, int64_t number, int projection, const float *x, int64_t inputs) {
+    linear l = linear_of(f, number, x, inputs, END_ADD);
+    l.out_stride = f->model->hidden;
+    l.num_parts = 1;
+    l.parts[0] = part_of(&f->model->layers[number], projection, f->model->hidden, f->x);
+    return l;
+}
+
+static linear gate_up_of(const forward *f, int64_t number) {
+    const tinkex_layer *layer = &f->model->layers[number];
+    linear gate_up = linear_of(f, number, f->normed, f->model->hidden, END_GATE);
+    gate_up.out_stride = f->model->inner;
+    gate_up.num_parts = 2;
+    gate_up.parts[0] = part_of(layer, PROJ_GATE, f->model->inner, f->inner);
+    gate_up.parts[1] = part_of(layer, PROJ_UP, f->model->inner, NULL);
+    return gate_up;
+}
+
+static void run_layer(tinkex_walk *walk, const forward *f, int64_t number) {
+    const tinkex_model *model = f->model;
+    const tinkex_layer *layer = &model->layers[number];
+    const int64_t row_tasks = num_parts(f->pass->num_rows, ROWS_PER_TASK);
+    const int is_last = number + 1 == model->num_layers;
+    linear qkv = qkv_of(f, number), gate_up = gate_up_of(f, number);
+    linear output = adding(f, number, PROJ_O, f->mixed, model->heads * model->head_dim);
+    linear down = adding(f, number, PROJ_DOWN, f->inner, model->inner);
+    const linear following = qkv_of(f, is_last ? number : number + 1);
+    qkv.next = &output;
+    output.next = &gate_up;
+    gate_up.next = &down;
+    down.next = is_last ? NULL : &following;
+
+    const row_stage before_attention = {f, number, layer->input_norm, f->normed};
+    tinkex_share(walk, row_tasks, norm_task, &before_attention);
+    run_linear(walk, &qkv);
     tinkex_share(walk, f->num_blocks, heads_task, &before_attention);
     attention attend = f->attention;
     attend.layer = number;
     tinkex_share(walk, f->num_blocks * model->kv_heads, attention_task, &attend);
-
-    linear output = linear_of(f, number, f->mixed, q_size, END_ADD);
-    output.out_stride = hidden;
-    output.num_parts = 1;
-    output.parts[0] = part_of(layer, PROJ_O, hidden, f->x);
     run_linear(walk, &output);
 
     const row_stage before_mlp = {f, number, layer->mlp_norm, f->normed};
     tinkex_share(walk, row_tasks, norm_task, &before_mlp);
-
-    linear gate_up = linear_of(f, number, f->normed, hidden, END_GATE);
-    gate_up.out_stride = inner;
-    gate_up.num_parts = 2;
-    gate_up.parts[0] = part_of(layer, PROJ_GATE, inner, f->inner);
-    gate_up.parts[1] = part_of(layer, PROJ_UP, inner, NULL);
     run_linear(walk, &gate_up);
-
-    linear down = linear_of(f, number, f->inner, inner, END_ADD);
-    down.out_stride = hidden;
-    down.num_parts = 1;
-    down.parts[0] = part_of(layer, PROJ_DOWN, hidden, f->x);
     run_linear(walk, &down);
 }
 

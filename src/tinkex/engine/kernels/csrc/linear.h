@@ -18,7 +18,7 @@ typedef struct {
 enum { MAX_PARTS = 3 };
 enum linear_end { END_STORE, END_ADD, END_GATE };
 
-typedef struct {
+typedef struct linear {
     int64_t num_rows, inputs;
     const float *x;
     int64_t x_stride, out_stride;
@@ -30,6 +30,7 @@ typedef struct {
     int64_t num_segments, max_rank;
     int64_t first_pair; /* of the layer, in every segment's table */
     float *squeezed;    /* (rows, parts · max_rank): scale · x · Aᵀ */
+    const struct linear *next; /* the one that is run after this; NULL if there is none */
 } linear;
 
 static inline const tinkex_pair *pair_of(const linear *l, const tinkex_segment *segment, int part) {
@@ -63,19 +64,51 @@ static void squeeze_task(const void *context, long task, int worker) {
     _Alignas(64) float sums[ROW_BLOCK * PANEL];
     clear(sums, rows * PANEL);
     add_product(rows, l->x + first * l->x_stride, l->x_stride, pair->a + first_rank * l->inputs, l->inputs, ranks,
-                l->inputs, sums, 0);
+                l->inputs, sums, 0, NULL);
     const float scale = (float)segment->scale;
     for (int64_t row = 0; row < rows; row++)
         for (int64_t r = 0; r < ranks; r++)
             squeezed_of(l, first + row, part)[first_rank + r] = scale * sums[row * PANEL + r];
 }
 
+/* The halves B of one panel are needed right after its product with the weights. */
+static void note_pairs(const linear *l, int part, int64_t output, int64_t block, int64_t rows, errands *list) {
+    for (int64_t s = 0; s < l->num_segments; s++) {
+        const tinkex_segment *segment = &l->segments[s];
+        if (segment->first_row >= block + rows || segment->first_row + segment->num_rows <= block) continue;
+        const tinkex_pair *pair = pair_of(l, segment, part);
+        if (pair != NULL)
+            note_errand(list, pair->b + output * segment->rank,
+                        smaller(PANEL, l->parts[part].outputs - output) * segment->rank);
+    }
+}
+
+/* One of `num_tasks` shares of the halves A that the next linear layer begins with. */
+static void note_next(const linear *next, int64_t task, int64_t num_tasks, errands *list) {
+    int64_t total = 0, done = 0;
+    for (int64_t s = 0; s < next->num_segments; s++)
+        for (int part = 0; part < next->num_parts; part++)
+            if (pair_of(next, &next->segments[s], part) != NULL) total += next->segments[s].rank * next->inputs;
+    const int64_t start = task * total / num_tasks, end = (task + 1) * total / num_tasks;
+    for (int64_t s = 0; s < next->num_segments && done < end; s++)
+        for (int part = 0; part < next->num_parts && done < end; part++) {
+            const tinkex_pair *pair = pair_of(next, &next->segments[s], part);
+            if (pair == NULL) continue;
+            const int64_t size = next->segments[s].rank * next->inputs;
+            const int64_t from = larger(start - done, 0), to = smaller(end - done, size);
+            note_errand(list, pair->a + from, to - from);
+            done += size;
+        }
+}
+
 /* The sums of one panel of one part for a block of rows. */
-static void panel_sums(const linear *l, int part, int64_t output, int64_t block, int64_t rows, float *sums, int more) {
+static void panel_sums(const linear *l, int part, int64_t output, int64_t block, int64_t rows, float *sums, int more,
+                       errands *list) {
     const linear_part *p = &l->parts[part];
     const int64_t outputs = smaller(PANEL, p->outputs - output);
     clear(sums, rows * PANEL);
-    add_panel_product(rows, l->x + block * l->x_stride, l->x_stride, p->weight, output, outputs, l->inputs, sums, more);
+    add_panel_product(rows, l->x + block * l->x_stride, l->x_stride, p->weight, output, outputs, l->inputs, sums, more,
+                      list);
     for (int64_t s = 0; s < l->num_segments; s++) {
         const tinkex_segment *segment = &l->segments[s];
         const int64_t first = larger(segment->first_row, block);
@@ -84,7 +117,7 @@ static void panel_sums(const linear *l, int part, int64_t output, int64_t block,
         if (pair != NULL)
             add_product(end - first, squeezed_of(l, first, part), MAX_PARTS * l->max_rank,
                         pair->b + output * segment->rank, segment->rank, outputs, segment->rank,
-                        sums + (first - block) * PANEL, more);
+                        sums + (first - block) * PANEL, 0, NULL);
     }
     if (p->bias != NULL)
         for (int64_t row = 0; row < rows; row++)
@@ -128,9 +161,15 @@ static void linear_task(const void *context, long task, int worker) {
     const int64_t output = panel * PANEL;
     /* The same thread usually takes the next panel too. */
     const int more = output + 2 * PANEL <= l->parts[part].outputs;
-    panel_sums(l, part, output, block, rows, sums, more);
+    const int products = l->end == END_GATE ? 2 : 1;
+    errands list;
+    list.num_pieces = list.piece = list.left = 0;
+    list.chunks = products * num_parts(l->inputs, CHUNK);
+    for (int p = part; p < part + products; p++) note_pairs(l, p, output, block, rows, &list);
+    if (l->next != NULL) note_next(l->next, task, panels * num_parts(l->num_rows, ROW_BLOCK), &list);
+    panel_sums(l, part, output, block, rows, sums, more, &list);
     if (l->end == END_GATE) {
-        panel_sums(l, 1, output, block, rows, other, more);
+        panel_sums(l, 1, output, block, rows, other, more, &list);
         for (int64_t i = 0; i < rows * PANEL; i += LANES)
             vec_store(sums + i, silu(vec_load(sums + i)) * vec_load(other + i));
     }

@@ -161,7 +161,7 @@ static inline __attribute__((always_inline)) void unpack(const int format, const
 /* A few rows are multiplied as the weights are expanded; for more a panel is expanded into a buffer they share. */
 static inline __attribute__((always_inline)) void packed_product(const int format, int64_t rows, const float *x,
                                                                  int64_t x_stride, const char *data, int64_t inputs,
-                                                                 float *sums) {
+                                                                 float *sums, errands *list) {
     _Alignas(64) float panel[CHUNK * PANEL];
     const int64_t bytes = panel_bytes(format, CHUNK);
     int64_t k = 0;
@@ -178,22 +178,24 @@ static inline __attribute__((always_inline)) void packed_product(const int forma
     for (; k < inputs; k += CHUNK, data += bytes) {
         const int64_t width = smaller(CHUNK, inputs - k);
         unpack(format, data, width, panel);
-        rows_times_panel(rows, x + k, x_stride, panel, PANEL, width, sums, PANEL, NULL);
+        rows_times_panel(rows, x + k, x_stride, panel, PANEL, width, sums, PANEL, NULL, list,
+                         errands_due(list));
     }
 }
 
 /* sums (rows, PANEL) += x (rows, inputs) · weightᵀ for the panel of a matrix that begins with `output`. */
 static void add_panel_product(int64_t rows, const float *x, int64_t x_stride, const tinkex_matrix *weight,
-                              int64_t output, int64_t outputs, int64_t inputs, float *sums, int more) {
+                              int64_t output, int64_t outputs, int64_t inputs, float *sums, int more,
+                              errands *list) {
     const char *panel = (const char *)weight->data + output / PANEL * panel_bytes(weight->format, inputs);
     switch (weight->format) {
-        case STORED_FP16: packed_product(STORED_FP16, rows, x, x_stride, panel, inputs, sums); break;
-        case STORED_BF16: packed_product(STORED_BF16, rows, x, x_stride, panel, inputs, sums); break;
-        case STORED_Q8: packed_product(STORED_Q8, rows, x, x_stride, panel, inputs, sums); break;
-        case STORED_Q4: packed_product(STORED_Q4, rows, x, x_stride, panel, inputs, sums); break;
+        case STORED_FP16: packed_product(STORED_FP16, rows, x, x_stride, panel, inputs, sums, list); break;
+        case STORED_BF16: packed_product(STORED_BF16, rows, x, x_stride, panel, inputs, sums, list); break;
+        case STORED_Q8: packed_product(STORED_Q8, rows, x, x_stride, panel, inputs, sums, list); break;
+        case STORED_Q4: packed_product(STORED_Q4, rows, x, x_stride, panel, inputs, sums, list); break;
         default:
             add_product(rows, x, x_stride, (const float *)weight->data + output * inputs, inputs, outputs, inputs, sums,
-                        more);
+                        more, list);
     }
 }
 

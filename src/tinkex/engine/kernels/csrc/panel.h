@@ -84,16 +84,58 @@ static inline void fetch(upcoming *next, int64_t count) {
     }
 }
 
-/* The product of any number of rows, cut into tiles of nearly equal size; fetches `next`, if given, meanwhile. */
+/* Memory that will be needed later: pieces, fetched in the order they were noted, evenly over the chunks of products. */
+enum { MOST_PIECES = 64 };
+typedef struct {
+    int64_t chunks; /* that are still to come */
+    int64_t num_pieces, piece, left; /* left: lines of all pieces */
+    struct {
+        const char *line;
+        int64_t lines;
+    } pieces[MOST_PIECES];
+} errands;
+
+static inline void note_errand(errands *list, const float *from, int64_t count) {
+    if (list->num_pieces == MOST_PIECES || count <= 0) return;
+    const int64_t lines = num_parts(count, LINE_FLOATS);
+    list->pieces[list->num_pieces].line = (const char *)from;
+    list->pieces[list->num_pieces++].lines = lines;
+    list->left += lines;
+}
+
+/* How many lines to fetch during the next chunk. */
+static inline int64_t errands_due(errands *list) {
+    if (list == NULL || list->left == 0) return 0;
+    return num_parts(list->left, larger(1, list->chunks--));
+}
+
+static inline void run_errands(errands *list, int64_t count) {
+    count = smaller(count, list->left);
+    list->left -= count;
+    while (count > 0) {
+        const int64_t lines = smaller(count, list->pieces[list->piece].lines);
+        const char *line = list->pieces[list->piece].line;
+        for (const char *end = line + lines * LINE; line < end; line += LINE) __builtin_prefetch(line, 0, 2);
+        list->pieces[list->piece].line = line;
+        list->pieces[list->piece].lines -= lines;
+        if (list->pieces[list->piece].lines == 0) list->piece++;
+        count -= lines;
+    }
+}
+
+/* The product of any number of rows, cut into tiles of nearly equal size; meanwhile fetches `next`, if given, and
+ * `num_errands` lines of `list`. */
 static inline void rows_times_panel(int64_t rows, const float *x, int64_t x_stride, const float *panel,
                                     int64_t panel_stride, int64_t depth, float *sums, int64_t sums_stride,
-                                    upcoming *next) {
+                                    upcoming *next, errands *list, int64_t num_errands) {
     const int64_t tiles = num_parts(rows, TILE_ROWS);
     const int64_t share = next == NULL ? 0 : num_parts(next->left, tiles);
+    const int64_t errand_share = num_parts(num_errands, tiles);
     int64_t done = 0;
     for (int64_t t = 0; t < tiles; t++) {
         const int64_t end = (t + 1) * rows / tiles;
         if (share > 0) fetch(next, share);
+        if (errand_share > 0) run_errands(list, errand_share);
         tile_of((int)(end - done), x + done * x_stride, x_stride, panel, panel_stride, depth, sums + done * sums_stride,
                 sums_stride);
         done = end;
@@ -105,7 +147,8 @@ static inline void rows_times_panel(int64_t rows, const float *x, int64_t x_stri
  * With `more` the rows that follow in memory are needed next by the same thread.
  */
 static inline void add_product(int64_t rows, const float *x, int64_t x_stride, const float *weight,
-                               int64_t weight_stride, int64_t outputs, int64_t inputs, float *sums, int more) {
+                               int64_t weight_stride, int64_t outputs, int64_t inputs, float *sums, int more,
+                               errands *list) {
     _Alignas(64) float panel[CHUNK * PANEL];
     for (int64_t k = 0; k < inputs; k += CHUNK) {
         const int64_t width = smaller(CHUNK, inputs - k), ahead = k + AHEAD;
@@ -116,7 +159,8 @@ static inline void add_product(int64_t rows, const float *x, int64_t x_stride, c
             next = upcoming_block(weight + outputs * weight_stride + ahead - rounded_up(inputs, CHUNK), weight_stride,
                                   outputs, width);
         turn_panel(weight + k, weight_stride, outputs, width, panel);
-        rows_times_panel(rows, x + k, x_stride, panel, PANEL, width, sums, PANEL, &next);
+        rows_times_panel(rows, x + k, x_stride, panel, PANEL, width, sums, PANEL, &next, list,
+                         errands_due(list));
     }
 }
 
