@@ -6,6 +6,7 @@ from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
 from enum import IntEnum
 
 __all__ = [
+    "MAX_PARTS",
     "PROJECTIONS",
     "DrawC",
     "HeadC",
@@ -13,11 +14,13 @@ __all__ = [
     "MatrixC",
     "ModelC",
     "PairC",
+    "PairsC",
     "PassC",
     "SegmentC",
     "SequenceC",
     "Stored",
     "StretchC",
+    "TenantC",
 ]
 
 
@@ -27,6 +30,9 @@ def _fields(kind: type, *names: str) -> list[tuple[str, type]]:
 
 PROJECTIONS = 7
 """Linear layers of a layer: query, key, value, output, gate, up, down."""
+
+MAX_PARTS = 3
+"""Projections that can share an input."""
 
 
 class Stored(IntEnum):
@@ -133,4 +139,33 @@ class DrawC(Structure):
         *_fields(c_int64, "num_rows", "vocab"),
         *_fields(c_void_p, "logits", "temperatures", "top_ks", "top_ps", "uniforms"),
         *_fields(c_void_p, "tokens", "logprobs", "log_normalizers"),
+    )
+
+
+class TenantC(Structure):
+    """Rows of a training pass and the pairs that are theirs; NULL where there is none or none is trained."""
+
+    _fields_ = (
+        *_fields(c_int64, "first_row", "num_rows", "rank"),
+        ("scale", c_double),
+        *_fields(c_void_p * MAX_PARTS, "a", "b", "grad_a", "grad_b"),
+    )
+
+
+class PairsC(Structure):
+    """The pairs of projections that share an input, and a pass through them."""
+
+    _fields_ = (
+        *_fields(c_int64, "inputs", "num_parts", "num_tenants", "max_rank"),
+        *_fields(c_int64 * MAX_PARTS, "first_column", "outputs"),
+        ("tenants", POINTER(TenantC)),
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("narrow", c_void_p),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("grad_out", c_void_p),
+        ("grad_out_stride", c_int64),
+        *_fields(c_void_p, "narrow_grad", "grad_x"),
+        ("grad_x_stride", c_int64),
     )

@@ -6,7 +6,7 @@ from ctypes import CDLL, POINTER, byref, c_char_p, c_int, c_int64, c_void_p
 from pathlib import Path
 
 from tinkex.engine.kernels.build import LIBRARY, sources_digest
-from tinkex.engine.kernels.layout import DrawC, HeadC, ModelC, PassC
+from tinkex.engine.kernels.layout import DrawC, HeadC, ModelC, PairsC, PassC
 
 __all__ = ["Core", "CoreUnavailable", "load_core"]
 
@@ -50,6 +50,14 @@ class Core:
     def draw(self, rows: DrawC, num_threads: int) -> None:
         """One token per row of logits."""
         self._check(self._library.tinkex_core_draw(self._handle, byref(rows), num_threads))
+
+    def add_pairs(self, rows: PairsC, team: int, num_threads: int) -> None:
+        """What the low-rank pairs of a training pass add to the outputs, on the threads of a ``team``."""
+        self._check(self._library.tinkex_core_pairs(self._handle, byref(rows), 0, team, num_threads))
+
+    def add_pair_gradients(self, rows: PairsC, team: int, num_threads: int) -> None:
+        """The gradients of the pairs, and what the pairs add to the gradient of the inputs."""
+        self._check(self._library.tinkex_core_pairs(self._handle, byref(rows), 1, team, num_threads))
 
     def packed_bytes(self, stored: int, outputs: int, inputs: int) -> int:
         """What a matrix would take in another form; 0 where the form does not suit its size."""
@@ -97,4 +105,5 @@ def load_core(path: Path = LIBRARY, *, variant: str = "") -> Core:
     library.tinkex_core_packed_bytes.argtypes = [c_void_p, c_int64, c_int64, c_int64]
     library.tinkex_core_packed_bytes.restype = c_int64
     library.tinkex_core_pack.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int]
+    library.tinkex_core_pairs.argtypes = [c_void_p, POINTER(PairsC), c_int, c_void_p, c_int]
     return Core(library, variant)

@@ -19,7 +19,8 @@ from tinkex.engine.model.lora import Adapter
 from tinkex.engine.model.rope import rotate
 from tinkex.engine.model.transformer import LayerWeights, Transformer
 from tinkex.engine.trainer.batch import Pass
-from tinkex.engine.trainer.nodes import LowRank, Pair, gate, project, rms_norm, rotate_heads
+from tinkex.engine.trainer.nodes import gate, project, rms_norm, rotate_heads
+from tinkex.engine.trainer.pairs import LowRank, Pair, PairMath, choose_pair_math
 
 __all__ = ["Backbone", "Tenant"]
 
@@ -39,21 +40,16 @@ class Tenant:
     def low_rank(self, rows: slice, layer: int, outputs: Mapping[str, int]) -> LowRank | None:
         """Its pairs on joined projections of a layer, given their sizes; None if it has none there."""
         columns = zip(outputs, pairwise(accumulate(outputs.values(), initial=0)), strict=True)
-        trained = [(module, slice(*ends)) for module, ends in columns if (module, layer) in self.pairs]
-        if not trained:
-            return None
-        a_halves = [self.pairs[module, layer][0] for module, _ in trained]
-        ranks = pairwise(accumulate((len(a_RI) for a_RI in a_halves), initial=0))
         pairs = [
             Pair(
-                ranks=slice(*ends),
-                columns=own,
-                b_OR=self.pairs[module, layer][1],
+                slice(*ends),
+                *self.pairs[module, layer],
                 grads=None if self.grads is None else self.grads[module, layer],
             )
-            for (module, own), ends in zip(trained, ranks, strict=True)
+            for module, ends in columns
+            if (module, layer) in self.pairs
         ]
-        return LowRank(rows, self.scale, a_halves[0] if len(a_halves) == 1 else torch.cat(a_halves), pairs)
+        return LowRank(rows, self.scale, pairs) if pairs else None
 
 
 class Backbone:
@@ -64,8 +60,9 @@ class Backbone:
         >>> torch.autograd.backward(hidden_TD, grad_TD)  # adds to the tenant's gradient
     """
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Transformer, math: PairMath | None = None) -> None:
         self._model = model
+        self._math = choose_pair_math(model) if math is None else math
 
     def hidden(self, packed: Pass, tenants: Sequence[Tenant], *, recompute: bool = False) -> Tensor:
         """Hidden states after the final norm; ``tenants`` are those of the pass's segments.
@@ -74,7 +71,7 @@ class Backbone:
         layer again: about a third more time, for a small part of the memory.
         """
         model = self._model
-        layers = _Layers(model, packed, tenants)
+        layers = _Layers(model, packed, tenants, self._math)
         x_TD = embedding(torch.from_numpy(packed.tokens_T), model.embedding_VD)
         for number in range(len(model.layers)):
             if recompute and torch.is_grad_enabled():
@@ -87,9 +84,10 @@ class Backbone:
 class _Layers:
     """The layers of a model for the rows of one pass."""
 
-    def __init__(self, model: Transformer, packed: Pass, tenants: Sequence[Tenant]) -> None:
+    def __init__(self, model: Transformer, packed: Pass, tenants: Sequence[Tenant], math: PairMath) -> None:
         arch = model.arch
         self._model = model
+        self._math = math
         self._owners = [
             (segment.rows, tenant) for segment, tenant in zip(packed.segments, tenants, strict=True)
         ]
@@ -138,4 +136,5 @@ class _Layers:
         self, number: int, x: Tensor, weight: Tensor, bias: Tensor | None, outputs: Mapping[str, int]
     ) -> Tensor:
         found = (tenant.low_rank(rows, number, outputs) for rows, tenant in self._owners)
-        return project(x, weight, bias, [low for low in found if low is not None], self._anchor)
+        low_ranks = [low for low in found if low is not None]
+        return project(x, weight, bias, low_ranks, self._math, self._anchor)

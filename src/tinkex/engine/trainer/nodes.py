@@ -4,15 +4,13 @@ Base weights have no gradient. Gradients of low-rank pairs do not travel through
 them straight into the pairs' buffers. Projections that are joined on the way forward stay joined on the way
 back.
 
-Shapes: T packed rows, n rows of one tenant, I and O inputs and outputs of a projection, R rank, M the ranks of
-joined projections together, F inner size of the MLP, H query heads, K key/value heads, G = H + K, d head
-dimension, h half of it.
+Shapes: T packed rows, I and O inputs and outputs of a projection, F inner size of the MLP, H query heads, K
+key/value heads, G = H + K, d head dimension, h half of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,40 +18,27 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear, silu
 
-__all__ = ["LowRank", "Pair", "gate", "project", "rms_norm", "rotate_heads"]
+from tinkex.engine.trainer.pairs import LowRank, PairMath
 
-
-@dataclass(frozen=True)
-class Pair:
-    """One projection's share of joined ranks and outputs, its B, and where the gradients of A and B add up."""
-
-    ranks: slice
-    columns: slice
-    b_OR: Tensor
-    grads: tuple[Tensor, Tensor] | None
-
-
-@dataclass(frozen=True)
-class LowRank:
-    """One tenant's pairs on joined projections, for the rows that are that tenant's."""
-
-    rows: slice
-    scale: float
-    a_MI: Tensor
-    pairs: Sequence[Pair]
+__all__ = ["gate", "project", "rms_norm", "rotate_heads"]
 
 
 def project(
-    x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, low_ranks: Sequence[LowRank], anchor: Tensor
+    x_TI: Tensor,
+    weight_OI: Tensor,
+    bias_O: Tensor | None,
+    low_ranks: Sequence[LowRank],
+    math: PairMath,
+    anchor: Tensor,
 ) -> Tensor:
-    """``x Wᵀ + bias`` plus each tenant's ``scale · x Aᵀ Bᵀ``.
+    """``x Wᵀ + bias`` plus each tenant's ``scale · x Aᵀ Bᵀ``, which ``math`` computes.
 
     ``anchor`` is any tensor that requires a gradient; it gets none, but makes autograd record the node where
     ``x_TI`` itself needs no gradient.
     """
     if not low_ranks:
         return linear(x_TI, weight_OI, bias_O)
-    out_TO: Tensor = _Project.apply(x_TI, anchor, weight_OI, bias_O, low_ranks)  # type: ignore[no-untyped-call]  # torch's
+    out_TO: Tensor = _Project.apply(x_TI, anchor, weight_OI, bias_O, low_ranks, math)  # type: ignore[no-untyped-call]  # torch's
     return out_TO
 
 
@@ -86,16 +71,11 @@ class _Project(Function):
         weight_OI: Tensor,
         bias_O: Tensor | None,
         low_ranks: Sequence[LowRank],
+        math: PairMath,
     ) -> Tensor:
         out_TO = linear(x_TI, weight_OI, bias_O)
-        narrow = []
-        for low in low_ranks:
-            u_nM = x_TI[low.rows] @ low.a_MI.T
-            for pair in low.pairs:
-                out_TO[low.rows, pair.columns].addmm_(u_nM[:, pair.ranks], pair.b_OR.T, alpha=low.scale)
-            narrow.append(u_nM)
-        ctx.save_for_backward(x_TI, *narrow)
-        ctx.weight_OI, ctx.low_ranks = weight_OI, low_ranks
+        ctx.save_for_backward(x_TI, *math.add(x_TI, out_TO, low_ranks))
+        ctx.weight_OI, ctx.low_ranks, ctx.math = weight_OI, low_ranks, math
         return out_TO
 
     @staticmethod
@@ -103,22 +83,8 @@ class _Project(Function):
         (grad_TO,) = grad_outputs
         x_TI, *narrow = ctx.saved_tensors
         grad_TI = grad_TO @ ctx.weight_OI if ctx.needs_input_grad[0] else None
-        for low, u_nM in zip(ctx.low_ranks, narrow, strict=True):
-            v_nM = torch.empty_like(u_nM)
-            for pair in low.pairs:
-                torch.mm(grad_TO[low.rows, pair.columns], pair.b_OR, out=v_nM[:, pair.ranks])
-            v_nM.mul_(low.scale)
-            if grad_TI is not None:
-                grad_TI[low.rows].addmm_(v_nM, low.a_MI)
-            grad_a_MI = v_nM.T @ x_TI[low.rows]
-            for pair in low.pairs:
-                if pair.grads is not None:
-                    grad_a_RI, grad_b_OR = pair.grads
-                    grad_a_RI.add_(grad_a_MI[pair.ranks])
-                    # uᵀ·grad reads the wide gradient row by row; gradᵀ·u takes half as long again.
-                    grad_b_RO = u_nM[:, pair.ranks].T @ grad_TO[low.rows, pair.columns]
-                    grad_b_OR.add_(grad_b_RO.T, alpha=low.scale)
-        return grad_TI, None, None, None, None
+        ctx.math.add_gradients(grad_TO, x_TI, narrow, grad_TI, ctx.low_ranks)
+        return grad_TI, None, None, None, None, None
 
 
 class _RmsNorm(Function):

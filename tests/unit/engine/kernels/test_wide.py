@@ -11,13 +11,16 @@ import torch
 
 from tests.models import tiny_llama
 from tests.unit.engine.sampler.harness import full_logits, random_tokens, trained_adapter
+from tests.unit.engine.trainer.pair_runs import Shape, run
 from tinkex.engine.kernels import load_core
 from tinkex.engine.kernels.build import build_core
+from tinkex.engine.kernels.team import torch_team
 from tinkex.engine.model.loader import load_transformer
 from tinkex.engine.sampler.block_table import BlockTable
 from tinkex.engine.sampler.compiled import CompiledCompute
 from tinkex.engine.sampler.kv_cache import PromptKV
 from tinkex.engine.sampler.logits import RowSettings, draw
+from tinkex.engine.trainer.pairs import CompiledPairs, TorchPairs
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler here")
@@ -44,3 +47,7 @@ def test_sixteen_lanes_give_the_same_numbers(tmp_path: Path) -> None:
     uniforms = np.random.default_rng(1).random(100).tolist()
     ours, theirs = (way(logits, settings * 25, uniforms) for way in (compute.draw, draw))
     assert ours.tokens_B.tolist() == theirs.tokens_B.tolist()
+    if (team := torch_team()) is not None:
+        shape = Shape(100, [130, 7], [(90, 17), (40, 32)], [True, True])
+        found, exact = (run(math, shape) for math in (CompiledPairs(load_core(library), team), TorchPairs()))
+        torch.testing.assert_close(found.tensors, exact.tensors, rtol=1e-4, atol=1e-2)

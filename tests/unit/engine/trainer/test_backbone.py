@@ -15,6 +15,7 @@ from tinkex.engine.trainer.backbone import Backbone, Tenant
 from tinkex.engine.trainer.batch import Pass, plan_passes
 from tinkex.engine.trainer.examples import Limits, read_examples
 from tinkex.engine.trainer.losses import LOSSES
+from tinkex.engine.trainer.pairs import PairMath, TorchPairs
 from tinkex.engine.trainer.trainer import Trainer
 
 
@@ -27,6 +28,10 @@ def packed_of(*jobs: list[int]) -> Pass:
     return packed
 
 
+WAYS = pytest.mark.parametrize("math", [None, TorchPairs()], ids=["chosen", "torch"])
+
+
+@WAYS
 @pytest.mark.parametrize(
     ("family", "config"),
     [
@@ -36,7 +41,9 @@ def packed_of(*jobs: list[int]) -> Pass:
         ("qwen3", {}),
     ],
 )
-def test_hidden_states_are_those_of_the_model(family: str, config: dict[str, object], tmp_path: Path) -> None:
+def test_hidden_states_are_those_of_the_model(
+    family: str, config: dict[str, object], math: PairMath | None, tmp_path: Path
+) -> None:
     model = small_transformer(tmp_path, family=family, config=config)
     trainer = Trainer(model)
     states = [trained_state(trainer, seed=1, rank=2), trained_state(trainer, seed=2, train_mlp=False)]
@@ -45,18 +52,36 @@ def test_hidden_states_are_those_of_the_model(family: str, config: dict[str, obj
     rows = LoraRows([(state.adapter, s.num_rows) for state, s in zip(states, packed.segments, strict=True)])
     with torch.no_grad():
         expected_TD = model.hidden(tokens_T, positions_T, packed_causal(packed.lengths, model.arch), rows)
-        hidden_TD = Backbone(model).hidden(packed, [Tenant(state.adapter) for state in states])
+        hidden_TD = Backbone(model, math).hidden(packed, [Tenant(state.adapter) for state in states])
     torch.testing.assert_close(hidden_TD, expected_TD, rtol=1e-5, atol=1e-5)
 
 
-def test_recomputed_layers_give_the_same_gradient(tmp_path: Path) -> None:
+def test_both_ways_of_computing_pairs_give_the_same_gradients(tmp_path: Path) -> None:
+    model = small_transformer(tmp_path)
+    trainer = Trainer(model)
+    states = [trained_state(trainer, seed=1, rank=2), trained_state(trainer, seed=2, train_attn=False)]
+    packed = packed_of([5, 9], [20, 7])
+    found = []
+    for math in (None, TorchPairs()):
+        gradients = [torch.zeros_like(state.adapter.params) for state in states]
+        tenants = [Tenant(state.adapter, own) for state, own in zip(states, gradients, strict=True)]
+        hidden_TD = Backbone(model, math).hidden(packed, tenants)
+        torch.autograd.backward(hidden_TD, torch.ones_like(hidden_TD))
+        found.append(gradients)
+    assert all(bool(gradient.any()) for gradient in found[0])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+@WAYS
+def test_recomputed_layers_give_the_same_gradient(math: PairMath | None, tmp_path: Path) -> None:
     model = small_transformer(tmp_path)
     state = trained_state(Trainer(model))
     packed = packed_of([5, 9])
     gradients = []
     for recompute in (False, True):
         gradient = torch.zeros_like(state.adapter.params)
-        hidden_TD = Backbone(model).hidden(packed, [Tenant(state.adapter, gradient)], recompute=recompute)
+        tenants = [Tenant(state.adapter, gradient)]
+        hidden_TD = Backbone(model, math).hidden(packed, tenants, recompute=recompute)
         torch.autograd.backward(hidden_TD, torch.ones_like(hidden_TD))
         gradients.append(gradient)
     assert bool(gradients[0].any())

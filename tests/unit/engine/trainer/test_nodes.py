@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from tinkex.engine.trainer.nodes import LowRank, Pair, gate, project, rms_norm, rotate_heads
+from tinkex.engine.trainer.nodes import gate, project, rms_norm, rotate_heads
+from tinkex.engine.trainer.pairs import LowRank, Pair, TorchPairs
 
 ROWS, INPUTS, OUTPUTS, RANK = 6, 5, 8, 2
 
@@ -26,15 +27,15 @@ def low_rank(rows: slice, seed: int) -> LowRank:
     for n, own in enumerate(columns):
         width = own.stop - own.start
         grads = torch.zeros(RANK, INPUTS).double(), torch.zeros(width, RANK).double()
-        ranks = slice(n * RANK, (n + 1) * RANK)
-        pairs.append(Pair(ranks, own, random(width, RANK, seed=seed + n), grads))
-    return LowRank(rows, 0.5, random(2 * RANK, INPUTS, seed=seed + 7), pairs)
+        a_RI, b_OR = random(RANK, INPUTS, seed=seed + 7 + n), random(width, RANK, seed=seed + n)
+        pairs.append(Pair(own, a_RI, b_OR, grads))
+    return LowRank(rows, 0.5, pairs)
 
 
 def naive_project(x: Tensor, weight: Tensor, bias: Tensor, low_ranks: list[LowRank]) -> Tensor:
     pieces = []
     for low in low_ranks:
-        effective = weight + low.scale * torch.cat([p.b_OR @ low.a_MI[p.ranks] for p in low.pairs])
+        effective = weight + low.scale * torch.cat([p.b_OR @ p.a_RI for p in low.pairs])
         pieces.append(x[low.rows] @ effective.T + bias)
     return torch.cat(pieces)
 
@@ -43,25 +44,24 @@ def test_a_projection_adds_each_tenants_pairs_to_its_own_rows() -> None:
     x, weight, bias = random(ROWS, INPUTS), random(OUTPUTS, INPUTS), random(OUTPUTS)
     tenants = [low_rank(slice(0, 4), 1), low_rank(slice(4, 6), 20)]
     torch.testing.assert_close(
-        project(x, weight, bias, tenants, anchor()), naive_project(x, weight, bias, tenants)
+        project(x, weight, bias, tenants, TorchPairs(), anchor()), naive_project(x, weight, bias, tenants)
     )
 
 
 def test_a_projections_gradients_are_those_of_plain_torch() -> None:
     x, weight, bias = random(ROWS, INPUTS).requires_grad_(), random(OUTPUTS, INPUTS), random(OUTPUTS)
     tenants = [low_rank(slice(0, 4), 1), low_rank(slice(4, 6), 20)]
-    leaves = [t for low in tenants for t in (low.a_MI, *(p.b_OR for p in low.pairs))]
+    leaves = [half for low in tenants for pair in low.pairs for half in (pair.a_RI, pair.b_OR)]
     for leaf in leaves:
         leaf.requires_grad_()
     direction = random(ROWS, OUTPUTS, seed=5)
     expected = torch.autograd.grad(naive_project(x, weight, bias, tenants), [x, *leaves], direction)
     for leaf in leaves:
         leaf.requires_grad_(requires_grad=False)
-    [grad_x] = torch.autograd.grad(project(x, weight, bias, tenants, anchor()), x, direction)
+    [grad_x] = torch.autograd.grad(project(x, weight, bias, tenants, TorchPairs(), anchor()), x, direction)
     own = [grad_x]
     for low in tenants:
-        pairs = [p.grads for p in low.pairs if p.grads is not None]
-        own += [torch.cat([a for a, _ in pairs]), *(b for _, b in pairs)]
+        own += [half for pair in low.pairs for half in pair.grads or ()]
     for mine, reference in zip(own, expected, strict=True):
         torch.testing.assert_close(mine, reference)
 
@@ -69,7 +69,7 @@ def test_a_projections_gradients_are_those_of_plain_torch() -> None:
 def test_pairs_get_their_gradient_where_the_input_needs_none() -> None:
     [low] = [low_rank(slice(0, ROWS), 1)]
     start = anchor()
-    project(random(ROWS, INPUTS), random(OUTPUTS, INPUTS), None, [low], start).sum().backward()
+    project(random(ROWS, INPUTS), random(OUTPUTS, INPUTS), None, [low], TorchPairs(), start).sum().backward()
     assert start.grad is None
     assert all(bool(half.any()) for pair in low.pairs for half in pair.grads or ())
 
@@ -77,7 +77,7 @@ def test_pairs_get_their_gradient_where_the_input_needs_none() -> None:
 def test_without_pairs_a_projection_is_a_linear_map() -> None:
     x = random(ROWS, INPUTS).requires_grad_()
     weight = random(OUTPUTS, INPUTS)
-    out = project(x, weight, None, [], anchor())
+    out = project(x, weight, None, [], TorchPairs(), anchor())
     torch.testing.assert_close(out, x @ weight.T)
     out.sum().backward()
     torch.testing.assert_close(x.grad, weight.sum(0).expand(ROWS, -1))

@@ -69,3 +69,11 @@ int tinkex_core_pack(const tinkex_variant *variant, const float *from, int64_t o
                      void *to, int num_threads) {
     return variant->pack(from, outputs, inputs, format, to, num_threads);
 }
+
+/* The low-rank pairs of a training pass, forward or backward, on the threads of `team`. */
+EXPORT int tinkex_core_pairs(const tinkex_variant *variant, const tinkex_pairs *pairs, int backward, tinkex_team team,
+                             int num_threads);
+int tinkex_core_pairs(const tinkex_variant *variant, const tinkex_pairs *pairs, int backward, tinkex_team team,
+                      int num_threads) {
+    return variant->pairs(pairs, backward, team, num_threads);
+}

@@ -88,6 +88,38 @@ typedef struct {
     float *logits; /* out: (rows, vocab) */
 } tinkex_head;
 
+/* Projections that can share an input. */
+enum { MAX_PARTS = 3 };
+
+/* Rows of a training pass and the pairs that are theirs; by part, NULL where there is none or none is trained. */
+typedef struct {
+    int64_t first_row, num_rows, rank;
+    double scale;
+    const float *a[MAX_PARTS]; /* (rank, inputs) */
+    const float *b[MAX_PARTS]; /* (outputs, rank) */
+    float *grad_a[MAX_PARTS];  /* added to, as grad_b is; no two tenants share them */
+    float *grad_b[MAX_PARTS];
+} tinkex_tenant;
+
+/* The pairs of projections that share an input, and a pass through them. */
+typedef struct {
+    int64_t inputs, num_parts, num_tenants, max_rank;
+    int64_t first_column[MAX_PARTS], outputs[MAX_PARTS]; /* where a part's outputs lie in a row of all of them */
+    const tinkex_tenant *tenants;
+    const float *x;
+    int64_t x_stride;
+    float *narrow; /* (rows, parts · max_rank): scale · x · Aᵀ, written on the way forward and read on the way back */
+    /* Forward alone. */
+    float *out; /* added to */
+    int64_t out_stride;
+    /* Backward alone. */
+    const float *grad_out;
+    int64_t grad_out_stride;
+    float *narrow_grad; /* room for as much as narrow */
+    float *grad_x;      /* added to; NULL if it is not wanted */
+    int64_t grad_x_stride;
+} tinkex_pairs;
+
 /* Rows to draw a token from. */
 typedef struct {
     int64_t num_rows, vocab;

@@ -15,7 +15,6 @@ typedef struct {
     int projection; /* its place in the tables of pairs, counted from the layer's first */
 } linear_part;
 
-enum { MAX_PARTS = 3 };
 enum linear_end { END_STORE, END_ADD, END_GATE };
 
 typedef struct linear {

@@ -90,13 +90,19 @@ static void hire(int wanted) {
     }
 }
 
-int tinkex_run(tinkex_job job, void *context, int num_phases, int num_threads) {
-    if (num_threads > TINKEX_MAX_THREADS) num_threads = TINKEX_MAX_THREADS;
-    if (num_threads < 1) num_threads = 1;
-    const size_t num_counters = (size_t)num_phases * (size_t)(num_threads + 1);
+static tinkex_counter *new_counters(int num_phases, int *num_threads) {
+    if (*num_threads > TINKEX_MAX_THREADS) *num_threads = TINKEX_MAX_THREADS;
+    if (*num_threads < 1) *num_threads = 1;
+    const size_t num_counters = (size_t)num_phases * (size_t)(*num_threads + 1);
     tinkex_counter *counters = aligned_alloc(64, num_counters * sizeof(tinkex_counter));
-    if (counters == NULL) return TINKEX_NO_MEMORY;
+    if (counters == NULL) return NULL;
     for (size_t i = 0; i < num_counters; i++) atomic_init(&counters[i].value, 0);
+    return counters;
+}
+
+int tinkex_run(tinkex_job job, void *context, int num_phases, int num_threads) {
+    tinkex_counter *counters = new_counters(num_phases, &num_threads);
+    if (counters == NULL) return TINKEX_NO_MEMORY;
     tinkex_walk walk = {counters, num_threads, 0, 0};
     /* Somebody else's job has the helpers: this one is done alone, which gives the same numbers. */
     const int helped = num_threads > 1 && pthread_mutex_trylock(&pool.in_use) == 0;
@@ -119,6 +125,31 @@ int tinkex_run(tinkex_job job, void *context, int num_phases, int num_threads) {
         for (int waited = 0; atomic_load(&pool.active) > 0;) wait_a_little(&waited);
         pthread_mutex_unlock(&pool.in_use);
     }
+    free(counters);
+    return TINKEX_OK;
+}
+
+typedef struct {
+    tinkex_job job;
+    void *context;
+    tinkex_counter *counters;
+    int num_workers;
+    atomic_int arrived;
+} team_job;
+
+static void run_as_member(void *context) {
+    team_job *shared = context;
+    const int worker = atomic_fetch_add(&shared->arrived, 1);
+    if (worker >= shared->num_workers) return;
+    tinkex_walk walk = {shared->counters, shared->num_workers, worker, 0};
+    shared->job(&walk, shared->context);
+}
+
+int tinkex_run_in_team(tinkex_team team, tinkex_job job, void *context, int num_phases, int num_threads) {
+    tinkex_counter *counters = new_counters(num_phases, &num_threads);
+    if (counters == NULL) return TINKEX_NO_MEMORY;
+    team_job shared = {job, context, counters, num_threads, 0};
+    team(run_as_member, &shared, (unsigned)num_threads, 0);
     free(counters);
     return TINKEX_OK;
 }

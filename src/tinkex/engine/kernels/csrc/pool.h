@@ -19,7 +19,7 @@ typedef struct {
 typedef struct {
     tinkex_counter *counters; /* num_workers + 1 for each phase: tasks taken of each range, and tasks done */
     int num_workers;
-    int worker; /* 0 is the caller; workers of one job have different numbers */
+    int worker; /* workers of one job have different numbers */
     int phase;
 } tinkex_walk;
 
@@ -28,6 +28,13 @@ typedef void (*tinkex_task)(const void *context, long task, int worker);
 
 /* Runs a job of at most num_phases phases on num_threads threads; returns TINKEX_OK or TINKEX_NO_MEMORY. */
 int tinkex_run(tinkex_job job, void *context, int num_phases, int num_threads);
+
+/* Runs a function on so many threads at once and waits for all of them; GOMP_parallel of libgomp is one. */
+typedef void (*tinkex_team)(void (*run)(void *context), void *context, unsigned num_threads, unsigned flags);
+
+/* The same on somebody else's threads, which may be fewer. Where they have just computed something and still spin, ours
+ * would have to take turns with them. */
+int tinkex_run_in_team(tinkex_team team, tinkex_job job, void *context, int num_phases, int num_threads);
 
 /* The next phase: its tasks are done when this returns, and their writes are seen. */
 void tinkex_share(tinkex_walk *walk, long num_tasks, tinkex_task task, const void *context);

@@ -7,8 +7,8 @@
 #if defined(__AVX2__)
 #include <immintrin.h>
 
-/* Eight inputs of eight rows, by registers. */
-static inline void turn_square(const float *rows, int64_t stride, float *panel) {
+/* to[k][i] = rows[i][k] for eight inputs of eight rows, by registers; `to` and its rows are on whole vectors. */
+static inline void turn_square(const float *rows, int64_t stride, float *to, int64_t to_stride) {
     __m256 a[8], b[8];
     /* Rows i and i + 4 in one register, so that the last step needs no crossing of halves. */
     for (int i = 0; i < 4; i++) {
@@ -22,17 +22,17 @@ static inline void turn_square(const float *rows, int64_t stride, float *panel) 
         b[half + 1] = _mm256_unpackhi_ps(a[half], a[half + 1]);
         b[half + 2] = _mm256_unpacklo_ps(a[half + 2], a[half + 3]);
         b[half + 3] = _mm256_unpackhi_ps(a[half + 2], a[half + 3]);
-        _mm256_store_ps(panel + (half + 0) * PANEL, _mm256_shuffle_ps(b[half], b[half + 2], 0x44));
-        _mm256_store_ps(panel + (half + 1) * PANEL, _mm256_shuffle_ps(b[half], b[half + 2], 0xEE));
-        _mm256_store_ps(panel + (half + 2) * PANEL, _mm256_shuffle_ps(b[half + 1], b[half + 3], 0x44));
-        _mm256_store_ps(panel + (half + 3) * PANEL, _mm256_shuffle_ps(b[half + 1], b[half + 3], 0xEE));
+        _mm256_store_ps(to + (half + 0) * to_stride, _mm256_shuffle_ps(b[half], b[half + 2], 0x44));
+        _mm256_store_ps(to + (half + 1) * to_stride, _mm256_shuffle_ps(b[half], b[half + 2], 0xEE));
+        _mm256_store_ps(to + (half + 2) * to_stride, _mm256_shuffle_ps(b[half + 1], b[half + 3], 0x44));
+        _mm256_store_ps(to + (half + 3) * to_stride, _mm256_shuffle_ps(b[half + 1], b[half + 3], 0xEE));
     }
 }
 enum { TURN = 8 };
 #else
-static inline void turn_square(const float *rows, int64_t stride, float *panel) {
+static inline void turn_square(const float *rows, int64_t stride, float *to, int64_t to_stride) {
     for (int k = 0; k < 4; k++)
-        for (int i = 0; i < 4; i++) panel[k * PANEL + i] = rows[i * stride + k];
+        for (int i = 0; i < 4; i++) to[k * to_stride + i] = rows[i * stride + k];
 }
 enum { TURN = 4 };
 #endif
@@ -42,7 +42,7 @@ static inline __attribute__((always_inline)) void turn_panel(const float *rows, 
                                                              int64_t width, float *panel) {
     const int64_t whole_rows = num_rows / TURN * TURN, whole_width = width / TURN * TURN;
     for (int64_t k = 0; k < whole_width; k += TURN)
-        for (int64_t i = 0; i < whole_rows; i += TURN) turn_square(rows + i * stride + k, stride, panel + k * PANEL + i);
+        for (int64_t i = 0; i < whole_rows; i += TURN) turn_square(rows + i * stride + k, stride, panel + k * PANEL + i, PANEL);
     if (whole_rows == PANEL && whole_width == width) return;
     for (int64_t k = 0; k < width; k++) {
         const int64_t first = k < whole_width ? whole_rows : 0;

@@ -3,6 +3,7 @@
 #define TINKEX_VARIANT_H
 
 #include "core.h"
+#include "pool.h"
 
 typedef struct {
     const char *name;
@@ -11,6 +12,7 @@ typedef struct {
     int (*draw)(const tinkex_draw *draw, int num_threads);
     int64_t (*packed_bytes)(int64_t format, int64_t outputs, int64_t inputs);
     int (*pack)(const float *from, int64_t outputs, int64_t inputs, int64_t format, void *to, int num_threads);
+    int (*pairs)(const tinkex_pairs *pairs, int backward, tinkex_team team, int num_threads);
 } tinkex_variant;
 
 extern const tinkex_variant tinkex_avx512, tinkex_avx2, tinkex_portable;
