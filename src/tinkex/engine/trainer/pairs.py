@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tinkex.engine.kernels import Core, CoreUnavailable, load_core
 from tinkex.engine.kernels.layout import MAX_PARTS, PairsC, TenantC
-from tinkex.engine.kernels.team import torch_team
+from tinkex.engine.model.threads import torch_team
 from tinkex.engine.model.transformer import Transformer
 
 __all__ = ["CompiledPairs", "LowRank", "Pair", "PairMath", "TorchPairs", "choose_pair_math"]

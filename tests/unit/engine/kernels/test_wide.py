@@ -14,8 +14,8 @@ from tests.unit.engine.sampler.harness import full_logits, random_tokens, traine
 from tests.unit.engine.trainer.pair_runs import Shape, run
 from tinkex.engine.kernels import load_core
 from tinkex.engine.kernels.build import build_core
-from tinkex.engine.kernels.team import torch_team
 from tinkex.engine.model.loader import load_transformer
+from tinkex.engine.model.threads import torch_team
 from tinkex.engine.sampler.block_table import BlockTable
 from tinkex.engine.sampler.compiled import CompiledCompute
 from tinkex.engine.sampler.kv_cache import PromptKV

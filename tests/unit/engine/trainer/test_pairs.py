@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.unit.engine.kernels.cores import CORES
 from tests.unit.engine.trainer.pair_runs import Shape, low_ranks, random, run
 from tinkex.engine.kernels import CoreUnavailable
-from tinkex.engine.kernels.team import torch_team
 from tinkex.engine.model.loader import load_transformer
+from tinkex.engine.model.threads import torch_team
 from tinkex.engine.trainer import pairs as pairs_module
 from tinkex.engine.trainer.pairs import CompiledPairs, LowRank, TorchPairs, choose_pair_math
 
