@@ -149,6 +149,9 @@ def _attention_factor(raw: Mapping[str, Any], factor: float) -> float:
     return growth(1.0)
 
 
+_FEWEST_KNOWN, _MOST_KNOWN = 1 << 10, 1 << 15
+
+
 class Rotary:
     """Turns positions into the cosines and sines that ``rotate`` applies.
 
@@ -164,9 +167,29 @@ class Rotary:
     def __init__(self, config: RopeConfig, head_dim: int) -> None:
         self.inverse_frequencies_h = _inverse_frequencies(config, head_dim)
         self.scale = config.attention_factor
+        self._known = self._compute(0)
 
     def __call__(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, (T, 1, h) each, to be broadcast over heads."""
+        """Cosines and sines, (T, 1, h) each, to be broadcast over heads.
+
+        Those of all positions but the farthest are kept: torch's trigonometric functions wake all its threads even for a
+        few rows, and these would then spin for longer than a step of decoding takes.
+        """
+        num_known = int(positions_T.max()) + 1 if len(positions_T) else 0
+        if num_known > _MOST_KNOWN:
+            return self._at(positions_T)
+        known = self._known
+        if len(known[0]) < num_known:
+            known = self._known = self._compute(max(_FEWEST_KNOWN, 1 << (num_known - 1).bit_length()))
+        cos, sin = known
+        return cos[positions_T], sin[positions_T]
+
+    def _compute(self, count: int) -> tuple[Tensor, Tensor]:
+        import torch
+
+        return self._at(torch.arange(count))
+
+    def _at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         angles_T1h = (positions_T.float()[:, None] * self.inverse_frequencies_h)[:, None, :]
         cos, sin = angles_T1h.cos(), angles_T1h.sin()
         return (cos, sin) if self.scale == 1.0 else (cos * self.scale, sin * self.scale)
