@@ -51,6 +51,31 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@contextlib.contextmanager
+def no_worker(server: KillableServer) -> Iterator[dict[str, Any]]:
+    """For as long as the caller likes: its worker was killed, and the next one is stopped before it can answer anything."""
+    while True:
+        successor = next_worker(server)
+        successor.suspend()
+        try:
+            told = health(server)
+            assert told["worker"]["pid"] == successor.pid
+            if told["worker"]["state"] == "starting":
+                yield told
+                return
+        finally:
+            successor.resume()
+
+
+def next_worker(server: KillableServer) -> psutil.Process:
+    """Kill the worker; returns the one that comes after it as soon as the server speaks of it."""
+    (worker,) = server.workers()
+    worker.kill()
+    # One that is stopped before the server knows of it is one that the server is still starting.
+    wait_until(lambda: health(server)["worker"]["pid"] not in (None, worker.pid))
+    return psutil.Process(health(server)["worker"]["pid"])
+
+
 def test_a_killed_worker_is_a_pause_and_the_numbers_are_the_same(server: KillableServer) -> None:
     expected = program(server, lambda _: None)
 
@@ -74,16 +99,8 @@ def test_a_killed_worker_is_a_pause_and_the_numbers_are_the_same(server: Killabl
 def test_the_server_answers_while_there_is_no_worker(server: KillableServer) -> None:
     with tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service:
         training = service.create_lora_training_client(MODEL, rank=4, seed=3)
-        (worker,) = server.workers()
-        worker.kill()
-        wait_until(lambda: [each.pid for each in server.workers()] not in ([], [worker.pid]))
-        (successor,) = server.workers()
-        successor.suspend()  # so that there is none for as long as we like
-        try:
-            told = health(server)
+        with no_worker(server) as told:
             assert told["status"].startswith("degraded: the worker died (it was ended by SIGKILL")
-            assert told["worker"]["pid"] == successor.pid
-            assert told["worker"]["state"] == "starting"
             passed = training.forward_backward([datum(1)], "cross_entropy")
             stepped = training.optim_step(types.AdamParams(learning_rate=1e-2))
             sampled = service.create_sampling_client(base_model=MODEL).sample(
@@ -92,8 +109,6 @@ def test_the_server_answers_while_there_is_no_worker(server: KillableServer) -> 
             metrics = service.create_rest_client().list_training_runs().result(timeout=PATIENCE_S)
             assert metrics.training_runs
             assert not any(each.done() for each in (passed, stepped, sampled))
-        finally:
-            successor.resume()
         assert passed.result(timeout=PATIENCE_S).metrics["loss:sum"] > 0
         assert stepped.result(timeout=PATIENCE_S).metrics
         assert sampled.result(timeout=PATIENCE_S).sequences
@@ -106,6 +121,7 @@ def test_a_stream_goes_on_where_it_was(server: KillableServer) -> None:
         prompt = types.ModelInput.from_ints([5, 6, 7])
         params = types.SamplingParams(max_tokens=60, stop=[], seed=3)
         expected = sampler.sample(prompt, 1, params).result(timeout=PATIENCE_S).sequences[0]
+        restarts = health(server)["worker"]["restarts"]
         tokens: list[int] = []
         with sampler.sample_stream(prompt, 1, params) as stream:
             for event in stream:
@@ -115,6 +131,7 @@ def test_a_stream_goes_on_where_it_was(server: KillableServer) -> None:
                     if len(tokens) == 5:
                         assert server.kill_workers() == 1
         assert tokens == expected.tokens
+    wait_until(lambda: health(server)["worker"]["restarts"] > restarts and health(server)["status"] == "ok")
 
 
 def test_a_worker_ends_with_its_server(tiny_model: Path, tmp_path: Path) -> None:
@@ -128,10 +145,12 @@ def test_a_worker_ends_with_its_server(tiny_model: Path, tmp_path: Path) -> None
 
 
 def test_signals_for_the_server_do_not_end_the_worker(server: KillableServer) -> None:
-    (worker,) = server.workers()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        worker.send_signal(number)
-    time.sleep(0.2)
+    worker = next_worker(server)
+    for _ in range(100):  # from the first moment, long before it can say what it ignores
+        for number in (signal.SIGINT, signal.SIGTERM):
+            worker.send_signal(number)
+        time.sleep(0.01)
     with tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service:
         service.create_lora_training_client(MODEL, rank=4, seed=3)
+    wait_until(lambda: health(server)["status"] == "ok")
     assert [each.pid for each in server.workers()] == [worker.pid]

@@ -15,6 +15,7 @@ from tinkex.engine.backend import pulse
 from tinkex.engine.backend.calls import Answerer
 from tinkex.engine.backend.channel import Channel
 from tinkex.engine.backend.local import LocalBackend
+from tinkex.engine.backend.remote import NOT_FOR_WORKERS
 from tinkex.engine.config import EngineConfig
 
 _PR_SET_PDEATHSIG = 1
@@ -24,9 +25,11 @@ def main() -> None:
     """Answer on the connections that the command line names, until they are closed."""
     parent = os.getppid()
     faulthandler.enable()
-    # Ctrl-C, and the signal that a service manager sends to all at once, are for the engine, which ends this process.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in NOT_FOR_WORKERS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, NOT_FOR_WORKERS
+    )  # those that came until now are dropped with this
     _end_with_parent()
     if os.getppid() != parent:
         os._exit(0)

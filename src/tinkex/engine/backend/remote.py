@@ -46,6 +46,8 @@ logger = logging.getLogger("tinkex.engine")
 ENDING_S = 5.0
 """How long a worker whose connections are closed may take to end."""
 LANES = ("compute", "write", "check")
+NOT_FOR_WORKERS = (signal.SIGINT, signal.SIGTERM)
+"""Ctrl-C, and what a service manager sends to all at once, are for the engine, which ends its worker itself."""
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from tinkex.engine.backend.child import main; main()"
 _OUT_OF_MEMORY_COUNT = Path("/proc/vmstat")
@@ -194,6 +196,8 @@ class ProcessBackend:
         self._orders.put(None)
 
     def _supervise(self) -> None:
+        # A process begins with the signals blocked that its parent's thread blocks: these wait until it ignores them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_WORKERS)
         while (order := self._orders.get()) is not None:
             ends, started = order
             try:
