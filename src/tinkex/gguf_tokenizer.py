@@ -119,7 +119,7 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _add_special(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
-    """Adds the tokens that are found in a text as they are, and the one that begins every text."""
+    """Adds the tokens that are found in a text as they are, and those that begin and end every text."""
     from tokenizers import AddedToken
 
     kinds = _token_kinds(metadata)
@@ -129,7 +129,7 @@ def _add_special(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
         if kinds[place] in {_UNKNOWN, _CONTROL, _USER_DEFINED}
     ]
     tokenizer.add_tokens(added)
-    _add_bos(tokenizer, metadata)
+    _add_ends(tokenizer, metadata)
 
 
 def _token_kinds(metadata: Mapping[str, Any]) -> Sequence[int]:
@@ -172,19 +172,26 @@ def _pre_tokenizer(name: str) -> PreTokenizer:
     )
 
 
-def _add_bos(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
-    """Puts the beginning-of-text token before every text, where the model was trained so."""
+def _add_ends(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
+    """Puts the beginning- and end-of-text tokens around every text, where the model was trained so."""
     from tokenizers import processors
 
-    by_default = (
+    bos_by_default = (
         metadata["tokenizer.ggml.model"] == "llama" or metadata.get("tokenizer.ggml.pre") in _LLAMA3_NAMES
     )
-    wanted = metadata.get("tokenizer.ggml.add_bos_token", by_default)
-    bos = special_tokens(metadata).get("bos_token")
-    if not wanted or bos is None:
+    special = special_tokens(metadata)
+    before = (
+        special.get("bos_token") if metadata.get("tokenizer.ggml.add_bos_token", bos_by_default) else None
+    )
+    after = special.get("eos_token") if metadata.get("tokenizer.ggml.add_eos_token") else None
+    around = [token for token in (before, after) if token is not None]
+    if not around:
         return
+    first, second = (
+        " ".join(part for part in (before, text, after) if part is not None) for text in ("$A", "$B")
+    )
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A",
-        pair=f"{bos} $A {bos} $B",
-        special_tokens=[(bos, tokenizer.token_to_id(bos))],
+        single=first,
+        pair=f"{first} {second}",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in dict.fromkeys(around)],
     )

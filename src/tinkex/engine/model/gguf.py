@@ -86,6 +86,10 @@ def _read(source: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         ) from error
     try:
         reader = GGUFReader(source)
+        if reader.byte_order == "S":
+            raise SetupError(
+                f"{source} is stored in the other byte order than this machine's; convert it with gguf-convert-endian"
+            )
         metadata = {name: field.contents() for name, field in reader.fields.items()}
         return metadata, {tensor.name: tensor for tensor in reader.tensors}
     except (ValueError, KeyError, IndexError, OSError, UnicodeDecodeError) as error:
@@ -94,6 +98,9 @@ def _read(source: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The ``config.json`` of the same model on the hub."""
+    kind = metadata.get("general.type", "model")
+    if kind != "model":
+        raise SetupError(f"the GGUF file holds no model, but {kind!r}; give the file of the model itself")
     arch = str(metadata.get("general.architecture"))
     if arch not in _ARCHITECTURES or metadata.get(f"{arch}.expert_count"):
         raise SetupError(
@@ -122,6 +129,11 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str
 
     if "token_embd.weight" not in tensors:
         raise SetupError("the GGUF file has no token_embd.weight; fetch it again")
+    if optional("attention.causal") is False:
+        raise SetupError(
+            f"{arch}.attention.causal is false in the GGUF file, so its tokens see those after them; only models that read "
+            "from left to right are supported"
+        )
     hidden, heads = int(stated("embedding_length")), int(stated("attention.head_count"))
     context = int(stated("context_length"))
     rotated = optional("rope.dimension_count")
@@ -167,7 +179,6 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str
 def _rope_scaling(
     metadata: Mapping[str, Any], tensors: Mapping[str, Any], arch: str, head_dim: int, context: int
 ) -> dict[str, Any] | None:
-    kind = metadata.get(f"{arch}.rope.scaling.type", "none")
     section = f"{arch}.rope.scaling."
     unknown = sorted(
         key for key in metadata if key.startswith(section) and key[len(section) :] not in _SCALING
@@ -176,24 +187,31 @@ def _rope_scaling(
         raise SetupError(
             f"{', '.join(unknown)} of the GGUF file cannot be honoured; use the model's directory"
         )
+    # As llama.cpp reads it: a factor without a type is linear, one of 0 is none, and old files call it scale_linear.
+    kind = metadata.get(f"{section}type", "linear")
+    if kind not in {"none", "linear", "yarn"}:
+        raise SetupError(
+            f"rope scaling {kind!r} of the GGUF file is not supported; linear and yarn, with a factor, are"
+        )
+    stated = metadata.get(f"{section}factor", metadata.get(f"{arch}.rope.scale_linear"))
+    factor = 1.0 if kind == "none" else _shortest(stated or 1.0)
     if _ROPE_FACTORS in tensors:
+        if factor != 1.0:
+            raise SetupError(
+                f"the GGUF file has both rope factors and rope scaling {kind!r}, which is not supported; use the model's directory"
+            )
         theta = float(metadata.get(f"{arch}.rope.freq_base") or 10000.0)
         return _llama3_scaling(np.asarray(tensors[_ROPE_FACTORS].data, np.float32), theta, head_dim)
-    if kind == "none":
+    if factor == 1.0:
         return None
-    factor = metadata.get(f"{arch}.rope.scaling.factor")
-    original = metadata.get(f"{arch}.rope.scaling.original_context_length")
-    if kind == "linear" and factor:
-        return {"rope_type": "linear", "factor": _shortest(factor)}
-    if kind == "yarn" and factor:
-        return {
-            "rope_type": "yarn",
-            "factor": _shortest(factor),
-            "original_max_position_embeddings": int(original or context),
-        }
-    raise SetupError(
-        f"rope scaling {kind!r} of the GGUF file is not supported; linear and yarn, with a factor, are"
-    )
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    original = metadata.get(f"{section}original_context_length")
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": int(original or context),
+    }
 
 
 def _llama3_scaling(stretch_h: Weights, theta: float, head_dim: int) -> dict[str, Any]:

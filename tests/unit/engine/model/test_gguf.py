@@ -65,12 +65,13 @@ def write_gguf(
     raw: dict[str, tuple[Quantization, np.ndarray]] | None = None,
     extra: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
+    endianess: gguf.GGUFEndian = gguf.GGUFEndian.LITTLE,
 ) -> Path:
     """The model in ``directory`` as llama.cpp would store it."""
     config = json.loads((directory / "config.json").read_text())
     tokenizer = json.loads((directory / "tokenizer.json").read_text())
     arch = "llama" if config["model_type"] == "mistral" else config["model_type"]
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, endianess=endianess)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -395,6 +396,23 @@ def test_linear_and_yarn_rope_scaling_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("extra", "kind"),
+    [
+        ({"llama.rope.scaling.factor": 4.0}, "linear"),
+        ({"llama.rope.scale_linear": 4.0}, "linear"),
+        ({"llama.rope.scaling.factor": 0.0}, "default"),
+        ({"llama.rope.scaling.type": "linear"}, "default"),
+        ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, "default"),
+        ({"llama.rope.scaling.type": "none", "llama.rope.scale_linear": 4.0}, "default"),
+    ],
+)
+def test_a_rope_factor_without_a_type_is_linear(tmp_path: Path, extra: dict[str, Any], kind: str) -> None:
+    original = tiny_llama(tmp_path / "original")
+    convert_gguf(write_gguf(original, tmp_path / "model.gguf", extra=extra), tmp_path / "converted")
+    assert load_transformer(tmp_path / "converted").arch.rope.kind == kind
+
+
+@pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"extra": {"llama.expert_count": 8.0}}, "with experts"),
@@ -411,6 +429,16 @@ def test_linear_and_yarn_rope_scaling_are_kept(tmp_path: Path) -> None:
         ),
         ({"extra": {"llama.attention.sliding_window": [8, 8]}}, "sliding_window layer by layer"),
         ({"extra": {"split.count": 3}}, "one of 3 parts"),
+        ({"extra": {"general.type": "adapter"}}, "holds no model, but 'adapter'"),
+        ({"extra": {"llama.attention.causal": False}}, r"llama\.attention\.causal"),
+        (
+            {
+                "extra": {"llama.rope.scaling.factor": 4.0},
+                "tensors": {"rope_freqs.weight": np.ones(8, np.float32)},
+            },
+            "both rope factors and rope scaling 'linear'",
+        ),
+        ({"endianess": gguf.GGUFEndian.BIG}, "other byte order"),
         ({"pre": "tekken"}, "tekken"),
         ({"pre": "deepseek-llm"}, "deepseek-llm"),
         ({"tokenizer_model": "llama"}, "tokenizer.ggml.scores"),

@@ -96,6 +96,15 @@ def test_a_text_begins_with_the_beginning_token_unless_the_file_says_otherwise()
     assert build_tokenizer(metadata(add_bos_token=False)).encode("the").ids == plainly("the")
 
 
+def test_a_text_ends_with_the_end_token_where_the_file_says_so() -> None:
+    both = build_tokenizer(metadata(add_eos_token=True))
+    assert both.encode("the").ids == [1, *plainly("the"), 2]
+    assert both.encode("the", "abc").ids == [1, *plainly("the"), 2, 1, *plainly("abc"), 2]
+    only_end = build_tokenizer(metadata(add_eos_token=True, add_bos_token=False))
+    assert only_end.encode("the").ids == [*plainly("the"), 2]
+    assert only_end.encode("the", add_special_tokens=False).ids == plainly("the")
+
+
 def test_special_tokens_are_found_in_a_text() -> None:
     ids = build_tokenizer(metadata()).encode("the</s>abc<tool>", add_special_tokens=False).ids
     assert ids == [*plainly("the"), 2, *plainly("abc"), TOKENS.index("<tool>")]
