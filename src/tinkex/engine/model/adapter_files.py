@@ -166,9 +166,10 @@ def _common_rank_and_alpha(config: AdapterConfig, stored: Mapping[StoredName, Te
         return config.rank, config.alpha * (math.sqrt(config.rank) if config.rank_stabilised else 1.0)
     names = {_module_path_of(module, layer) for module, layer, _ in stored}
     rank = max(map(config.rank_of, names))
-    scales = Counter(map(config.scale_of, names))
-    # Modules with the commonest scale keep their B bit for bit.
-    return rank, scales.most_common(1)[0][0] * rank
+    # Modules with the commonest scale keep their B bit for bit; those of scale 0 get a B of zeros.
+    scales = Counter(scale for scale in map(config.scale_of, names) if scale)
+    commonest = scales.most_common(1)[0][0] if scales else 1.0
+    return rank, commonest * rank
 
 
 def _check(slot: LoraSlot, a: Tensor, b: Tensor, config: AdapterConfig, directory: Path) -> None:

@@ -190,6 +190,20 @@ def test_modules_of_smaller_rank_are_filled_up_with_ranks_that_change_nothing_an
     assert torch.equal(untouched, tensors["base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"])
 
 
+@pytest.mark.parametrize("pattern", [{"q_proj": 16.0}, {"q_proj": 0.0}])
+def test_modules_whose_alpha_is_zero_add_nothing(
+    saved: Path, arch: Architecture, pattern: dict[str, float]
+) -> None:
+    original = load_adapter(saved, arch)
+    _change_config(saved, lora_alpha=0, alpha_pattern=pattern)
+    loaded = load_adapter(saved, arch)
+    scale = pattern["q_proj"] / original.spec.rank
+    for (module, layer), (a, b) in loaded.views.items():
+        expected_a, expected_b = original.views[module, layer]
+        wanted = expected_b @ expected_a * (scale if module == "q_proj" else 0.0)
+        torch.testing.assert_close(b @ a * loaded.spec.scale, wanted)
+
+
 def test_a_damaged_file_is_an_input_error(saved: Path, arch: Architecture) -> None:
     (saved / WEIGHTS_FILE).write_bytes(b"nothing")
     with pytest.raises(InvalidInput, match="cannot be read as safetensors"):
