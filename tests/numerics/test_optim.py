@@ -103,6 +103,20 @@ def test_a_long_gradient_is_scaled_to_the_clip_norm_before_anything_else() -> No
     )
 
 
+def test_a_gradient_whose_squares_do_not_fit_32_bits_is_clipped_too() -> None:
+    clipped, scaled = state_of(), state_of()
+    [gradient] = gradients(1)
+    clipped.grad, scaled.grad = gradient * 1e30, gradient * (3.0 / float(gradient.double().norm()))
+    metrics = adam_step(clipped, AdamParams(grad_clip_norm=3.0, eps=1e-3))
+    adam_step(scaled, AdamParams(eps=1e-3))
+    assert metrics["unclipped_grad_l2:mean"] == pytest.approx(
+        float((gradient.double() * 1e30).norm()), rel=1e-6
+    )
+    np.testing.assert_allclose(
+        clipped.adapter.params.numpy(), scaled.adapter.params.numpy(), rtol=1e-6, atol=1e-8
+    )
+
+
 def test_a_short_gradient_is_not_clipped() -> None:
     clipped, free = state_of(), state_of()
     [gradient] = gradients(1)

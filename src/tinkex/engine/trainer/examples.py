@@ -5,6 +5,7 @@ Shapes: N positions of a datum, K targets per position.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["MAX_RANK", "Example", "Limits", "LossInputs", "read_examples", "read_pass"]
 
 MAX_RANK = 512
+MOST_CELLS = 2**25
+"""Cells of all sparse tensors of a pass, written out: about what a body of dense ones can hold."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ def read_examples(
     """
     if len(data) == 0:
         raise InvalidInput("data is empty; send at least one datum")
+    _check_sparse(data)
     if graph is not None:
         return [_read_custom(index, datum, graph, limits) for index, datum in enumerate(data)]
     return [_read(index, datum, loss, settings, limits) for index, datum in enumerate(data)]
@@ -159,6 +163,26 @@ def _read_custom(index: int, datum: Datum, graph: LossInputs, limits: Limits) ->
         _check_rank(f"data[{index}].loss_fn_inputs[{name!r}]", array, graph.ranks[name], name)
         values.append(array)
     return Example(tokens_N, targets.reshape(-1), {}, targets.shape, tuple(values))
+
+
+def _check_sparse(data: Sequence[Datum]) -> None:
+    """Few bytes can stand for a matrix that no memory holds, or give one cell two values."""
+    num_cells = 0
+    for index, datum in enumerate(data):
+        for name, tensor in datum.loss_fn_inputs.items():
+            crow, columns, shape = tensor.sparse_crow_indices, tensor.sparse_col_indices, tensor.shape
+            if crow is None or columns is None or shape is None:
+                continue
+            where = f"data[{index}].loss_fn_inputs[{name!r}]"
+            num_cells += math.prod(shape)
+            if num_cells > MOST_CELLS:
+                raise InvalidInput(
+                    f"{where} has shape {_shown(tuple(shape))}; with it, the sparse tensors of this pass have more "
+                    f"than {MOST_CELLS} cells. Send fewer columns, or the datums in several passes"
+                )
+            listed = np.repeat(np.arange(shape[0]), np.diff(crow)) * shape[1] + np.asarray(columns, np.int64)
+            if np.unique(listed).size < listed.size:
+                raise InvalidInput(f"{where} lists a cell twice; give every cell one value")
 
 
 def _check_rank(where: str, array: npt.NDArray[Any], rank: int, name: str) -> None:

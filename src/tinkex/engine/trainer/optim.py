@@ -97,7 +97,8 @@ def check_adam(params: AdamParams) -> None:
 def l2_norm(flat: Tensor) -> float:
     """The Euclidean norm, exact to fp32 rounding: blocks in fp32, their sum in fp64.
 
-    One long fp32 sum loses up to three digits over ten million values.
+    One long fp32 sum loses up to three digits over ten million values. Values whose squares do not fit fp32
+    are summed in fp64 throughout, so that a long gradient can still be clipped.
 
     >>> l2_norm(torch.full((10_000,), 0.5))
     50.0
@@ -105,7 +106,8 @@ def l2_norm(flat: Tensor) -> float:
     whole = flat.numel() // _BLOCK * _BLOCK
     blocks = torch.linalg.vector_norm(flat[:whole].view(-1, _BLOCK), dim=1).double()
     rest = torch.linalg.vector_norm(flat[whole:].double())
-    return math.hypot(float(torch.linalg.vector_norm(blocks)), float(rest))
+    norm = math.hypot(float(torch.linalg.vector_norm(blocks)), float(rest))
+    return float(torch.linalg.vector_norm(flat, dtype=torch.float64)) if math.isinf(norm) else norm
 
 
 def all_finite(flat: Tensor) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 from tinkex.engine.trainer.examples import Example, Limits, read_examples
-from tinkex.engine.trainer.losses import LOSSES, find_loss, read_settings
+from tinkex.engine.trainer.losses import CUSTOM, LOSSES, find_loss, read_settings
 from tinkex.errors import InvalidInput
 from tinkex.types.inputs import Datum, DmelChunk, EncodedTextChunk, ModelInput
 from tinkex.types.tensors import TensorData
@@ -53,6 +53,38 @@ def test_sparse_targets_and_weights_are_padded_with_zero() -> None:
     assert example.targets.reshape(3, 8).tolist() == targets.tolist()
     assert example.inputs["weights"].reshape(3, 8).tolist() == weights.tolist()
     assert example.targets_per_position == 8
+
+
+def sparse(shape: list[int], values: list[float], columns: list[int], dtype: Any = "int64") -> TensorData:
+    """A CSR tensor with all its values in the first row."""
+    return TensorData(values, dtype, shape, [0, *[len(values)] * shape[0]], columns)
+
+
+def test_sparse_targets_that_no_memory_holds_are_refused_by_their_shape() -> None:
+    shape = [3, 10**12]
+    told = refusal(datum(target_tokens=sparse(shape, [2], [0])))
+    assert "data[0].loss_fn_inputs['target_tokens']" in told
+    assert "(3, 1000000000000)" in told
+    with pytest.raises(InvalidInput, match="several passes"):
+        read(*[datum(target_tokens=sparse([3, 2**20], [2], [0])) for _ in range(11)])
+
+
+def test_sparse_inputs_of_a_custom_loss_are_bounded_too() -> None:
+    class Declared:
+        input_names = ("teacher",)
+        ranks: ClassVar[dict[str, int]] = {"logprobs": 1, "teacher": 2}
+
+    given = datum(teacher=sparse([3, 10**12], [0.5], [0], "float32"))
+    with pytest.raises(InvalidInput, match="teacher"):
+        read_examples([given], CUSTOM, {}, LIMITS, Declared())
+
+
+def test_a_cell_that_is_listed_twice_is_refused() -> None:
+    targets = np.ones((3, 4), dtype=np.int64)
+    told = refusal(datum(target_tokens=targets, weights=sparse([3, 4], [1.0, 2.0], [1, 1], "float32")))
+    assert "'weights'" in told
+    assert "twice" in told
+    read(datum(target_tokens=targets, weights=sparse([3, 4], [1.0, 2.0], [2, 1], "float32")))
 
 
 def test_a_whole_number_mask_counts_as_numbers() -> None:
