@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from tokenizers import AddedToken, Tokenizer
 
-__all__ = ["add_stated_tokens", "read_settings", "special_settings"]
+__all__ = ["NAMED_TOKENS", "add_stated_tokens", "named_tokens", "read_settings"]
 
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS = ("extra_special_tokens", "additional_special_tokens")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -32,9 +32,9 @@ def add_stated_tokens(tokenizer: Tokenizer, directory: Path) -> None:
         >>> tokenizer.token_to_id("<|tool|>")
         32001
     """
-    special = special_settings(directory)
+    special = _special_settings(directory)
     listed = special.get("added_tokens_decoder")
-    names = [text for text in map(_text, map(special.get, _NAMED)) if text]
+    names = [text for text in map(_text, map(special.get, NAMED_TOKENS)) if text]
     if listed is None:
         by_id = _from_file(read_settings(directory / "added_tokens.json"), names, directory)
     else:
@@ -58,14 +58,27 @@ def add_stated_tokens(tokenizer: Tokenizer, directory: Path) -> None:
             )
 
 
-def special_settings(directory: Path) -> Mapping[str, Any]:
+def named_tokens(directory: Path) -> dict[str, str]:
+    """The special tokens that have a name, as ``tokenizer_config.json`` and ``special_tokens_map.json`` give them.
+
+    Example:
+        >>> named_tokens(directory)["eos_token"]
+        '<|im_end|>'
+    """
+    settings = _special_settings(directory)
+    found: dict[str, str] = {}
+    for name in NAMED_TOKENS:
+        value = settings.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def _special_settings(directory: Path) -> Mapping[str, Any]:
     """What names a tokenizer's special tokens: ``tokenizer_config.json``.
 
     The older ``special_tokens_map.json`` has the last word where the config does not list its tokens itself.
-
-    Example:
-        >>> special_settings(directory)["eos_token"]
-        '<|im_end|>'
     """
     config = read_settings(directory / "tokenizer_config.json")
     if config.get("added_tokens_decoder") is not None:
@@ -84,7 +97,7 @@ def _from_file(ids: Mapping[str, Any], names: list[str], directory: Path) -> dic
 
 def _others(special: Mapping[str, Any]) -> Iterator[Any]:
     """The tokens without an id: those with a name, then those in lists."""
-    for name in _NAMED:
+    for name in NAMED_TOKENS:
         if _text(special.get(name)):
             yield special[name]
     for name in _LISTS:

@@ -1,4 +1,4 @@
-"""Renders a model's chat template in a sandbox, with what templates expect to find there."""
+"""A model's chat template: where it lies, and how it is rendered in a sandbox, with what templates expect to find there."""
 
 from __future__ import annotations
 
@@ -7,12 +7,31 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tinkex.added_tokens import read_settings
 from tinkex.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from jinja2 import Template
 
-__all__ = ["render_chat"]
+__all__ = ["chat_template_of", "render_chat"]
+
+
+def chat_template_of(directory: Path) -> str | None:
+    """The chat template in a model's directory, by its own file or ``tokenizer_config.json``; None if it has none.
+
+    Example:
+        >>> chat_template_of(directory)[:20]
+        '{% for message in me'
+    """
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = read_settings(directory / "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):
+        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
+    return template if isinstance(template, str) else None
 
 
 def render_chat(template: str, **variables: Any) -> str:

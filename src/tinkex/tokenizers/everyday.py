@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tinkex.added_tokens import NAMED_TOKENS
 from tinkex.chat_template import render_chat
 
-__all__ = ["NAMED_TOKENS", "Encoded", "EverydayTokenizer"]
-
-NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+__all__ = ["Encoded", "EverydayTokenizer"]
 
 
 class Encoded(dict[str, Any]):

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tinkex.added_tokens import add_stated_tokens, read_settings, special_settings
-from tinkex.chat_template import render_chat
+from tinkex.added_tokens import add_stated_tokens, named_tokens, read_settings
+from tinkex.chat_template import chat_template_of, render_chat
 from tinkex.engine.model.architecture import eos_token_ids
 from tinkex.errors import InvalidInput, SetupError
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["EngineTokenizer"]
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class EngineTokenizer:
@@ -53,9 +52,8 @@ class EngineTokenizer:
                 f"{path} cannot be read as a tokenizer ({error}); fetch the model again"
             ) from error
         add_stated_tokens(self._tokenizer, directory)
-        self._config = read_settings(directory / "tokenizer_config.json")
-        self.special_tokens = _special_tokens(special_settings(directory))
-        self.chat_template = _chat_template(directory, self._config)
+        self.special_tokens = named_tokens(directory)
+        self.chat_template = chat_template_of(directory)
         self.eos_token_ids = self._eos_token_ids()
 
     @property
@@ -157,25 +155,3 @@ def _byte_level_alphabet() -> dict[str, bytes]:
     return {chr(byte): bytes([byte]) for byte in printable} | {
         chr(0x100 + place): bytes([byte]) for place, byte in enumerate(others)
     }
-
-
-def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The named special tokens."""
-    found: dict[str, str] = {}
-    for name in _SPECIAL_NAMES:
-        value = settings.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            found[name] = text
-    return found
-
-
-def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
-    file = directory / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
