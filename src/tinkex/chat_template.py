@@ -7,10 +7,10 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tinkex.added_tokens import read_settings
 from tinkex.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from jinja2 import Template
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 __all__ = ["chat_template_of", "render_chat"]
 
 
-def chat_template_of(directory: Path) -> str | None:
-    """The chat template in a model's directory, by its own file or ``tokenizer_config.json``; None if it has none.
+def chat_template_of(directory: Path, config: Mapping[str, Any]) -> str | None:
+    """The chat template in a model's directory: its own file, or what ``tokenizer_config.json`` says; None without one.
 
     Example:
-        >>> chat_template_of(directory)[:20]
+        >>> chat_template_of(directory, read_settings(directory / "tokenizer_config.json"))[:20]
         '{% for message in me'
     """
     file = directory / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
-    template = read_settings(directory / "tokenizer_config.json").get("chat_template")
+    template = config.get("chat_template")
     if isinstance(template, list):
         template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
     return template if isinstance(template, str) else None

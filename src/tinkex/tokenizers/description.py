@@ -26,4 +26,4 @@ class Description:
 def describe(directory: Path) -> Description:
     """Reads ``tokenizer_config.json``, ``special_tokens_map.json`` and ``chat_template.jinja``, where they are."""
     config = read_settings(directory / "tokenizer_config.json")
-    return Description(named_tokens(directory), chat_template_of(directory), config)
+    return Description(named_tokens(directory), chat_template_of(directory, config), config)

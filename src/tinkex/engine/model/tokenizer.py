@@ -53,7 +53,7 @@ class EngineTokenizer:
             ) from error
         add_stated_tokens(self._tokenizer, directory)
         self.special_tokens = named_tokens(directory)
-        self.chat_template = chat_template_of(directory)
+        self.chat_template = chat_template_of(directory, read_settings(directory / "tokenizer_config.json"))
         self.eos_token_ids = self._eos_token_ids()
 
     @property
