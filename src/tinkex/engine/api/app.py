@@ -158,7 +158,7 @@ def _endpoint(
                 storage.look_again()
                 engine.admission.intact.look_again()
             if engine.closed:
-                raise ModelUnavailable("this engine has been closed; start it again.")
+                raise _closed()
             user[0] = owner = authenticate(engine, row.name, request.headers)
             if request.scope["query_string"]:
                 check_query(row.name, request.query_params)
@@ -192,6 +192,8 @@ def _endpoint(
         except TinkexError as error:
             return error_response(error)
         except sqlite3.Error as error:
+            if engine.closed:  # while this call was held
+                return error_response(_closed())
             return error_response(storage.refusal(error)) if is_trouble(error) else failure_response(error)
         except Stalled as error:
             return json_response({"detail": str(error)}, 408, {"connection": "close"})
@@ -202,6 +204,10 @@ def _endpoint(
         return reply if isinstance(reply, Response) else json_response(reply if reply is not None else {})
 
     return serve
+
+
+def _closed() -> ModelUnavailable:
+    return ModelUnavailable("this engine has been closed; start it again.")
 
 
 def _decode(engine: Engine, owner: str, row: Endpoint, body: bytes, content_type: str) -> object:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import asyncio
 import gzip
 from pathlib import Path
 
 import pytest
 import zstandard
 
-from tests.unit.engine.api.asgi import Client
+from tests.unit.engine.api.asgi import Answer, Client
+from tests.unit.engine.api.test_sampling import sampler
 from tinkex._wire.endpoints import ENDPOINTS
 from tinkex.engine.api.app import HANDLERS, build_app
 from tinkex.engine.api.errors import error_response
@@ -105,6 +107,28 @@ def test_a_closed_engine_says_so(tmp_path: Path, tiny_model: Path) -> None:
     answer = Client(build_app(engine), engine.api_key).get("sessions")
     assert answer.status == 503
     assert "closed" in answer.detail
+
+
+def test_a_poll_that_is_held_while_the_engine_closes_says_so(
+    tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine(EngineConfig(home=tmp_path, models={"tiny": str(tiny_model)}))
+    engine.start()
+    ada = Client(build_app(engine), engine.api_key)
+    sampler_id = sampler(ada)
+
+    async def poll() -> Answer:
+        target = {"sampling_session_id": sampler_id}
+        held = asyncio.create_task(ada.acall("POST", "/api/v1/retrieve_futures", {"target": target}))
+        while not len(engine._waiters):  # noqa: ASYNC110 -- it is another task of this loop
+            await asyncio.sleep(0)
+        engine.close()  # before the poll has its turn again
+        return await held
+
+    answer = asyncio.run(poll())
+    assert answer.status == 503
+    assert "closed" in answer.detail
+    assert not caplog.records
 
 
 def test_being_busy_says_so_in_the_clients_terms() -> None:
