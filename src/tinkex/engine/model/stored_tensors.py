@@ -40,7 +40,12 @@ class StoredTensors:
                     f"{path} cannot be read as safetensors ({error}); fetch the model again"
                 ) from error
             for stored_name in file.keys():  # noqa: SIM118 -- a safetensors file is not a mapping
-                self._files[stored_name.removeprefix("model.")] = (file, stored_name)
+                name = stored_name.removeprefix("model.")
+                if name in self._files:
+                    raise SetupError(
+                        f"the weights in {directory} hold {name} twice; which is meant cannot be known, so fetch the model again"
+                    )
+                self._files[name] = (file, stored_name)
 
     def check(self, arch: Architecture) -> None:
         """Refuses a directory with weights missing, or with weights this architecture has no place for.
@@ -181,8 +186,9 @@ def _weight_files(directory: Path) -> list[Path]:
             "only safetensors weights are read, so convert other formats first"
         )
     weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise SetupError(f"{index} has no weight_map; fetch the model again")
+    named = isinstance(weight_map, dict) and all(isinstance(name, str) for name in weight_map.values())
+    if not named or not weight_map:
+        raise SetupError(f"{index} has no weight_map that names files; fetch the model again")
     names = sorted(set(weight_map.values()))
     missing = [name for name in names if name != Path(name).name or not (directory / name).is_file()]
     if missing:

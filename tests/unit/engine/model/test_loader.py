@@ -124,6 +124,28 @@ def test_an_index_cannot_reach_out_of_its_directory(tmp_path: Path) -> None:
         load_transformer(directory)
 
 
+@pytest.mark.parametrize("weight_map", [{"model.norm.weight": 5}, {"model.norm.weight": None, "b": "c"}])
+def test_an_index_without_file_names_is_refused(tmp_path: Path, weight_map: dict[str, object]) -> None:
+    directory = tiny_llama(tmp_path / "model", num_shards=2)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(SetupError, match="has no weight_map"):
+        load_transformer(directory)
+
+
+def test_a_weight_that_is_stored_twice_is_named(tmp_path: Path) -> None:
+    directory = tiny_llama(tmp_path / "model")
+    _rewrite(directory, {"norm.weight": torch.ones(64)})  # beside model.norm.weight
+    with pytest.raises(SetupError, match=r"norm\.weight twice"):
+        load_transformer(directory)
+
+    shards = tiny_llama(tmp_path / "shards", num_shards=2)
+    first, last = sorted(shards.glob("model-*.safetensors"))
+    stale = next(iter(load_file(first).items()))
+    save_file({**load_file(last), stale[0]: stale[1] + 1}, last)
+    with pytest.raises(SetupError, match=rf"{stale[0].removeprefix('model.')} twice"):
+        load_transformer(shards)
+
+
 def test_a_truncated_file_is_a_setup_error(tmp_path: Path) -> None:
     directory = tiny_llama(tmp_path / "model")
     path = directory / "model.safetensors"
