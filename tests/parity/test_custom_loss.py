@@ -81,6 +81,26 @@ def test_a_loss_that_the_server_runs_moves_the_weights_as_the_same_loss_run_here
         assert metrics[0][name] == pytest.approx(metrics[1][name], rel=1e-4)
 
 
+def scaled(logprobs: Any, strength: Any) -> Any:
+    return -strength * logprobs.sum(), {"custom/strength:sum": strength}
+
+
+@pytest.mark.parametrize("sdk", [tinkex, tinker])
+def test_a_loss_that_the_server_runs_reads_a_number_of_no_dimensions(
+    sdk: Any, served_engine: ServedEngine
+) -> None:
+    with sdk.ServiceClient(base_url=served_engine.url, api_key=served_engine.key) as service:
+        handle = service.create_custom_loss(scaled, {"logprobs": 1, "strength": 0}).result()
+        assert handle.loss_id is not None, "our server runs losses itself"
+        training = service.create_lora_training_client(MODEL, rank=2, seed=7)
+        inputs = {"target_tokens": np.array([6, 7]), "strength": np.array(0.5, np.float32)}
+        datum = sdk.Datum(model_input=sdk.ModelInput.from_ints([5, 6]), loss_fn_inputs=inputs)
+        output = training.forward_backward_custom([datum], handle).result()
+    logprobs = output.loss_fn_outputs[0]["logprobs"].tolist()
+    assert output.metrics["custom/strength:sum"] == 0.5
+    assert output.metrics["loss:sum"] == pytest.approx(-0.5 * sum(logprobs), rel=1e-5)
+
+
 def test_the_weights_after_two_steps_are_the_official_client_s(served_engine: ServedEngine) -> None:
     our_metrics, our_logprobs = after_two_steps(tinkex, served_engine)
     their_metrics, their_logprobs = after_two_steps(tinker, served_engine)

@@ -160,6 +160,8 @@ def _read_custom(index: int, datum: Datum, graph: LossInputs, limits: Limits) ->
     values = []
     for name in graph.input_names:
         array = given[name].to_numpy()
+        if graph.ranks[name] == 0 and given[name].shape is None and array.size == 1:
+            array = array.reshape(())  # the shape of a scalar is empty, and on the wire like none at all
         _check_rank(f"data[{index}].loss_fn_inputs[{name!r}]", array, graph.ranks[name], name)
         values.append(array)
     return Example(tokens_N, targets.reshape(-1), {}, targets.shape, tuple(values))

@@ -26,7 +26,7 @@ __all__ = ["ATTRIBUTES", "DTYPES", "METHODS", "REFUSED_KEYWORDS", "WORDS", "Oper
 class Operation:
     """One allowed call: the function, how large its results can be, and which arguments it takes.
 
-    ``most_positional`` stops before an argument that is not allowed, such as ``inplace``; ``keywords`` of None
+    ``most_positional`` stops before an argument that is not allowed, such as ``inplace`` or ``out``; ``keywords`` of None
     stands for all but ``REFUSED_KEYWORDS``. ``plain`` are operators of Python, which work on more than tensors.
     """
 
@@ -136,13 +136,14 @@ _TORCH: Mapping[str, Operation] = {
     "full": Operation(torch.full, sizes.filled),
     "linspace": Operation(torch.linspace, sizes.spaced),
     "meshgrid": Operation(torch.meshgrid, sizes.grid),
+    "norm": Operation(torch.norm, most_positional=4),
     "ones": Operation(torch.ones, sizes.shape),
     "zeros": Operation(torch.zeros, sizes.shape),
 }
 
-_IN_PLACE_AFTER = {  # activations whose argument after these would overwrite their input
-    "celu": 2, "elu": 2, "hardsigmoid": 1, "hardswish": 1, "hardtanh": 3, "leaky_relu": 2, "mish": 1, "relu": 1,
-    "relu6": 1, "selu": 1, "silu": 1, "threshold": 3,
+_IN_PLACE_AFTER = {  # functions whose argument after these would overwrite a tensor
+    "celu": 2, "elu": 2, "hardsigmoid": 1, "hardswish": 1, "hardtanh": 3, "leaky_relu": 2, "mish": 1, "normalize": 4,
+    "relu": 1, "relu6": 1, "selu": 1, "silu": 1, "threshold": 3,
 }  # fmt: skip
 
 _NN: Mapping[str, Operation] = {
@@ -150,7 +151,7 @@ _NN: Mapping[str, Operation] = {
         """
         binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cosine_similarity cross_entropy
         gaussian_nll_loss gelu hardshrink hinge_embedding_loss huber_loss kl_div l1_loss log_softmax logsigmoid
-        margin_ranking_loss mse_loss nll_loss normalize pairwise_distance poisson_nll_loss sigmoid smooth_l1_loss
+        margin_ranking_loss mse_loss nll_loss pairwise_distance poisson_nll_loss sigmoid smooth_l1_loss
         soft_margin_loss softmax softmin softplus softshrink softsign tanh tanhshrink
         """,
         functional,

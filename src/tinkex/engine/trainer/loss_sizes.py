@@ -119,13 +119,10 @@ def fresh_filled(args: Args, kwargs: Kwargs) -> Cost:
 
 
 def counted(args: Args, kwargs: Kwargs) -> Cost:
-    """``arange(end)`` or ``arange(start, end, step)``."""
-    start, end, step = 0, kwargs.get("end", 0), kwargs.get("step", 1)
-    if len(args) == 1:
-        end = args[0]
-    elif args:
-        start, end, step = (*args, step)[:3]
-    start = kwargs.get("start", start)
+    """``arange(end)`` or ``arange(start, end, step)``, each by position or by name."""
+    names = ("end",) if len(args) == 1 and "end" not in kwargs else ("start", "end", "step")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    start, end, step = given.get("start", 0), given["end"], given.get("step", 1)
     if step == 0:
         raise ValueError("its step is 0")
     return _cost(max(0, math.ceil((end - start) / step)), ())
@@ -217,6 +214,8 @@ def indexed(args: Args, kwargs: Kwargs) -> Cost:
         elif isinstance(item, Tensor):
             fancy.append(Shape([item.numel()]) if item.dtype == torch_bool else item.shape)
         elif isinstance(item, list | tuple):
+            if not all(isinstance(position, int) for position in item):
+                raise ValueError("a list in an index has whole numbers; give several indices as a tuple")
             fancy.append(Shape([len(item)]))
     masks = [item for item in items if isinstance(item, Tensor) and item.dtype == torch_bool]
     found = sum(mask.numel() * mask.ndim for mask in masks)  # a mask is turned into positions first
@@ -225,7 +224,9 @@ def indexed(args: Args, kwargs: Kwargs) -> Cost:
 
 def product(args: Args, kwargs: Kwargs) -> Cost:
     """``a @ b``, of vectors, matrices, or batches of matrices."""
-    left, right = list(tensors_in(args, kwargs))[:2]
+    named = dict(kwargs)
+    left = args[0] if args else named.pop("input")
+    right = next(tensors_in(args[1:], named))
     a, b = list(left.shape), list(right.shape)
     inner = a[-1] if a else 1
     rows = a[-2] if len(a) > 1 else 1
@@ -243,9 +244,10 @@ def pairs(args: Args, kwargs: Kwargs) -> Cost:
 def inner(args: Args, kwargs: Kwargs) -> Cost:
     """``inner(a, b)``: products over the last dimension of both."""
     left, right = list(tensors_in(args, kwargs))[:2]
-    size = max(1, left.shape[-1]) if left.ndim else 1
-    elements = max(1, left.numel() // size) * max(1, right.numel() // size)
-    return _cost(elements, (left, right), elements * size // _MULTIPLY_EFFORT)
+    if not left.ndim or not right.ndim:
+        return pairs(args, kwargs)  # one is a number
+    elements = _product(left.shape[:-1]) * _product(right.shape[:-1])
+    return _cost(elements, (left, right), elements * left.shape[-1] // _MULTIPLY_EFFORT)
 
 
 def grid(args: Args, kwargs: Kwargs) -> Cost:
@@ -304,7 +306,7 @@ def _broadcast(shapes: Iterator[Shape] | Sequence[Shape]) -> int:
 
 
 def _dims_taken(item: object) -> int:
-    if item is None or item is Ellipsis:
+    if item is None or item is Ellipsis or isinstance(item, bool):
         return 0
     return item.ndim if isinstance(item, Tensor) and item.dtype == torch_bool else 1
 
@@ -322,4 +324,5 @@ def _whole(value: object) -> int:
 
 
 def _product(sizes: Any) -> int:
-    return math.prod(sizes)
+    """The elements of a shape; a size of 0 counts as 1, for a sum over nothing has an element for all the others."""
+    return math.prod(max(1, size) for size in sizes)

@@ -99,6 +99,11 @@ FORBIDDEN_STEPS = [
     (call("torch.zeros_like", ref("logprobs"), requires_grad=True), "'requires_grad' is not allowed"),
     (call("torch.nn.functional.relu", ref("logprobs"), inplace=True), "'inplace' is not allowed"),
     (call("torch.nn.functional.relu", ref("logprobs"), 1), "at most 1 positional"),
+    (call("torch.norm", ref("logprobs"), 2, None, 0, ref("logprobs")), "at most 4 positional"),
+    (
+        call("torch.nn.functional.normalize", ref("logprobs"), 2, 0, 1e-12, ref("logprobs")),
+        "at most 4 positional",
+    ),
     (call("torch.diff", ref("logprobs"), 10**9), "at most 1 positional"),
     (call("torch.diff", ref("logprobs"), n=10**9), "'n' is not allowed"),
     (method("to", "cuda"), "text 'cuda' is no argument"),
@@ -205,10 +210,13 @@ HUGE = 10**12
 TOO_LARGE = [
     call("torch.zeros", HUGE),
     call("torch.zeros", {"tuple": [10**6, 10**6]}),
+    call("torch.zeros", 10**6, 0, 10**6),  # a sum over its second dimension is as large as that of any other
     call("torch.ones", 10**6, 10**6),
     call("torch.full", [10**6, 10**6], 1.0),
     call("torch.arange", HUGE),
     call("torch.arange", 0, 1, 1e-12),
+    call("torch.arange", 0, end=HUGE),
+    call("torch.arange", end=HUGE, start=0),
     call("torch.linspace", 0, 1, HUGE),
     call("torch.eye", 10**7),
     method("new_zeros", HUGE),
@@ -249,6 +257,7 @@ PAIRS = [
         call("torch.functional.einsum", "i,j", ref("logprobs"), ref("logprobs")),
         call("torch.functional.meshgrid", ref("logprobs"), ref("logprobs")),
         call("torch.matmul", ref("column"), {"ref": "row"}),
+        call("torch.mm", mat2=ref("row"), input=ref("column")),
         method("unfold", 0, 4000, 1),
     ],
     ids=lambda step: str(step["target"]),
@@ -261,6 +270,26 @@ def test_what_grows_with_the_square_of_a_datum_is_bounded_too(step: dict[str, An
     if step["target"] != "unfold" and "meshgrid" not in step["target"]:
         with pytest.raises(InvalidInput, match="'custom/last:sum' is a float32 tensor"):
             run(graph, size=64)
+
+
+@pytest.mark.parametrize(
+    "step", [method("sum", 1), call("torch.inner", ref("empty"), ref("empty"))], ids=["sum", "inner"]
+)
+def test_what_is_made_of_nothing_is_bounded_too(step: dict[str, Any]) -> None:
+    nothing = call("operator.getitem", ref("logprobs"), {"slice": [0, 0, None]}, name="nothing")
+    empty = node("call_method", "empty", "reshape", ref("nothing"), 8192, 0, 8192)
+    step = {**step, "args": [ref("empty"), *step["args"][1:]]}
+    with pytest.raises(InvalidInput, match=r"its result can have \d+ elements; at most"):
+        run(using(nothing, empty, step))
+
+
+def test_lists_in_an_index_are_not_nested() -> None:
+    wide = call("torch.ones", 1, 100, name="wide")
+    for index in ([[0] * 30] * 30, {"tuple": [[[0] * 30] * 30]}, [ref("logprobs")]):
+        with pytest.raises(InvalidInput, match="give several indices as a tuple"):
+            run(using(wide, call("operator.getitem", ref("wide"), index)))
+    with pytest.raises(InvalidInput, match=r"is a float32 tensor of shape \[3, 100\]"):
+        run(using(wide, call("operator.getitem", ref("wide"), [0, 0, 0])))
 
 
 def test_many_large_results_are_too_many() -> None:
