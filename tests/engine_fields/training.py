@@ -58,6 +58,8 @@ def create_lora_config(rig: Rig) -> None:
 def create_optimizer_config(rig: Rig) -> None:
     dimuon = {"type": "dimuon", "version": 1}
     refused(rig.ada.post("create_model", create(rig, optimizer_config=dimuon)), "dimuon", 400, 501)
+    amsgrad = {"type": "adamw", "amsgrad": True}
+    refused(rig.ada.post("create_model", create(rig, optimizer_config=amsgrad)), "amsgrad")
 
 
 @proves("LoraConfig.rank")

@@ -176,6 +176,10 @@ class Checks:
         name = (config or {}).get("type", ADAM)
         if name != ADAM:
             raise Unsupported(f"the optimizer {name!r} is not offered by this server; use {ADAM!r}.")
+        for other in (config or {}).keys() - {"type"}:
+            raise InvalidInput(
+                f"optimizer_config has {other!r}, which {ADAM} does not read; give the settings of a step to optim_step."
+            )
 
 
 def num_tokens(model_input: ModelInput) -> int:
