@@ -157,7 +157,7 @@ class Trainer:
             for packed in plan_passes([(n, work.examples) for n, work in enumerate(works)], max_tokens):
                 rest = packed.without({n for n, work in enumerate(works) if work.error is not None})
                 if rest is not None:
-                    self._run_pass(rest, works)
+                    self._run_pass(rest, works, max_tokens)
         except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise
@@ -169,18 +169,20 @@ class Trainer:
         elif len(works) > 1:
             for work in works:
                 self._run_group([work], max_tokens)
+        elif max_tokens > 1 and works[0].job.backward:
+            self._run_group(works, 1)  # every sequence by itself, and its layers computed twice
         else:
             works[0].error = EngineFailure(
                 f"a sequence of {longest} tokens needs more memory than is free; send shorter ones, or run the engine "
                 "with more memory"
             )
 
-    def _run_pass(self, packed: Pass, works: Sequence[Work]) -> None:
+    def _run_pass(self, packed: Pass, works: Sequence[Work], max_tokens: int) -> None:
         """One trip through the model and back; results and gradients go to the jobs' works."""
         backward = works[packed.segments[0].job].job.backward
         tenants = [Tenant(works[s.job].adapter, works[s.job].grad) for s in packed.segments]
         # A sequence longer than the budget has a pass of its own, and trades time for memory.
-        recompute = len(packed.tokens_T) > self._max_tokens
+        recompute = len(packed.tokens_T) > max_tokens
         with torch.set_grad_enabled(backward):
             hidden_TD = self._backbone.hidden(packed, tenants, recompute=recompute)
         with torch.no_grad():

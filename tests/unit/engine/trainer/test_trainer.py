@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from tests.unit.engine.trainer.harness import (
     trained_state,
 )
 from tinkex.engine.model.transformer import Transformer
+from tinkex.engine.trainer.backbone import Backbone, Tenant
+from tinkex.engine.trainer.batch import Pass
 from tinkex.engine.trainer.losses import LOSSES
 from tinkex.engine.trainer.trainer import MAX_RANK, Trainer, TrainJob
 from tinkex.errors import EngineFailure, InvalidInput, NumericalError
@@ -280,6 +283,34 @@ def test_a_sequence_that_does_not_fit_in_memory_fails_its_job_alone(model: Trans
     assert "11 tokens" in str(failed)
     assert states[0].grad is None
     assert not isinstance(output, Exception)
+
+
+def test_a_sequence_that_fits_only_if_its_layers_are_computed_twice_trains_the_same(
+    model: Transformer, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = Backbone.hidden
+
+    def limited(
+        self: Backbone, packed: Pass, tenants: Sequence[Tenant], *, recompute: bool = False
+    ) -> torch.Tensor:
+        if len(packed.tokens_T) > 10 and not recompute:
+            raise MemoryError
+        return hidden(self, packed, tenants, recompute=recompute)
+
+    reference, states = trained_state(trainer), [trained_state(trainer), trained_state(trainer, seed=7)]
+    run_one(trainer, TrainJob(reference, sft_data(20, 3, 15), "cross_entropy"))
+    monkeypatch.setattr(Backbone, "hidden", limited)
+    long, short = trainer.run(
+        [
+            TrainJob(states[0], sft_data(20, 3, 15), "cross_entropy"),
+            TrainJob(states[1], sft_data(9), "cross_entropy"),
+        ]
+    )
+    assert not isinstance(long, Exception)
+    assert not isinstance(short, Exception)
+    assert states[0].grad is not None
+    assert reference.grad is not None
+    np.testing.assert_allclose(states[0].grad.numpy(), reference.grad.numpy(), rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("flags", [{}, {"train_attn": False, "train_mlp": False}])
