@@ -195,10 +195,11 @@ class Background:
         self.ending = True
 
         async def wind_down() -> None:
-            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+            # Again and again: what ends may begin something else, such as telling the server of samples given up.
+            while others := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
+                for task in others:
+                    task.cancel()
+                await asyncio.gather(*others, return_exceptions=True)
             for callback in _stop_callbacks:
                 callback()
             await self.loop.shutdown_asyncgens()

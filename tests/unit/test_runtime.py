@@ -198,6 +198,29 @@ def test_leaving_with_work_under_way_is_quick_and_silent() -> None:
     assert run(program) == "done\nafter the loop\n"
 
 
+def test_leaving_ends_also_what_is_begun_by_what_ends() -> None:
+    program = """
+    import asyncio
+    from tinkex._runtime import background, start_alone
+
+    begun = []
+
+    async def tell_others():
+        await asyncio.Event().wait()
+
+    async def work():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            begun.append(start_alone(tell_others()))
+
+    background().submit(work())
+    background().run(asyncio.sleep(0))
+    print("done")
+    """
+    assert run(program) == "done\n"
+
+
 def run(program: str) -> str:
     """Runs a program in a fresh interpreter with every warning shown; anything on stderr is a failure."""
     out = subprocess.run(
