@@ -235,13 +235,6 @@ class LocalBackend:
 
     # ---- samples
 
-    def write_adapter(self, run_id: str, directory: Path, base_model: str) -> None:
-        """Write the adapter of a run into a directory, for samplers."""
-        from tinkex.engine.model.adapter_files import save_adapter
-
-        run = self._runs[run_id]
-        save_adapter(directory, run.model.trainer.snapshot(run.state), base_model)
-
     def keep_adapter(self, run_id: str, directory: str) -> None:
         """Remember that a directory holds the adapter that a run has at the moment."""
         run = self._runs[run_id]
@@ -259,15 +252,15 @@ class LocalBackend:
             sampler.cancel(request_id)
             self._left(members, request_id)
         ended: list[tuple[str, SampleResponse | TinkexError]] = []
-        for join in step.join:
-            try:
-                self._join(model, join)
-                members.add(join.request_id)
-            except TinkexError as error:
-                ended.append((join.request_id, error))
-        for request_id in step.watch:
-            self._watch(sampler, request_id)
         try:
+            for join in step.join:
+                try:
+                    self._join(model, join)
+                    members.add(join.request_id)
+                except TinkexError as error:
+                    ended.append((join.request_id, error))
+            for request_id in step.watch:
+                self._watch(sampler, request_id)
             ended += sampler.step() if sampler.busy else ()
         except Exception:
             # The state of the batch is unknown: everyone in it leaves, and the next samples start afresh.

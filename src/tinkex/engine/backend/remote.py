@@ -298,10 +298,6 @@ class ProcessBackend:
         """Put a run into memory as a savepoint has it, bit for bit."""
         self._call("compute", "restore", run_id, source, saved)
 
-    def write_adapter(self, run_id: str, directory: Path, base_model: str) -> None:
-        """Write the adapter of a run into a directory, for samplers."""
-        self._call("compute", "write_adapter", run_id, directory, base_model)
-
     def keep_adapter(self, run_id: str, directory: str) -> None:
         """Remember that a directory holds the adapter that a run has at the moment."""
         self._tell("keep_adapter", run_id, directory)

@@ -249,10 +249,6 @@ class Backend(Protocol):
 
     # ---- samples
 
-    def write_adapter(self, run_id: str, directory: Path, base_model: str) -> None:
-        """Write the adapter of a run into a directory, for samplers."""
-        ...
-
     def keep_adapter(self, run_id: str, directory: str) -> None:
         """Remember that a directory holds the adapter that a run has at the moment, so that it need not be read; never fails."""
         ...

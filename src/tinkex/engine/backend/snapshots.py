@@ -2,7 +2,7 @@
 
 An unnamed snapshot is written as a PEFT directory before its sampler is announced, so it survives a crash; snapshots of
 unchanged weights share one directory. Memory holds the last few used, and the others are read again when a
-sample asks for them.
+sample asks for them, each against its manifest: weights that are not those that were written are never sampled from.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ class Snapshots:
             self._adapters.popitem(last=False)
 
     def get(self, directory: str, arch: Architecture) -> Adapter:
-        """The adapter of a directory, from memory or from disk."""
+        """The adapter of a directory, from memory or from disk; refused by name if it is not as it was written."""
         adapter = self._adapters.get(directory)
         if adapter is None:
             from tinkex.engine.model.adapter_files import load_adapter
+            from tinkex.engine.trainer.checkpoint import verify_manifest
 
             path = self._root / directory
             if not path.is_dir():
@@ -48,6 +49,7 @@ class Snapshots:
                     "the weights of this sampler were deleted; save them again with save_weights_for_sampler, "
                     "and create a new sampling client."
                 )
+            verify_manifest(path)
             adapter = load_adapter(path, arch)
         self.put(directory, adapter)
         return adapter

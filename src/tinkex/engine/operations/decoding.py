@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -213,6 +213,9 @@ class Decoding:
             raise
         except Exception as error:
             logger.exception("a decode step failed in a way it should not")
+            # Everyone has left the batch: it has room again.
+            left = replace(self.batches.get(base.source, Batch()), num_sequences=0)
+            self.batches = {**self.batches, base.source: left}
             failure = failed(EngineFailure(f"sampling failed: {type(error).__name__}: {error}"))
             return [(request_id, failure) for request_id in members.running]
         outcomes = [(request_id, cancelled()) for request_id in members.leaving]

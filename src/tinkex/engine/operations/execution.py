@@ -271,7 +271,7 @@ class Operations:
             )
         if run.snapshot is None or run.snapshot[0] != run.version:
             with self._store.directories.snapshot() as writing:
-                self._backend.write_adapter(run.run_id, writing.temporary, row.base_model)
+                self._backend.save_weights(run.run_id, writing.temporary, row.base_model, optimizer=False)
             run.snapshot = (run.version, writing.final)
             self._backend.keep_adapter(run.run_id, writing.final)
         sampler = SamplerRow(

@@ -111,7 +111,13 @@ def verify_manifest(directory: Path) -> None:
             raise EngineFailure(
                 f"checkpoint {directory} lacks {name}, which its manifest lists. Load another checkpoint"
             )
-        if path.stat().st_size != size or _sha256(path) != digest:
+        try:
+            whole = path.stat().st_size == size and _sha256(path) == digest
+        except OSError as error:
+            raise EngineFailure(
+                f"checkpoint file {path} cannot be read ({error}). Load another checkpoint"
+            ) from error
+        if not whole:
             raise EngineFailure(
                 f"checkpoint file {path} is damaged: it is not the one its manifest describes. Load another checkpoint"
             )
