@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp
 
+from tinkex._runtime import on_exit
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import EngineConfig, chosen_data_dir, chosen_models, tinkex_home
 from tinkex.engine.core import Engine
@@ -72,8 +72,8 @@ def open_embedded(
             engine = Engine(config, progress)
             engine.start()
             known = _engines[key] = EmbeddedEngine(build_app(engine), engine, key)
-            # A second registration of the same function is harmless: closing twice does nothing.
-            atexit.register(_close_all)
+            # After the clients of this process, which ask to the end. A second time is harmless: nothing is left to close.
+            on_exit(_close_all)
         elif chosen:
             known.engine.models.add(chosen)
         known.users += 1
