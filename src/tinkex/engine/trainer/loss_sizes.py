@@ -226,7 +226,7 @@ def product(args: Args, kwargs: Kwargs) -> Cost:
     """``a @ b``, of vectors, matrices, or batches of matrices."""
     named = dict(kwargs)
     left = args[0] if args else named.pop("input")
-    right = next(tensors_in(args[1:], named))
+    right, *_ = tensors_in(args[1:], named)
     a, b = list(left.shape), list(right.shape)
     inner = a[-1] if a else 1
     rows = a[-2] if len(a) > 1 else 1

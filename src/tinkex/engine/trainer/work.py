@@ -103,8 +103,15 @@ class Work:
             part = slice(start, stop)
             self._lp[member.index], self._losses[member.index] = lp_P[part], loss_P[part]
             self._inputs[member.index] = {name: values[part] for name, values in inputs.items()}
+            lost = np.flatnonzero(~np.isfinite(lp_P[part]))
             wrong = np.flatnonzero(~np.isfinite(loss_P[part])) if self.loss is not CUSTOM else np.empty(0)
-            if wrong.size:
+            if lost.size:
+                at = int(lost[0])
+                self.fail(
+                    f"the learner's logprob of data[{member.index}] at flat position {at} is {lp_P[start + at]}",
+                    "The adapter's weights have become too large; load an earlier checkpoint, and take smaller steps",
+                )
+            elif wrong.size:
                 at = int(wrong[0])
                 self.fail(
                     f"the loss of data[{member.index}] at flat position {at} is {loss_P[start + at]} "
@@ -112,9 +119,9 @@ class Work:
                 )
             start = stop
 
-    def fail(self, what: str) -> None:
+    def fail(self, what: str, hint: str | None = None) -> None:
         """Ends the job with a ``NumericalError``; its state stays as it was."""
-        hint = (
+        hint = hint or (
             "Look for logarithms and divisions of 0, and for large exponents"
             if self.loss is CUSTOM
             else "Check that weights and advantages are moderate and that 'logprobs' belong to these target tokens"

@@ -153,6 +153,27 @@ def test_two_jobs_of_one_model_in_one_call_add_up(trainer: Trainer) -> None:
     np.testing.assert_allclose(state.grad.numpy(), reference.grad.numpy(), rtol=1e-4, atol=2e-5)
 
 
+def test_an_adapter_that_ran_away_is_told_from_bad_data_and_harms_nobody(trainer: Trainer) -> None:
+    lost, good = trained_state(trainer, seed=1), trained_state(trainer, seed=2)
+    lost.adapter.params.fill_(float("nan"))
+    inputs = {"target_tokens": [2, 3], "logprobs": [-1.0, -1.0], "advantages": [0.0, 0.0]}
+    unweighted = Datum(model_input=ModelInput.from_ints([1, 2]), loss_fn_inputs=inputs)
+    failed, unseen, succeeded = trainer.run(
+        [
+            TrainJob(lost, sft_data(5), "cross_entropy"),
+            TrainJob(lost, [unweighted], "ppo", backward=False),
+            TrainJob(good, sft_data(7), "cross_entropy"),
+        ]
+    )
+    for one in (failed, unseen):
+        assert isinstance(one, NumericalError)
+        assert "logprob of data[0] at flat position 0 is nan" in str(one)
+        assert "load an earlier checkpoint" in str(one)
+    assert not isinstance(succeeded, Exception)
+    assert lost.grad is None
+    assert good.grad is not None
+
+
 @pytest.mark.parametrize("backward", [True, False])
 def test_a_job_that_overflows_fails_alone(trainer: Trainer, backward: bool) -> None:
     good, bad = trained_state(trainer, seed=1), trained_state(trainer, seed=2)
