@@ -149,7 +149,8 @@ def _read_moments(directory: Path, adapter: Adapter) -> tuple[Tensor | None, Ten
         with safe_open(path, framework="pt") as saved:
             step = int((saved.metadata() or {})["step"])
             names = set(saved.keys())
-            moments = [saved.get_tensor(name) for name in ("exp_avg", "exp_avg_sq") if name in names]
+            # A copy of its own for each: what becomes of the file later must not reach the run.
+            moments = [saved.get_tensor(name).clone() for name in ("exp_avg", "exp_avg_sq") if name in names]
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise EngineFailure(f"{path} cannot be read ({error}). Load another checkpoint") from error
     if not moments:

@@ -128,3 +128,17 @@ def test_moments_of_another_adapter_are_refused(trainer: Trainer, saved: Path) -
     write_manifest(saved)
     with pytest.raises(EngineFailure, match="moments"):
         trainer.load(trained_state(trainer), saved, optimizer=True)
+
+
+def test_what_becomes_of_the_files_after_loading_does_not_reach_the_run(
+    trainer: Trainer, saved: Path
+) -> None:
+    state, other = trainer.create(LoraConfig(rank=4)), trainer.create(LoraConfig(rank=4))
+    trainer.load(state, saved, optimizer=True)
+    trainer.load(other, saved, optimizer=True)
+    trainer.optim_step(other, AdamParams())
+    for name in ("adapter_model.safetensors", "optimizer.safetensors"):
+        file = saved / name
+        file.write_bytes(b"\xff" * file.stat().st_size)
+    trainer.optim_step(state, AdamParams())
+    assert torch.equal(state.adapter.params, other.adapter.params)
