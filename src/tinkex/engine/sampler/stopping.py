@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tinkex.errors import InvalidInput
 
-__all__ = ["StopRule", "StopWatch", "TokenBytes"]
+__all__ = ["MAX_STOP_STRINGS", "StopRule", "StopWatch", "TokenBytes"]
+
+MAX_STOP_STRINGS = 1024
+"""The most strings one request may stop at: each is looked for at every token, while all other requests wait."""
 
 TokenBytes = Callable[[int], bytes]
 """The exact bytes one token stands for."""
@@ -52,7 +56,13 @@ class StopRule:
                 raise InvalidInput(
                     "stop holds an empty string, which would stop at once; remove it (stop=[] never stops)"
                 )
-            return cls(tokens=frozenset(eos_token_ids), strings=tuple(_utf8(text) for text in strings))
+            different = list(dict.fromkeys(strings))
+            if len(different) > MAX_STOP_STRINGS:
+                raise InvalidInput(
+                    f"stop holds {len(different)} strings, and at most {MAX_STOP_STRINGS} are looked for; give fewer, or stop "
+                    "at token ids"
+                )
+            return cls(tokens=frozenset(eos_token_ids), strings=tuple(_utf8(text) for text in different))
         if len(tokens) == len(wanted):
             outside = [token for token in tokens if not 0 <= token < vocab_size]
             if outside:
@@ -64,6 +74,11 @@ class StopRule:
         raise InvalidInput(
             f"stop must be a string, a list of strings or a list of token ids, and mixes: {kinds}; use one kind"
         )
+
+    @cached_property
+    def longest(self) -> int:
+        """How many bytes the longest string has."""
+        return max(map(len, self.strings), default=0)
 
     def watch(self, token_bytes: TokenBytes) -> StopWatch:
         """A watch over one new sequence."""
@@ -96,7 +111,7 @@ class StopWatch:
         text = self._tail + self.token_bytes(token)
         if any(string in text for string in self.rule.strings):
             return True
-        keep = max(map(len, self.rule.strings)) - 1
+        keep = self.rule.longest - 1
         self._tail = text[len(text) - keep :] if keep < len(text) else text
         return False
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinkex.engine.model.tokenizer import EngineTokenizer
-from tinkex.engine.sampler.stopping import StopRule
+from tinkex.engine.sampler.stopping import MAX_STOP_STRINGS, StopRule
 from tinkex.errors import InvalidInput
 
 
@@ -58,6 +58,13 @@ def test_end_tokens_stop_also_beside_stop_strings_and_stop_tokens() -> None:
 def test_a_stop_that_makes_no_sense_is_refused_by_name(stop: object, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         rule(stop)
+
+
+def test_more_strings_than_can_be_looked_for_in_time_are_refused() -> None:
+    strings = [f"stop {number}" for number in range(MAX_STOP_STRINGS)]
+    assert len(rule(strings + strings).strings) == MAX_STOP_STRINGS
+    with pytest.raises(InvalidInput, match=f"{MAX_STOP_STRINGS + 1} strings, and at most {MAX_STOP_STRINGS}"):
+        rule([*strings, "one more"])
 
 
 def test_a_stop_string_is_found_across_token_borders() -> None:
