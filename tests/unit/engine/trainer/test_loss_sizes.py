@@ -1,0 +1,107 @@
+"""What an operation of a custom loss is told to make is never less than what it makes, however the call is written."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from tinkex.engine.trainer import loss_operations
+from tinkex.engine.trainer.loss_graph import _OPERATION_ERRORS
+from tinkex.engine.trainer.loss_operations import METHODS, WORDS, Operation
+from tinkex.engine.trainer.loss_sizes import tensors_in
+
+CALLS_EACH = 60
+WRITTEN_AS = {"torch": "", "special": "special_", "linalg": "linalg_", "Tensor": ""}
+TABLES = {
+    "torch": loss_operations._TORCH,
+    "special": loss_operations._SPECIAL,
+    "linalg": loss_operations._LINALG,
+    "Tensor": METHODS,
+}
+
+
+def tensor(rng: random.Random) -> torch.Tensor:
+    shape = [rng.choice([0, 1, 2, 3, 4]) for _ in range(rng.randint(0, 3))]
+    values = torch.tensor([rng.uniform(-1, 3) for _ in range(math.prod(shape))]).reshape(shape)
+    return rng.choice([values, values.abs().long(), values > 1])
+
+
+def value(kind: str, rng: random.Random) -> Any:
+    """Something that an argument of this type of torch's could be."""
+    if kind.startswith("Optional["):
+        return None if rng.random() < 0.4 else value(kind[9:-1], rng)
+    makers: dict[str, Any] = {
+        "Tensor": lambda: tensor(rng),
+        "List[Tensor]": lambda: [tensor(rng)] * rng.randint(1, 3),
+        "int": lambda: rng.choice([-1, 0, 1, 2, 7]),
+        "number": lambda: rng.choice([-1, 0, 2, 9, 0.5]),
+        "float": lambda: rng.uniform(0.1, 3),
+        "List[int]": lambda: [rng.choice([-1, 0, 1, 2, 6]) for _ in range(rng.randint(1, 4))],
+        "bool": lambda: rng.random() < 0.5,
+        "str": lambda: rng.choice(sorted(WORDS)),
+    }
+    return makers[kind]() if kind in makers else None
+
+
+def forms(where: str, name: str) -> list[list[tuple[str, str]]]:
+    """The names and types of the arguments, in each of the ways the operation can be called."""
+    found = torch._C._jit_get_schemas_for_operator(f"aten::{WRITTEN_AS[where]}{name}")
+    return [
+        [(one.name, str(one.type)) for one in schema.arguments]
+        for schema in found
+        if not any(one.is_out for one in schema.arguments)
+    ]
+
+
+def check(operation: Operation, args: list[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether the call worked; fails if it made more than was told."""
+    try:
+        told = operation.size(args, kwargs)
+        made = operation.call(*args, **kwargs)
+    except _OPERATION_ERRORS:
+        return False
+    elements = sum(one.numel() for one in tensors_in(made))
+    # Results that come in twos, such as values and their positions, are told as one.
+    assert elements <= 2 * told.elements + 2, (told, args, kwargs)
+    return True
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("where", TABLES)
+def test_no_call_makes_more_than_was_told(where: str) -> None:
+    rng = random.Random(5)
+    worked = 0
+    for name, operation in TABLES[where].items():
+        ways = forms(where, name)
+        for _ in range(CALLS_EACH if ways else 0):
+            given = [(one, value(kind, rng)) for one, kind in rng.choice(ways)]
+            given = given[: rng.randint(1, len(given))]
+            positional = rng.randint(0 if where == "torch" else 1, len(given))
+            if positional > (operation.most_positional or len(given)):
+                continue
+            named = [("input" if one == "self" else one, item) for one, item in given[positional:]]
+            rng.shuffle(named)
+            kwargs = {one: item for one, item in named if item is not None}
+            if operation.keywords is None or operation.keywords >= kwargs.keys():
+                worked += check(operation, [item for _, item in given[:positional]], kwargs)
+    assert worked > len(TABLES[where])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_index_picks_more_than_was_told() -> None:
+    rng = random.Random(6)
+    getitem = loss_operations._OPERATOR["getitem"]
+    parts: list[Any] = [
+        *(lambda: rng.randint(-1, 2), lambda: slice(None), lambda: slice(0, rng.randint(0, 5), 2)),
+        *(lambda: None, lambda: Ellipsis, lambda: True, lambda: tensor(rng)),
+        *(lambda: [0] * rng.randint(1, 4), lambda: [[0] * 4] * rng.randint(1, 4), lambda: [tensor(rng)] * 2),
+    ]
+    worked = 0
+    for _ in range(5000):
+        index = tuple(rng.choice(parts)() for _ in range(rng.randint(1, 4)))
+        worked += check(getitem, [tensor(rng), index if rng.random() < 0.6 else index[0]], {})
+    assert worked > 500
