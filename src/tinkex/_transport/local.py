@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlencode
 
+from tinkex._runtime import on_exit
 from tinkex._transport.base import Reply, Request
 from tinkex._transport.local_stream import LocalStream
 from tinkex.errors import APIConnectionError, APITimeoutError, ClosedError, HttpRequest, SetupError
@@ -139,4 +140,5 @@ def _open(home: Path | None, models: Mapping[str, str] | None) -> EmbeddedEngine
         ) from error
     from tinkex.terminal import LoadingLine
 
-    return open_embedded(home, models, LoadingLine(sys.stderr).show)
+    # The engine ends after the clients of this process, which ask to the end.
+    return open_embedded(home, models, LoadingLine(sys.stderr).show, at_exit=on_exit)

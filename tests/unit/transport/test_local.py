@@ -105,3 +105,32 @@ def test_a_missing_extra_comes_with_the_command_that_installs_it() -> None:
         env={**os.environ, "TINKEX_HOME": "/nowhere"},
     )
     assert "pip install 'tinkex[engine]'" in out.stdout
+
+
+def test_at_the_end_of_a_program_its_clients_go_before_the_engine(tmp_path: Path, tiny_model: Path) -> None:
+    program = """
+import tinkex
+from tinkex._runtime import background
+from tinkex.engine.core import Engine
+
+close = Engine.close
+
+def tell(engine):
+    print("nobody asks any more" if loop.is_closed() else "somebody still asks")
+    close(engine)
+
+loop = background().loop
+Engine.close = tell
+service = tinkex.ServiceClient(base_url="local")
+service.get_server_capabilities()
+"""
+    environment = {**os.environ, "TINKEX_HOME": str(tmp_path), "TINKEX_MODELS": f"tiny={tiny_model}"}
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "nobody asks any more\n", "")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from starlette.types import ASGIApp
 
-from tinkex._runtime import on_exit
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import EngineConfig, chosen_data_dir, chosen_models, tinkex_home
 from tinkex.engine.core import Engine
@@ -45,13 +45,17 @@ class EmbeddedEngine:
 
 
 def open_embedded(
-    home: Path | None = None, models: Mapping[str, str] | None = None, progress: Progress | None = None
+    home: Path | None = None,
+    models: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+    at_exit: Callable[[Callable[[], None]], object] = atexit.register,
 ) -> EmbeddedEngine:
     """The engine of this process for a home directory, started at the first call.
 
     ``models`` maps served names to sources; without it ``$TINKEX_MODELS`` says which, and without that the default
     model is served. Any local model directory can also be named directly. Models are loaded when they are first used, and
-    ``progress`` is told what that takes.
+    ``progress`` is told what that takes. ``at_exit`` is given what closes the engine when the program ends without
+    having done so.
 
     Example:
         >>> embedded = open_embedded(Path("~/.tinkex").expanduser())
@@ -72,8 +76,8 @@ def open_embedded(
             engine = Engine(config, progress)
             engine.start()
             known = _engines[key] = EmbeddedEngine(build_app(engine), engine, key)
-            # After the clients of this process, which ask to the end. A second time is harmless: nothing is left to close.
-            on_exit(_close_all)
+            # A second time is harmless: nothing is left to close then.
+            at_exit(_close_all)
         elif chosen:
             known.engine.models.add(chosen)
         known.users += 1

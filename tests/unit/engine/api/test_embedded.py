@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -45,26 +43,3 @@ def test_one_name_for_two_models_is_refused(tmp_path: Path, tiny_model: Path) ->
             open_embedded(tmp_path, {"tiny": str(tmp_path)})
     finally:
         embedded.close()
-
-
-def test_at_the_end_of_a_program_its_clients_go_before_the_engine(tmp_path: Path, tiny_model: Path) -> None:
-    program = """
-import sys
-from pathlib import Path
-from tinkex._runtime import background
-from tinkex.engine.api.embedded import open_embedded
-from tinkex.engine.core import Engine
-
-close = Engine.close
-
-def tell(engine):
-    print("nobody asks any more" if loop.is_closed() else "somebody still asks")
-    close(engine)
-
-loop = background().loop
-Engine.close = tell
-open_embedded(Path(sys.argv[1]), {"tiny": sys.argv[2]})
-"""
-    arguments = [sys.executable, "-c", program, str(tmp_path), str(tiny_model)]
-    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "nobody asks any more\n", "")
