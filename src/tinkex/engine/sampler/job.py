@@ -28,6 +28,9 @@ MAX_TEMPERATURE = 1e6
 MAX_TOPK_LOGPROBS = 1024
 """The most alternatives that are reported per token, so that a long prompt's answer stays within memory."""
 
+MAX_TOPK_CELLS = 1 << 25
+"""The most of them over all tokens of a request: 268 MB while it runs, and as much again in the answer."""
+
 MAX_PROMPT_DRAWS = 1 << 21
 """The most alternatives that are drawn for one prompt, over all its positions: 42 MB while it runs."""
 
@@ -153,6 +156,16 @@ def _check_counts(job: SampleJob, arch: Architecture) -> None:
     ):
         if not 0 <= value <= most:
             raise InvalidInput(f"{name} must lie in 0…{most}, and is {value}")
+    num_new = max_new_tokens(len(job.prompt_P), job.params.max_tokens, arch.max_context)
+    for name, k, num_tokens in (
+        ("topk_prompt_logprobs", job.topk_prompt_logprobs, len(job.prompt_P)),
+        ("topk_sample_logprobs", job.topk_sample_logprobs, job.num_samples * num_new),
+    ):
+        if k * num_tokens > MAX_TOPK_CELLS:
+            raise InvalidInput(
+                f"{name} is {k} for {num_tokens} tokens, which makes {k * num_tokens} alternatives, and at most {MAX_TOPK_CELLS} "
+                "are reported; ask for fewer, for fewer tokens (max_tokens), or in several requests"
+            )
     draws = len(job.prompt_P) * job.prompt_alt_tokens_k
     if draws > MAX_PROMPT_DRAWS:
         raise InvalidInput(

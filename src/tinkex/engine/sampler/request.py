@@ -13,7 +13,10 @@ from tinkex.engine.sampler.prompt_scores import PromptScores
 from tinkex.types import SampledSequence, SampleResponse, StopReason, TopkLogprobs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+    from torch import Tensor
 
     from tinkex.engine.model.architecture import Architecture
     from tinkex.engine.sampler.places import Place
@@ -35,10 +38,11 @@ class Continuation:
     watch: StopWatch
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    topk_ids: list[list[int]] = field(default_factory=list)
-    topk_logprobs: list[list[float]] = field(default_factory=list)
+    topk_ids: list[npt.NDArray[np.int32]] = field(default_factory=list)
+    topk_logprobs: list[npt.NDArray[np.float32]] = field(default_factory=list)
     stop_reason: StopReason | None = None
     slot: Place | None = None
+    _uniform: float | None = None
 
     @property
     def age(self) -> tuple[int, int]:
@@ -46,11 +50,14 @@ class Continuation:
         return self.request.order, self.index
 
     def uniform(self) -> float:
-        """The random number of the next token; a greedy sequence uses none up."""
-        return 0.0 if self.settings.greedy else self.generator.random()
+        """The random number of the next token, the same until that is taken; a greedy sequence uses none up."""
+        if self._uniform is None:
+            self._uniform = 0.0 if self.settings.greedy else self.generator.random()
+        return self._uniform
 
     def take(self, token: int, logprob: float) -> None:
         """Adds a token, and ends the sequence if it stops there or is as long as it may be."""
+        self._uniform = None
         self.tokens.append(token)
         self.logprobs.append(logprob)
         if self.watch.stops(token):
@@ -61,17 +68,18 @@ class Continuation:
         if self.request.on_token is not None:
             self.request.on_token(self)
 
-    def take_topk(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+    def take_topk(self, ids: Tensor, logprobs: Tensor) -> None:
         """Adds the likeliest tokens at the position of the next token."""
-        self.topk_ids.append(list(ids))
-        self.topk_logprobs.append(list(logprobs))
+        # As arrays: a number of Python takes ten times the memory.
+        self.topk_ids.append(ids.numpy().astype(np.int32))
+        self.topk_logprobs.append(logprobs.numpy())
 
     def result(self) -> SampledSequence:
         """The finished sequence."""
         assert self.stop_reason is not None
         topk = None
         if self.request.job.topk_sample_logprobs:
-            topk = TopkLogprobs(np.array(self.topk_ids, np.int32), np.array(self.topk_logprobs, np.float32))
+            topk = TopkLogprobs(np.stack(self.topk_ids), np.stack(self.topk_logprobs))
         return SampledSequence(
             stop_reason=self.stop_reason,
             sequence_id=self.sequence_id,

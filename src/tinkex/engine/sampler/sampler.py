@@ -8,7 +8,8 @@ Memory: keys and values of prompts and slots together stay within ``kv_budget_by
 new work waits; when running sequences outgrow it, prompts kept for later go first, then the youngest sequence
 gives up its slot and goes back in line with what it has so far, random numbers included. What would not fit even
 alone is refused when it comes, so everything that was accepted ends. What is not budgeted: weights, and a pass's
-activations, which ``prefill_chunk`` and ``max_batch`` bound.
+activations, which ``prefill_chunk`` and ``max_batch`` bound. Where the machine has less than the budget says, it is the
+same: the youngest gives way, the step is tried again, and nothing more is taken until a request has ended.
 
 Shapes: B rows of a decode step, T packed rows of a prefill pass, D hidden, V vocabulary.
 """
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tinkex.engine.model.memory import out_of_memory
 from tinkex.engine.sampler.compute import choose_compute
 from tinkex.engine.sampler.job import SampleJob
 from tinkex.engine.sampler.kv_cache import bytes_per_token
@@ -30,7 +32,7 @@ from tinkex.engine.sampler.limits import SamplerLimits
 from tinkex.engine.sampler.prefill import Prefill, share_chunk
 from tinkex.engine.sampler.prompt_cache import CachedPrompt, PromptCache, PromptMatch
 from tinkex.engine.sampler.request import Continuation, Request
-from tinkex.errors import Conflict, NumericalError, TinkexError
+from tinkex.errors import Conflict, EngineFailure, NumericalError, TinkexError
 from tinkex.types import SampleResponse
 
 if TYPE_CHECKING:
@@ -82,6 +84,8 @@ class Sampler:
         self._max_batch = max_batch
         self._prefill_chunk = prefill_chunk
         self._kv_budget_bytes = kv_budget_bytes
+        self._room_bytes = kv_budget_bytes
+        """What keys and values may take now: the budget, or less since memory ran out."""
         self._prompts = PromptCache(
             model.arch, model.dtype, keep_bytes=min(prompt_cache_bytes, kv_budget_bytes)
         )
@@ -169,6 +173,15 @@ class Sampler:
     def step(self) -> list[tuple[str, SampleResponse | TinkexError]]:
         """One prefill pass or one decode step, in turns when there is work for both; returns what finished."""
         self._finished = []
+        try:
+            self._advance()
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            self._make_do()
+        return self._finished
+
+    def _advance(self) -> None:
         self._fill_slots()
         self._admit()
         if self._prefilling and not (self._decode_next and self._decoding):
@@ -177,13 +190,32 @@ class Sampler:
         elif self._decoding:
             self._decode()
             self._decode_next = False
-        return self._finished
+
+    def _make_do(self) -> None:
+        """After memory ran out in the middle of a step: whatever can be spared goes, so that the step can be repeated."""
+        spared = self._prompts.evict()
+        while self._prompts.evict():
+            pass
+        holders = self._holders()
+        if len(holders) > 1:
+            self._send_back(max(holders, key=lambda holder: holder.age))
+        elif not spared:
+            alone = [*holders, *self._waiting][0].request
+            self._drop(alone)
+            self._finished.append((alone.job.request_id, _too_large(alone)))
+        self._room_bytes = self.kv_bytes
+
+    def _holders(self) -> list[Continuation | Prefill]:
+        """Everyone who has memory."""
+        return [*self._decoding, *(ready for ready, _ in self._ready), *self._prefilling]
 
     def _admit(self) -> None:
         """Lets requests in while the batch and the memory have room for them."""
         in_flight = (
             len(self._decoding) + len(self._ready) + sum(len(p.continuations) for p in self._prefilling)
         )
+        if not in_flight:
+            self._room_bytes = self._kv_budget_bytes
         still_waiting: list[Prefill] = []
         for place, prefill in enumerate(self._waiting):
             if in_flight >= self._max_batch:
@@ -208,7 +240,7 @@ class Sampler:
         )
         if prompt is None:
             prompt = self._open(prefill, match)
-        if prompt is None and not (self._decoding or self._ready or self._prefilling):
+        if prompt is None and not self._holders():
             prompt = self._open(prefill, PromptMatch())  # what it could begin with is itself in the way
         if prompt is None:
             return False
@@ -226,17 +258,22 @@ class Sampler:
             needed += self._slots.cost(self._slots.sizes.own_length(len(prefill.tokens_P)))
         if match.source is not None:
             self._prompts.use(match.source)  # not to be dropped while room is made
-        prompt = None
-        if self._make_room(needed):
-            prompt = self._prompts.open(prefill.adapter, prefill.tokens_P, match, prefill.owner)
-        if match.source is not None:
-            self._prompts.release(match.source)
-        return prompt
+        try:
+            if self._make_room(needed):
+                return self._prompts.open(prefill.adapter, prefill.tokens_P, match, prefill.owner)
+        except (MemoryError, RuntimeError) as error:
+            if not (out_of_memory(error) and self._holders()):
+                raise
+            self._room_bytes = self.kv_bytes
+        finally:
+            if match.source is not None:
+                self._prompts.release(match.source)
+        return None
 
     def _make_room(self, num_bytes: int) -> bool:
         """Whether so many bytes can be allocated, once everything that nobody uses is let go if need be."""
         trimmed = False
-        while self.kv_bytes + num_bytes > self._kv_budget_bytes:
+        while self.kv_bytes + num_bytes > self._room_bytes:
             if self._prompts.evict():
                 continue
             if trimmed:
@@ -287,7 +324,7 @@ class Sampler:
             [prefill.kv.last_hidden_D for prefill in complete if prefill.kv.last_hidden_D is not None]
         )
         logits_NV = self._compute.logits(last_ND, [(prefill.adapter, 1) for prefill in complete])
-        rows = [(row, new) for row, prefill in enumerate(complete) for new in prefill.continuations]
+        rows = [(row, new) for row, prefill in enumerate(complete) for new in prefill.not_begun]
         for start in range(0, len(rows), _HEAD_ROWS):
             part = rows[start : start + _HEAD_ROWS]
             self._extend([new for _, new in part], logits_NV[[row for row, _ in part]])
@@ -302,7 +339,6 @@ class Sampler:
 
     def _fill_slots(self) -> None:
         """Moves continuations that are ready into the decode batch while it and the memory have room."""
-        joined = len(self._decoding)
         while self._ready and len(self._decoding) < self._max_batch:
             continuation, prompt = self._ready[0]
             own_length = self._slots.sizes.own_length(prompt.kv.length)
@@ -311,14 +347,12 @@ class Sampler:
             if not self._claim(continuation, own_length):
                 continue
             continuation.slot = self._slots.join(prompt.kv)
-            self._decoding.append(continuation)
+            insort(self._decoding, continuation, key=lambda other: id(other.request.job.adapter))
             self._ready.popleft()
             if continuation.slot.shared is None:
                 self._prompts.release(prompt)
             else:
                 self._lenders[continuation.slot] = prompt
-        if len(self._decoding) > joined:
-            self._decoding.sort(key=lambda continuation: id(continuation.request.job.adapter))
 
     def _decode(self) -> None:
         """One more token for every continuation in the batch."""
@@ -331,10 +365,7 @@ class Sampler:
         hidden_BD = self._compute.decode(
             [continuation.tokens[-1] for continuation in batch], self._slots, slots, segments
         )
-        logits_BV = self._compute.logits(hidden_BD, segments)
-        for slot in slots:
-            slot.length += 1
-        self._extend(batch, logits_BV)
+        self._extend(batch, self._compute.logits(hidden_BD, segments))
 
     def _grow_slots(self) -> None:
         """Makes room for one more token in every slot, the oldest first."""
@@ -349,11 +380,7 @@ class Sampler:
         False if this continuation was the youngest and had to go back itself.
         """
         while not self._make_room(self._slots.cost(own_length)):
-            holders: list[Continuation | Prefill] = [
-                *self._decoding,
-                *(ready for ready, _ in self._ready),
-                *self._prefilling,
-            ]
+            holders = self._holders()
             if len(holders) == 1:
                 return True
             youngest = max(holders, key=lambda holder: holder.age)
@@ -392,12 +419,14 @@ class Sampler:
                 continue
             if request.job.topk_sample_logprobs:
                 best = drawn.distribution([row])[0].topk(request.job.topk_sample_logprobs)
-                continuation.take_topk(best.indices.tolist(), best.values.tolist())
+                continuation.take_topk(best.indices, best.values)
             continuation.take(tokens[row], logprobs[row])
+            if continuation.slot is not None:
+                continuation.slot.length += 1
             if continuation.stop_reason is not None:
                 self._leave(continuation)
             if request.done:
-                del self._requests[request.job.request_id]
+                self._forget(request)
                 self._finished.append((request.job.request_id, request.response()))
 
     def _is_open(self, continuation: Continuation) -> bool:
@@ -422,7 +451,7 @@ class Sampler:
 
     def _drop(self, request: Request) -> None:
         """Forgets a request, wherever its parts are."""
-        del self._requests[request.job.request_id]
+        self._forget(request)
         self._waiting = [prefill for prefill in self._waiting if prefill.request is not request]
         for prefill in self._prefilling:
             if prefill.request is request:
@@ -430,6 +459,17 @@ class Sampler:
         self._prefilling = [prefill for prefill in self._prefilling if prefill.request is not request]
         for continuation in request.continuations:
             self._leave(continuation)
+
+    def _forget(self, request: Request) -> None:
+        del self._requests[request.job.request_id]
+        self._room_bytes = self._kv_budget_bytes
+
+
+def _too_large(request: Request) -> EngineFailure:
+    return EngineFailure(
+        f"request {request.job.request_id!r}: a prompt of {len(request.job.prompt_P):,} tokens needs more memory than is free, even "
+        "alone; send a shorter one, or run the engine with more memory"
+    )
 
 
 def _not_finite(request: Request) -> NumericalError:

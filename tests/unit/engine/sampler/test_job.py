@@ -90,6 +90,20 @@ def test_alternatives_are_bounded_over_the_whole_prompt(model: Transformer) -> N
         check_job(job([1] * 2049, prompt_alt_tokens_k=1024), wide, [2])
 
 
+def test_tables_of_likeliest_tokens_are_bounded_over_a_whole_request(model: Transformer) -> None:
+    wide = replace(model.arch, vocab_size=5000, max_context=40_000)
+    check_job(job([1] * 32_768, topk_prompt_logprobs=1024, max_tokens=1), wide, [2])
+    with pytest.raises(InvalidInput, match=r"topk_prompt_logprobs is 1024 .* at most 33554432"):
+        check_job(job([1] * 32_769, topk_prompt_logprobs=1024, max_tokens=1), wide, [2])
+
+    check_job(job([1], num_samples=8, topk_sample_logprobs=1024, max_tokens=4096), wide, [2])
+    with pytest.raises(InvalidInput, match=r"topk_sample_logprobs is 1024 .* at most 33554432"):
+        check_job(job([1], num_samples=8, topk_sample_logprobs=1024, max_tokens=4097), wide, [2])
+    with pytest.raises(InvalidInput, match=r"topk_sample_logprobs is 1024 .* at most 33554432"):
+        check_job(job([1], topk_sample_logprobs=1024), wide, [2])  # up to the end of the context
+    check_job(job([1], num_samples=8, topk_sample_logprobs=100), wide, [2])
+
+
 def test_sequence_ids_must_be_as_many_as_samples(sampler: Sampler) -> None:
     wrong = SampleJob("r", None, np.array([1], np.int32), 2, SamplingParams(), ["only-one"])
     with pytest.raises(InvalidInput, match="1 sequence ids"):
