@@ -9,6 +9,7 @@ Shapes: P prompt length, R rows of logits at hand, V vocabulary, k tokens per ro
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,7 +48,7 @@ class PromptScores:
         length = len(job.prompt_P)
         self._prompt_P = torch.from_numpy(job.prompt_P.astype(np.int64))
         self.prompt_logprobs_P: npt.NDArray[np.float32] | None = None
-        self.topk: TopkLogprobs | None = None
+        self._topk_shape = (length, job.topk_prompt_logprobs)
         self._targets = None if job.target_prompt_logprobs is None else _Targets(job.target_prompt_logprobs)
         self._alternatives = _Alternatives(job) if job.prompt_alt_tokens_k else None
         self.first_row = length
@@ -58,7 +59,6 @@ class PromptScores:
             self.prompt_logprobs_P = np.full(length, np.nan, np.float32)
             self.first_row = self._first_shown_row
         if job.topk_prompt_logprobs:
-            self.topk = empty_topk(length, job.topk_prompt_logprobs)
             self.first_row = self._first_shown_row
         if self._targets is not None:
             self.first_row = min(self.first_row, self._targets.first_row)
@@ -92,6 +92,11 @@ class PromptScores:
             best = shown_RV.topk(self.topk.token_ids.shape[1])
             self.topk.token_ids[predicted] = best.indices.numpy()
             self.topk.logprobs[predicted] = best.values.numpy()
+
+    @cached_property
+    def topk(self) -> TopkLogprobs | None:
+        """The likeliest tokens at every position; it takes memory from when it is first asked for, not while a prompt waits."""
+        return empty_topk(*self._topk_shape) if self._topk_shape[1] else None
 
     @property
     def target_logprobs(self) -> TensorData | None:

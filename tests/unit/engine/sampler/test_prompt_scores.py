@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -180,6 +182,17 @@ def test_nothing_is_computed_for_a_prompt_nobody_asks_about() -> None:
     scores = PromptScores(job(PROMPT))
     assert list(scores.rows_needed(0, 50)) == []
     assert scores.target_logprobs is None
+
+
+def test_the_table_of_likeliest_tokens_takes_no_memory_while_the_prompt_waits() -> None:
+    waiting = job([1] * 2000, topk_prompt_logprobs=1000)  # a table of 16 MB
+    tracemalloc.start()
+    scores = PromptScores(waiting)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 1 << 20
+    assert scores.topk is not None
+    assert scores.topk.logprobs.shape == (2000, 1000)
 
 
 def test_a_prompt_of_one_token_has_nothing_to_score(sampler: Sampler) -> None:
