@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["MAX_RANK", "Example", "Limits", "LossInputs", "read_examples", "read_pass"]
 
 MAX_RANK = 512
-MOST_CELLS = 2**25
-"""Cells of all sparse tensors of a pass, written out: about what a body of dense ones can hold."""
+MOST_CELLS = 2**24
+"""Cells of all sparse tensors of a pass, written out: what a large body of dense ones holds."""
 
 
 @dataclass(frozen=True)

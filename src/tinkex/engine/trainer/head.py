@@ -28,6 +28,7 @@ TargetGradient = Callable[[int, Ints, Tensor], Tensor]
 """``gradient(segment number, target numbers within the pass, their logprobs) -> d loss / d logprob``."""
 
 _CHUNK_BYTES = 192 * 2**20  # of logits; the product with the vocabulary is efficient from some 700 rows on
+_TARGET_BYTES = 64 * 2**20  # of vectors that stand for single targets, of which a row can have thousands
 _FEWEST_ROWS = 16
 
 
@@ -72,9 +73,10 @@ class Head:
 
     def __init__(self, unembedding_VD: Tensor, *, most_rows: int | None = None) -> None:
         self._weight_VD = unembedding_VD
-        vocab_size = unembedding_VD.shape[0]
+        vocab_size, hidden_size = unembedding_VD.shape
         fitting = max(_FEWEST_ROWS, _CHUNK_BYTES // (unembedding_VD.element_size() * vocab_size))
         self._most_rows = fitting if most_rows is None else most_rows
+        self._most_targets = max(1, _TARGET_BYTES // (unembedding_VD.element_size() * hidden_size))
         # Reused, because a fresh buffer of this size costs a page fault for every 4 KB.
         self._buffer_nV = unembedding_VD.new_empty(0, vocab_size)
 
@@ -117,22 +119,22 @@ class Head:
             c_n1 = g_m.new_zeros(len(chunk.rows)).index_add_(0, chunk.row_of_target, g_m)[:, None]
             p_nV = logprobs_nV.exp_()
             grad_nD = (p_nV @ self._weight_VD).mul_(-c_n1)
-            grad_nD.index_add_(0, chunk.row_of_target, self._weight_VD[targets_m] * g_m[:, None])
+            self._add(grad_nD, chunk.row_of_target, self._weight_VD, targets_m, g_m)
             for piece, u_nR in zip(chunk.pieces, narrow, strict=True):
                 lora = loras[piece.segment]
                 if lora is None or u_nR is None:
                     continue
                 local = chunk.row_of_target[piece.targets] - piece.rows.start
-                targets, g_m1 = targets_m[piece.targets], g_m[piece.targets][:, None]
+                targets, g_own = targets_m[piece.targets], g_m[piece.targets]
                 p_rows, c_rows, hidden_rows = p_nV[piece.rows], c_n1[piece.rows], hidden_nD[piece.rows]
                 v_nR = (p_rows @ lora.b_VR).mul_(-c_rows)
-                v_nR.index_add_(0, local, lora.b_VR[targets] * g_m1)
+                self._add(v_nR, local, lora.b_VR, targets, g_own)
                 grad_nD[piece.rows].addmm_(v_nR, lora.a_RD, alpha=lora.scale)
                 if lora.grad_a_RD is not None and lora.grad_b_VR is not None:
                     lora.grad_a_RD.addmm_(v_nR.T, hidden_rows, alpha=lora.scale)
                     # uᵀ·p reads the probabilities row by row; pᵀ·u takes half as long again.
                     lora.grad_b_VR.add_(((u_nR * -c_rows).T @ p_rows).T, alpha=lora.scale)
-                    lora.grad_b_VR.index_add_(0, targets, u_nR[local] * g_m1, alpha=lora.scale)
+                    self._add(lora.grad_b_VR, targets, u_nR, local, g_own, lora.scale)
             grad_hidden_TD[row_numbers] = grad_nD
 
     def _chunks(self, packed: Pass, rows: Ints) -> Iterator[_Chunk]:
@@ -168,6 +170,14 @@ class Head:
             narrow.append(u_nR)
         # In place: each logit is read for its row's maximum and sum before its logprob is written.
         return torch.log_softmax(logits_nV, dim=-1, out=logits_nV), narrow
+
+    def _add(
+        self, sums: Tensor, into_m: Tensor, source: Tensor, from_m: Tensor, g_m: Tensor, scale: float = 1.0
+    ) -> None:
+        """Adds ``scale · g · source[from]`` to the rows ``into``, for a bounded number of targets at a time."""
+        for start in range(0, len(g_m), self._most_targets):
+            part = slice(start, start + self._most_targets)
+            sums.index_add_(0, into_m[part], source[from_m[part]] * g_m[part, None], alpha=scale)
 
     def _read(self, logprobs_nV: Tensor, packed: Pass, chunk: _Chunk, lp_P: Tensor) -> tuple[Tensor, Tensor]:
         """The chunk's targets and their logprobs, which also go into ``lp_P``."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tinkex.engine.trainer.batch import Pass, plan_passes
 from tinkex.engine.trainer.examples import Example
@@ -28,8 +31,8 @@ def random(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("most_rows", [1, 3, 100])
-def test_chunks_add_up_to_the_whole(most_rows: int) -> None:
+@pytest.mark.parametrize(("most_rows", "most_targets"), [(1, 1), (3, 2), (100, 100)])
+def test_chunks_add_up_to_the_whole(most_rows: int, most_targets: int) -> None:
     packed = packed_of([(3, 1), (4, 2)], [(5, 1)])
     rows, size = len(packed.tokens_T), len(packed.targets_P)
     weight, hidden = random(VOCAB, HIDDEN, seed=1), random(rows, HIDDEN, seed=2).requires_grad_()
@@ -48,6 +51,7 @@ def test_chunks_add_up_to_the_whole(most_rows: int) -> None:
     gradients = torch.autograd.grad(expected, [hidden, a, b], kept)
 
     head = Head(weight, most_rows=most_rows)
+    head._most_targets = most_targets
     grad_a, grad_b = torch.zeros_like(a), torch.zeros_like(b)
     loras = [HeadLora(a.detach(), b.detach(), 0.5, grad_a, grad_b), None]
     lp_P, grad_hidden = torch.full((size,), torch.nan).double(), torch.zeros_like(hidden)
@@ -66,6 +70,37 @@ def test_chunks_add_up_to_the_whole(most_rows: int) -> None:
     torch.testing.assert_close(lp_P, expected.detach())
     for own, reference in zip((grad_hidden, grad_a, grad_b), gradients, strict=True):
         torch.testing.assert_close(own, reference)
+
+
+class LargestResult(TorchDispatchMode):
+    """Remembers how many elements the largest result of an operation had."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+def test_many_targets_of_a_row_do_not_stand_in_memory_as_vectors_all_at_once() -> None:
+    packed = packed_of([(2, 500)])
+    hidden = random(2, HIDDEN, seed=2)
+    pair = HeadLora(random(RANK, HIDDEN, seed=3), random(VOCAB, RANK, seed=4), 0.5)
+    head = Head(random(VOCAB, HIDDEN, seed=1))
+    head._most_targets = 100
+    with LargestResult() as largest:
+        head.train(
+            hidden,
+            packed,
+            [pair],
+            np.arange(2),
+            torch.zeros(1000).double(),
+            lambda segment, targets, lp: torch.ones_like(lp),
+            torch.zeros_like(hidden),
+        )
+    assert largest.elements == 1000  # a number for each target, where their vectors have 4000
 
 
 def test_a_gradient_is_asked_for_once_per_segment_and_chunk() -> None:
