@@ -82,8 +82,8 @@ class BlockTable:
         """A place for a new sequence that goes on from ``prompt``; if it is ``shared``, the prompt must stay."""
         start = prompt.length - self.sizes.own_length(prompt.length)
         slot = BlockSlot(prompt.length, prompt if start else None, start)
-        self._num_slots += 1
         self.grow(slot)
+        self._num_slots += 1
         slot.blocks_L2KCd[0][:, :, :, : slot.own_length] = prompt.kv_L2KPd[:, :, :, start:]
         return slot
 

@@ -273,7 +273,9 @@ class SlotTable:
         """
         assert len(slots) == len(self)
         row_of = {id(slot): row for row, slot in enumerate(slots)}
-        parts = [_BankRows(bank, [row_of[id(slot)] for slot in bank.slots]) for bank in self._banks]
+        parts = [
+            _BankRows(bank, [row_of[id(slot)] for slot in bank.slots]) for bank in self._banks if bank.slots
+        ]
 
         def attend(layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
             window = self._arch.window(layer)

@@ -60,6 +60,12 @@ class Prefill:
         return any(new.limit > len(new.tokens) + 1 for new in self.continuations)
 
     @property
+    def not_begun(self) -> list[Continuation]:
+        """The sequences whose next token after these has not been drawn: all, or the rest after memory ran out."""
+        so_far = len(self.tokens_P) - len(self.request.job.prompt_P)
+        return [new for new in self.continuations if len(new.tokens) == so_far]
+
+    @property
     def cached(self) -> CachedPrompt:
         """The prompt's place in memory; it has one from admission on."""
         assert self.prompt is not None

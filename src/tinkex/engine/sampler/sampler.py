@@ -196,10 +196,12 @@ class Sampler:
         spared = self._prompts.evict()
         while self._prompts.evict():
             pass
+        for request in [request for request in self._requests.values() if request.done]:
+            self._complete(request)
         holders = self._holders()
-        if len(holders) > 1:
+        if not spared and len(holders) > 1:
             self._send_back(max(holders, key=lambda holder: holder.age))
-        elif not spared:
+        elif not spared and self._requests:
             alone = [*holders, *self._waiting][0].request
             self._drop(alone)
             self._finished.append((alone.job.request_id, _too_large(alone)))
@@ -426,8 +428,7 @@ class Sampler:
             if continuation.stop_reason is not None:
                 self._leave(continuation)
             if request.done:
-                self._forget(request)
-                self._finished.append((request.job.request_id, request.response()))
+                self._complete(request)
 
     def _is_open(self, continuation: Continuation) -> bool:
         """Whether a continuation goes on: it has not ended, nor was its request dropped."""
@@ -459,6 +460,10 @@ class Sampler:
         self._prefilling = [prefill for prefill in self._prefilling if prefill.request is not request]
         for continuation in request.continuations:
             self._leave(continuation)
+
+    def _complete(self, request: Request) -> None:
+        self._finished.append((request.job.request_id, request.response()))
+        self._forget(request)
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.job.request_id]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tinkex.engine.model.lora import Adapter, LoraSpec
+from tinkex.engine.model.memory import out_of_memory
 from tinkex.engine.model.transformer import Transformer
 from tinkex.engine.trainer.backbone import Backbone, Tenant
 from tinkex.engine.trainer.batch import Pass, Segment, plan_passes
@@ -159,7 +160,7 @@ class Trainer:
                 if rest is not None:
                     self._run_pass(rest, works, max_tokens)
         except (MemoryError, RuntimeError) as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
         else:
             return
@@ -269,7 +270,3 @@ def _trained_rows(
         for segment, own in zip(packed.segments, inputs, strict=True)
     ]
     return np.logical_or.reduceat(np.concatenate(gates), packed.first_target_T1[:-1])
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
