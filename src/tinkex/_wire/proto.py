@@ -70,7 +70,10 @@ def decode_forward_backward(data: bytes) -> ForwardBackwardRequest:
     message = _parse(pb.ForwardBackwardRequest, data)
     config: LossFnConfig = dict(message.loss_fn_config)
     for key, value in message.loss_fn_config_v2.items():
-        config[key] = value.text if value.WhichOneof("value") == "text" else value.number
+        kind = value.WhichOneof("value")
+        if kind is None:
+            raise Malformed(f"loss_fn_config_v2[{key!r}] is neither a number nor a text")
+        config[key] = getattr(value, kind)
     datums: list[Datum] = []
     for index, item in enumerate(message.data):
         try:
