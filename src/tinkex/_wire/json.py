@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tinkex.errors import InvalidInput
 from tinkex.types.plain import decode_hook, encode_hook, without_none
 
 T = TypeVar("T")
@@ -25,7 +26,13 @@ def encode(value: Any, *, omit_none: bool = True) -> bytes:
     >>> encode(LoraConfig(rank=8))
     b'{"rank":8,"train_unembed":true,"train_mlp":true,"train_attn":true}'
     """
-    return _encoder.encode(without_none(value) if omit_none else value)
+    try:
+        return _encoder.encode(without_none(value) if omit_none else value)
+    except UnicodeEncodeError as error:
+        raise InvalidInput(
+            f"the text {error.object[:80]!r} holds {error.object[error.start]!r}, which is half a character and cannot be "
+            "sent; remove it"
+        ) from error
 
 
 def decode(data: bytes, kind: type[T]) -> T:

@@ -7,6 +7,7 @@ from tinker import types as official
 
 from tinkex import types
 from tinkex._wire import json as wire
+from tinkex.errors import InvalidInput
 
 
 def test_none_is_left_out_and_defaults_are_kept() -> None:
@@ -80,3 +81,9 @@ def test_images_travel_as_base64() -> None:
 def test_malformed_bodies_name_what_is_wrong(body: bytes, field: str) -> None:
     with pytest.raises(wire.Malformed, match=field):
         wire.decode(body, types.SampleRequest)
+
+
+def test_half_a_character_is_named_with_its_text() -> None:
+    stop = types.SamplingParams(stop=["fine", "not \ud83d fine"])
+    with pytest.raises(InvalidInput, match=r"not .* fine.* half a character"):
+        wire.encode(stop)
