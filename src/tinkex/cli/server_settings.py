@@ -6,6 +6,7 @@ configuration file are all made from it. Nothing heavy is imported here, because
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tomllib
@@ -289,13 +290,20 @@ def _size(value: object) -> int:
 
 
 def _span(value: object) -> float:
+    from tinkex.engine.config import LONGEST_SPAN_S
+
+    found: float = math.nan
     if isinstance(value, str):
         match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([SMHD]?)", value.upper())
         if match is not None:
-            return float(match[1]) * SPANS[match[2]]
+            found = float(match[1]) * SPANS[match[2]]
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    raise ValueError("give a number of seconds, or one with a unit, such as 90s, 30m, 12h or 7d")
+        found = value
+    if 0 <= found <= LONGEST_SPAN_S:
+        return float(found)
+    raise ValueError(
+        "give a number of seconds, or one with a unit, such as 90s, 30m, 12h or 7d, up to a hundred years"
+    )
 
 
 def _switch(value: object) -> bool:

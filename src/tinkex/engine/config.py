@@ -17,6 +17,12 @@ from tinkex.errors import SetupError
 LONGEST_POLL_S = 44.0
 """The official client gives a poll 45 s; a longer hold would look like a dead server to it."""
 
+LONGEST_SPAN_S = 100 * 365 * 86_400.0
+"""A hundred years: what waits longer is beyond the clocks that threads wait by."""
+
+MOST_THREADS = 1024
+"""More gain nothing on any machine, and systems that refuse to start them end the process."""
+
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
 MIB = 1024 * 1024
@@ -176,13 +182,16 @@ class EngineConfig:
             "maintenance_interval_s",
             "savepoint_after_s",
         ):
-            if getattr(self, name) <= 0:
+            if not 0 < getattr(self, name) <= LONGEST_SPAN_S:
                 raise SetupError(
-                    f"{name} is {getattr(self, name):g}; it must be a positive number of seconds."
+                    f"{name} is {getattr(self, name):g}; it must be a positive number of seconds, at most "
+                    f"{LONGEST_SPAN_S:.0f} (100 years)."
                 )
         for name in ("session_idle_s", "session_silent_s", "session_grace_s"):
-            if getattr(self, name) < 0:
-                raise SetupError(f"{name} is {getattr(self, name):g}; it must not be negative.")
+            if not 0 <= getattr(self, name) <= LONGEST_SPAN_S:
+                raise SetupError(
+                    f"{name} is {getattr(self, name):g}; it must not be negative, and at most {LONGEST_SPAN_S:.0f} s (100 years)."
+                )
         for name in (
             "max_body_bytes",
             "max_asset_bytes",
@@ -222,6 +231,8 @@ class EngineConfig:
             limit = getattr(self, name)
             if limit is not None and limit < 1:
                 raise SetupError(f"{name} is {limit}; it must be at least 1, or None for the default.")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise SetupError(f"threads is {self.threads}; choose at most {MOST_THREADS}, or one per core.")
         if not 0 <= self.port <= 65_535:
             raise SetupError(f"port {self.port} does not exist; choose 1–65535, or 0 for any free port.")
         if not self.auth and self.host not in LOOPBACK_HOSTS:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,11 @@ def test_no_keys_on_a_public_address_is_refused() -> None:
     "setting",
     [
         {"gap_timeout_s": 0.0},
+        {"gap_timeout_s": math.nan},
+        {"maintenance_interval_s": math.inf},
+        {"maintenance_interval_s": 1e13},
+        {"session_idle_s": math.nan},
+        {"threads": 1025},
         {"max_body_bytes": 0},
         {"port": 70_000},
         {"max_tokens_per_pass": 0},
