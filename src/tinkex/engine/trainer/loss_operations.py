@@ -92,7 +92,11 @@ _PICKING = """
 """
 _SORTING = "argsort median msort nanmedian sort topk"
 _POSITIONS = "argwhere nonzero where"
-_CUTTING = "chunk split unbind"
+_CUTTING: Mapping[str, sizes.Sizing] = {
+    "chunk": sizes.chunked,
+    "split": sizes.divided,
+    "unbind": sizes.unbound,
+}
 _QUANTILES = "nanquantile quantile"
 
 _LARGER: Mapping[str, Operation] = {
@@ -124,7 +128,7 @@ _TORCH: Mapping[str, Operation] = {
     **_listed(_SORTING, torch, sizes.many_passes),
     **_listed(_QUANTILES, torch, sizes.quantiles),
     **_listed(_POSITIONS, torch, sizes.positions),
-    **_listed(_CUTTING, torch, sizes.cut),
+    **{name: Operation(getattr(torch, name), size) for name, size in _CUTTING.items()},
     **_LARGER,
     **_listed("full_like numel ones_like zeros_like std_mean var_mean", torch),
     **_listed("cosine_similarity pairwise_distance bucketize searchsorted", torch),
@@ -243,7 +247,7 @@ METHODS: Mapping[str, Operation] = MappingProxyType(
         **_listed(_SORTING, Tensor, sizes.many_passes),
         **_listed(_QUANTILES, Tensor, sizes.quantiles),
         **_listed(_POSITIONS, Tensor, sizes.positions),
-        **_listed(_CUTTING, Tensor, sizes.cut),
+        **{name: Operation(getattr(Tensor, name), size) for name, size in _CUTTING.items()},
         **{
             name: Operation(getattr(Tensor, name), larger.size, larger.most_positional, larger.keywords)
             for name, larger in _LARGER.items()

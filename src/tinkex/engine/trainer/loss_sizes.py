@@ -32,6 +32,8 @@ class Cost(NamedTuple):
 Sizing = Callable[[Args, Kwargs], Cost]
 
 MOST_PIECES = 2**14  # that a tensor is cut into
+_PIECE_ELEMENTS, _PIECE_EFFORT = 128, 2048  # what a piece takes by itself, however small it is
+_SPLIT_NAMES = ("split_size_or_sections", "split_size")  # of the function, and of the method
 _SORT_EFFORT = 16  # passes over the data that sorting compares to
 _MULTIPLY_EFFORT = 32  # multiplications of a product that cost as much as one element read and written
 
@@ -81,15 +83,26 @@ def reshaped(args: Args, kwargs: Kwargs) -> Cost:
     return same_or_broadcast(args, kwargs)
 
 
-def cut(args: Args, kwargs: Kwargs) -> Cost:
-    """``chunk(tensor, chunks)``, ``split(tensor, size)`` and ``unbind(tensor)``: no more pieces than are allowed."""
+def chunked(args: Args, kwargs: Kwargs) -> Cost:
+    """``chunk(tensor, chunks)``."""
     source, *rest = args
-    count = rest[0] if rest else kwargs.get("chunks", 1)
-    count = count if isinstance(count, int) else 1
+    count = _whole(rest[0] if rest else kwargs["chunks"])
     # Cutting nothing gives as many empty pieces as were asked for.
-    if max(source.shape, default=1) > MOST_PIECES or (0 in source.shape and count > MOST_PIECES):
-        raise ValueError(f"it can have more than {MOST_PIECES} results")
-    return _cost(source.numel(), (source,))
+    return _pieces(source, count if 0 in source.shape else min(count, _longest(source)))
+
+
+def divided(args: Args, kwargs: Kwargs) -> Cost:
+    """``split(tensor, size)``, or a list of sizes."""
+    source, *rest = args
+    [sizes] = rest[:1] or [kwargs[name] for name in _SPLIT_NAMES if name in kwargs]
+    count = len(sizes) if isinstance(sizes, list | tuple) else _longest(source) // max(1, _whole(sizes)) + 1
+    return _pieces(source, count)
+
+
+def unbound(args: Args, kwargs: Kwargs) -> Cost:
+    """``unbind(tensor)``."""
+    del kwargs
+    return _pieces(args[0], _longest(args[0]))
 
 
 def joined(args: Args, kwargs: Kwargs) -> Cost:
@@ -298,6 +311,16 @@ def contracted(args: Args, kwargs: Kwargs) -> Cost:
 
 def _cost(elements: int, touched: Iterator[Tensor] | Sequence[Tensor], effort: int = 0) -> Cost:
     return Cost(elements, elements + effort + sum(tensor.numel() for tensor in touched))
+
+
+def _pieces(source: Tensor, count: int) -> Cost:
+    if count > MOST_PIECES:
+        raise ValueError(f"it can have more than {MOST_PIECES} results")
+    return _cost(source.numel() + count * _PIECE_ELEMENTS, (source,), count * _PIECE_EFFORT)
+
+
+def _longest(source: Tensor) -> int:
+    return max(source.shape, default=1)
 
 
 def _broadcast(shapes: Iterator[Shape] | Sequence[Shape]) -> int:

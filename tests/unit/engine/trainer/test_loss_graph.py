@@ -304,6 +304,27 @@ def test_a_tensor_is_not_cut_into_more_pieces_than_allowed() -> None:
         run(using(method("unbind", name="pieces"), call("operator.getitem", ref("pieces"), 0)), size=20_000)
 
 
+@pytest.mark.parametrize(
+    "step",
+    [method("unbind"), method("split", 1), call("torch.split", ref("logprobs"), split_size_or_sections=1)],
+    ids=["unbind", "split", "torch.split"],
+)
+def test_pieces_cost_more_than_their_elements(step: dict[str, Any]) -> None:
+    cuts = [{**step, "name": f"pieces{n}"} for n in range(40)]
+    firsts = [call("operator.getitem", ref(cut["name"]), 0, name=f"first{n}") for n, cut in enumerate(cuts)]
+    graph = using(*cuts, *firsts, call("torch.stack", [ref(first["name"]) for first in firsts]))
+    with pytest.raises(InvalidInput, match="takes more memory or time than is allowed"):
+        run(graph, size=16_000)
+    with pytest.raises(InvalidInput, match="'custom/last:sum' is a float32 tensor"):
+        run(graph, size=100)
+
+
+def test_a_cut_costs_as_many_pieces_as_it_makes() -> None:
+    thirds = method("chunk", 3, name="thirds")
+    first = call("operator.getitem", ref("thirds"), 0, name="first")
+    run(using(thirds, first, node("call_method", "total", "sum", ref("first"))), size=50_000)
+
+
 def test_every_quantile_of_every_row_is_counted() -> None:
     steps = [
         call("torch.outer", ref("logprobs"), ref("logprobs"), name="square"),
