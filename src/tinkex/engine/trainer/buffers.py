@@ -43,3 +43,7 @@ class SpareBuffers:
         self._spare.append(buffer)
         while self.num_bytes > self._most_bytes:
             del self._spare[0]
+
+    def clear(self) -> None:
+        """Gives the memory of all spare buffers back to the system."""
+        self._spare.clear()

@@ -162,6 +162,7 @@ class Trainer:
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
+            self._buffers.clear()
         else:
             return
         longest = max(example.num_tokens for work in works for example in work.examples)

@@ -291,6 +291,24 @@ def test_a_batch_that_does_not_fit_in_memory_is_split(model: Transformer, traine
     np.testing.assert_allclose(state.grad.numpy(), reference.grad.numpy(), rtol=1e-4, atol=2e-5)
 
 
+def test_a_pass_that_runs_out_of_memory_has_the_spare_buffers_go_first(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = forgetful(model)
+    spare = small._buffers
+    spare.give_back(torch.zeros(1000))
+    state, run_pass, seen = trained_state(small), small._run_pass, []
+
+    def watched(*arguments: Any) -> None:
+        seen.append(spare.num_bytes)
+        run_pass(*arguments)
+
+    monkeypatch.setattr(small, "_run_pass", watched)
+    run_one(small, TrainJob(state, sft_data(9, 4), "cross_entropy"))
+    assert seen[0] == 4000
+    assert not any(seen[1:])
+
+
 def test_a_sequence_that_does_not_fit_in_memory_fails_its_job_alone(model: Transformer) -> None:
     small = forgetful(model)
     states = [trained_state(small, seed=n) for n in range(2)]
