@@ -43,6 +43,7 @@ class Stored(IntEnum):
     BF16 = 2
     Q8 = 3
     Q4 = 4
+    TURNED = 5
 
 
 class MatrixC(Structure):
@@ -75,9 +76,9 @@ class ModelC(Structure):
 
 
 class PairC(Structure):
-    """One projection's low-rank pair; NULL where an adapter does not reach it."""
+    """One projection's low-rank pair, ``turned`` or as torch stores it; NULL where an adapter does not reach it."""
 
-    _fields_ = tuple(_fields(c_void_p, "a", "b"))
+    _fields_ = (*_fields(c_void_p, "a", "b"), ("turned", c_int64))
 
 
 class SegmentC(Structure):

@@ -1,6 +1,6 @@
 """The sampler's numbers by the compiled core: torch's memory goes in and out, torch computes nothing.
 
-Adapters, keys and values are read where torch keeps them, and so are weights that need all bits of fp32. Others are
+Keys, values and most adapters are read where torch keeps them, and so are weights that need all bits of fp32. Others are
 packed beside them, into a sixth to a half of the bytes, and give the same numbers.
 
 Shapes: B rows of a decode step, T packed rows of a prefill pass, R rows at hand, D hidden, V vocabulary.
@@ -12,7 +12,6 @@ from ctypes import c_void_p
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
-from weakref import ref
 
 import numpy as np
 import torch
@@ -24,13 +23,12 @@ from tinkex.engine.kernels.layout import (
     LayerC,
     MatrixC,
     ModelC,
-    PairC,
     PassC,
     SegmentC,
     SequenceC,
     StretchC,
 )
-from tinkex.engine.model.lora import ATTENTION_MODULES, MLP_MODULES, UNEMBED_MODULE
+from tinkex.engine.sampler.adapter_tables import adapter_tables
 from tinkex.engine.sampler.block_table import BlockSlot, BlockTable
 from tinkex.engine.sampler.limits import SLOT_STEP
 from tinkex.engine.sampler.packed_weights import layer_biases, packed_weights, plain_weights
@@ -46,6 +44,7 @@ if TYPE_CHECKING:
     from tinkex.engine.model.architecture import Architecture
     from tinkex.engine.model.lora import Adapter
     from tinkex.engine.model.transformer import LayerWeights, Transformer
+    from tinkex.engine.sampler.adapter_tables import AdapterTables
     from tinkex.engine.sampler.kv_cache import PromptKV
     from tinkex.engine.sampler.logits import RowSettings
     from tinkex.engine.sampler.packed_weights import Matrix
@@ -64,7 +63,9 @@ class CompiledCompute:
         'compiled (avx2)'
     """
 
-    def __init__(self, model: Transformer, core: Core, *, pack: bool = True) -> None:
+    def __init__(
+        self, model: Transformer, core: Core, *, pack: bool = True, tables: AdapterTables | None = None
+    ) -> None:
         self._core = core
         self._weights = model  # the core reads its memory, so it must stay
         self._matrices = packed_weights(model, core) if pack else plain_weights(model)
@@ -79,7 +80,7 @@ class CompiledCompute:
             )
         )
         self._model = _model(model, self._layers, self._matrices.unembedding)
-        self._adapters = _AdapterTables(len(model.layers))
+        self._adapters = adapter_tables(model, core) if tables is None else tables
         self.description = f"compiled ({core.variant})"
 
     def places(self) -> BlockTable:
@@ -198,9 +199,10 @@ class CompiledCompute:
             group = list(same)
             adapter, num_rows = group[0][0], sum(count for _, count in group)
             if adapter is not None:
-                pairs = self._adapters.of(adapter)
-                keep.append((adapter, pairs))
-                joined.append(SegmentC(first_row, num_rows, adapter.layout.rank, adapter.spec.scale, pairs))
+                table = self._adapters.of(adapter, num_rows)
+                keep.append((adapter, table))
+                rank, scale = adapter.layout.rank, adapter.spec.scale
+                joined.append(SegmentC(first_row, num_rows, rank, scale, table.pairs))
             first_row += num_rows
         return (SegmentC * len(joined))(*joined), keep
 
@@ -225,29 +227,6 @@ class CompiledDraw:
         below_most_RV = logits_RV - logits_RV.amax(dim=-1, keepdim=True)
         scaled_RV = below_most_RV / torch.where(temperatures_R1 == 0, 1.0, temperatures_R1)
         return scaled_RV - self._log_normalizers_B[picked, None]
-
-
-class _AdapterTables:
-    """Where each adapter's pairs lie, worked out once per adapter and forgotten with it."""
-
-    def __init__(self, num_layers: int) -> None:
-        self._modules: list[tuple[str, int | None]] = [
-            (module, layer) for layer in range(num_layers) for module in (*ATTENTION_MODULES, *MLP_MODULES)
-        ]
-        self._modules.append((UNEMBED_MODULE, None))
-        self._tables: dict[int, tuple[ref[Adapter], Array[PairC]]] = {}
-
-    def of(self, adapter: Adapter) -> Array[PairC]:
-        """The table of an adapter."""
-        key = id(adapter)
-        if key not in self._tables:
-            table = (PairC * len(self._modules))()
-            for entry, module in zip(table, self._modules, strict=True):
-                pair = adapter.views.get(module)
-                if pair is not None:
-                    entry.a, entry.b = (half.data_ptr() for half in pair)
-            self._tables[key] = (ref(adapter, lambda _: self._tables.pop(key, None)), table)
-        return self._tables[key][1]
 
 
 def _stretches(slot: BlockSlot) -> Array[StretchC]:

@@ -16,6 +16,7 @@ from tinkex.engine.kernels import load_core
 from tinkex.engine.kernels.build import build_core
 from tinkex.engine.model.loader import load_transformer
 from tinkex.engine.model.threads import torch_team
+from tinkex.engine.sampler.adapter_tables import AdapterTables
 from tinkex.engine.sampler.block_table import BlockTable
 from tinkex.engine.sampler.compiled import CompiledCompute
 from tinkex.engine.sampler.kv_cache import PromptKV
@@ -43,6 +44,11 @@ def test_sixteen_lanes_give_the_same_numbers(tmp_path: Path) -> None:
     after = compute.decode([7] * 17, table, slots, [(adapter, 17)])
     last = compute.logits(after, [(adapter, 17)])
     torch.testing.assert_close(last, expected[-1:].repeat(17, 1), atol=1e-4, rtol=0)
+    segments = [(trained_adapter(model, 64, 2), 3)]
+    tables = AdapterTables(load_core(library), len(model.layers), uses_before=0)
+    turned = CompiledCompute(model, load_core(library), tables=tables).logits(after[:3], segments)
+    assert tables.num_bytes > 0
+    assert torch.equal(turned, compute.logits(after[:3], segments))
     settings = [RowSettings(top_p=0.9), RowSettings(top_k=7), RowSettings(), RowSettings(temperature=0)]
     uniforms = np.random.default_rng(1).random(100).tolist()
     ours, theirs = (way(logits, settings * 25, uniforms) for way in (compute.draw, draw))

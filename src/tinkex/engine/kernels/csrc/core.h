@@ -15,7 +15,7 @@ enum { TINKEX_OK = 0, TINKEX_NO_MEMORY = 1, TINKEX_NOT_EXACT = 2 };
 enum { PROJ_Q, PROJ_K, PROJ_V, PROJ_O, PROJ_GATE, PROJ_UP, PROJ_DOWN, PROJ_PER_LAYER };
 
 /* How the numbers of a matrix are stored; all but the first as packed.h says. */
-enum { STORED_FP32, STORED_FP16, STORED_BF16, STORED_Q8, STORED_Q4 };
+enum { STORED_FP32, STORED_FP16, STORED_BF16, STORED_Q8, STORED_Q4, STORED_TURNED };
 
 typedef struct {
     const void *data;
@@ -41,10 +41,12 @@ typedef struct {
     const tinkex_layer *layers;
 } tinkex_model;
 
-/* One projection's low-rank pair: A is (rank, inputs), B is (outputs, rank); both NULL where there is none. */
+/* One projection's low-rank pair: A is (rank, inputs), B is (outputs, rank); both NULL where there is none. If they are
+ * turned, both are stored that way, as packed.h says. */
 typedef struct {
     const float *a;
     const float *b;
+    int64_t turned;
 } tinkex_pair;
 
 /* Neighbouring rows that share an adapter. */

@@ -44,6 +44,15 @@ static inline float *squeezed_of(const linear *l, int64_t row, int part) {
 
 static inline void clear(float *sums, int64_t count) { memset(sums, 0, (size_t)count * sizeof(float)); }
 
+/* sums (rows, PANEL) += x (rows, inputs) · weightᵀ for up to PANEL rows of half a pair, of which `first` is the first. */
+static inline void add_half(const tinkex_pair *pair, int64_t rows, const float *x, int64_t x_stride, const float *half,
+                            int64_t first, int64_t outputs, int64_t inputs, float *sums) {
+    if (pair->turned)
+        rows_times_panel(rows, x, x_stride, half + first * inputs, PANEL, inputs, sums, PANEL, NULL, NULL, 0);
+    else
+        add_product(rows, x, x_stride, half + first * inputs, inputs, outputs, inputs, sums, 0, NULL);
+}
+
 /* scale · x · Aᵀ of one segment, part, panel of ranks and block of rows. */
 static void squeeze_task(const void *context, long task, int worker) {
     const linear *l = context;
@@ -62,8 +71,7 @@ static void squeeze_task(const void *context, long task, int worker) {
     const int64_t ranks = smaller(PANEL, segment->rank - first_rank);
     _Alignas(64) float sums[ROW_BLOCK * PANEL];
     clear(sums, rows * PANEL);
-    add_product(rows, l->x + first * l->x_stride, l->x_stride, pair->a + first_rank * l->inputs, l->inputs, ranks,
-                l->inputs, sums, 0, NULL);
+    add_half(pair, rows, l->x + first * l->x_stride, l->x_stride, pair->a, first_rank, ranks, l->inputs, sums);
     const float scale = (float)segment->scale;
     for (int64_t row = 0; row < rows; row++)
         for (int64_t r = 0; r < ranks; r++)
@@ -114,9 +122,8 @@ static void panel_sums(const linear *l, int part, int64_t output, int64_t block,
         const int64_t end = smaller(segment->first_row + segment->num_rows, block + rows);
         const tinkex_pair *pair = first < end ? pair_of(l, segment, part) : NULL;
         if (pair != NULL)
-            add_product(end - first, squeezed_of(l, first, part), MAX_PARTS * l->max_rank,
-                        pair->b + output * segment->rank, segment->rank, outputs, segment->rank,
-                        sums + (first - block) * PANEL, 0, NULL);
+            add_half(pair, end - first, squeezed_of(l, first, part), MAX_PARTS * l->max_rank, pair->b, output, outputs,
+                     segment->rank, sums + (first - block) * PANEL);
     }
     if (p->bias != NULL)
         for (int64_t row = 0; row < rows; row++)

@@ -138,6 +138,10 @@ static void pack_task(const void *context, long panel, int worker) {
     (void)worker;
     const int64_t bytes = panel_bytes(p->format, p->inputs), first = panel * PANEL;
     char *block = p->to + panel * bytes;
+    if (p->format == STORED_TURNED) {
+        turn_panel(p->from + first * p->inputs, p->inputs, smaller(PANEL, p->outputs - first), p->inputs, (float *)block);
+        return;
+    }
     memset(block, 0, (size_t)bytes); /* the outputs that fill the last panel */
     for (int64_t k = 0; k < p->inputs; k += BLOCK) {
         const int64_t inputs = smaller(BLOCK, p->inputs - k);

@@ -8,6 +8,7 @@
  * The outputs are kept in panels of PANEL, one after the other, and the inputs of a panel in blocks of BLOCK:
  *   FP16, BF16  u16[BLOCK][PANEL]; the last block has only the inputs there are
  *   Q8          half scale[PANEL], i8[BLOCK][PANEL]: scale · code
+ *   TURNED      float[BLOCK][PANEL]; the last block has only the inputs there are. For low-rank pairs alone
  *   Q4          half scale[PANEL], half low[PANEL], u32[BLOCK / 8][PANEL] with eight codes each: low + scale · code
  */
 #ifndef TINKEX_PACKED_H
@@ -31,6 +32,7 @@ static inline int64_t block_bytes(int64_t format, int64_t inputs) {
     switch (format) {
         case STORED_Q4: return 2 * HALVES + BLOCK / CODES * PANEL * (int64_t)sizeof(uint32_t);
         case STORED_Q8: return HALVES + BLOCK * PANEL;
+        case STORED_TURNED: return inputs * PANEL * (int64_t)sizeof(float);
         default: return inputs * HALVES;
     }
 }
