@@ -101,8 +101,10 @@ class AdapterTables:
         self._num_uses += 1
         known.num_uses += 1
         known.last_use = self._num_uses
-        if known.turned is None and known.num_uses > self._uses_before and self._make_room(adapter):
-            known.turned = self._turned(adapter)
+        if known.turned is None and known.num_uses > self._uses_before:
+            known.num_uses = 0  # where it gets no copy now, that is looked at again after as many uses
+            if self._make_room(adapter):
+                known.turned = self._turned(adapter)
         return known.turned or known.plain
 
     def _make_room(self, adapter: Adapter) -> bool:
