@@ -27,9 +27,8 @@ def main() -> None:
     faulthandler.enable()
     for number in NOT_FOR_WORKERS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, NOT_FOR_WORKERS
-    )  # those that came until now are dropped with this
+    # Those that came until now are dropped with this.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_FOR_WORKERS)
     _end_with_parent()
     if os.getppid() != parent:
         os._exit(0)

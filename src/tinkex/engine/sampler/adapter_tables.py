@@ -16,6 +16,7 @@ import torch
 
 from tinkex.engine.kernels.layout import PairC, Stored
 from tinkex.engine.model.lora import ATTENTION_MODULES, MLP_MODULES, UNEMBED_MODULE
+from tinkex.engine.model.memory import out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,7 +105,7 @@ class AdapterTables:
         if known.turned is None and known.num_uses > self._uses_before:
             known.num_uses = 0  # where it gets no copy now, that is looked at again after as many uses
             if self._make_room(adapter):
-                known.turned = self._turned(adapter)
+                known.turned = self._turned_if_memory(adapter)
         return known.turned or known.plain
 
     def _make_room(self, adapter: Adapter) -> bool:
@@ -127,6 +128,15 @@ class AdapterTables:
             if pair is not None:
                 entry.a, entry.b = (half.data_ptr() for half in pair)
         return table
+
+    def _turned_if_memory(self, adapter: Adapter) -> AdapterTable | None:
+        """A copy saves time alone: where there is no memory for it, the step goes on without."""
+        try:
+            return self._turned(adapter)
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            return None
 
     def _turned(self, adapter: Adapter) -> AdapterTable:
         pairs, copies = (PairC * len(self._modules))(), []

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.engine.test_core import Caller, config, forward_backward, optim_step, sample
+from tests.unit.engine.operations.test_replay import running
+from tests.unit.engine.test_core import forward_backward, optim_step, sample
 from tinkex.engine.backend.local import LocalBackend
 from tinkex.engine.backend.seam import SampleStep
-from tinkex.engine.core import Engine
 from tinkex.engine.sampler.sampler import Sampler
 from tinkex.types import SamplingParams, SaveWeightsForSamplerRequest, SaveWeightsRequest
 
 FIRST = SamplingParams(max_tokens=40, stop=[], seed=1)
-
-
-@contextmanager
-def running(home: Path, model: Path, **settings: Any) -> Iterator[Caller]:
-    engine = Engine(config(home, model, **settings))
-    engine.start()
-    try:
-        yield Caller(engine)
-    finally:
-        engine.close()
 
 
 def fails_once(method: Callable[..., Any], times: int) -> Callable[..., Any]:

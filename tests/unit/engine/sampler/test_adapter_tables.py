@@ -80,6 +80,20 @@ def test_a_copy_that_would_hold_little_but_filling_is_not_made(model: Transforme
     assert not tables.of(trained_adapter(model, 1, 1, train_unembed=False), 1).copies
 
 
+def test_where_there_is_no_memory_for_a_copy_there_is_none(
+    model: Transformer, core: Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, adapter = tables_of(model, core, uses_before=0), trained_adapter(model, 32, 1)
+
+    def pack(*_: int) -> bool:
+        raise MemoryError
+
+    monkeypatch.setattr(core, "pack", pack)
+    assert not tables.of(adapter, 1).copies
+    monkeypatch.undo()
+    assert tables.of(adapter, 1).copies
+
+
 def test_copies_go_with_their_adapters(model: Transformer, core: Core) -> None:
     tables, adapter = tables_of(model, core, uses_before=0), trained_adapter(model, 32, 1)
     assert tables.of(adapter, 1).copies
