@@ -96,6 +96,10 @@ ADVICE: dict[str, tuple[str, str]] = {
         "A setting is missing or makes no sense; the message says which, and where it came from.",
         "Correct it there; all settings are in [the table](config.md).",
     ),
+    "MissingApiKeyError": (
+        "The server needs an API key, and none was given, set or stored.",
+        'Run `tinkex auth login`, set `TINKER_API_KEY`, or use `base_url="local"`, which needs no key.',
+    ),
     "SetupError": (
         "This machine lacks something: an extra, a model, room on the disk, a free port.",
         "Do what the message says. `tinkex doctor` finds these before they bite.",

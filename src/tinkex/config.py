@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from tinkex import config_values as accept
 from tinkex.config_values import DEFAULT_BASE_URL, LOCAL, PARITIES, POLL_BACKOFF, mask
-from tinkex.errors import ConfigError
+from tinkex.errors import ConfigError, MissingApiKeyError
 
 __all__ = ["DEFAULT_BASE_URL", "LOCAL", "SETTINGS", "Config", "Setting", "mask"]
 
@@ -125,7 +125,7 @@ class Config:
             if key is not None:
                 values["api_key"] = key
             elif needs_key:
-                raise ConfigError(
+                raise MissingApiKeyError(
                     f"no API key for {base_url}: pass api_key=…, set TINKER_API_KEY, or use "
                     f"base_url={LOCAL!r} for the engine in this process, which needs none"
                 )

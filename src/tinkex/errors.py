@@ -20,6 +20,7 @@
     ├── RequestFailedError                an accepted operation failed       .request_id .category
     ├── ResultExpiredError                the result of an operation is gone from the server
     ├── ConfigError (ValueError)          a setting is missing or wrong
+    │   └── MissingApiKeyError            there is no API key, and the server needs one
     ├── SetupError                        this machine lacks something: a model, an extra, a port
     ├── ClosedError (RuntimeError)        the client was closed before this call
     ├── RecoveryError                     a run could not be restarted       .run_id
@@ -69,6 +70,7 @@ __all__ = [
     "InsufficientStorageError",
     "InternalServerError",
     "InvalidInput",
+    "MissingApiKeyError",
     "ModelUnavailable",
     "NoRoom",
     "NotAllowed",
@@ -124,6 +126,8 @@ class HttpRequest:
 
     method: str
     url: str
+    endpoint: str | None = None
+    """The name of the call in the endpoint table; None where the request is none of the protocol's."""
 
 
 @dataclass(frozen=True)
@@ -258,11 +262,8 @@ class APIResponseValidationError(APIError):
     def __init__(
         self, response: HttpResponse | None, body: object | None = None, message: str | None = None
     ) -> None:
-        super().__init__(
-            message or "The server's answer does not follow the protocol.",
-            getattr(response, "request", None),
-            body=body,
-        )
+        message = message or "The server's answer does not follow the protocol."
+        super().__init__(message, getattr(response, "request", None), body=body)
         self.response = response
         self.status_code = response.status_code if response is not None else 0
 
@@ -335,6 +336,10 @@ class ResultExpiredError(TinkexError):
 
 class ConfigError(TinkexError, ValueError):
     """A setting is missing or wrong; the message names it and where it came from."""
+
+
+class MissingApiKeyError(ConfigError):
+    """No API key was given or stored, and the server needs one; the message names every way to give it."""
 
 
 class SetupError(TinkexError):
@@ -468,17 +473,11 @@ class ExperimentalWarning(FutureWarning):
 
 
 STATUS_ERRORS: Mapping[int, type[APIStatusError]] = {
-    400: BadRequestError,
-    401: AuthenticationError,
-    402: BillingError,
-    403: PermissionDeniedError,
-    404: NotFoundError,
-    409: ConflictError,
-    413: PayloadTooLargeError,
-    422: UnprocessableEntityError,
-    429: RateLimitError,
-    507: InsufficientStorageError,
-}
+    kind.status_code: kind for kind in (
+        BadRequestError, AuthenticationError, BillingError, PermissionDeniedError, NotFoundError, ConflictError,
+        PayloadTooLargeError, UnprocessableEntityError, RateLimitError, InsufficientStorageError,
+    )
+}  # fmt: skip
 
 
 def status_error(response: HttpResponse, body: object | None) -> APIStatusError:

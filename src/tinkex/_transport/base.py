@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tinkex._wire.endpoints import Purpose
+from tinkex.errors import HttpRequest
 
 __all__ = ["Reading", "Reply", "Request", "Transport", "Upload"]
 
@@ -57,6 +58,12 @@ class Request:
     timeout: float = 60.0
     upload: Upload | None = field(default=None, repr=False)
     """Instead of ``body``; ``timeout`` then bounds each wait for progress. Only streams carry it: see ``open_stream``."""
+    endpoint: str | None = None
+    """The name of the call in the endpoint table, for errors."""
+
+    def about(self, base_url: str) -> HttpRequest:
+        """The request as errors show it."""
+        return HttpRequest(self.method, base_url + self.path, self.endpoint)
 
 
 @dataclass(frozen=True, slots=True)

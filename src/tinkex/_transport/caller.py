@@ -330,11 +330,7 @@ class Caller:
             raise ClosedError(f"{row.name} was not sent: the client is closed")
         task = asyncio.current_task()
         assert task is not None
-        passage = (
-            self._circuit.enter(row, HttpRequest(request.method, self.config.base_url + request.path))
-            if self._circuit
-            else None
-        )
+        passage = self._circuit.enter(row, request.about(self.config.base_url)) if self._circuit else None
         began = time.monotonic()
         self._under_way.add(task)
         try:
@@ -393,6 +389,7 @@ class Caller:
             asked,
             row.purpose,
             timeout or self.config.timeout,
+            endpoint=row.name,
         )
 
     def _note_silence(
@@ -405,7 +402,7 @@ class Caller:
 
     def about(self, row: Endpoint, path: Mapping[str, str] | None = None) -> HttpRequest:
         """The request as errors show it."""
-        return HttpRequest(row.method, self.config.base_url + row.url_path(path))
+        return HttpRequest(row.method, self.config.base_url + row.url_path(path), row.name)
 
 
 def encode(row: Endpoint, value: Any) -> bytes:

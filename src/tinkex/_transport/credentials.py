@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tinkex.errors import APIError, ConfigError
+from tinkex.errors import APIError, ConfigError, MissingApiKeyError
 
 __all__ = ["Tokens", "credential_of", "expiry"]
 
@@ -114,7 +114,7 @@ async def credential_of(api_key: str | None, command: str | None, *, by_command:
     if api_key is not None and not prefers_command:
         return api_key
     if command is None:
-        raise ConfigError("no API key: pass api_key=…, or set TINKER_API_KEY or TINKER_CREDENTIAL_CMD")
+        raise MissingApiKeyError("no API key: pass api_key=…, or set TINKER_API_KEY or TINKER_CREDENTIAL_CMD")
     return await asyncio.to_thread(_printed, command)
 
 

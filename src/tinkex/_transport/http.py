@@ -11,7 +11,7 @@ from tinkex._transport.base import Reply, Request
 from tinkex._transport.plain import PlainHttp
 from tinkex._transport.streaming import PlainStream
 from tinkex.config_values import without_userinfo
-from tinkex.errors import APIConnectionError, APITimeoutError, HttpRequest, SetupError
+from tinkex.errors import APIConnectionError, APITimeoutError, SetupError
 
 if TYPE_CHECKING:
     import pyqwest
@@ -52,7 +52,7 @@ class HttpTransport:
     async def send(self, request: Request) -> Reply:
         """Sends one request; every failure to get a whole reply is an ``APIConnectionError``."""
         if self._closed:
-            about = HttpRequest(request.method, self._base_url + request.path)
+            about = request.about(self._base_url)
             raise APIConnectionError(about, f"the connections to {self._base_url} are closed")
         if self._plain is not None:
             return await self._plain.send(request)
@@ -82,7 +82,7 @@ class HttpTransport:
         """TLS, HTTP/2 and proxies are the library's."""
         import pyqwest
 
-        about = HttpRequest(request.method, self._base_url + request.path)
+        about = request.about(self._base_url)
         _check_same_process()
         query = f"?{urlencode(request.query)}" if request.query else ""
         try:

@@ -28,7 +28,7 @@ class LibraryStream:
     @classmethod
     async def open(cls, client: pyqwest.Client, base_url: str, request: Request) -> LibraryStream:
         """Sends the request and returns when the reply begins."""
-        stream = cls(HttpRequest(request.method, base_url + request.path), request.timeout)
+        stream = cls(request.about(base_url), request.timeout)
         query = f"?{urlencode(request.query)}" if request.query else ""
         sending = _Sending(request.upload, request.timeout) if request.upload is not None else None
         try:

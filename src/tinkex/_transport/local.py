@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlencode
 from tinkex._runtime import on_exit
 from tinkex._transport.base import Reply, Request
 from tinkex._transport.local_stream import LocalStream
-from tinkex.errors import APIConnectionError, APITimeoutError, ClosedError, HttpRequest, SetupError
+from tinkex.errors import APIConnectionError, APITimeoutError, ClosedError, SetupError
 
 if TYPE_CHECKING:
     from tinkex.engine.api.embedded import EmbeddedEngine
@@ -35,7 +35,7 @@ class LocalTransport:
 
     async def send(self, request: Request) -> Reply:
         """Runs one request through the application, on the loop of the caller."""
-        about = HttpRequest(request.method, f"local:{request.path}")
+        about = request.about("local:")
         embedded = await self._engine()
         headers = {**request.headers, "host": "local", "x-api-key": embedded.api_key}
         exchange = _Exchange(request.body)
@@ -52,7 +52,7 @@ class LocalTransport:
 
     async def stream(self, request: Request) -> LocalStream:
         """Starts a request whose reply is read while the engine writes it."""
-        about = HttpRequest(request.method, f"local:{request.path}")
+        about = request.about("local:")
         embedded = await self._engine()
         headers = {**request.headers, "host": "local", "x-api-key": embedded.api_key}
         body = request.upload if request.upload is not None else request.body

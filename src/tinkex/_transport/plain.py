@@ -95,7 +95,7 @@ class PlainHttp:
         return head.encode("latin-1")
 
     def _about(self, request: Request) -> HttpRequest:
-        return HttpRequest(request.method, self._base_url + request.path)
+        return request.about(self._base_url)
 
 
 class _Pool:

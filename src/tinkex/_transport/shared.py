@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from tinkex._transport.http import HttpTransport
-from tinkex.errors import APIConnectionError, HttpRequest
+from tinkex.errors import APIConnectionError
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Reply, Request
@@ -47,14 +47,14 @@ class SharedHttp:
     async def send(self, request: Request) -> Reply:
         """Sends one request; a closed share sends nothing, whatever the others do."""
         if self._closed:
-            about = HttpRequest(request.method, self._base_url + request.path)
+            about = request.about(self._base_url)
             raise APIConnectionError(about, f"the connections to {self._base_url} are closed")
         return await self._held.transport.send(request)
 
     async def stream(self, request: Request) -> Stream:
         """Sends one request whose reply is read while it arrives."""
         if self._closed:
-            about = HttpRequest(request.method, self._base_url + request.path)
+            about = request.about(self._base_url)
             raise APIConnectionError(about, f"the connections to {self._base_url} are closed")
         return await self._held.transport.stream(request)
 

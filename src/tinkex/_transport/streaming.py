@@ -73,8 +73,7 @@ async def send_upload(transport: Transport, request: Request) -> Reply:
             while piece := await stream.read():
                 body += piece
                 if len(body) > LARGEST_ANSWER:
-                    about = HttpRequest(request.method, request.path)
-                    raise APIConnectionError(about, f"the answer to {request.path} does not end")
+                    raise APIConnectionError(request.about(""), f"the answer to {request.path} does not end")
         except APIConnectionError:
             # A server that refuses in the middle may hang up before its words are through; its status is.
             if stream.status < 400:
@@ -129,7 +128,7 @@ class PlainStream:
     async def open(cls, base_url: str, request: Request) -> PlainStream:
         """Connects, sends the request and reads the head of the reply."""
         parts = urlsplit(base_url)
-        about = HttpRequest(request.method, base_url + request.path)
+        about = request.about(base_url)
         stream: PlainStream | None = None
         try:
             async with _patience(about, request.timeout) as limit:

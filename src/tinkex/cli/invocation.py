@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinkex.errors import APIStatusError, ConfigError, SetupError
+from tinkex.errors import APIStatusError, MissingApiKeyError, SetupError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -133,13 +133,11 @@ class Invocation:
             max_retries = None  # the user has said it
         try:
             return Config.resolve(base_url=self.base_url, api_key=self.api_key, max_retries=max_retries)
-        except ConfigError as error:
-            if str(error).startswith("no API key"):
-                raise SetupError(
-                    "no API key for the server that is asked. Log in with: tinkex auth login. "
-                    "Or set TINKER_API_KEY, or run on this machine with --local, which needs no key."
-                ) from error
-            raise
+        except MissingApiKeyError as error:
+            raise SetupError(
+                "no API key for this server. Log in with: tinkex auth login. "
+                "Or set TINKER_API_KEY, or run on this machine with --local, which needs no key."
+            ) from error
 
     def rest(self) -> RestClient:
         """A client for runs, checkpoints and sessions."""

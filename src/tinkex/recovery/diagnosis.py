@@ -1,10 +1,11 @@
-"""What answers and errors say about a run: pure functions, no questions asked."""
+"""What a run's condition is, and what a failed call means for it: pure functions of replies and errors."""
 
 from __future__ import annotations
 
 from typing import TypeAlias
 
 from tinkex._transport.retry import Answered, GiveUp, Outcome, Unanswered, is_transient
+from tinkex._wire.endpoints import endpoint
 from tinkex.errors import (
     APIConnectionError,
     APIStatusError,
@@ -19,24 +20,25 @@ __all__ = ["condition_of", "is_interruption", "outcome_of", "says_gone", "says_r
 
 GONE = frozenset({404, 410})
 
-RUN_OPERATIONS = frozenset(
-    {
+RUN_ENDPOINTS = frozenset(
+    endpoint(name).name
+    for name in (
         "forward",
         "forward_backward",
         "optim_step",
         "save_weights",
         "save_weights_for_sampler",
         "retrieve_future",
-    }
+    )
 )
-"""Calls that are about nothing but a run: what they do not find is the run, or the result of an operation of it, which a
-server forgets only together with the run or after it."""
+"""Calls that refer to nothing but a run: a 404 or 410 to one of them means that the run is missing, or the result of one of its
+operations, which a server deletes only together with the run or later."""
 
 Answer: TypeAlias = TrainingRun | Exception
 
 
 def condition_of(answer: Answer, silent_s: float, unreachable_after_s: float) -> Condition | None:
-    """How a run is, by the answer to the question and how long there has been none; None: nothing is wrong, or not yet.
+    """The condition of a run, from the latest reply about it and the time since the last reply; None while it is usable.
 
     >>> condition_of(APIConnectionError(), silent_s=400.0, unreachable_after_s=300.0)
     'unreachable'
@@ -52,21 +54,21 @@ def condition_of(answer: Answer, silent_s: float, unreachable_after_s: float) ->
 
 
 def says_gone(error: BaseException) -> bool:
-    """Whether a server answered that it does not have what it was asked about, and will not have it again."""
+    """Whether the server replied that the object does not exist (404) or no longer exists (410)."""
     return isinstance(error, APIStatusError) and error.status_code in GONE
 
 
 def says_run_is_gone(error: BaseException) -> bool:
-    """Whether an operation of a run was refused because the server does not have the run any more."""
+    """Whether the server rejected an operation of a run because the run no longer exists."""
     if not isinstance(error, APIStatusError) or not says_gone(error) or error.request is None:
         return False
-    return error.request.url.rpartition("/")[2] in RUN_OPERATIONS
+    return error.request.endpoint in RUN_ENDPOINTS
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether an operation of a run failed for reasons that lie with the server or the way to it.
+    """Whether an operation of a run failed because of the server or the network.
 
-    What came of the operation is then unknown, or it was not carried out though nothing is wrong with it.
+    The outcome of the operation is then unknown, or the server did not execute a valid operation.
 
     >>> is_interruption(RequestFailedError("worker died", "r1", RequestErrorCategory.Server))
     True
@@ -84,7 +86,7 @@ def is_interruption(error: BaseException) -> bool:
 
 
 def outcome_of(error: BaseException) -> Outcome | GiveUp:
-    """A failed try in terms of the one retry policy; what will fail again in the same way is given up."""
+    """A failed attempt as the retry policy sees it; :class:`GiveUp` for errors that another attempt would repeat."""
     match error:
         case APIStatusError():
             return Answered(error.status_code, getattr(error.response, "headers", {}))
