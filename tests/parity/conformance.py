@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.models import tiny_llama
 from tests.servers import ServedEngine, serve
 from tests.unit.hub_standin import hub
+from tinkex._wire.endpoints import ENDPOINTS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "conformance.md"
@@ -102,7 +103,22 @@ def render(results: Results, commands: Mapping[str, str]) -> str:
     lines += ["", f"Methods driven: {', '.join(counts)}.", "", f"## The `tinker` command, {VERSIONS[-1]}", ""]
     lines += ["| command | result |", "| --- | --- |"]
     lines += [f"| `tinker {name}` | {result} |" for name, result in commands.items()]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *endpoints_section()]) + "\n"
+
+
+def endpoints_section() -> list[str]:
+    """The endpoint table: which calls are the official protocol's, and which are ours."""
+    extensions = [entry for entry in ENDPOINTS.values() if entry.extension]
+    lines = [
+        "## Endpoints",
+        "",
+        f"The server serves {len(ENDPOINTS)} endpoints: {len(ENDPOINTS) - len(extensions)} of the official protocol, and these extensions, which no version",
+        "of the official client calls and other servers may not serve:",
+        "",
+        "| extension | method | path |",
+        "| --- | --- | --- |",
+    ]
+    return [*lines, *(f"| `{entry.name}` | {entry.method} | `{entry.path}` |" for entry in extensions)]
 
 
 def _cell(method: str, result: str | None) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.conformance import DOCUMENT, REFUSED, VERSIONS, probe, probe_commands
+from tests.parity.conformance import DOCUMENT, REFUSED, VERSIONS, endpoints_section, probe, probe_commands
 from tests.servers import ServedEngine
 
 
@@ -19,6 +19,10 @@ def test_every_method_works(version: str, served_engine: ServedEngine, tiny_mode
     assert len(results) >= 70
     listed = set(re.findall(r"^\| `([\w.]+)` \|", DOCUMENT.read_text("utf-8"), re.MULTILINE))
     assert set(results) <= listed, "write the table again: python -m tests.parity.conformance"
+
+
+def test_the_report_lists_the_extensions_of_the_endpoint_table() -> None:
+    assert DOCUMENT.read_text("utf-8").endswith("\n".join(["", *endpoints_section(), ""]))
 
 
 def test_every_command_works(served_engine: ServedEngine) -> None:

@@ -1,8 +1,8 @@
 """The endpoint table: client calls and server routes are both built from it.
 
-Every row names the method, the path, what goes in and what comes out. ``result`` is set for operations
-that finish later: the call itself answers with an ``UntypedAPIFuture``, and ``retrieve_future`` with the
-result, in protobuf where ``result_wire`` says so.
+Every entry names the method, the path, the request type and the response type. ``result`` is set for operations
+that finish later: the call itself returns an ``UntypedAPIFuture``, and ``retrieve_future`` returns the
+result, in protobuf where ``result_wire`` says so. Entries with ``extension`` are not part of the official protocol.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tinkex import types
 __all__ = ["ENDPOINTS", "Endpoint", "Purpose", "endpoint"]
 
 Purpose = Literal["session", "train", "sample", "retrieve", "rest", "telemetry"]
-"""Which connection pool a call uses, so that waiting polls never delay a heartbeat or a submission."""
+"""Which connection pool a call uses, so that pending polls never delay a heartbeat or a submission."""
 
 Wire = Literal["json", "proto", "multipart"]
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One row: how a call is spelled on the wire."""
+    """One call of the protocol: its method, path, types and encodings."""
 
     name: str
     method: Literal["GET", "POST", "PUT", "DELETE"]
@@ -38,11 +38,13 @@ class Endpoint:
     request_type: str | None = None
     """The value of X-Tinker-Request-Type when the result is polled."""
     called_by_us: bool = True
-    """False for calls only other (older or official) clients make."""
+    """False for calls that only other clients make: official ones, older ones, browsers."""
+    extension: bool = False
+    """Whether the call is ours: no version of the official client makes it, and other servers may not serve it."""
 
     @property
     def is_future(self) -> bool:
-        """Whether the answer is a request id whose result comes later."""
+        """Whether the reply is a request id, whose result is retrieved later."""
         return self.result is not None
 
     def url_path(self, parameters: Mapping[str, str] | None = None) -> str:
@@ -82,7 +84,7 @@ def _later(
 _RUN = "/api/v1/training_runs/{training_run_id}"
 _CHECKPOINT = f"{_RUN}/checkpoints/{{checkpoint_id:path}}"
 
-_ROWS = (
+_TABLE = (
     # configuration and health
     Endpoint("client_config", "POST", "/api/v1/client/config", "session", types.ClientConfigRequest, types.ClientConfigResponse),
     Endpoint("client_dynamic_config", "POST", "/api/v1/client/dynamic_config", "session", types.ClientConfigRequest, types.ClientDynamicConfigResponse),
@@ -118,7 +120,7 @@ _ROWS = (
     # sampling
     Endpoint("create_sampling_session", "POST", "/api/v1/create_sampling_session", "session", types.CreateSamplingSessionRequest, types.CreateSamplingSessionResponse),
     _later("asample", types.SampleRequest, types.SampleResponse, "Sample", "sample", result_wire="proto"),
-    Endpoint("stream_sample", "POST", "/api/v1/stream_sample", "sample", types.SampleRequest, None),
+    Endpoint("stream_sample", "POST", "/api/v1/stream_sample", "sample", types.SampleRequest, None, extension=True),
     Endpoint("get_sampler", "GET", "/api/v1/samplers/{sampler_id}", "rest", None, types.GetSamplerResponse),
     Endpoint("join_sampling_session", "POST", "/api/v1/join_sampling_session", "session", types.JoinSamplingSessionRequest, types.JoinSamplingSessionResponse),
     # results
@@ -137,26 +139,26 @@ _ROWS = (
     Endpoint("external_weights_urls", "GET", f"{_CHECKPOINT}/external_weights_urls", "rest", None, types.ExternalWeightsUrlsResponse),
     Endpoint("checkpoint_archive", "GET", f"{_CHECKPOINT}/archive", "rest", None, types.CheckpointArchiveUrlResponse),
     Endpoint("copy_weights", "POST", "/api/v1/copy_weights", "rest", types.CopyWeightsRequest, types.CopyWeightsResponse),
-    # images that prompts point to
-    Endpoint("upload_assets", "POST", "/api/v1/assets", "rest", None, types.AssetsResponse, request_wire="multipart"),
-    Endpoint("list_assets", "GET", "/api/v1/assets", "rest", None, types.AssetsListResponse),
-    Endpoint("get_asset", "GET", "/api/v1/assets/{asset_id}", "rest", None, types.Asset),
-    Endpoint("delete_asset", "DELETE", "/api/v1/assets/{asset_id}", "rest", None, None),
-    # signed addresses, fetched without a key
-    Endpoint("download", "GET", "/api/v1/downloads/{token}/{file}", "rest", called_by_us=False),
+    # images that prompts refer to
+    Endpoint("upload_assets", "POST", "/api/v1/assets", "rest", None, types.AssetsResponse, request_wire="multipart", extension=True),
+    Endpoint("list_assets", "GET", "/api/v1/assets", "rest", None, types.AssetsListResponse, extension=True),
+    Endpoint("get_asset", "GET", "/api/v1/assets/{asset_id}", "rest", None, types.Asset, extension=True),
+    Endpoint("delete_asset", "DELETE", "/api/v1/assets/{asset_id}", "rest", None, None, extension=True),
+    # signed URLs, fetched without a key
+    Endpoint("download", "GET", "/api/v1/downloads/{token}/{file}", "rest", called_by_us=False, extension=True),
     # administration
     Endpoint("audit_log", "GET", "/api/v1/audit", "rest", None, types.AuditLogResponse),
     Endpoint("billing_usage", "GET", "/api/v1/billing/usage/events", "rest", None, types.BillingUsageResponse),
     Endpoint("checkpoint_storage_usage", "GET", "/api/v1/billing/usage/checkpoints/current", "rest", None, types.CurrentCheckpointStorageUsageResponse),
-    # files for clients that reach no hub
-    Endpoint("tokenizer_file", "GET", "/api/v1/tokenizers/{file}", "rest", None, None),
+    # tokenizer files, for clients without access to a hub
+    Endpoint("tokenizer_file", "GET", "/api/v1/tokenizers/{file}", "rest", None, None, extension=True),
 )  # fmt: skip
 
-ENDPOINTS: Mapping[str, Endpoint] = {row.name: row for row in _ROWS}
+ENDPOINTS: Mapping[str, Endpoint] = {entry.name: entry for entry in _TABLE}
 
 
 def endpoint(name: str) -> Endpoint:
-    """The row of that name.
+    """The entry of that name.
 
     >>> endpoint("optim_step").path
     '/api/v1/optim_step'
