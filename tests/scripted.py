@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qsl
 
 import numpy as np
 
@@ -32,10 +33,10 @@ class ScriptedServer:
         self.transport = MockTransport(self.handle)
 
     def handle(self, request: Request) -> Reply | Awaitable[Reply]:
-        row = find_row(request)
-        value = decode(row, request)
-        self.calls.append((row.name, value))
-        answer = self.answers.get(row.name) or getattr(self, f"on_{row.name}")
+        endpoint = find_endpoint(request)
+        value = decode(endpoint, request)
+        self.calls.append((endpoint.name, value))
+        answer = self.answers.get(endpoint.name) or getattr(self, f"on_{endpoint.name}")
         return answer(value, request)
 
     def names(self) -> list[str]:
@@ -130,13 +131,15 @@ def over_http(scripted: ScriptedServer) -> Iterator[str]:
 
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", "0")))
-            given = scripted.handle(
-                Request(self.command, self.path.partition("?")[0], dict(self.headers), body)
-            )
+            path, _, query = self.path.partition("?")
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            given = scripted.handle(Request(self.command, path, headers, body, dict(parse_qsl(query))))
             assert isinstance(given, Reply), "an async answer needs a loop"
             self.send_response(given.status)
             for name, value in given.headers.items():
                 self.send_header(name, value)
+            if self.close_connection:
+                self.send_header("connection", "close")
             self.send_header("content-length", str(len(given.body)))
             self.end_headers()
             self.wfile.write(given.body)
@@ -184,23 +187,23 @@ def sampled(request: types.SampleRequest) -> bytes:
     return proto.encode_sample_response(response)
 
 
-def find_row(request: Request) -> Endpoint:
-    for row in ENDPOINTS.values():
-        pattern = re.sub(r"\{\w+:path\}", ".+", row.path)
+def find_endpoint(request: Request) -> Endpoint:
+    for endpoint in ENDPOINTS.values():
+        pattern = re.sub(r"\{\w+:path\}", ".+", endpoint.path)
         pattern = re.sub(r"\{\w+\}", "[^/]+", pattern)
-        if row.method == request.method and re.fullmatch(pattern, request.path):
-            return row
+        if endpoint.method == request.method and re.fullmatch(pattern, request.path):
+            return endpoint
     raise AssertionError(f"no endpoint {request.method} {request.path}")
 
 
-def decode(row: Endpoint, request: Request) -> Any:
-    if row.request is None:
+def decode(endpoint: Endpoint, request: Request) -> Any:
+    if endpoint.request is None:
         return None
-    if row.request_wire == "proto":
+    if endpoint.request_wire == "proto":
         body = request.body
         if request.headers.get("content-encoding") == "zstd":
             import zstandard
 
             body = zstandard.decompress(body)
         return proto.decode_forward_backward(body)
-    return json.decode(request.body, row.request)
+    return json.decode(request.body, endpoint.request)

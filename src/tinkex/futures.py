@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tinkex._runtime import arrival, background
-from tinkex._transport.caller import PROTOBUF, error_of, is_proxy_refusal
-from tinkex._transport.retry import PAYMENT_PAUSE_S, is_transient, server_wait
+from tinkex._transport.caller import PROTOBUF, error_of, is_proxy_error
+from tinkex._transport.retry import PAYMENT_PAUSE_S, is_transient, retry_after
 from tinkex._wire import json
 from tinkex._wire.endpoints import endpoint
 from tinkex.config.values import POLL_BACKOFF
@@ -224,10 +224,10 @@ def next_step(
         return _setback(state, got.message)
     if got.status == 200:
         return _answered(replace(state, setbacks=0, payment_waited_s=0.0), got, held_s, polled)
-    if is_proxy_refusal(got):
+    if is_proxy_error(got):
         return _setback(state, "an empty 400, as proxies send")
     if got.status == 429:
-        return _setback(state, "status 429", server_wait(got.headers, 60.0) or 0.0)
+        return _setback(state, "status 429", retry_after(got.headers, 60.0) or 0.0)
     calm = replace(state, setbacks=0)
     if got.status == 408 or (got.status >= 500 and is_transient(got.status)):
         trouble = None if got.status == 408 else f"status {got.status}"
@@ -378,7 +378,7 @@ class Results:
         queue: tuple[str, str | None] | None = None
         began = reported = time.monotonic()
         if payload_bytes:
-            await self._inflight.take(payload_bytes)
+            await self._inflight.acquire(payload_bytes)
         held_bytes = payload_bytes
         try:
             while True:
@@ -406,14 +406,14 @@ class Results:
                     tries = max(state.setbacks, state.hurries, state.refusals) - 1
                     self._caller.sink.emit(RetryScheduled(_RETRIEVE.name, tries, step.after, step.trouble))
                 if step.payload_bytes is not None:
-                    await self._inflight.take(step.payload_bytes)
+                    await self._inflight.acquire(step.payload_bytes)
                     held_bytes = step.payload_bytes
                 if step.after > 0:
                     async with self._caller.closable(_RETRIEVE):
                         await asyncio.sleep(step.after)
         finally:
             if held_bytes:
-                self._inflight.give_back(held_bytes)
+                self._inflight.release(held_bytes)
 
     async def ask(
         self, row: Endpoint, request_id: str, client: str, on_queue: Callable[[str, str | None], None]

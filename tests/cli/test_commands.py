@@ -278,7 +278,7 @@ def test_a_checkpoint_of_a_server_that_does_not_answer_is_not_waited_for(
         "tml-x", home=tmp_path, cwd=tmp_path, process=True,
     )  # fmt: skip
     assert (done.code, done.out) == (1, "")
-    assert "no answer from http://127.0.0.1:9" in done.err
+    assert "no reply from http://127.0.0.1:9" in done.err
     assert [path for path in tmp_path.iterdir() if path.name != ".tinkex"] == []
 
 

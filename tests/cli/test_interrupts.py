@@ -79,7 +79,7 @@ def test_a_download_goes_on_where_it_stopped(served_engine: ServedEngine, saved:
         assert [file.name for file in tmp_path.iterdir() if not file.name.startswith(".")] == []
         there.released.set()
         done = tinkex(*command, "--json", cwd=tmp_path, process=True, **at(there, served_engine)).json
-        assert f"Range: bytes={kept}-".encode() in there.asked[-1]
+        assert f"range: bytes={kept}-".encode() in there.asked[-1]
     assert (tmp_path / done["destination"] / "adapter_model.safetensors").is_file()
     assert not list(tmp_path.glob(".*.partial"))
 

@@ -16,8 +16,8 @@ from tests.contract.test_metrics import counted
 from tests.contract.test_training import datum
 from tests.durability.killable import KillableServer
 from tinkex import types
-from tinkex._transport.breaker import FAILURES, RESET_S, breakers
-from tinkex._transport.shared import server_of
+from tinkex._transport.breaker import FAILURE_THRESHOLD, RESET_TIMEOUT_S, breakers
+from tinkex._transport.shared import normalized_url
 from tinkex.observability.events import CircuitChanged, Event, Silent
 from tinkex.observability.metrics import MetricsSink
 from tinkex.testing import local_engine
@@ -77,7 +77,7 @@ def test_a_server_that_dies_is_left_alone_and_taken_up_again_when_it_is_back(
         training = service.create_lora_training_client(BASE_MODEL, rank=2, seed=1)
         before = training.forward_backward([datum(4)], "cross_entropy").result(timeout=120)
         killable.kill()
-        assert [ask(rest) for _ in range(FAILURES)] == ["no answer"] * FAILURES
+        assert [ask(rest) for _ in range(FAILURE_THRESHOLD)] == ["no answer"] * FAILURE_THRESHOLD
         assert sink.metrics.snapshot().gauges[OPEN] == 1.0
         sent = counted(sink, "healthz", "error")
         asked = [ask(rest) for _ in range(20)]
@@ -86,14 +86,14 @@ def test_a_server_that_dies_is_left_alone_and_taken_up_again_when_it_is_back(
         knows = [ask(other) for _ in range(5)]
         assert "not sent" in knows, "what one client knows, all of the process know"
         assert [ask(stubborn) for _ in range(5)] == ["no answer"] * 5, "switched off, it always sends"
-        assert breakers.states()[server_of(killable.url), "rest"] != "closed"
+        assert breakers.states()[normalized_url(killable.url), "rest"] != "closed"
         with pytest.raises(tinkex.APIConnectionError) as caught:
             rest.get_health().result(timeout=60)
         if isinstance(
             caught.value, tinkex.CircuitOpenError
         ):  # else it was the one that tries, on a slow machine
-            assert "keeps failing" in str(caught.value)
-            assert 0 <= caught.value.retry_after_s <= RESET_S
+            assert "keep failing" in str(caught.value)
+            assert 0 <= caught.value.retry_after_s <= RESET_TIMEOUT_S
         again = training.forward_backward([datum(4)], "cross_entropy")  # goes its own way, with retries above
         killable.start()
         find_again(rest)
@@ -109,8 +109,8 @@ def test_of_many_threads_that_wait_for_a_dead_server_one_at_a_time_tries_it(kill
     sink = MetricsSink(then=heard)
     rest = rest_of(killable, sink)
     killable.kill()
-    assert {ask(rest) for _ in range(FAILURES)} == {"no answer"}
-    breaker = breakers.of(server_of(killable.url), "rest")
+    assert {ask(rest) for _ in range(FAILURE_THRESHOLD)} == {"no answer"}
+    breaker = breakers.get(normalized_url(killable.url), "rest")
     deadline = time.monotonic() + 60
     while breaker.state != "half_open":
         assert time.monotonic() < deadline
@@ -141,7 +141,7 @@ def test_the_engine_in_this_process_has_no_breaker_and_needs_none(backend: Backe
     config = tinkex.Config(base_url="local", circuit_breaker=True)
     with backend.service(base_url=None, config=config, events=heard) as service:
         rest = service.create_rest_client()
-        for _ in range(3 * FAILURES):
+        for _ in range(3 * FAILURE_THRESHOLD):
             with pytest.raises(tinkex.NotFoundError):
                 rest.get_training_run("no-such-run").result(timeout=60)
         sampler = service.create_sampling_client(base_model=BASE_MODEL)
@@ -158,7 +158,7 @@ def test_an_engine_in_this_process_that_was_closed_says_so_every_time(tiny_model
         service = engine.service(events=heard)
         service.get_server_capabilities()
         engine.close()
-        for _ in range(3 * FAILURES):
+        for _ in range(3 * FAILURE_THRESHOLD):
             with pytest.raises(tinkex.ClosedError):
                 service.get_server_capabilities()
     assert heard.changes == []

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.scripted import ScriptedServer, find_row
+from tests.scripted import ScriptedServer, find_endpoint
 from tinkex._transport.base import Reply, Request
 from tinkex.testing import reply
 
@@ -36,7 +36,7 @@ class FaultyServer:
         return [request.body for called, request in self.requests if called == name]
 
     def answer(self, request: Request) -> tuple[bytes, Fault | None]:
-        row = find_row(request)
+        row = find_endpoint(request)
         self.requests.append((row.name, request))
         given = self.scripted.handle(request)
         assert isinstance(given, Reply)

@@ -18,8 +18,8 @@ import tinkex
 from tests.faults.faulty import FaultyServer, refuses, running
 from tests.scripted import ScriptedServer
 from tests.unit.transport.tls import certificates, secure
-from tinkex._transport.breaker import FAILURES, Breaker, breakers
-from tinkex._transport.shared import server_of
+from tinkex._transport.breaker import FAILURE_THRESHOLD, Breaker, breakers
+from tinkex._transport.shared import normalized_url
 from tinkex.observability.events import CircuitChanged, Event, RequestStarted
 
 KEY = "tml-canary-key-0123456789"
@@ -111,13 +111,13 @@ def test_every_way_to_get_no_answer_opens_it_and_the_reason_is_told(
     takes_a_folder = trouble in {strange_authority, plain_where_tls_is_spoken}
     with trouble(tmp_path) if takes_a_folder else trouble() as url:
         rest = rest_of(url, heard, timeout=0.3 if trouble is listening else 30.0)
-        for _ in range(FAILURES):
+        for _ in range(FAILURE_THRESHOLD):
             with pytest.raises(tinkex.APIConnectionError) as failed:
                 rest.get_health().result(60)
             assert not isinstance(failed.value, tinkex.CircuitOpenError)
         assert [(change.purpose, change.state) for change in heard.changes] == [("rest", "open")]
         assert heard.changes[0].reason == failed.value.message
-        breaker = breakers.of(server_of(url), "rest")
+        breaker = breakers.get(normalized_url(url), "rest")
         assert breaker.state != "closed"
         if breaker.state == "open":  # a slow machine may have used up its time
             sent = heard.sent
@@ -130,9 +130,9 @@ def test_every_way_to_get_no_answer_opens_it_and_the_reason_is_told(
 
 def half_open(url: str, clock: list[float]) -> Breaker:
     """Puts a breaker in the place of a server's that is about to let one call through."""
-    breaker = Breaker(failures=1, reset_s=5.0, clock=lambda: clock[0])
-    breakers._breakers[os.getpid(), server_of(url), "rest"] = breaker
-    passing = breaker.enter()
+    breaker = Breaker(failure_threshold=1, reset_timeout_s=5.0, clock=lambda: clock[0])
+    breakers._breakers[os.getpid(), normalized_url(url), "rest"] = breaker
+    passing = breaker.acquire()
     assert passing is not None
     passing.failed("down")
     clock[0] += 6.0
@@ -154,7 +154,7 @@ def test_while_one_call_hangs_at_a_server_the_others_are_turned_away_and_told_wh
             assert caught.value.retry_after_s > 0, "or a program that does as it is told would spin"
         assert heard.sent == 1
         hanging.cancel()
-        until(lambda: breaker.left_s == 0)
+        until(lambda: breaker.retry_after_s == 0)
         again = rest.get_health()
         until(lambda: heard.sent == 2)
         again.cancel()
@@ -170,12 +170,12 @@ def until(condition: Any) -> None:
 def test_callers_that_give_up_waiting_say_nothing_about_the_server(heard: Heard) -> None:
     with listening() as url:
         rest = rest_of(url, heard, timeout=60.0)
-        for count in range(2 * FAILURES):
+        for count in range(2 * FAILURE_THRESHOLD):
             asking = rest.get_health()
             until(lambda count=count: heard.sent == count + 1)
             asking.cancel()
         assert heard.changes == []
-        assert breakers.of(server_of(url), "rest").state == "closed"
+        assert breakers.get(normalized_url(url), "rest").state == "closed"
 
 
 def test_a_server_that_fails_at_one_kind_of_call_is_asked_for_all_others(heard: Heard) -> None:
@@ -183,7 +183,7 @@ def test_a_server_that_fails_at_one_kind_of_call_is_asked_for_all_others(heard: 
         config = tinkex.Config(api_key=KEY, base_url=server.url, max_retries=0)
         with tinkex.ServiceClient(config=config, events=heard) as service:
             training = service.create_lora_training_client("toy")
-            for _ in range(FAILURES):
+            for _ in range(FAILURE_THRESHOLD):
                 with pytest.raises(tinkex.InternalServerError):
                     training.optim_step(tinkex.AdamParams()).result(60)
             assert {change.purpose for change in heard.changes} == {"train"}

@@ -1,33 +1,38 @@
-"""What to do about an error status, in one sentence."""
+"""The next step after an error status, in one sentence."""
 
 from __future__ import annotations
 
 __all__ = ["advice"]
 
 _ADVICE = {
-    400: "Correct what it names; nothing was carried out.",
+    400: "Correct what it names; nothing was executed.",
     401: "Check the API key: api_key=…, or TINKER_API_KEY.",
     402: "Settle the account's billing, then make the call again.",
-    403: "This key may not do that; use one that may.",
+    403: "This key is not allowed to do that; use one that is.",
     404: "Check the id or path: it may have expired, or belong to another server or key.",
     408: "The server took too long; make the call again.",
     409: "Something of that name or number exists; choose another.",
-    410: "It is gone from the server; make it again.",
-    413: "Send less at once.",
-    422: "Correct the values it names; nothing was carried out.",
-    429: "The server has enough to do; send fewer requests at once, or wait.",
-    501: "This server does not offer it; use another call or another server.",
+    410: "It was deleted from the server; create it again.",
+    413: "Send less in one request.",
+    422: "Correct the values it names; nothing was executed.",
+    429: "The server is at capacity; send fewer requests simultaneously, or wait.",
+    501: "This server does not support it; use another call or another server.",
 }
 
+_EXPIRED = frozenset({400, 401, 403, 404, 410})
+"""Statuses of signed URLs that are no longer valid."""
 
-def advice(status: int) -> str:
-    """The next step after this status; nothing for statuses that say nothing.
+
+def advice(status: int, *, signed_url: bool = False) -> str:
+    """What to do after this status; empty for statuses that suggest nothing.
 
     >>> advice(401)
     'Check the API key: api_key=…, or TINKER_API_KEY.'
+    >>> advice(403, signed_url=True)
+    'The signed URL may have expired; request a new one.'
     """
+    if signed_url and status in _EXPIRED:
+        return "The signed URL may have expired; request a new one."
     if status in _ADVICE:
         return _ADVICE[status]
-    return (
-        "The server failed, also when asked again; try later, or look into its log." if status >= 500 else ""
-    )
+    return "The server failed, also after retries; try later, or see its log." if status >= 500 else ""

@@ -1,4 +1,4 @@
-"""The transport seam: what every way of reaching a server implements."""
+"""The transport interface: what every way of reaching a server implements."""
 
 from __future__ import annotations
 
@@ -9,66 +9,68 @@ from typing import Protocol
 from tinkex._wire.endpoints import Purpose
 from tinkex.errors import HttpRequest
 
-__all__ = ["Reading", "Reply", "Request", "Transport", "Upload"]
+__all__ = ["BodyReader", "Reply", "Request", "Transport", "Upload"]
 
 
-class Reading(Protocol):
-    """A body on its way."""
+class BodyReader(Protocol):
+    """One pass over the body of an upload."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """Its pieces."""
+        """Yields the body chunk by chunk."""
         ...
 
     def close(self) -> None:
-        """Ends the reading wherever it is."""
+        """Stops reading and closes the files that were opened."""
         ...
 
 
 class Upload(Protocol):
-    """A body that is read while it is sent."""
+    """A request body that is read while it is sent."""
 
     content_type: str
 
     @property
     def length(self) -> int | None:
-        """Its size in bytes, if it is known."""
+        """The size in bytes; None if it is unknown."""
         ...
 
     @property
     def repeatable(self) -> bool:
-        """Whether it can be sent (again)."""
+        """Whether the body can be read from the beginning (again)."""
         ...
 
-    def read(self) -> Reading:
-        """Starts from the beginning; ``UploadError`` where something cannot be read, or not again."""
+    def read(self) -> BodyReader:
+        """Starts reading from the beginning; raises ``UploadError`` if that is not possible."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What goes out; ``path`` starts with ``/api/v1`` and is appended to the transport's address."""
+    """A request; ``path`` starts with a slash and is appended to the transport's base URL as it is."""
 
     method: str
     path: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Not part of its text form: they hold the API key."""
+    """Left out of the repr: they hold the API key."""
     body: bytes = field(default=b"", repr=False)
     query: Mapping[str, str] = field(default_factory=dict)
     purpose: Purpose = "rest"
     timeout: float = 60.0
     upload: Upload | None = field(default=None, repr=False)
-    """Instead of ``body``; ``timeout`` then bounds each wait for progress. Only streams carry it: see ``open_stream``."""
+    """Replaces ``body``; ``timeout`` then bounds each wait for progress. Only streams carry it: see ``open_stream``."""
     endpoint: str | None = None
     """The name of the call in the endpoint table, for errors."""
+    shown_path: str | None = None
+    """What errors and logs show instead of ``path``, where that holds a signature."""
 
     def about(self, base_url: str) -> HttpRequest:
         """The request as errors show it."""
-        return HttpRequest(self.method, base_url + self.path, self.endpoint)
+        return HttpRequest(self.method, base_url + (self.shown_path or self.path), self.endpoint)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back, whatever its status; header names are in lower case."""
+    """A response, whatever its status; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -76,10 +78,10 @@ class Reply:
 
 
 class Transport(Protocol):
-    """Carries requests to a server.
+    """Sends requests to a server.
 
-    ``send`` returns the reply whatever its status, and raises ``APIConnectionError`` (or its child
-    ``APITimeoutError``) when there is none. It is called on the client's background loop.
+    ``send`` returns the reply whatever its status, and raises ``APIConnectionError`` (or its subclass
+    ``APITimeoutError``) if there is none. It is called on the client's background loop.
     """
 
     async def send(self, request: Request) -> Reply:
@@ -87,5 +89,5 @@ class Transport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Lets go of connections; a later ``send`` is an error."""
+        """Closes all connections; a later ``send`` is an error."""
         ...

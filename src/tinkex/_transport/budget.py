@@ -1,4 +1,4 @@
-"""Budgets: how many bytes, or how many calls, may be on their way at once."""
+"""Budgets: how many bytes, or how many calls, may be in flight simultaneously."""
 
 from __future__ import annotations
 
@@ -12,65 +12,65 @@ __all__ = ["ByteBudget", "Slots"]
 
 
 class ByteBudget:
-    """Lets work through while its bytes fit, first come first served.
+    """A semaphore that counts bytes, first come first served.
 
-    Work proceeds while the balance is not negative, so a single piece larger than the whole budget goes
+    A caller proceeds while the balance is not negative, so that something larger than the whole budget proceeds
     alone instead of never.
     """
 
     def __init__(self, limit: int) -> None:
         self._balance = limit
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
 
     @asynccontextmanager
     async def reserve(self, num_bytes: int) -> AsyncIterator[None]:
-        """Holds ``num_bytes`` of the budget while the block runs, after waiting for room."""
-        await self.take(num_bytes)
+        """Holds ``num_bytes`` of the budget while the block runs; waits for them first."""
+        await self.acquire(num_bytes)
         try:
             yield
         finally:
-            self.give_back(num_bytes)
+            self.release(num_bytes)
 
-    async def take(self, num_bytes: int) -> None:
-        """Waits for room and takes ``num_bytes``; pair it with :meth:`give_back`."""
-        if self._balance >= 0 and not self._waiting:
+    async def acquire(self, num_bytes: int) -> None:
+        """Waits for ``num_bytes`` and takes them; pair it with :meth:`release`."""
+        if self._balance >= 0 and not self._waiters:
             self._balance -= num_bytes
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        place = (turn, num_bytes)
-        self._waiting.append(place)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (waiter, num_bytes)
+        self._waiters.append(entry)
         try:
-            await turn
+            await waiter
         except asyncio.CancelledError:
-            if not turn.cancelled():  # the turn had come at the moment of the cancellation
-                self.give_back(num_bytes)
-            elif place in self._waiting:
-                self._waiting.remove(place)
+            if not waiter.cancelled():  # it was granted at the moment of the cancellation
+                self.release(num_bytes)
+            elif entry in self._waiters:
+                self._waiters.remove(entry)
             raise
 
-    def give_back(self, num_bytes: int) -> None:
-        """Returns bytes that were taken, and lets in those who fit now."""
+    def release(self, num_bytes: int) -> None:
+        """Returns bytes to the budget and wakes the waiters that fit now."""
         self._balance += num_bytes
-        while self._waiting and self._balance >= 0:
-            turn, wanted = self._waiting.popleft()
-            if not turn.done():
+        while self._waiters and self._balance >= 0:
+            waiter, wanted = self._waiters.popleft()
+            if not waiter.done():
                 self._balance -= wanted
-                turn.set_result(None)
+                waiter.set_result(None)
 
 
 class Slots(ByteBudget):
-    """Lets at most ``limit`` calls through at once, first come first served.
+    """A semaphore that admits ``limit`` calls, first come first served.
 
-    Unlike ``asyncio.Semaphore`` its cost does not grow with the number of those who wait.
+    Unlike that of ``asyncio.Semaphore`` its cost does not grow with the number of waiters.
     """
 
     def __init__(self, limit: int) -> None:
-        super().__init__(limit - 1)  # a budget of bytes may overshoot by one piece, a number of calls may not
+        super().__init__(limit - 1)  # a budget of bytes may be overdrawn once, a number of calls may not
 
     async def __aenter__(self) -> None:
-        await self.take(1)
+        await self.acquire(1)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.give_back(1)
+        self.release(1)

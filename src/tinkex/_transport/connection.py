@@ -1,44 +1,43 @@
-"""One HTTP/1.1 connection: requests go out one at a time, replies are put together as they arrive."""
+"""One HTTP/1.1 connection that is reused: it sends a request at a time and reads whole replies."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import zlib
 from collections.abc import Callable
 from typing import cast
 
 from tinkex._transport.base import Reply
+from tinkex._transport.http1 import CHUNKED, MAX_BODY_BYTES, decompress, parse_head, parse_size
 
-__all__ = ["Broken", "Connection", "Late", "accepted_encodings"]
+__all__ = ["Connection", "ConnectionLost", "DeadlineExceeded"]
 
-LONGEST_HEAD = 64 * 1024
-LARGEST_BODY = 4 * 1024**3
-JOINED_BODY = 64 * 1024
+MAX_HEAD_BYTES = 64 * 1024
+MAX_COALESCED_BODY_BYTES = 64 * 1024
 """Bodies up to this size go out together with their headers, in one packet where it fits."""
 
 
-class Broken(ConnectionError):
-    """The connection ended, or said something that is not HTTP, before a whole reply was there."""
+class ConnectionLost(ConnectionError):
+    """The connection ended, or sent something that is not HTTP, before the reply was complete."""
 
 
-class Late(Broken):
+class DeadlineExceeded(ConnectionLost):
     """The deadline of a request passed."""
 
 
 class Connection(asyncio.Protocol):
-    """Carries one request at a time; ``on_free`` is told when it can carry the next, ``on_lost`` when never again."""
+    """Carries one request at a time; calls ``on_free`` when it is ready for the next, ``on_lost`` when it is closed."""
 
     __slots__ = (
         "_body",
+        "_body_bytes",
         "_buffer",
         "_headers",
-        "_left",
         "_method",
         "_on_free",
         "_on_lost",
         "_status",
-        "_waiting",
+        "_waiter",
         "alive",
         "deadline",
         "transport",
@@ -51,137 +50,113 @@ class Connection(asyncio.Protocol):
         self._on_free = on_free
         self._on_lost = on_lost
         self._buffer = bytearray()
-        self._waiting: asyncio.Future[Reply] | None = None
+        self._waiter: asyncio.Future[Reply] | None = None
         self._method = ""
         self._clear()
 
     def _clear(self) -> None:
         self._status = 0
         self._headers: dict[str, str] = {}
-        self._left: int | None = 0
-        """Bytes of the body still to come; None: until the connection ends; -1: in chunks."""
+        self._body_bytes: int | None = 0
         self._body = bytearray()
 
     # ---- for the pool ----
 
     @property
     def busy(self) -> bool:
-        """Whether a reply is awaited."""
-        return self._waiting is not None
+        """Whether a reply is pending."""
+        return self._waiter is not None
 
     def exchange(self, method: str, head: bytes, body: bytes, deadline: float) -> asyncio.Future[Reply]:
-        """Sends a request; the future is the reply, or ``Broken``."""
-        assert self._waiting is None
+        """Sends a request; the future is its reply, or fails with ``ConnectionLost``."""
+        assert self._waiter is None
         self.deadline = deadline
         self._method = method
-        self._waiting = waiting = asyncio.get_running_loop().create_future()
-        if len(body) <= JOINED_BODY:
+        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        if len(body) <= MAX_COALESCED_BODY_BYTES:
             self.transport.write(head + body)
         else:
             self.transport.write(head)
             self.transport.write(body)
-        return waiting
+        return waiter
 
-    def abandon(self, error: Exception | None = None) -> None:
-        """Gives the connection up, with ``error`` for whoever waits for a reply."""
-        self._fail(error or Broken("the connection was closed"))
+    def abort(self, error: Exception | None = None) -> None:
+        """Closes the connection; a pending reply fails with ``error``."""
+        self._fail(error or ConnectionLost("the connection was closed"))
 
     # ---- for asyncio ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection stands."""
+        """Called by asyncio when the connection is established."""
         self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes of a reply."""
-        if self._waiting is None:
-            self._fail(Broken("the server spoke without being asked"))
+        """Called by asyncio with bytes of a reply."""
+        if self._waiter is None:
+            self._fail(ConnectionLost("the server sent data without a request"))
             return
         self._buffer += data
         try:
             self._read()
         except ValueError as error:
-            self._fail(Broken(f"the answer is not HTTP: {error}"))
+            self._fail(ConnectionLost(f"the reply is not HTTP: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The server, or the network, ended the connection."""
-        if self._waiting is not None and self._status and self._left is None and exc is None:
+        """Called by asyncio when the server or the network closed the connection."""
+        if self._waiter is not None and self._status and self._body_bytes is None and exc is None:
             self._body += self._buffer
             self._finish(keep=False)
             return
         if self._status:
-            self._fail(Broken("the connection ended in the middle of the body"))
+            self._fail(ConnectionLost("the connection was closed in the middle of the body"))
         else:
-            self._fail(Broken(f"the connection was closed before an answer{f': {exc}' if exc else ''}"))
+            cause = f": {exc}" if exc else ""
+            self._fail(ConnectionLost(f"the connection was closed before the reply{cause}"))
 
-    # ---- the reply, piece by piece ----
+    # ---- the reply ----
 
     def _read(self) -> None:
         while not self._status:
             end = self._buffer.find(b"\r\n\r\n")
             if end < 0:
-                if len(self._buffer) > LONGEST_HEAD:
-                    raise ValueError("the headers never end")
+                if len(self._buffer) > MAX_HEAD_BYTES:
+                    raise ValueError("its headers do not end")
                 if not b"HTTP/1.".startswith(self._buffer[:7]):
-                    raise ValueError("it does not start like HTTP")
+                    raise ValueError("no status line")
                 return
-            self._read_head(self._buffer[:end].decode("latin-1"))
+            head = parse_head(self._buffer[:end].decode("latin-1"), self._method)
             del self._buffer[: end + 4]
-        if self._left == -1:
+            if head.status >= 200:
+                self._status, self._headers, self._body_bytes = head
+                if (self._body_bytes or 0) > MAX_BODY_BYTES:
+                    raise ValueError(f"its body is larger than {MAX_BODY_BYTES:,} bytes")
+        if self._body_bytes == CHUNKED:
             self._read_chunks()
-        elif self._left is not None and len(self._buffer) >= self._left:
-            if len(self._buffer) > self._left:
-                raise ValueError("more bytes than it announced")
+        elif self._body_bytes is not None and len(self._buffer) >= self._body_bytes:
+            if len(self._buffer) > self._body_bytes:
+                raise ValueError("its body is longer than its content-length")
             self._body = self._buffer
             self._finish(keep=True)
-
-    def _read_head(self, head: str) -> None:
-        first, *lines = head.split("\r\n")
-        if not first.startswith("HTTP/1.") or not first[9:12].isdigit():
-            raise ValueError("no status line")
-        status = int(first[9:12])
-        if status < 200:
-            return  # an interim reply: the real one follows
-        headers = self._headers
-        for line in lines:
-            name, colon, value = line.partition(":")
-            if not colon:
-                raise ValueError("a header without a colon")
-            name = name.lower()
-            headers[name] = f"{headers[name]}, {value.strip()}" if name in headers else value.strip()
-        self._status = status
-        if first.startswith("HTTP/1.0"):
-            headers.setdefault("connection", "close")
-        if self._method == "HEAD" or status in {204, 304}:
-            self._left = 0
-        elif "chunked" in headers.get("transfer-encoding", ""):
-            self._left = -1
-        elif (length := headers.get("content-length")) is not None:
-            if not length.isdecimal() or int(length) > LARGEST_BODY:
-                raise ValueError("it announces a body of an impossible size")
-            self._left = int(length)
-        else:
-            self._left = None
 
     def _read_chunks(self) -> None:
         buffer = self._buffer
         while (end := buffer.find(b"\r\n")) >= 0:
-            size = int(buffer[:end].partition(b";")[0], 16)
+            size = parse_size(bytes(buffer[:end]).partition(b";")[0].strip(), 16)
             if size == 0:
                 if buffer[end + 2 : end + 4] == b"\r\n":
                     self._finish(keep=len(buffer) == end + 4)
                 elif (stop := buffer.find(b"\r\n\r\n", end)) >= 0:
                     self._finish(keep=len(buffer) == stop + 4)
                 return
-            if not 0 <= size <= LARGEST_BODY - len(self._body):
-                raise ValueError("a chunk of an impossible size")
+            if size > MAX_BODY_BYTES - len(self._body):
+                raise ValueError(f"its body is larger than {MAX_BODY_BYTES:,} bytes")
             if len(buffer) < end + 2 + size + 2:
                 return
             self._body += buffer[end + 2 : end + 2 + size]
             del buffer[: end + 2 + size + 2]
 
     def _finish(self, *, keep: bool) -> None:
-        waiting, self._waiting = self._waiting, None
+        waiter, self._waiter = self._waiter, None
         self.deadline = math.inf
         status, headers, body = self._status, self._headers, bytes(self._body)
         self._buffer = bytearray()
@@ -189,52 +164,22 @@ class Connection(asyncio.Protocol):
         if keep and headers.get("connection", "").lower() != "close":
             self._on_free(self)
         else:
-            self._end()
-        if waiting is None or waiting.done():
+            self._close()
+        if waiter is None or waiter.done():
             return
         try:
-            waiting.set_result(Reply(status, headers, _plain(body, headers.get("content-encoding"))))
-        except (ValueError, zlib.error) as error:
-            waiting.set_exception(Broken(f"the answer cannot be decompressed: {error}"))
+            waiter.set_result(Reply(status, headers, decompress(body, headers.get("content-encoding"))))
+        except ValueError as error:
+            waiter.set_exception(ConnectionLost(f"the reply cannot be decompressed: {error}"))
 
     def _fail(self, error: Exception) -> None:
-        waiting, self._waiting = self._waiting, None
-        self._end()
-        if waiting is not None and not waiting.done():
-            waiting.set_exception(error)
+        waiter, self._waiter = self._waiter, None
+        self._close()
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
 
-    def _end(self) -> None:
+    def _close(self) -> None:
         if self.alive:
             self.alive = False
             self.transport.abort()
             self._on_lost(self)
-
-
-def _plain(body: bytes, encoding: str | None) -> bytes:
-    """The body as it was before it was compressed for the way."""
-    if encoding is None or not body or encoding == "identity":
-        return body
-    if encoding in {"gzip", "x-gzip", "deflate"}:
-        reader = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
-        plain = reader.decompress(body, LARGEST_BODY)
-        if not reader.eof:
-            raise ValueError("it ends too early")
-        return plain
-    if encoding == "zstd":
-        try:
-            import zstandard
-        except ModuleNotFoundError:
-            raise ValueError("the package zstandard is missing") from None
-
-        try:
-            return zstandard.ZstdDecompressor().decompressobj().decompress(body)
-        except zstandard.ZstdError as error:
-            raise ValueError(str(error)) from error
-    raise ValueError(f"its encoding {encoding!r} was not asked for")
-
-
-def accepted_encodings() -> str:
-    """The compressions replies may come in, as the header says it."""
-    from importlib.util import find_spec
-
-    return "gzip, deflate, zstd" if find_spec("zstandard") else "gzip, deflate"

@@ -1,4 +1,4 @@
-"""Short-lived tokens: fetched for the long-lived credential, kept fresh, and sent instead of it."""
+"""Short-lived tokens: exchanged for the long-lived credential, refreshed, and sent instead of it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import msgspec
 
 from tinkex.errors import APIError, ConfigError, MissingApiKeyError
 
-__all__ = ["Tokens", "credential_of", "expiry"]
+__all__ = ["TokenProvider", "credential_of", "expiry"]
 
-FRESH_S = 300.0
-"""A token with less left than this is renewed in the background."""
-USABLE_S = 60.0
-"""A token with less left than this is renewed before the next call."""
-PAUSE_AFTER_FAILURE_S = 60.0
+REFRESH_AHEAD_S = 300.0
+"""A token that expires sooner is refreshed in the background."""
+MIN_VALIDITY_S = 60.0
+"""A token that expires sooner is refreshed before the next call."""
+REFRESH_RETRY_S = 60.0
 COMMAND_TIMEOUT_S = 60.0
 
 
-class Tokens:
-    """Hands out a token that is valid; ``fetch`` gets a new one for a credential."""
+class TokenProvider:
+    """Returns a valid token; ``fetch`` exchanges a credential for a new one."""
 
     def __init__(
         self,
@@ -39,57 +39,59 @@ class Tokens:
         self._clock = clock
         self._token: str | None = None
         self._valid_until = float("-inf")
-        self._not_before = float("-inf")
-        self._renewing: asyncio.Task[None] | None = None
+        self._refresh_not_before = float("-inf")
+        self._refreshing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return "Tokens(…)"
+        return "TokenProvider(…)"
 
     async def current(self) -> str:
-        """A token; renews it first when it is about to expire.
+        """Returns a token; refreshes it first if it is about to expire.
 
-        When renewing fails, the old token goes on being used, and the next try waits a minute.
+        If the refresh fails, the old token stays in use, and the next attempt waits a minute.
         """
-        left = self._valid_until - self._clock()
-        if self._token is not None and left > FRESH_S:
+        remaining_s = self._valid_until - self._clock()
+        if self._token is not None and remaining_s > REFRESH_AHEAD_S:
             return self._token
-        if self._clock() >= self._not_before and (self._renewing is None or self._renewing.done()):
-            self._renewing = asyncio.create_task(self._renew())
-            self._renewing.add_done_callback(_read)
-        renewing = self._renewing
-        if renewing is not None and (self._token is None or left <= USABLE_S):
+        if self._clock() >= self._refresh_not_before and (
+            self._refreshing is None or self._refreshing.done()
+        ):
+            self._refreshing = asyncio.create_task(self._refresh())
+            self._refreshing.add_done_callback(_retrieve_exception)
+        refreshing = self._refreshing
+        if refreshing is not None and (self._token is None or remaining_s <= MIN_VALIDITY_S):
             try:
-                await asyncio.shield(renewing)
+                await asyncio.shield(refreshing)
             except (APIError, ConfigError):
                 if self._token is None:
                     raise
         assert self._token is not None
         return self._token
 
-    def refused(self, token: str) -> None:
-        """Notes that the server does not take a token: the next one is asked for at once, unless it is there already."""
+    def invalidate(self, token: str) -> None:
+        """Drops a token that the server rejected, unless it was replaced already; the next call fetches a new one."""
         if token == self._token:
             self._token = None
-            self._valid_until = self._not_before = float("-inf")
+            self._valid_until = self._refresh_not_before = float("-inf")
 
-    async def _renew(self) -> None:
+    async def _refresh(self) -> None:
         try:
             token = await self._fetch(await self._credential())
         except (APIError, ConfigError):
             if self._token is not None:
-                self._not_before = self._clock() + PAUSE_AFTER_FAILURE_S
+                self._refresh_not_before = self._clock() + REFRESH_RETRY_S
             raise
         self._token = token
         self._valid_until = self._clock() + (expiry(token) - time.time())
 
 
-def _read(task: asyncio.Task[None]) -> None:
+def _retrieve_exception(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        task.exception()  # whoever needed the token has seen it
+        task.exception()  # so that asyncio does not warn: the call that needed the token raised it
 
 
 def expiry(token: str) -> float:
-    """When a token expires, in seconds since 1970; 0 where it does not say so.
+    """When a token expires, in seconds since 1970; 0 if it has no readable expiry.
 
     >>> body = base64.urlsafe_b64encode(b'{"exp": 1700000000}').decode().rstrip("=")
     >>> expiry(f"eyJhbGciOiJub25lIn0.{body}."), expiry("no token")
@@ -106,9 +108,9 @@ def expiry(token: str) -> float:
 
 
 async def credential_of(api_key: str | None, command: str | None, *, by_command: bool) -> str:
-    """The long-lived credential: the key, or what the user's command prints.
+    """The long-lived credential: the key, or the output of the user's command.
 
-    ``by_command`` is the server's wish that the command comes first; a key that is a token already stays.
+    ``by_command``: the server prefers the command. A key that is a token already stays in use.
     """
     prefers_command = command is not None and by_command and not (api_key or "").startswith("eyJ")
     if api_key is not None and not prefers_command:
@@ -126,7 +128,7 @@ def _printed(command: str) -> str:
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"the command in TINKER_CREDENTIAL_CMD did not end within {COMMAND_TIMEOUT_S:g} s; run it by hand"
+            f"the command in TINKER_CREDENTIAL_CMD did not exit within {COMMAND_TIMEOUT_S:g} s; run it by hand"
         ) from None
     if done.returncode != 0 or not done.stdout.strip():
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Gates the submission of samples: how many, how many bytes, and not while the server pushes back."""
+"""Limits the submission of samples: how many and how many bytes, with a pause after a 429."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ __all__ = ["Limiter", "limiter_for"]
 T = TypeVar("T")
 
 MAX_SUBMISSIONS = 400
-MAX_SUBMISSIONS_UNDER_PRESSURE = 10
-PRESSURE_LASTS_S = 10.0
-BYTES_FACTOR_UNDER_PRESSURE = 20
+MAX_SUBMISSIONS_UNDER_BACKPRESSURE = 10
+BACKPRESSURE_WINDOW_S = 10.0
+"""How long after a pause the stricter limits hold."""
+BYTES_FACTOR_UNDER_BACKPRESSURE = 20
 LARGE_PROMPT_BYTES = 128 * 1024
 SHORT_PAUSE_S, LONG_PAUSE_S = 1.0, 5.0
 
 
 class Limiter:
-    """Lets samples be submitted at the pace the server can take.
+    """Submits samples at the rate that the server accepts.
 
-    After a push-back nobody submits until the pause is over, and for ten seconds more only a few at a time.
+    After a 429 nothing is submitted until the pause is over, and then for ten seconds only a few simultaneously.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._bytes = ByteBudget(max_bytes)
         self._slots = Slots(MAX_SUBMISSIONS)
-        self._few_slots = Slots(MAX_SUBMISSIONS_UNDER_PRESSURE)
+        self._few_slots = Slots(MAX_SUBMISSIONS_UNDER_BACKPRESSURE)
         self._paused_until = float("-inf")
 
     async def admit(
@@ -44,39 +45,39 @@ class Limiter:
         submission: Callable[[], Awaitable[T]],
         pause: Callable[[], Awaitable[None]] | None = None,
     ) -> T:
-        """Runs a submission of a prompt of about this size, once that may be submitted.
+        """Runs a submission of a prompt of about this size as soon as the limits allow it.
 
-        ``pause`` waits in place of :meth:`wait`, for callers whom something else may end meanwhile.
+        ``pause`` replaces :meth:`wait`, for callers that can be closed while they wait.
         """
-        await self._slots.take(1)
+        await self._slots.acquire(1)
         try:
-            while not self._under_pressure:
+            while not self._under_backpressure:
                 async with self._bytes.reserve(num_bytes):
-                    if not self._under_pressure:  # the server may have pushed back while we waited in line
+                    if not self._under_backpressure:  # there may have been a 429 while this one waited
                         return await submission()
-            async with self._few_slots, self._bytes.reserve(num_bytes * BYTES_FACTOR_UNDER_PRESSURE):
+            async with self._few_slots, self._bytes.reserve(num_bytes * BYTES_FACTOR_UNDER_BACKPRESSURE):
                 await (pause or self.wait)()
                 return await submission()
         finally:
-            self._slots.give_back(1)
+            self._slots.release(1)
 
-    def push_back(self, num_bytes: int, asked_s: float | None = None) -> float:
-        """Notes that the server refused a prompt of this size for now; returns how long everybody pauses."""
+    def report_backpressure(self, num_bytes: int, retry_after_s: float | None = None) -> float:
+        """Records that the server rejected a prompt of this size with a 429; returns how long all submissions pause."""
         own = SHORT_PAUSE_S if num_bytes <= LARGE_PROMPT_BYTES else LONG_PAUSE_S
-        pause = max(own, asked_s or 0.0)
+        pause = max(own, retry_after_s or 0.0)
         self._paused_until = max(self._paused_until, time.monotonic() + pause)
         return pause
 
     async def wait(self) -> None:
         """Waits while submissions are paused."""
-        left = self._paused_until - time.monotonic()
-        while left > 0:  # the pause may grow while we sleep through it
-            await asyncio.sleep(left)
-            left = self._paused_until - time.monotonic()
+        remaining_s = self._paused_until - time.monotonic()
+        while remaining_s > 0:  # the pause may be extended meanwhile
+            await asyncio.sleep(remaining_s)
+            remaining_s = self._paused_until - time.monotonic()
 
     @property
-    def _under_pressure(self) -> bool:
-        return time.monotonic() < self._paused_until + PRESSURE_LASTS_S
+    def _under_backpressure(self) -> bool:
+        return time.monotonic() < self._paused_until + BACKPRESSURE_WINDOW_S
 
 
 _shared: weakref.WeakValueDictionary[tuple[int, str, str | None, int], Limiter] = (
@@ -85,17 +86,17 @@ _shared: weakref.WeakValueDictionary[tuple[int, str, str | None, int], Limiter] 
 
 
 def limiter_for(caller: Caller, max_bytes: int) -> Limiter:
-    """The limiter of a server and key: a push-back to one client of this process is a push-back to all.
+    """The limiter of a server and key, shared by all clients of this process.
 
-    Transports other than HTTP lead to servers of their own and share nothing.
+    Transports other than HTTP have servers of their own and share nothing.
     """
-    from tinkex._transport.shared import SharedHttp, server_of
+    from tinkex._transport.shared import SharedHttp, normalized_url
 
     if not isinstance(caller.transport, SharedHttp):
         return Limiter(max_bytes)
-    server = server_of(caller.config.base_url)
-    place = (os.getpid(), server, caller.config.api_key, max_bytes)  # a forked child has a loop of its own
-    limiter = _shared.get(place)
+    server = normalized_url(caller.config.base_url)
+    key = (os.getpid(), server, caller.config.api_key, max_bytes)  # a forked child has a loop of its own
+    limiter = _shared.get(key)
     if limiter is None:
-        limiter = _shared[place] = Limiter(max_bytes)
+        limiter = _shared[key] = Limiter(max_bytes)
     return limiter

@@ -1,4 +1,4 @@
-"""Requests to the engine in this process: its web application is called directly, without a socket."""
+"""Requests to the engine in this process: its ASGI application is called directly, without a socket."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ __all__ = ["LocalTransport"]
 
 
 class LocalTransport:
-    """Calls the embedded engine, which is started at the first request.
+    """Calls the embedded engine, which starts with the first request.
 
-    Clients of one process that name the same home share one engine; it stops when the last of them closes.
+    Clients of one process with the same home share one engine; it stops when the last of them is closed.
     """
 
     def __init__(self, home: Path | None = None, models: Mapping[str, str] | None = None) -> None:
         self._home = home
         self._models = models
         self._embedded: EmbeddedEngine | None = None
-        self._opening = asyncio.Lock()
+        self._open_lock = asyncio.Lock()
         self._closed = False
 
     async def send(self, request: Request) -> Reply:
-        """Runs one request through the application, on the loop of the caller."""
+        """Runs one request through the application, on the caller's loop."""
         about = request.about("local:")
         embedded = await self._engine()
         headers = {**request.headers, "host": "local", "x-api-key": embedded.api_key}
@@ -44,14 +44,14 @@ class LocalTransport:
                 await embedded.app(_scope(request, headers), exchange.receive, exchange.send)
         except TimeoutError as error:
             raise APITimeoutError(
-                about, f"the engine did not answer {request.path} within {request.timeout:g} s"
+                about, f"the engine did not reply to {request.path} within {request.timeout:g} s"
             ) from error
         if exchange.status is None:
-            raise APIConnectionError(about, f"the engine ended {request.path} without an answer")
+            raise APIConnectionError(about, f"the engine ended {request.path} without a reply")
         return Reply(exchange.status, exchange.headers, bytes(exchange.body))
 
     async def stream(self, request: Request) -> LocalStream:
-        """Starts a request whose reply is read while the engine writes it."""
+        """Sends one request and returns its response while the engine writes it."""
         about = request.about("local:")
         embedded = await self._engine()
         headers = {**request.headers, "host": "local", "x-api-key": embedded.api_key}
@@ -59,9 +59,9 @@ class LocalTransport:
         return await LocalStream.open(embedded.app, _scope(request, headers), body, about, request.timeout)
 
     async def close(self) -> None:
-        """Gives the engine back."""
+        """Releases the engine."""
         self._closed = True
-        async with self._opening:
+        async with self._open_lock:
             embedded, self._embedded = self._embedded, None
         if embedded is not None:
             await asyncio.to_thread(embedded.close)
@@ -69,11 +69,11 @@ class LocalTransport:
     async def _engine(self) -> EmbeddedEngine:
         if self._embedded is not None:
             return self._embedded
-        async with self._opening:
+        async with self._open_lock:
             if self._closed:
-                raise ClosedError("this client has given its engine back; make a new one")
+                raise ClosedError("this client was closed and has released its engine; make a new one")
             if self._embedded is None:
-                # Opening reads files and may convert a model: heartbeats of other clients must not wait for it.
+                # Opening reads files and may convert a model: it must not delay the heartbeats of other clients.
                 self._embedded = await asyncio.to_thread(_open, self._home, self._models)
             return self._embedded
 
@@ -88,15 +88,15 @@ class _Exchange:
         self.body = bytearray()
 
     async def receive(self) -> MutableMapping[str, Any]:
-        """Gives the application the whole body, and then nothing until the exchange is over."""
+        """Returns the whole body to the application, then blocks until the exchange is over."""
         body, self._body = self._body, None
         if body is None:
-            # A client that goes away cancels the call itself, so there is no disconnect to wait for.
+            # A client that disconnects cancels the call itself, so there is no disconnect message.
             await asyncio.get_running_loop().create_future()
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Takes a part of the reply."""
+        """Receives a part of the reply."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = {
@@ -140,5 +140,5 @@ def _open(home: Path | None, models: Mapping[str, str] | None) -> EmbeddedEngine
         ) from error
     from tinkex.observability.terminal import LoadingLine
 
-    # The engine ends after the clients of this process, which ask to the end.
+    # The engine stops after the clients of this process, which send requests until then.
     return open_embedded(home, models, LoadingLine(sys.stderr).show, at_exit=on_exit)

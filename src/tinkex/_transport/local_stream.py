@@ -1,4 +1,4 @@
-"""A reply of the engine in this process, read while its application writes it."""
+"""A response of the engine in this process, read while its application writes it."""
 
 from __future__ import annotations
 
@@ -17,115 +17,115 @@ App = Callable[
     [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
 ]
 
-PIECES = 16
+MAX_BUFFERED_CHUNKS = 16
 """How far the application may be ahead of the reader."""
 
 
 class LocalStream:
-    """One call of an ASGI application; closing the stream ends the call."""
+    """One call of an ASGI application; closing the stream cancels the call."""
 
     def __init__(self, about: HttpRequest, timeout: float) -> None:
         self._about, self._timeout = about, timeout
         self.status = 0
         self.headers: dict[str, str] = {}
-        self._pieces: deque[bytes] = deque()
+        self._chunks: deque[bytes] = deque()
         self._changed = asyncio.Event()
-        self._room = asyncio.Event()
-        self._over = False
+        self._space = asyncio.Event()
+        self._finished = False
         self._call: asyncio.Task[None] | None = None
         self._limit: asyncio.Timeout | None = None
-        self._unreadable: UploadError | None = None
+        self._upload_error: UploadError | None = None
 
     @classmethod
     async def open(
         cls, app: App, scope: dict[str, Any], body: bytes | Upload, about: HttpRequest, timeout: float
     ) -> LocalStream:
-        """Starts the call and returns when the reply begins."""
+        """Starts the call and returns when the headers of the response are here."""
         stream = cls(about, timeout)
         call = stream._run(app, scope, body) if isinstance(body, bytes) else stream._upload(app, scope, body)
         stream._call = asyncio.create_task(call)
         try:
             await stream._wait(lambda: stream.status > 0)
-            if stream._unreadable is not None:
-                raise stream._unreadable
+            if stream._upload_error is not None:
+                raise stream._upload_error
             if not stream.status:
-                raise APIConnectionError(about, f"the engine ended {about.url} without an answer")
+                raise APIConnectionError(about, f"the engine ended {about.url} without a reply")
         except BaseException:
             await stream.close()
             raise
         return stream
 
     async def read(self) -> bytes:
-        """The next piece of the body."""
-        await self._wait(lambda: bool(self._pieces))
-        if not self._pieces:
+        """Returns the next chunk of the body."""
+        await self._wait(lambda: bool(self._chunks))
+        if not self._chunks:
             return b""
-        self._room.set()
-        return self._pieces.popleft()
+        self._space.set()
+        return self._chunks.popleft()
 
     async def close(self) -> None:
-        """Ends the call."""
+        """Cancels the call."""
         if self._call is not None:
             self._call.cancel()
             await asyncio.wait({self._call})
 
-    async def _wait(self, arrived: Callable[[], bool]) -> None:
+    async def _wait(self, condition: Callable[[], bool]) -> None:
         try:
             async with asyncio.timeout(self._timeout) as self._limit:
-                while not arrived() and not self._over:
+                while not condition() and not self._finished:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError as error:
             raise APITimeoutError(
-                self._about, f"the engine said nothing to {self._about.url} for {self._timeout:g} s"
+                self._about, f"the engine sent nothing for {self._about.url} for {self._timeout:g} s"
             ) from error
         finally:
             self._limit = None
 
     async def _run(self, app: App, scope: dict[str, Any], body: bytes) -> None:
-        asked: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Message:
-            if not asked:
-                # A reader that goes away cancels the call itself, so there is no disconnect to wait for.
+            if not messages:
+                # A reader that disconnects cancels the call itself, so there is no disconnect message.
                 await asyncio.get_running_loop().create_future()
-            return asked.pop()
+            return messages.pop()
 
-        await self._answer(app, scope, receive)
+        await self._run_app(app, scope, receive)
 
     async def _upload(self, app: App, scope: dict[str, Any], upload: Upload) -> None:
-        """The call with a body that is read as the application asks for it."""
+        """The call with a body that is read as the application receives it."""
         try:
-            reading = upload.read()
+            reader = upload.read()
         except UploadError as error:
-            self._unreadable = error
-            self._over = True
+            self._upload_error = error
+            self._finished = True
             self._changed.set()
             return
-        pieces = aiter(reading)
+        chunks = aiter(reader)
 
         async def receive() -> Message:
             try:
-                piece = await anext(pieces, b"")
+                chunk = await anext(chunks, b"")
             except UploadError as error:
-                self._unreadable = error
-                return {"type": "http.disconnect"}  # what the application sees of a caller that breaks off
+                self._upload_error = error
+                return {"type": "http.disconnect"}
             if self._limit is not None:
                 self._limit.reschedule(asyncio.get_running_loop().time() + self._timeout)
-            return {"type": "http.request", "body": piece, "more_body": bool(piece)}
+            return {"type": "http.request", "body": chunk, "more_body": bool(chunk)}
 
         try:
-            await self._answer(app, scope, receive)
+            await self._run_app(app, scope, receive)
         finally:
-            reading.close()
+            reader.close()
 
-    async def _answer(
+    async def _run_app(
         self, app: App, scope: dict[str, Any], receive: Callable[[], Awaitable[Message]]
     ) -> None:
         try:
             await app(scope, receive, self._send)
         finally:
-            self._over = True
+            self._finished = True
             self._changed.set()
 
     async def _send(self, message: Message) -> None:
@@ -135,8 +135,8 @@ class LocalStream:
             }
             self.status = message["status"]
         elif message.get("body"):
-            while len(self._pieces) >= PIECES:
-                self._room.clear()
-                await self._room.wait()
-            self._pieces.append(message["body"])
+            while len(self._chunks) >= MAX_BUFFERED_CHUNKS:
+                self._space.clear()
+                await self._space.wait()
+            self._chunks.append(message["body"])
         self._changed.set()

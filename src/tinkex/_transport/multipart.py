@@ -1,7 +1,7 @@
 """Files as the body of a request (``multipart/form-data``, RFC 7578), read while they are sent.
 
-Names go out as browsers write them: in UTF-8, with ``"``, CR and LF as ``%22``, ``%0D`` and ``%0A``, so that no name
-can end its header and begin another.
+Names are encoded as browsers encode them: in UTF-8, with ``"``, CR and LF as ``%22``, ``%0D`` and ``%0A``, so that no name
+can inject a header.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tinkex._transport.sources import BytesSource, FileSource, ObjectSource, Readable, Source
+from tinkex._transport.sources import BytesSource, FileSource, ObjectSource, Readable, UploadSource
 from tinkex.errors import UploadError
 
 __all__ = ["FileContent", "FileForm", "FileForms", "Form"]
 
 FileContent: TypeAlias = bytes | bytearray | memoryview | os.PathLike[str] | Readable
-"""What is in a file: the bytes, a path to them (never a ``str``), or a file object opened for reading bytes."""
+"""The content of a file: bytes, a path (never a ``str``), or a file object opened in binary mode."""
 
 FileForm: TypeAlias = (
     FileContent
@@ -32,17 +32,17 @@ FileForm: TypeAlias = (
 """A file: its content, or ``(name, content[, content_type[, headers]])``."""
 
 FileForms: TypeAlias = Mapping[str, FileForm] | Sequence[FileForm]
-"""Several files: by the name of their field, or one after the other."""
+"""Several files: by field name, or as a sequence."""
 
-UNNAMED = "file"
-OCTETS = "application/octet-stream"
+DEFAULT_NAME = "file"
+BINARY = "application/octet-stream"
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TEXT = re.compile(r"[^\r\n\x00]*")
-_OURS = frozenset({"content-disposition", "content-type"})
+_RESERVED_HEADERS = frozenset({"content-disposition", "content-type"})
 
 
 class Form:
-    """Fields and files, to be sent in this order; what is given is looked at when the form is made, and read when it is sent.
+    """A form of fields and files, sent in this order; files are checked when the form is made, and read when it is sent.
 
     >>> form = Form({"ttl_seconds": "60"}, [("a.png", b"PNG")], boundary="x")
     >>> form.length, form.repeatable, form.content_type
@@ -54,13 +54,13 @@ class Form:
         self.content_type = f"multipart/form-data; boundary={self._boundary}"
         parts = [*map(_field, fields.items()), *_files(files)]
         if not parts:
-            raise UploadError("there is nothing to send: no file was given")
+            raise UploadError("the form is empty: give at least one file")
         self._parts = [(f"--{self._boundary}\r\n".encode() + head, source) for head, source in parts]
         self._end = f"--{self._boundary}--\r\n".encode()
 
     @property
     def length(self) -> int | None:
-        """Bytes of the whole body; None while the size of a file object is not known."""
+        """The size of the body in bytes; None if the size of a file object is unknown."""
         total = len(self._end)
         for head, source in self._parts:
             if source.size is None:
@@ -70,41 +70,41 @@ class Form:
 
     @property
     def repeatable(self) -> bool:
-        """Whether the body can be sent (again): a file object that cannot be rewound is read once."""
+        """Whether the body can be sent (again): a file object that cannot be rewound is read only once."""
         return all(source.repeatable for _, source in self._parts)
 
-    def read(self) -> FormReading:
-        """Reads the body from its beginning; :class:`UploadError` if a file object has been read before."""
-        return FormReading(self._parts, self._end)
+    def read(self) -> FormReader:
+        """Reads the body from its beginning; raises ``UploadError`` if a file object cannot be rewound."""
+        return FormReader(self._parts, self._end)
 
 
-class FormReading:
-    """A form on its way, piece by piece; closing it closes the files that were opened for it."""
+class FormReader:
+    """One pass over the body of a form; closing it closes the files that it opened."""
 
-    def __init__(self, parts: Sequence[tuple[bytes, Source]], end: bytes) -> None:
+    def __init__(self, parts: Sequence[tuple[bytes, UploadSource]], end: bytes) -> None:
         self._parts, self._end = parts, end
         self._closed = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """The pieces; none is larger than what is read from a file at once."""
+        """Yields the body in chunks of bounded size."""
         for head, source in self._parts:
             yield head
-            async for piece in source.pieces():
+            async for chunk in source.chunks():
                 if self._closed:
                     return
-                yield piece
+                yield chunk
             yield b"\r\n"
         yield self._end
 
     def close(self) -> None:
-        """Ends the reading wherever it is."""
+        """Stops reading and closes the files."""
         self._closed = True
         for _, source in self._parts:
             source.close()
 
 
 def escaped(name: str) -> str:
-    """A name as it stands between quotes in a header.
+    """A name as it is quoted in a header.
 
     >>> escaped('a"b' + chr(13) + chr(10) + 'x: y')
     'a%22b%0D%0Ax: y'
@@ -112,20 +112,20 @@ def escaped(name: str) -> str:
     return name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _files(files: FileForms) -> Iterator[tuple[bytes, Source]]:
+def _files(files: FileForms) -> Iterator[tuple[bytes, UploadSource]]:
     if isinstance(files, Mapping):
         for field, form in files.items():
-            yield _file(field, form, unnamed=field)
+            yield _file(field, form, default_name=field)
     elif isinstance(files, str | bytes | bytearray | memoryview | os.PathLike) or not isinstance(
         files, Sequence
     ):
         raise UploadError("give several files as a list, or as a mapping from a name to each")
     else:
         for form in files:
-            yield _file(UNNAMED, form, unnamed=UNNAMED)
+            yield _file(DEFAULT_NAME, form, default_name=DEFAULT_NAME)
 
 
-def _file(field: str, form: Any, *, unnamed: str) -> tuple[bytes, Source]:
+def _file(field: str, form: Any, *, default_name: str) -> tuple[bytes, UploadSource]:
     name: str | None = None
     content_type: str | None = None
     headers: Mapping[str, str] | None = None
@@ -137,20 +137,20 @@ def _file(field: str, form: Any, *, unnamed: str) -> tuple[bytes, Source]:
     if name is not None and not isinstance(name, str):
         raise UploadError(f"the name of a file is a str or None, not {type(name).__name__}")
     source, own_name = _source(content)
-    shown = name or own_name or unnamed
-    kind = content_type or mimetypes.guess_type(shown)[0] or OCTETS
+    shown = name or own_name or default_name
+    kind = content_type or mimetypes.guess_type(shown)[0] or BINARY
     if not kind.isascii() or not _TEXT.fullmatch(kind):
-        raise UploadError(f"{kind!r} is no content type; give one such as image/png")
+        raise UploadError(f"{kind!r} is not a content type; give one such as image/png")
     lines = [
         f'Content-Disposition: form-data; name="{escaped(field)}"; filename="{escaped(shown)}"',
         f"Content-Type: {kind}",
         *_headers(headers or {}),
     ]
-    # A name from a disk that is no UTF-8 (lone surrogates) is shown with question marks.
+    # Lone surrogates in a file name that is not UTF-8 become question marks.
     return "\r\n".join([*lines, "", ""]).encode("utf-8", "replace"), source
 
 
-def _field(item: tuple[str, str]) -> tuple[bytes, Source]:
+def _field(item: tuple[str, str]) -> tuple[bytes, UploadSource]:
     name, value = item
     head = f'Content-Disposition: form-data; name="{escaped(name)}"\r\n\r\n'
     return head.encode("utf-8", "replace"), BytesSource(value.encode())
@@ -160,19 +160,19 @@ def _headers(headers: Mapping[str, str]) -> Iterator[str]:
     for name, value in headers.items():
         if not _TOKEN.fullmatch(name) or not _TEXT.fullmatch(value):
             raise UploadError(
-                f"{name!r} cannot be a header of a file: neither name nor value holds line ends"
+                f"{name!r} is not a valid header of a file: names are tokens, and values have no line breaks"
             )
-        if name.lower() in _OURS:
-            raise UploadError(f"{name} of a file is made from its name and content type; give these instead")
+        if name.lower() in _RESERVED_HEADERS:
+            raise UploadError(
+                f"the header {name} is set from the name and content type of a file; give these instead"
+            )
         yield f"{name}: {value}"
 
 
-def _source(content: Any) -> tuple[Source, str | None]:
-    """Where the bytes come from, and the name that is known for them."""
+def _source(content: Any) -> tuple[UploadSource, str | None]:
+    """The source of a file's content, and the file's own name if it has one."""
     if isinstance(content, str):
-        raise UploadError(
-            "a str is neither a path nor the content of a file: give pathlib.Path(…) or text.encode()"
-        )
+        raise UploadError("a str is ambiguous: give pathlib.Path(…) for a path, or text.encode() for content")
     if isinstance(content, bytes | bytearray | memoryview):
         return BytesSource(bytes(content)), None
     if isinstance(content, os.PathLike):
@@ -180,9 +180,9 @@ def _source(content: Any) -> tuple[Source, str | None]:
         return FileSource(path), path.name
     if callable(getattr(content, "read", None)):
         name = None
-        with suppress(TypeError):  # the name of a pipe or a temporary file may be a number
-            name = Path(os.fsdecode(getattr(content, "name", None))).name or None  # type: ignore[arg-type] # asked above
+        with suppress(TypeError):  # the name of a pipe or a temporary file may be an int
+            name = Path(os.fsdecode(getattr(content, "name", None))).name or None  # type: ignore[arg-type] # suppressed above
         return ObjectSource(content, name or "the file object"), name
     raise UploadError(
-        f"{type(content).__name__} is no file: give bytes, a pathlib.Path, or a file object opened with 'rb'"
+        f"{type(content).__name__} is not a file: give bytes, a pathlib.Path, or a file object opened with 'rb'"
     )

@@ -1,6 +1,6 @@
-"""Calls that a server pushed back: all calls of their kind wait, not only the one that was told.
+"""Backpressure: after a 429 all calls of the same purpose pause, not only the rejected one.
 
-Samples have a limiter of their own, and polls their own pace; this is for everything else.
+Samples have a limiter of their own, and polls a back-off of their own; this is for all other calls.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from tinkex._transport.shared import SharedHttp, server_of
+from tinkex._transport.shared import SharedHttp, normalized_url
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Transport
@@ -22,43 +22,43 @@ __all__ = ["Pauses", "pauses_for"]
 
 
 class Pauses:
-    """Until when calls of each kind wait.
+    """Until when the calls of each purpose pause.
 
     >>> pauses = Pauses()
-    >>> pauses.push_back("train", 5.0)
-    >>> pauses.left("train") > 4, pauses.left("rest")
+    >>> pauses.extend("train", 5.0)
+    >>> pauses.remaining_s("train") > 4, pauses.remaining_s("rest")
     (True, 0.0)
     """
 
     def __init__(self) -> None:
         self._until: dict[Purpose, float] = {}
 
-    def push_back(self, purpose: Purpose, seconds: float) -> None:
-        """Notes that the server wants no call of this kind for a while."""
+    def extend(self, purpose: Purpose, seconds: float) -> None:
+        """Pauses the calls of a purpose for at least so many seconds from now."""
         self._until[purpose] = max(self._until.get(purpose, 0.0), time.monotonic() + seconds)
 
-    def left(self, purpose: Purpose) -> float:
-        """Seconds until calls of this kind may go out."""
+    def remaining_s(self, purpose: Purpose) -> float:
+        """Seconds until the pause of a purpose ends."""
         until = self._until.get(purpose)
         return 0.0 if until is None else max(0.0, until - time.monotonic())
 
     async def wait(self, purpose: Purpose) -> None:
-        """Waits until calls of this kind may go out."""
-        left = self.left(purpose)
-        while left > 0:  # it may grow while we sleep through it
-            await asyncio.sleep(left)
-            left = self.left(purpose)
+        """Waits until the pause of a purpose ends."""
+        remaining_s = self.remaining_s(purpose)
+        while remaining_s > 0:  # the pause may be extended meanwhile
+            await asyncio.sleep(remaining_s)
+            remaining_s = self.remaining_s(purpose)
 
 
 _shared: weakref.WeakValueDictionary[object, Pauses] = weakref.WeakValueDictionary()
 
 
 def pauses_for(transport: Transport, config: Config) -> Pauses:
-    """Those of a server and key: what one client of this process is told, all know."""
+    """The pauses of a server and key, shared by all clients of this process."""
     if not isinstance(transport, SharedHttp):
         return Pauses()
-    place = (os.getpid(), server_of(config.base_url), config.api_key)
-    found = _shared.get(place)
+    key = (os.getpid(), normalized_url(config.base_url), config.api_key)
+    found = _shared.get(key)
     if found is None:
-        found = _shared[place] = Pauses()
+        found = _shared[key] = Pauses()
     return found

@@ -1,4 +1,4 @@
-"""The retry policy: one pure function that says whether a failed request is tried again, and when."""
+"""The retry policy: one pure function that decides whether a failed request is sent again, and when."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from email.utils import parsedate_to_datetime
 from typing import TypeAlias
 
 __all__ = [
-    "NEVER",
-    "Answered",
+    "NO_RETRIES",
+    "ErrorStatus",
     "GiveUp",
+    "NoReply",
     "Outcome",
     "Retry",
     "RetryPolicy",
-    "Unanswered",
     "backoff",
     "decide",
     "is_transient",
-    "server_wait",
+    "retry_after",
 ]
 
 PAYMENT_PAUSE_S = 5.0
@@ -27,11 +27,10 @@ PAYMENT_PAUSE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How patient a call is.
+    """How often and how long a call is retried.
 
-    ``max_retries`` None means: as many as fit into ``total_s``. ``payment_pause_s`` is how long a 402
-    (the account cannot pay) is waited out instead of raised. Statuses in ``handed_back`` are never tried
-    again here: their caller has its own way with them.
+    ``max_retries`` None means: as many as fit into ``total_s``. For ``payment_pause_s`` seconds a 402 (the account
+    cannot pay) is retried instead of raised. Statuses in ``raised_statuses`` are never retried: the caller handles them.
     """
 
     max_retries: int | None = None
@@ -41,32 +40,32 @@ class RetryPolicy:
     jitter: float = 0.25
     server_wait_cap_s: float = 60.0
     payment_pause_s: float = 0.0
-    handed_back: frozenset[int] = frozenset()
+    raised_statuses: frozenset[int] = frozenset()
 
 
-NEVER = RetryPolicy(max_retries=0)
-"""For calls whose caller has a loop of its own."""
+NO_RETRIES = RetryPolicy(max_retries=0)
+"""For calls whose caller has a retry loop of its own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """The server answered with an error status."""
+class ErrorStatus:
+    """The server replied with an error status."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Unanswered:
-    """There was no usable answer: a timeout, a broken connection, a proxy's empty refusal."""
+class NoReply:
+    """There was no usable reply: a timeout, a lost connection, a proxy's empty 400."""
 
 
-Outcome: TypeAlias = Answered | Unanswered
+Outcome: TypeAlias = ErrorStatus | NoReply
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Try again after so many seconds."""
+    """Send the request again after so many seconds."""
 
     after: float
 
@@ -81,38 +80,38 @@ def decide(
     attempt: int,
     elapsed: float,
     policy: RetryPolicy,
-    random: Callable[[], float],
+    rng: Callable[[], float],
 ) -> Retry | GiveUp:
-    """What to do after try number ``attempt`` (from 0), ``elapsed`` seconds after the first one began.
+    """What to do after attempt number ``attempt`` (from 0), ``elapsed`` seconds after the first one began.
 
-    Transient failures (no answer, 408, 409, 429, 5xx except 501 and 507) are tried again after 0.5·2^attempt seconds,
+    Transient failures (no reply, 408, 409, 429, 5xx except 501 and 507) are retried after 0.5·2^attempt seconds,
     at most 10, less up to a quarter at random; ``retry-after`` replaces that wait, up to a minute;
-    ``x-should-retry`` overrides the status. Nothing is tried again once the policy's total time is over.
+    ``x-should-retry`` overrides the status. Nothing is retried after the policy's total time.
 
-    >>> decide(Answered(503), 2, 1.5, RetryPolicy(), random=lambda: 0.0)
+    >>> decide(ErrorStatus(503), 2, 1.5, RetryPolicy(), rng=lambda: 0.0)
     Retry(after=2.0)
-    >>> decide(Answered(404), 0, 0.0, RetryPolicy(), random=lambda: 0.0)
+    >>> decide(ErrorStatus(404), 0, 0.0, RetryPolicy(), rng=lambda: 0.0)
     GiveUp()
     """
     if policy.max_retries is not None and attempt >= policy.max_retries:
         return GiveUp()
-    if isinstance(outcome, Answered):
-        wish = outcome.headers.get("x-should-retry", "").strip().lower()
-        if wish == "false" or outcome.status in policy.handed_back:
+    if isinstance(outcome, ErrorStatus):
+        override = outcome.headers.get("x-should-retry", "").strip().lower()
+        if override == "false" or outcome.status in policy.raised_statuses:
             return GiveUp()
-        if outcome.status == 402 and wish != "true":
+        if outcome.status == 402 and override != "true":
             return Retry(PAYMENT_PAUSE_S) if elapsed < policy.payment_pause_s else GiveUp()
-        if wish != "true" and not is_transient(outcome.status):
+        if override != "true" and not is_transient(outcome.status):
             return GiveUp()
-        asked = server_wait(outcome.headers, policy.server_wait_cap_s)
+        requested = retry_after(outcome.headers, policy.server_wait_cap_s)
     else:
-        asked = None
-    after = backoff(attempt, policy, random) if asked is None else asked
+        requested = None
+    after = backoff(attempt, policy, rng) if requested is None else requested
     return Retry(after) if elapsed + after <= policy.total_s else GiveUp()
 
 
 def is_transient(status: int) -> bool:
-    """Whether the same request may well succeed later; 501 says that it never will, 507 not before something is deleted.
+    """Whether the same request can succeed later; with 501 it never does, with 507 not before something is deleted.
 
     >>> [status for status in (400, 408, 409, 410, 429, 500, 501, 503, 507) if is_transient(status)]
     [408, 409, 429, 500, 503]
@@ -120,28 +119,28 @@ def is_transient(status: int) -> bool:
     return status in {408, 409, 429} or (status >= 500 and status not in {501, 507})
 
 
-def backoff(attempt: int, policy: RetryPolicy, random: Callable[[], float]) -> float:
-    """The client's own wait before the next try."""
+def backoff(attempt: int, policy: RetryPolicy, rng: Callable[[], float]) -> float:
+    """The client's own wait before the next attempt."""
     wait = min(policy.base_s * 2.0 ** min(attempt, 60), policy.cap_s)
-    return wait * (1.0 - policy.jitter * random())
+    return wait * (1.0 - policy.jitter * rng())
 
 
-def server_wait(headers: Mapping[str, str], cap_s: float) -> float | None:
-    """The wait the server asks for, at most ``cap_s``; None if it asks for none that can be read.
+def retry_after(headers: Mapping[str, str], cap_s: float) -> float | None:
+    """The wait that the server requests, at most ``cap_s`` seconds; None if it requests none, or it cannot be parsed.
 
-    A date is compared with the reply's own ``date``, so a wrong local clock does no harm.
+    A date is compared with the reply's own ``date``, so the local clock may be wrong.
 
-    >>> server_wait({"retry-after": "3"}, 60.0), server_wait({"retry-after-ms": "250"}, 60.0)
+    >>> retry_after({"retry-after": "3"}, 60.0), retry_after({"retry-after-ms": "250"}, 60.0)
     (3.0, 0.25)
     """
     seconds = _number(headers.get("retry-after-ms"))
     if seconds is not None:
         seconds /= 1000.0
     else:
-        stated = headers.get("retry-after")
-        seconds = _number(stated)
-        if seconds is None and stated is not None:
-            seconds = _seconds_between(headers.get("date"), stated)
+        text = headers.get("retry-after")
+        seconds = _number(text)
+        if seconds is None and text is not None:
+            seconds = _seconds_between(headers.get("date"), text)
     if seconds is None or not seconds > 0:
         return None
     return min(seconds, cap_s)

@@ -1,4 +1,4 @@
-"""One set of connections per server and key, whoever in this process talks to it."""
+"""One set of connections per server and key, shared by all clients of this process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tinkex.errors import APIConnectionError
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Reply, Request
-    from tinkex._transport.streaming import Stream
+    from tinkex._transport.streaming import ResponseStream
     from tinkex.config import Config
 
-__all__ = ["SharedHttp", "server_of"]
+__all__ = ["SharedHttp", "normalized_url"]
 
 
 class SharedHttp:
-    """A client's share in the connections to a server; they close when the last share does.
+    """A client's reference to the connections to a server; they are closed with the last reference.
 
     >>> from tinkex.config import Config
     >>> one, two = (SharedHttp(Config(base_url="http://host:1", api_key="tml-x")) for _ in range(2))
@@ -31,62 +31,64 @@ class SharedHttp:
     def __init__(self, config: Config) -> None:
         self._base_url = config.base_url
         self._closed = False
-        place = _place(config)
+        key = _key(config)
         with _lock:
-            found = _open.get(place)
+            found = _open.get(key)
             if found is None:
-                found = _open[place] = _Connections(HttpTransport(config))
-            found.shares.add(self)
-            self._held = found
+                found = _open[key] = _Connections(HttpTransport(config))
+            found.references.add(self)
+            self._connections = found
 
     @property
     def connections(self) -> HttpTransport:
-        """What all shares send over."""
-        return self._held.transport
+        """The transport that all references share."""
+        return self._connections.transport
 
     async def send(self, request: Request) -> Reply:
-        """Sends one request; a closed share sends nothing, whatever the others do."""
+        """Sends one request; raises ``APIConnectionError`` once this reference is closed."""
         if self._closed:
-            about = request.about(self._base_url)
-            raise APIConnectionError(about, f"the connections to {self._base_url} are closed")
-        return await self._held.transport.send(request)
+            raise self._closed_error(request)
+        return await self._connections.transport.send(request)
 
-    async def stream(self, request: Request) -> Stream:
-        """Sends one request whose reply is read while it arrives."""
+    async def stream(self, request: Request) -> ResponseStream:
+        """Sends one request and returns its response while that arrives."""
         if self._closed:
-            about = request.about(self._base_url)
-            raise APIConnectionError(about, f"the connections to {self._base_url} are closed")
-        return await self._held.transport.stream(request)
+            raise self._closed_error(request)
+        return await self._connections.transport.stream(request)
 
     async def close(self) -> None:
-        """Gives the share back."""
+        """Drops the reference."""
         self._closed = True
         with _lock:
-            self._held.shares.discard(self)
-            last = not self._held.shares
+            self._connections.references.discard(self)
+            last = not self._connections.references
             if last:
-                for place in [place for place, held in _open.items() if held is self._held]:
-                    del _open[place]
+                for key in [key for key, value in _open.items() if value is self._connections]:
+                    del _open[key]
         if last:
-            await self._held.transport.close()
+            await self._connections.transport.close()
+
+    def _closed_error(self, request: Request) -> APIConnectionError:
+        about = request.about(self._base_url)
+        return APIConnectionError(about, f"the connections to {self._base_url} are closed")
 
 
 class _Connections:
-    """The connections and who has a share in them; a share that is forgotten counts no more."""
+    """The connections and the references to them; a reference that was garbage collected does not count."""
 
     def __init__(self, transport: HttpTransport) -> None:
         self.transport = transport
-        self.shares: weakref.WeakSet[SharedHttp] = weakref.WeakSet()
+        self.references: weakref.WeakSet[SharedHttp] = weakref.WeakSet()
 
 
 _lock = threading.Lock()
 _open: weakref.WeakValueDictionary[object, _Connections] = weakref.WeakValueDictionary()
 
 
-def server_of(base_url: str) -> str:
-    """A server's address in the one form in which it is compared with others.
+def normalized_url(base_url: str) -> str:
+    """A base URL in its canonical form, for comparison with others.
 
-    >>> server_of("HTTP://Host:80/prefix") == server_of("http://host/prefix")
+    >>> normalized_url("HTTP://Host:80/prefix") == normalized_url("http://host/prefix")
     True
     """
     parts = urlsplit(base_url)
@@ -94,11 +96,11 @@ def server_of(base_url: str) -> str:
     return f"{parts.scheme.lower()}://{(parts.hostname or '').lower()}:{port}{parts.path.rstrip('/')}"
 
 
-def _place(config: Config) -> object:
-    """Everything that makes connections different; a forked child starts its own."""
+def _key(config: Config) -> object:
+    """Everything that distinguishes connections; a forked child opens its own."""
     return (
         os.getpid(),
-        server_of(config.base_url),
+        normalized_url(config.base_url),
         config.api_key,
         config.proxy,
         tuple(sorted(config.proxy_headers.items())),

@@ -1,7 +1,7 @@
-"""Where the bytes of an upload come from: memory, a file on disk, or a file object of the caller's.
+"""The content of a file to upload: bytes in memory, a file on disk, or a file object of the caller's.
 
-Disks and file objects are read in threads of their own, a piece at a time, so that the size of a file does not matter and
-one that never comes keeps nobody else waiting.
+Disks and file objects are read in threads of their own, a chunk at a time, so that the size of a file does not matter and
+one that blocks delays nothing else.
 """
 
 from __future__ import annotations
@@ -16,39 +16,38 @@ from typing import IO, Any, Protocol
 from tinkex._runtime import in_own_thread
 from tinkex.errors import UploadError
 
-__all__ = ["PIECE", "BytesSource", "FileSource", "ObjectSource", "Readable", "Source"]
+__all__ = ["CHUNK_BYTES", "BytesSource", "FileSource", "ObjectSource", "Readable", "UploadSource"]
 
-PIECE = 256 * 1024
-"""What is read at once."""
+CHUNK_BYTES = 256 * 1024
 
 
 class Readable(Protocol):
-    """What a file object must be able to do; one that can ``seek`` and ``tell`` is rewound where that is needed."""
+    """What a file object must offer; one that can ``seek`` and ``tell`` is rewound for another attempt."""
 
     def read(self, size: int, /) -> bytes | None:
-        """At most so many bytes; none at the end."""
+        """Returns at most so many bytes, empty at the end."""
         ...
 
 
-class Source(Protocol):
-    """One file of an upload."""
+class UploadSource(Protocol):
+    """The content of one file of an upload."""
 
     @property
     def size(self) -> int | None:
-        """How many bytes there are, if that is known."""
+        """The size in bytes; None if it is unknown."""
         ...
 
     @property
     def repeatable(self) -> bool:
-        """Whether the bytes can be read (again)."""
+        """Whether the content can be read (again)."""
         ...
 
-    def pieces(self) -> AsyncIterator[bytes]:
-        """All bytes from the beginning."""
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Yields the content from the beginning."""
         ...
 
     def close(self) -> None:
-        """Closes what :meth:`pieces` opened."""
+        """Closes what :meth:`chunks` opened."""
         ...
 
 
@@ -61,17 +60,17 @@ class BytesSource:
         self._content = content
         self.size = len(content)
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """The bytes."""
-        for start in range(0, self.size, PIECE):
-            yield self._content[start : start + PIECE]
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yields the bytes."""
+        for start in range(0, self.size, CHUNK_BYTES):
+            yield self._content[start : start + CHUNK_BYTES]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: nothing is open."""
 
 
 class FileSource:
-    """A file on disk, opened when it is read."""
+    """A file on disk, opened when the upload starts."""
 
     repeatable = True
 
@@ -82,27 +81,27 @@ class FileSource:
         except (OSError, ValueError) as error:
             raise UploadError(f"{path} cannot be read: {_why(error)}") from error
         if not stat.S_ISREG(found.st_mode):
-            raise UploadError(f"{path} is no ordinary file; give the path of one, or open it and give that")
+            raise UploadError(f"{path} is not a regular file; give the path of one, or an open file object")
         self.size = found.st_size
         self._lock = threading.Lock()
         self._file: IO[bytes] | None = None
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """As many bytes as the file had when the upload was prepared; fewer are an error."""
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yields as many bytes as the file had when the upload was prepared; raises ``UploadError`` if there are fewer."""
         file = self._file = await in_own_thread(self._open)
-        left = self.size
+        remaining = self.size
         try:
-            while left:
-                piece = await in_own_thread(self._read, file, min(PIECE, left))
-                if not piece:
-                    raise UploadError(f"{self._path} became shorter while it was being sent; send it again")
-                left -= len(piece)
-                yield piece
+            while remaining:
+                chunk = await in_own_thread(self._read, file, min(CHUNK_BYTES, remaining))
+                if not chunk:
+                    raise UploadError(f"{self._path} was truncated during the upload; send it again")
+                remaining -= len(chunk)
+                yield chunk
         finally:
             self.close()
 
     def close(self) -> None:
-        """Closes the file, as soon as no thread reads it."""
+        """Closes the file as soon as no thread reads it."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -118,20 +117,20 @@ class FileSource:
         try:
             with self._lock:
                 if file.closed:
-                    raise UploadError(f"the upload of {self._path} was ended")
+                    raise UploadError(f"the upload of {self._path} was cancelled")
                 return file.read(size)
         except OSError as error:
             raise UploadError(f"{self._path} cannot be read: {_why(error)}") from error
 
 
 class ObjectSource:
-    """A file object of the caller's, read from where it stands; it is rewound if it can be, and never closed."""
+    """A file object of the caller's, read from its current position; it is rewound if possible, and never closed."""
 
     def __init__(self, file: Any, name: str) -> None:
         if isinstance(file, io.TextIOBase):
-            raise UploadError(f"{name} is opened for text; open it with 'rb'")
+            raise UploadError(f"{name} is open in text mode; open it with 'rb'")
         self._file, self._name = file, name
-        self._begun = False
+        self._started = False
         self._start: int | None = None
         self.size: int | None = None
         try:
@@ -140,57 +139,61 @@ class ObjectSource:
                 self.size = max(0, file.seek(0, io.SEEK_END) - self._start)
                 file.seek(self._start)
         except AttributeError:
-            pass  # something that only reads
+            pass  # it can only be read
         except (OSError, ValueError) as error:
             raise UploadError(f"{name} cannot be read: {_why(error)}") from error
 
     @property
     def repeatable(self) -> bool:
-        """Whether it can be rewound, or was not read yet."""
-        return self._start is not None or not self._begun
+        """Whether it can be rewound, or has not been read yet."""
+        return self._start is not None or not self._started
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """The bytes from where the object stood."""
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yields the bytes from the object's position when the upload was prepared."""
         if not self.repeatable:
             raise UploadError(
-                f"{self._name} has been read already and cannot be rewound; give bytes, a path, or a new file object"
+                f"{self._name} was already read and cannot be rewound; give bytes, a path, or a new file object"
             )
-        left = self.size
-        first, self._begun = True, True
-        while left is None or left:
-            piece = await in_own_thread(self._read, PIECE if left is None else min(PIECE, left), first)
+        remaining = self.size
+        first, self._started = True, True
+        while remaining is None or remaining:
+            size = CHUNK_BYTES if remaining is None else min(CHUNK_BYTES, remaining)
+            chunk = await in_own_thread(self._read, size, first)
             first = False
-            if not piece:
-                if left:
-                    raise UploadError(f"{self._name} ended {left} bytes before the end it had; send it again")
+            if not chunk:
+                if remaining:
+                    raise UploadError(
+                        f"{self._name} ended {remaining} bytes before its expected end; send it again"
+                    )
                 return
-            left = None if left is None else left - len(piece)
-            yield piece
+            remaining = None if remaining is None else remaining - len(chunk)
+            yield chunk
 
     def close(self) -> None:
-        """It is the caller's to close."""
+        """Does nothing: the caller closes it."""
 
     def _read(self, size: int, first: bool) -> bytes:
         try:
             if first and self._start is not None:
                 self._file.seek(self._start)
-            piece = self._file.read(size)
+            chunk = self._file.read(size)
         except (Exception, SystemExit) as error:
-            # A file object may be anything: an archive that is cut short, a stream over a network.
+            # A file object may raise anything: a truncated archive, a stream over a network.
             raise UploadError(f"{self._name} cannot be read: {_why(error)}") from error
-        if not isinstance(piece, bytes | bytearray) or len(piece) > size:
+        if not isinstance(chunk, bytes | bytearray) or len(chunk) > size:
             raise UploadError(
-                f"{self._name} gave {type(piece).__name__} where at most {size} bytes were asked for; open it with 'rb'"
+                f"{self._name} returned {type(chunk).__name__} where at most {size} bytes were requested; "
+                "open it with 'rb'"
             )
-        return bytes(piece)
+        return bytes(chunk)
 
 
 def _why(error: BaseException) -> str:
-    """What went wrong, in words.
+    """The cause of an error, as text.
 
     >>> _why(FileNotFoundError(2, "No such file or directory")), _why(KeyError("a"))
     ('No such file or directory', "KeyError: 'a'")
     """
-    if isinstance(error, OSError | ValueError) and (said := getattr(error, "strerror", None) or str(error)):
-        return str(said)
+    if isinstance(error, OSError | ValueError) and (cause := getattr(error, "strerror", None) or str(error)):
+        return str(cause)
     return f"{type(error).__name__}: {error}"

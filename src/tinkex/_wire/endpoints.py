@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 from tinkex import types
 
-__all__ = ["ENDPOINTS", "Endpoint", "Purpose", "endpoint"]
+__all__ = ["ENDPOINTS", "SIGNED_URL", "Endpoint", "Purpose", "endpoint"]
 
-Purpose = Literal["session", "train", "sample", "retrieve", "rest", "telemetry"]
+Purpose = Literal["session", "train", "sample", "retrieve", "rest", "telemetry", "download"]
 """Which connection pool a call uses, so that pending polls never delay a heartbeat or a submission."""
 
 Wire = Literal["json", "proto", "multipart"]
@@ -155,6 +155,9 @@ _TABLE = (
 )  # fmt: skip
 
 ENDPOINTS: Mapping[str, Endpoint] = {entry.name: entry for entry in _TABLE}
+
+SIGNED_URL = Endpoint("signed_url", "GET", "/{signed_path}", "download", extension=True)
+"""Not in the table: a URL that a server has signed, of whatever host."""
 
 
 def endpoint(name: str) -> Endpoint:

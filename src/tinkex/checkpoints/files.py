@@ -1,49 +1,46 @@
-"""One file from an address: streamed, resumed after a break, checked against what the server said of it."""
+"""Downloads one file from a signed URL: streamed to disk, resumed after an interruption, verified by checksum."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import hashlib
-import http.client
 import json
 import os
 import random
 import shutil
-import ssl
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from tinkex._transport.retry import Answered, Outcome, Retry, RetryPolicy, Unanswered, decide
+from tinkex._runtime import background
+from tinkex._transport.retry import ErrorStatus, NoReply, Outcome, Retry, RetryPolicy, decide
+from tinkex._transport.signed_urls import SignedUrls, shown_url
 from tinkex.config import Config
-from tinkex.errors import APIConnectionError, HttpRequest, HttpResponse, SetupError, status_error
+from tinkex.errors import APIConnectionError, APIStatusError, HttpRequest, SetupError
 
-__all__ = ["MAX_BYTES", "Progress", "Source", "fetch"]
+if TYPE_CHECKING:
+    from tinkex._transport.call_stream import CallStream
 
-CHUNK = 1 << 20
-TIMEOUT_S = 60.0
-PATIENCE = RetryPolicy(total_s=300.0)
-"""How long a transfer may stand still: the clock starts anew whenever bytes arrive."""
+__all__ = ["MAX_BYTES", "Progress", "Source", "fetch", "local_file"]
+
 MAX_BYTES = 1 << 40
-"""No file of a checkpoint is larger; a server that sends more is not followed."""
-MARGIN_BYTES = 16 << 20
-"""What must be left on the disk after the file is written."""
-STALE = frozenset({401, 403, 404, 410})
-"""What a signed address answers once its time is over."""
+"""The default size limit of a file; a server that sends more is not read any further."""
+MIN_FREE_BYTES = 16 << 20
+"""How much of the disk must stay free after the download."""
+EXPIRED = frozenset({401, 403, 404, 410})
+"""Statuses of a signed URL that is no longer valid."""
 
 Progress = Callable[[str, int, int | None], None]
-"""Told what is fetched, how many bytes are here, and how many there are."""
+"""Called with the name of the file, the bytes downloaded and the total, if that is known."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a file lies. ``renew`` gives a new address when this one has expired."""
+    """The URL of a file. ``renew`` returns a new URL when this one has expired."""
 
     url: str
     renew: Callable[[], str] | None = None
@@ -51,11 +48,15 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Known:
-    """What a server has said about a file that is partly here."""
+class _PartState:
+    """What identifies the remote file that a partial download belongs to."""
 
     validator: str | None
     total: int | None
+
+
+class _Interrupted(Exception):
+    """The response ended early, or does not continue the partial download; the next attempt may succeed."""
 
 
 def fetch(
@@ -66,31 +67,44 @@ def fetch(
     progress: Progress | None = None,
     replace: bool = False,
     max_bytes: int = MAX_BYTES,
-    policy: RetryPolicy = PATIENCE,
+    policy: RetryPolicy | None = None,
 ) -> int:
-    """Brings the file at ``source`` to ``target`` and returns its size; ``target`` appears whole or not at all.
+    """Downloads the file at ``source`` to ``target`` and returns its size; ``target`` appears complete or not at all.
 
-    What a broken transfer left in ``<target>.part`` is continued, if the server says it still has the same file.
-    The proxy and certificates of ``config`` are used; the API key is not sent, as the addresses are signed.
+    A partial download in ``<target>.part`` is resumed if the server still has the same file. Proxy, certificates,
+    timeout and retries are those of ``config``; its API key is not sent, because the URL is signed. ``policy`` replaces
+    the retries of ``config``; its clock restarts whenever bytes arrive.
 
     ::
 
         fetch(Source("https://example.org/adapter.tar"), Path("adapter.tar"))
     """
     if target.exists() and not replace:
-        raise SetupError(f"{target} exists already; remove it, or choose another place")
-    transfer = _Transfer(source, target, config or Config(), progress, max_bytes, policy)
+        raise SetupError(f"{target} already exists; remove it, or choose another path")
+    config = config or Config()
+    download = _Download(
+        source, target, config, progress, max_bytes, policy or RetryPolicy(max_retries=config.max_retries)
+    )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        return transfer.run()
+        return download.run()
     except OSError as error:
         raise SetupError(
-            f"{target} cannot be written ({error.strerror or error}); make room, or choose another directory"
+            f"{target} cannot be written ({error.strerror or error}); free some space, or choose another directory"
         ) from error
 
 
-class _Transfer:
-    """The state of one download: how many bytes are here, and what proves that they belong together."""
+def local_file(url: str, config: Config) -> Path | None:
+    """The file that a URL of the embedded engine names; None for every other URL.
+
+    Only the engine in this process may name files of this machine: those of another server would be ours.
+    """
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" and config.is_local else None
+
+
+class _Download:
+    """One download: the bytes on disk, and what proves that they belong to the same remote file."""
 
     def __init__(
         self,
@@ -104,9 +118,9 @@ class _Transfer:
         self._source, self._url = source, source.url
         self._target = target
         self._part = target.with_name(f"{target.name}.part")
-        self._notes = target.with_name(f"{target.name}.part.json")
+        self._state_file = target.with_name(f"{target.name}.part.json")
         self._config = config
-        self._opener = _opener(config)
+        self._urls = SignedUrls(config)
         self._progress = progress
         self._max_bytes = max_bytes
         self._policy = policy
@@ -114,172 +128,176 @@ class _Transfer:
         self._renewed = False
 
     def run(self) -> int:
-        """Tries until the file is here, or until trying again makes no sense."""
+        """Downloads until the file is complete, or no further attempt is worthwhile."""
+        try:
+            self._download()
+        finally:
+            background().run(self._urls.close())
+        num_bytes = self._part_bytes()
+        self._verify()
+        self._part.replace(self._target)
+        self._state_file.unlink(missing_ok=True)
+        return num_bytes
+
+    def _download(self) -> None:
         attempt, began = 0, time.monotonic()
         while True:
-            before = self._here()
+            before = self._part_bytes()
             outcome: Outcome
+            failure: Exception
             try:
-                self._receive()
-                break
-            except urllib.error.HTTPError as error:
-                with error:
-                    if error.code in STALE and self._source.renew is not None and not self._renewed:
-                        self._url, self._renewed = self._source.renew(), True
+                return self._receive(attempt)
+            except APIStatusError as error:
+                if error.status_code in EXPIRED and self._source.renew is not None and not self._renewed:
+                    self._url, self._renewed = self._source.renew(), True
+                    continue
+                if error.status_code == 416:  # the partial download does not belong to this file
+                    self._discard()
+                    if attempt == 0:
+                        attempt += 1
                         continue
-                    if error.code == 416:  # what is here is not a part of what is there
-                        self._forget()
-                        if attempt == 0:
-                            attempt += 1
-                            continue
-                    outcome = Answered(error.code, {k.lower(): v for k, v in error.headers.items()})
-                    about = HttpRequest("GET", _shown(self._url))
-                    text = error.read(2000).decode("utf-8", "replace")
-                    failure: Exception = status_error(
-                        HttpResponse(error.code, outcome.headers, text, about), None
-                    )
-            except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-                outcome = Unanswered()
+                outcome, failure = ErrorStatus(error.status_code, error.response.headers), error
+            except (APIConnectionError, _Interrupted) as error:
+                outcome = NoReply()
                 failure = APIConnectionError(
-                    HttpRequest("GET", _shown(self._url)),
-                    f"the transfer of {self._target.name} broke after {self._here():,} bytes: {_cause(error)}. "
-                    "Run the same command again to go on from there.",
+                    HttpRequest("GET", shown_url(self._url)),
+                    f"the download of {self._target.name} was interrupted after {self._part_bytes():,} bytes: {error}. "
+                    "Run the same command again to resume it.",
                 )
-            if self._here() > before:
+                failure.__cause__ = error
+            if self._part_bytes() > before:
                 attempt, began, self._renewed = 0, time.monotonic(), False
             step = decide(outcome, attempt, time.monotonic() - began, self._policy, random.random)
             if not isinstance(step, Retry):
                 raise failure
             attempt += 1
             time.sleep(step.after)
-        num_bytes = self._here()
-        self._check_content()
-        self._part.replace(self._target)
-        self._notes.unlink(missing_ok=True)
-        return num_bytes
 
-    def _receive(self) -> None:
-        scheme = urlsplit(self._url).scheme
-        if scheme == "file" and self._config.is_local:
-            self._copy(Path(unquote(urlsplit(self._url).path)))
+    def _receive(self, attempt: int) -> None:
+        """Requests the file, or what is missing of it, and appends the response to the partial download."""
+        file = local_file(self._url, self._config)
+        if file is not None:
+            self._copy(file)
             return
-        if scheme not in {"http", "https"}:
-            raise SetupError(f"the server announced {_shown(self._url)}, which is no web address")
-        known, here = self._known(), self._here()
-        headers = {"Accept-Encoding": "identity"}
-        if here and known.validator is not None:
-            headers |= {"Range": f"bytes={here}-", "If-Range": known.validator}
-        elif here and known.total is not None:
-            headers["Range"] = f"bytes={here}-"
-        elif here:
-            self._forget()
-            here = 0
-        request = urllib.request.Request(self._url, headers=headers)  # noqa: S310 -- checked just above
-        with self._opener.open(request, timeout=TIMEOUT_S) as answer:
-            self._headers = {name.lower(): value for name, value in answer.headers.items()}
-            start, total = _extent(answer.status, self._headers)
-            if start != here or (answer.status == 206 and known.total not in {None, total}):
-                self._forget()
-                if start != 0:  # a part of another file; the next try asks for all of it
-                    raise http.client.HTTPException("the file has changed on the server")
+        state, offset = self._read_state(), self._part_bytes()
+        headers: dict[str, str] = {}
+        if offset and state.validator is not None:
+            headers = {"range": f"bytes={offset}-", "if-range": state.validator}
+        elif offset and state.total is not None:
+            headers = {"range": f"bytes={offset}-"}
+        elif offset:
+            self._discard()
+            offset = 0
+        loop = background()
+        stream = loop.run(self._urls.open(self._url, headers=headers, attempt=attempt))
+        try:
+            self._headers = stream.headers
+            start, total = _extent(stream.status, self._headers)
+            if start != offset or (stream.status == 206 and state.total not in {None, total}):
+                self._discard()
+                if start != 0:  # a part of another file; the next attempt requests all of it
+                    raise _Interrupted("the file has changed on the server")
             if total is not None and total > self._max_bytes:
                 raise SetupError(
-                    f"{self._target.name} is said to have {total:,} bytes; at most {self._max_bytes:,} are taken"
+                    f"{self._target.name} has {total:,} bytes according to the server; the limit is {self._max_bytes:,}"
                 )
-            self._check_room((total or 0) - start)
-            self._note(Known(_validator(self._headers), total))
-            with self._part.open("ab") as file:
-                self._stream(answer, file, start, total)
-        if total is not None and self._here() != total:
-            raise http.client.IncompleteRead(b"", total - self._here())
+            self._check_free_space((total or 0) - start)
+            self._write_state(_PartState(_validator(self._headers), total))
+            with self._part.open("ab") as part:
+                self._append(stream, part, start, total)
+        finally:
+            loop.run(stream.close())
+        if total is not None and self._part_bytes() != total:
+            raise _Interrupted(f"{total - self._part_bytes():,} bytes are missing")
 
-    def _stream(self, answer: Any, file: Any, done: int, total: int | None) -> None:
-        self._tell(done, total)
-        # What has come is kept at once: on a slow line a full chunk would take minutes, and be lost with the line.
-        while done != total and (chunk := answer.read1(CHUNK)):
+    def _append(self, stream: CallStream, part: BinaryIO, done: int, total: int | None) -> None:
+        self._report(done, total)
+        while done != total and (chunk := background().run(stream.read())):
             done += len(chunk)
             if done > self._max_bytes or (total is not None and done > total):
-                raise SetupError(f"{self._target.name} is longer than the server said; nothing of it is kept")
-            file.write(chunk)
-            self._tell(done, total)
+                raise SetupError(f"{self._target.name} is longer than the server announced; it was discarded")
+            part.write(chunk)
+            part.flush()  # what has arrived survives an interruption, on a slow connection too
+            self._report(done, total)
 
     def _copy(self, file: Path) -> None:
-        """From the engine in this process: a file on the same machine."""
+        """Copies a file of the engine in this process."""
         total = file.stat().st_size
-        self._check_room(total)
-        with file.open("rb") as content, self._part.open("wb") as part:
-            self._stream(content, part, 0, total)
+        self._check_free_space(total)
+        self._report(0, total)
+        shutil.copyfile(file, self._part)
+        self._report(total, total)
 
-    def _check_room(self, num_bytes: int) -> None:
+    def _check_free_space(self, num_bytes: int) -> None:
         free = shutil.disk_usage(self._part.parent).free
-        if free < num_bytes + MARGIN_BYTES:
+        if free < num_bytes + MIN_FREE_BYTES:
             raise SetupError(
-                f"{self._target.name} needs {num_bytes:,} bytes more, and {self._part.parent} has {free:,} free; "
-                "make room, or choose another directory"
+                f"{self._target.name} needs {num_bytes:,} more bytes, and {self._part.parent} has {free:,} free; "
+                "free some space, or choose another directory"
             )
 
-    def _check_content(self) -> None:
-        """Compares with every checksum that is known."""
-        wanted = _digests(self._headers)
+    def _verify(self) -> None:
+        """Compares the file with every known checksum, and flushes it to disk."""
+        expected = _digests(self._headers)
         if self._source.sha256 is not None:
-            wanted["sha256"] = bytes.fromhex(self._source.sha256)
-        for name, digest in wanted.items():
+            expected["sha256"] = bytes.fromhex(self._source.sha256)
+        for name, digest in expected.items():
             with self._part.open("rb") as file:
                 found = hashlib.file_digest(file, name).digest()
             if found != digest:
-                self._forget()
+                self._discard()
                 raise SetupError(
-                    f"{self._target.name} arrived damaged: its {name} is not the one the server announced. "
-                    "Run the same command again to fetch it anew."
+                    f"{self._target.name} is corrupt: its {name} is not the one the server announced. "
+                    "Run the same command again to download it again."
                 )
         with self._part.open("rb+") as file:
             os.fsync(file.fileno())
 
-    def _here(self) -> int:
+    def _part_bytes(self) -> int:
         try:
             return self._part.stat().st_size
         except FileNotFoundError:
             return 0
 
-    def _known(self) -> Known:
+    def _read_state(self) -> _PartState:
         try:
-            noted = json.loads(self._notes.read_text(encoding="utf-8"))
-            return Known(noted["validator"], noted["total"])
+            state = json.loads(self._state_file.read_text(encoding="utf-8"))
+            return _PartState(state["validator"], state["total"])
         except (OSError, ValueError, KeyError, TypeError):
-            return Known(None, None)
+            return _PartState(None, None)
 
-    def _note(self, known: Known) -> None:
-        self._notes.write_text(json.dumps({"validator": known.validator, "total": known.total}))
+    def _write_state(self, state: _PartState) -> None:
+        self._state_file.write_text(json.dumps({"validator": state.validator, "total": state.total}))
 
-    def _forget(self) -> None:
+    def _discard(self) -> None:
         self._part.unlink(missing_ok=True)
-        self._notes.unlink(missing_ok=True)
+        self._state_file.unlink(missing_ok=True)
 
-    def _tell(self, done: int, total: int | None) -> None:
+    def _report(self, done: int, total: int | None) -> None:
         if self._progress is not None:
             self._progress(self._target.name, done, total)
 
 
 def _extent(status: int, headers: Mapping[str, str]) -> tuple[int, int | None]:
-    """Where the answer starts and how long the whole file is."""
+    """Where the response starts in the file, and the size of the whole file."""
     if status == 206:
         span, _, total = headers.get("content-range", "").removeprefix("bytes ").partition("/")
         first = span.partition("-")[0]
         if not first.isdigit():
-            raise http.client.HTTPException("the server sends a part without saying which")
+            raise _Interrupted("the server sent a part without its range")
         return int(first), int(total) if total.isdigit() else None
     length = headers.get("content-length", "")
     return 0, int(length) if length.isdigit() else None
 
 
 def _validator(headers: Mapping[str, str]) -> str | None:
-    """What says that it is still the same file: a strong ETag, else the time of its last change."""
+    """What identifies the version of a file: a strong ETag, else the time of its last modification."""
     etag = headers.get("etag", "")
     return etag if etag and not etag.startswith("W/") else headers.get("last-modified")
 
 
 def _digests(headers: Mapping[str, str]) -> dict[str, bytes]:
-    """The checksums of the whole file that a server or an object store sends along."""
+    """The checksums of the whole file in the headers of a server or an object store."""
     found: dict[str, bytes] = {}
     named = [("md5", headers.get("content-md5", "")), ("sha256", headers.get("x-amz-checksum-sha256", ""))]
     for header in ("digest", "repr-digest", "x-goog-hash"):
@@ -292,39 +310,7 @@ def _digests(headers: Mapping[str, str]) -> dict[str, bytes]:
         try:
             digest = base64.b64decode(value, validate=True)
         except (binascii.Error, ValueError):
-            continue  # such as the "sha256-<n>" of multi-part uploads, which is of no whole file
+            continue  # such as the "sha256-<n>" of multi-part uploads, which is not a checksum of the whole file
         if len(digest) == (16 if name == "md5" else 32):
             found[name] = digest
     return found
-
-
-def _opener(config: Config) -> urllib.request.OpenerDirector:
-    context = ssl.create_default_context()
-    if config.ca_file is not None:
-        context.load_verify_locations(cafile=str(config.ca_file))
-    handlers: list[Any] = [urllib.request.HTTPSHandler(context=context)]
-    if config.proxy is not None:
-        if not config.proxy.startswith(("http://", "https://")):
-            raise SetupError(
-                f"downloads go through http and https proxies, not through {urlsplit(config.proxy).scheme}; "
-                "unset TINKEX_PROXY for this command, or use another proxy"
-            )
-        if config.proxy_headers:
-            raise SetupError(
-                "downloads send no headers to proxies; put user:password@ into the proxy's address, "
-                "or unset TINKEX_PROXY_HEADERS for this command"
-            )
-        handlers.append(urllib.request.ProxyHandler({"http": config.proxy, "https": config.proxy}))
-    return urllib.request.build_opener(*handlers)
-
-
-def _shown(url: str) -> str:
-    """An address without what signs it."""
-    parts = urlsplit(url)
-    host = (parts.netloc or "").rpartition("@")[2]
-    return f"{parts.scheme}://{host}/…/{parts.path.rpartition('/')[2]}"
-
-
-def _cause(error: Exception) -> str:
-    reason = getattr(error, "reason", None)
-    return str(reason or error) or type(error).__name__

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinkex import types
 from tinkex._runtime import start_alone
-from tinkex._transport.caller import error_of, is_proxy_refusal
+from tinkex._transport.caller import error_of, is_proxy_error
 from tinkex._transport.retry import PAYMENT_PAUSE_S, is_transient
 from tinkex._wire import json
 from tinkex._wire.endpoints import endpoint
@@ -154,7 +154,7 @@ def _pause_after(reply: Reply, refusals: int) -> float | None:
     if reply.status == 402:
         return PAYMENT_PAUSE_S
     if (
-        is_proxy_refusal(reply)
+        is_proxy_error(reply)
         or is_transient(reply.status)
         or (reply.status == 400 and refusals <= MAX_REFUSALS)
     ):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from tinkex._transport.retry import server_wait
+from tinkex._transport.retry import retry_after
 from tinkex._wire.endpoints import endpoint
 from tinkex.errors import BillingError, RateLimitError
 from tinkex.observability.events import SamplingPaused
@@ -38,6 +38,6 @@ async def paced(opened: OpenSession, caller: Caller, submission: Callable[[], Aw
         except (RateLimitError, BillingError) as error:
             if isinstance(error, BillingError) and time.monotonic() - began >= longest_s:
                 raise
-            pause_s = limiter.push_back(size, server_wait(error.response.headers, 60.0))
+            pause_s = limiter.report_backpressure(size, retry_after(error.response.headers, 60.0))
             caller.sink.emit(SamplingPaused(opened.session_id, pause_s))
             await pause()

@@ -12,16 +12,17 @@ from contextlib import AbstractContextManager
 from datetime import date, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from urllib.request import urlopen
+from urllib.parse import urljoin
 
 import msgspec
 
 from tinkex import types
 from tinkex._transport.caller import PROTOCOL_VERSION
+from tinkex._transport.signed_urls import SignedUrls, redirect_target, shown_url
 from tinkex._wire import json as wire_json
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._tokens import use_tokens
-from tinkex.errors import APIStatusError
+from tinkex.errors import APIResponseValidationError, APIStatusError
 from tinkex.observability.tracing import Operation, operating
 
 if TYPE_CHECKING:
@@ -113,15 +114,16 @@ class RestCalls:
         )
 
     async def archive_url(self, tinker_path: str) -> types.CheckpointArchiveUrlResponse:
-        """Where the archive lies: in the answer, or where the answer redirects to."""
+        """The URL of the archive: in the body of the reply, or the target of its redirect."""
         path = _checkpoint(tinker_path)
         said = _said("get_checkpoint_archive_url_from_tinker_path")
         try:
             found = await self._send(endpoint("checkpoint_archive"), path=path, headers=said)
         except APIStatusError as error:
-            location = _redirected(error)
+            location = redirect_target(error)
             if location is None:
                 raise
+            location = urljoin(self.caller.about(endpoint("checkpoint_archive"), path).url, location)
             expires = error.response.headers.get("expires")
             until = parsedate_to_datetime(expires) if expires else None
             return types.CheckpointArchiveUrlResponse(url=location, expires=until)
@@ -225,16 +227,16 @@ class RestCalls:
             return _identity(await self.caller.tokens.current())
 
     async def audit_log(self, event_type: AuditEvents, day: date | None) -> types.AuditLogResponse:
-        """The log, in the answer or where the answer redirects to."""
+        """The log: in the body of the reply, or behind the signed URL that it redirects to."""
         query = {"event_type": event_type, "day": day.isoformat() if day is not None else None}
         try:
             return await self._get("audit_log", types.AuditLogResponse, "get_audit_log", query=query)
         except APIStatusError as error:
-            location = _redirected(error)
+            location = redirect_target(error)
             if location is None:
                 raise
-            body = await asyncio.to_thread(_fetch, location)
-            return wire_json.decode(body, types.AuditLogResponse)
+            location = urljoin(self.caller.about(endpoint("audit_log")).url, location)
+            return await self._read_signed(location, types.AuditLogResponse)
 
     async def billing_usage(self, window: types.GetBillingUsageRequest) -> types.BillingUsageResponse:
         query = window.model_dump(mode="json")
@@ -247,6 +249,18 @@ class RestCalls:
             "get_current_checkpoint_storage_usage",
             query={"project_id": project_id},
         )
+
+    async def _read_signed(self, url: str, kind: type[T]) -> T:
+        """The value behind a signed URL, which is fetched without the API key."""
+        urls = SignedUrls(self.caller.config, sink=self.caller.sink)
+        try:
+            return wire_json.decode(await urls.read(url), kind)
+        except wire_json.Malformed as error:
+            raise APIResponseValidationError(
+                None, None, f"{shown_url(url)} does not follow the protocol: {error}"
+            ) from error
+        finally:
+            await urls.close()
 
     async def _get(
         self,
@@ -319,20 +333,6 @@ def _page(limit: int, offset: int) -> dict[str, Any]:
     if limit < 0 or offset < 0:
         raise ValueError(f"limit and offset are at least 0, got {limit} and {offset}")
     return {"limit": limit, "offset": offset}
-
-
-def _redirected(error: APIStatusError) -> str | None:
-    headers = {name.lower(): value for name, value in error.response.headers.items()}
-    return headers.get("location") if 300 <= error.status_code < 400 else None
-
-
-def _fetch(url: str) -> bytes:
-    """What lies at a signed address; it is fetched without our key, which is for the server alone."""
-    if not url.startswith(("https://", "http://")):
-        raise ValueError(f"the audit log was announced at {url!r}, which is no web address")
-    with urlopen(url, timeout=60) as answer:  # noqa: S310 -- checked just above
-        body: bytes = answer.read()
-        return body
 
 
 def _identity(jwt: str) -> types.WhoamiResponse:

@@ -39,7 +39,7 @@ from tinkex.observability.tracing import Operation, entered
 
 if TYPE_CHECKING:
     from tinkex._transport.budget import Slots
-    from tinkex._transport.called_stream import CalledStream
+    from tinkex._transport.call_stream import CallStream
     from tinkex.clients._retries import Retries
     from tinkex.clients.session import OpenSession, Session
 
@@ -76,7 +76,7 @@ class StreamSource:
         self._operation = operation
         self._done: types.SampleStreamDone | None = None
         self._size = prompt_bytes(request.prompt)
-        self._stream: CalledStream | None = None
+        self._stream: CallStream | None = None
         self._parser = EventParser()
         self._holds_slot = False
         self._counts = [0] * request.num_samples
@@ -162,7 +162,7 @@ class StreamSource:
         stream, self._stream = self._stream, None
         if self._holds_slot:
             self._holds_slot = False
-            self._road.in_flight.give_back(1)
+            self._road.in_flight.release(1)
         if stream is not None:
             await stream.close()
         reading, self._reading = self._reading, None
@@ -196,7 +196,7 @@ class StreamSource:
     async def _open(self, attempt: int) -> None:
         road = self._road
         if not self._holds_slot:
-            await road.in_flight.take(1)
+            await road.in_flight.acquire(1)
             self._holds_slot = True
             self._check_wanted()
         # A try that broke off may have been cancelled on the server: the next one is a sample of its own.
@@ -309,7 +309,7 @@ class StreamSource:
         """The same sample as one future, for servers without streaming."""
         road = self._road
         self._holds_slot = False
-        road.in_flight.give_back(1)  # the sample takes its own
+        road.in_flight.release(1)  # the sample takes its own
         response = await road.sample(self._request)
         self.streamed = False
         road.session.caller.sink.emit(StreamingUnavailable(self._request.sampling_session_id or "", status))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tinkex._transport.credentials import Tokens, credential_of
+from tinkex._transport.credentials import TokenProvider, credential_of
 from tinkex._wire.endpoints import endpoint
 from tinkex.errors import ConfigError
 
@@ -33,6 +33,6 @@ def use_tokens(caller: Caller, client_config: types.ClientConfigResponse) -> Non
         )
         return answer.jwt
 
-    caller.tokens = Tokens(
+    caller.tokens = TokenProvider(
         lambda: credential_of(config.api_key, config.credential_cmd, by_command=by_command), fetch
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tinkex._transport.retry import Answered, Outcome, RetryPolicy, Unanswered, is_transient
+from tinkex._transport.retry import ErrorStatus, NoReply, Outcome, RetryPolicy, is_transient
 from tinkex.errors import APIConnectionError, APIStatusError, ResultExpiredError
 
 __all__ = ["RetryConfig"]
@@ -64,12 +64,12 @@ class RetryConfig:
         """The failure as the retry policy sees it; None where another try makes no sense.
 
         >>> RetryConfig().outcome(ValueError("no")), RetryConfig().outcome(TimeoutError())
-        (None, Unanswered())
+        (None, NoReply())
         """
         named = isinstance(error, self.retryable_exceptions)
         if not isinstance(error, APIStatusError):
-            return Unanswered() if named else None
+            return NoReply() if named else None
         headers = error.response.headers
         if named and not is_transient(error.status_code):
             headers = {**headers, "x-should-retry": "true"}  # the caller knows better than the status
-        return Answered(error.status_code, headers)
+        return ErrorStatus(error.status_code, headers)

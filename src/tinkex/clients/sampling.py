@@ -94,7 +94,7 @@ class SamplingClient(QueueWatching):
         self._in_flight = Slots(server_limit if own_limit is None else min(own_limit, server_limit))
         # Push-back pauses every sample of the session, so the call itself does not wait it out.
         self._submit_policy = replace(
-            session.caller.policy, handed_back=frozenset({402, 429}), payment_pause_s=0.0
+            session.caller.policy, raised_statuses=frozenset({402, 429}), payment_pause_s=0.0
         )
         watched = (
             self._retry_config.enable_stuck_detection and opened.client_config.sample_enable_stuck_detection

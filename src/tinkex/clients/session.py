@@ -14,7 +14,7 @@ from tinkex._runtime import background, start_alone
 from tinkex._transport.budget import ByteBudget
 from tinkex._transport.caller import PROTOCOL_VERSION
 from tinkex._transport.limiter import Limiter, limiter_for
-from tinkex._transport.retry import NEVER, RetryPolicy, is_transient
+from tinkex._transport.retry import NO_RETRIES, RetryPolicy, is_transient
 from tinkex._transport.shared import SharedHttp
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._cancellations import Cancellations
@@ -280,7 +280,7 @@ class Session:
                     endpoint("session_heartbeat"),
                     types.SessionHeartbeatRequest(session_id=session_id),
                     timeout=HEARTBEAT_S,
-                    policy=NEVER,
+                    policy=NO_RETRIES,
                 )
                 heard = warned = time.monotonic()
             except APIStatusError as error:
@@ -303,7 +303,7 @@ class Session:
         request = types.ClientConfigRequest(sdk_version=PROTOCOL_VERSION)
         try:
             self.dynamic_config = await self.caller.call(
-                endpoint("client_dynamic_config"), request, timeout=HEARTBEAT_S, policy=NEVER
+                endpoint("client_dynamic_config"), request, timeout=HEARTBEAT_S, policy=NO_RETRIES
             )
         except (APIConnectionError, APIStatusError):
             return  # the old values stay in force

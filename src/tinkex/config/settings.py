@@ -88,6 +88,11 @@ class Config:
             raise ConfigError(
                 "proxy_headers are for a proxy, and there is none; give proxy=… or TINKEX_PROXY"
             )
+        if self.proxy_headers and urlsplit(self.proxy or "").scheme.startswith("socks"):
+            raise ConfigError(
+                "a SOCKS proxy takes no headers; remove proxy_headers (TINKEX_PROXY_HEADERS), and put user and "
+                "password into the address: proxy=socks5://user:password@host:1080"
+            )
 
     @classmethod
     def resolve(
@@ -174,10 +179,10 @@ SETTINGS: Mapping[str, Setting] = {
         Setting(
             "cloudflare_client_secret", "CLOUDFLARE_ACCESS_CLIENT_SECRET", accept.header_value, "Cloudflare Access secret"
         ),
-        Setting("proxy", "TINKEX_PROXY", accept.proxy, "the proxy requests go through"),
-        Setting("proxy_headers", "TINKEX_PROXY_HEADERS", accept.proxy_headers, "headers for the proxy alone; a proxy-authorization here replaces the proxy's user and password"),
+        Setting("proxy", "TINKEX_PROXY", accept.proxy, "the proxy that all requests use, downloads and streams included: http, https, socks5 (names are resolved here) or socks5h (names are resolved by the proxy)"),
+        Setting("proxy_headers", "TINKEX_PROXY_HEADERS", accept.proxy_headers, "headers that only an http or https proxy receives; a proxy-authorization replaces the user and password in its address"),
         Setting("ca_file", "TINKEX_CA_FILE", accept.certificates, "certificates (PEM) of authorities to trust besides the system's", "SSL_CERT_FILE"),
-        Setting("pool_size", "TINKEX_POOL_SIZE", accept.pool_size, "most connections per purpose (submitting, polling, heartbeats …); unset: as many as requests wait"),
+        Setting("pool_size", "TINKEX_POOL_SIZE", accept.pool_size, "maximum number of connections per purpose (submitting, polling, heartbeats …), and of streams per purpose; unset: as many as requests wait"),
         Setting("poll_backoff", "TINKEX_POLL_BACKOFF", accept.poll_backoff, "first and longest wait, in seconds, between polls that the server answers at once"),
         Setting("circuit_breaker", "TINKEX_CIRCUIT_BREAKER", accept.flag, "whether a server that failed five times in a row is left alone for 5 s, per kind of call"),
         Setting("telemetry", "TINKER_TELEMETRY", accept.flag, "whether anything may be reported to the server about this program"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from tinkex._transport.retry import Answered, GiveUp, Outcome, Unanswered, is_transient
+from tinkex._transport.retry import ErrorStatus, GiveUp, NoReply, Outcome, is_transient
 from tinkex._wire.endpoints import endpoint
 from tinkex.errors import (
     APIConnectionError,
@@ -89,9 +89,9 @@ def outcome_of(error: BaseException) -> Outcome | GiveUp:
     """A failed attempt as the retry policy sees it; :class:`GiveUp` for errors that another attempt would repeat."""
     match error:
         case APIStatusError():
-            return Answered(error.status_code, getattr(error.response, "headers", {}))
+            return ErrorStatus(error.status_code, getattr(error.response, "headers", {}))
         case APIConnectionError() | TimeoutError() | ResultExpiredError():
-            return Unanswered()
+            return NoReply()
         case RequestFailedError() if error.category is not RequestErrorCategory.User:
-            return Unanswered()
+            return NoReply()
     return GiveUp()

@@ -11,7 +11,7 @@ import tinkex
 from tests.servers import ServedEngine
 from tinkex import types
 from tinkex.checkpoints import download_checkpoint
-from tinkex.checkpoints.download import _check
+from tinkex.checkpoints.download import verify
 from tinkex.config import Config
 from tinkex.errors import NotFoundError, SetupError
 
@@ -105,7 +105,7 @@ def test_the_official_way_exports_fetches_and_deletes_the_export(
         download_checkpoint(saved["sampler"], tmp_path, config=config, route="export")
 
 
-def test_an_interrupted_export_is_used_again(config: Config, saved: dict[str, str], tmp_path: Path) -> None:
+def test_an_interrupted_export_is_resumed(config: Config, saved: dict[str, str], tmp_path: Path) -> None:
     def stop(what: str, done: int, total: int | None) -> None:
         if what == "adapter_model.safetensors":
             raise KeyboardInterrupt
@@ -130,12 +130,12 @@ def test_an_interrupted_export_is_used_again(config: Config, saved: dict[str, st
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_folder_that_is_there_is_kept_until_the_new_one_is_complete(
+def test_an_existing_directory_is_kept_until_the_new_one_is_complete(
     config: Config, saved: dict[str, str], tmp_path: Path
 ) -> None:
     directory = download_checkpoint(saved["training"], tmp_path, config=config).directory
     (directory / "mine.txt").write_text("x")
-    with pytest.raises(SetupError, match="exists already"):
+    with pytest.raises(SetupError, match="already exists"):
         download_checkpoint(saved["training"], tmp_path, config=config)
 
     def stop(*_: object) -> None:
@@ -157,7 +157,7 @@ def test_a_checkpoint_that_is_not_there_is_a_typed_error(config: Config, tmp_pat
     assert list(tmp_path.iterdir()) == [], "nothing to go on with is left"
 
 
-def test_damage_is_found_by_the_manifest_and_by_the_headers_of_tensors(
+def test_corruption_is_found_by_the_manifest_and_by_the_headers_of_tensors(
     config: Config, saved: dict[str, str], tmp_path: Path
 ) -> None:
     directory = download_checkpoint(saved["training"], tmp_path, config=config).directory
@@ -165,19 +165,23 @@ def test_damage_is_found_by_the_manifest_and_by_the_headers_of_tensors(
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(SetupError, match="manifest"):
-        _check(directory)
+        verify(directory)
     (directory / "manifest.json").unlink()
-    _check(directory)
-    for damaged, said in ((content[:-1], "header speaks"), (content[:4], "cut short"), (b"", "cut short")):
+    verify(directory)
+    for damaged, said in (
+        (content[:-1], "according to its header"),
+        (content[:4], "truncated"),
+        (b"", "truncated"),
+    ):
         file.write_bytes(damaged)
         with pytest.raises(SetupError, match=said):
-            _check(directory)
+            verify(directory)
     file.write_bytes(struct.pack("<Q", 4) + b"nope")
-    with pytest.raises(SetupError, match="no safetensors file"):
-        _check(directory)
+    with pytest.raises(SetupError, match="not a safetensors file"):
+        verify(directory)
 
 
-def test_a_broken_archive_of_our_server_goes_on_where_it_stopped(
+def test_an_interrupted_archive_of_our_server_is_resumed(
     config: Config, saved: dict[str, str], tmp_path: Path
 ) -> None:
     def stop_at_the_end(_: str, done: int, total: int | None) -> None:

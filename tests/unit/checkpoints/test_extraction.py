@@ -33,7 +33,7 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
-def test_plain_files_and_folders_are_unpacked(mode: str, tmp_path: Path) -> None:
+def test_regular_files_and_directories_are_extracted(mode: str, tmp_path: Path) -> None:
     folder = special("sub", tarfile.DIRTYPE)
     member = plain("sub/b.txt")
     member.mode = 0o4777
@@ -63,11 +63,11 @@ def test_plain_files_and_folders_are_unpacked(mode: str, tmp_path: Path) -> None
     ids=["absolute", "parent", "inner parent", "drive", "backslash", "symlink out", "symlink in", "hard link",
          "character device", "block device", "pipe", "twice"],
 )  # fmt: skip
-def test_whatever_could_leave_the_folder_is_refused_and_nothing_stays(
+def test_an_unsafe_entry_is_rejected_and_nothing_is_left(
     bad: Callable[[], tarfile.TarInfo], tmp_path: Path
 ) -> None:
     made = archive(tmp_path / "a.tar", plain("a.txt"), bad())
-    with pytest.raises(SetupError, match="not unpacked"):
+    with pytest.raises(SetupError, match="not extracted"):
         extract(made, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar"]
 
@@ -83,7 +83,7 @@ def test_size_and_number_of_files_are_bounded(tmp_path: Path) -> None:
 
 
 @given(cut=st.integers(1, 4000), seed=st.integers(0, 255))
-def test_a_damaged_archive_is_an_error_and_leaves_nothing(
+def test_a_corrupt_archive_is_an_error_and_nothing_is_left(
     cut: int, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("cut")
@@ -97,7 +97,7 @@ def test_a_damaged_archive_is_an_error_and_leaves_nothing(
         assert [file.stat().st_size for file in files] == [2000] * len(files)
 
 
-def test_something_else_than_an_archive_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_archive_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_text("<html>")
-    with pytest.raises(SetupError, match="no whole tar archive"):
+    with pytest.raises(SetupError, match="not a complete tar archive"):
         extract(tmp_path / "a.tar", tmp_path / "out")

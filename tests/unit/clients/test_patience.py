@@ -160,7 +160,7 @@ def test_no_cancellation_at_any_moment_costs_a_place(cuts: list[tuple[int, bool]
                 future.result(timeout=30)
         assert sampler._in_flight._balance == 1  # two places, none taken
         assert sampler._opened.sampling._bytes._balance == 40
-        assert not sampler._in_flight._waiting
+        assert not sampler._in_flight._waiters
 
 
 def test_a_caller_whose_loop_or_thread_dies_leaves_its_place() -> None:

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
+from tests.scripted import ScriptedServer, over_http
 from tinkex import types
 from tinkex.clients.admin import AdminClient
 from tinkex.clients.rest import RestClient
 from tinkex.clients.service import ServiceClient
 from tinkex.config import Config
-from tinkex.errors import ExperimentalWarning, NotFoundError
+from tinkex.errors import APIResponseValidationError, ExperimentalWarning, NotFoundError
 from tinkex.futures import APIFuture
-from tinkex.testing import MockTransport, reply
+from tinkex.testing import MockTransport, Reply, Request, reply
 
 WHEN = "2026-11-15T12:00:00Z"
 CHECKPOINT = {
@@ -268,6 +269,45 @@ def test_an_archive_may_be_answered_by_a_redirect() -> None:
     found = rest.get_checkpoint_archive_url_from_tinker_path(PATH).result(timeout=10)
     assert found.url == "https://files/9"
     assert found.expires == datetime(2026, 11, 16, 1, tzinfo=UTC)
+
+
+def test_a_redirect_to_the_same_server_may_be_relative() -> None:
+    moved = reply({}, status=302, headers={"location": "/api/v1/downloads/token/a.tar"})
+    rest = RestClient(
+        transport=MockTransport(lambda _: moved), config=Config(base_url="http://host:1/prefix")
+    )
+    found = rest.get_checkpoint_archive_url_from_tinker_path(PATH).result(timeout=10)
+    assert found.url == "http://host:1/api/v1/downloads/token/a.tar"
+
+
+def test_an_audit_log_behind_a_signed_url_is_fetched_without_the_key() -> None:
+    """The URL may quote what was asked for, such as the day and the kind of event."""
+    entry = {"timestamp": "2026-11-16T01:00:00Z", "event": "deleted"}
+    requests: list[Request] = []
+
+    def stored(value: object, request: Request) -> Reply:
+        requests.append(request)
+        return reply({"entries": [entry]})
+
+    with over_http(ScriptedServer(download=stored)) as url:
+        location = f"{url}/api/v1/downloads/checkpoints-2026-11-16/log.json?signature=a%2Fb"
+        moved = MockTransport(lambda _: reply({}, status=302, headers={"location": location}))
+        admin = AdminClient(transport=moved, config=Config(api_key="tml-0123456789"))
+        log = admin.get_audit_log("checkpoints", date(2026, 11, 16)).result(timeout=20)
+    assert [item.event for item in log.entries] == ["deleted"]
+    assert requests[0].path == "/api/v1/downloads/checkpoints-2026-11-16/log.json"
+    assert requests[0].query == {"signature": "a/b"}
+    assert "x-api-key" not in requests[0].headers
+
+
+def test_an_audit_log_that_does_not_follow_the_protocol_is_a_typed_error() -> None:
+    with over_http(ScriptedServer(download=lambda *_: reply(b"<html>"))) as url:
+        location = f"{url}/api/v1/downloads/secret-token/log.json"
+        moved = MockTransport(lambda _: reply({}, status=302, headers={"location": location}))
+        admin = AdminClient(transport=moved, config=Config())
+        with pytest.raises(APIResponseValidationError, match=r"log\.json") as raised:
+            admin.get_audit_log().result(timeout=20)
+    assert "secret-token" not in str(raised.value)
 
 
 def test_only_exported_checkpoints_have_addresses_per_file() -> None:

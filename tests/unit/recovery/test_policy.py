@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tinkex import errors, types
-from tinkex._transport.retry import Answered, GiveUp, Retry, Unanswered, decide
+from tinkex._transport.retry import ErrorStatus, GiveUp, NoReply, Retry, decide
 from tinkex.recovery import Best, RecoveryPolicy
 from tinkex.recovery.diagnosis import condition_of, is_interruption, outcome_of
 from tinkex.recovery.policy import ranked
@@ -86,7 +86,7 @@ def test_an_unknown_setting_is_refused() -> None:
 
 def test_the_back_off_is_that_of_the_one_retry_policy() -> None:
     retries = RecoveryPolicy(max_attempts=6).retries
-    waits = [decide(Unanswered(), n, 1e6, retries, random=lambda: 0.0) for n in range(6)]
+    waits = [decide(NoReply(), n, 1e6, retries, rng=lambda: 0.0) for n in range(6)]
     assert waits == [Retry(5.0), Retry(10.0), Retry(20.0), Retry(40.0), Retry(60.0), GiveUp()]
 
 
@@ -133,16 +133,16 @@ def failed(category: errors.RequestErrorCategory) -> errors.RequestFailedError:
 @pytest.mark.parametrize(
     ("error", "interruption", "outcome"),
     [
-        (errors.APIConnectionError(), True, Unanswered()),
-        (errors.APITimeoutError(), True, Unanswered()),
-        (errors.ResultExpiredError("late", "r1"), True, Unanswered()),
-        (failed(errors.RequestErrorCategory.Server), True, Unanswered()),
-        (failed(errors.RequestErrorCategory.Unknown), True, Unanswered()),
+        (errors.APIConnectionError(), True, NoReply()),
+        (errors.APITimeoutError(), True, NoReply()),
+        (errors.ResultExpiredError("late", "r1"), True, NoReply()),
+        (failed(errors.RequestErrorCategory.Server), True, NoReply()),
+        (failed(errors.RequestErrorCategory.Unknown), True, NoReply()),
         (failed(errors.RequestErrorCategory.User), False, GiveUp()),
-        (status(503), True, Answered(503)),
-        (status(429), True, Answered(429)),
-        (status(404), False, Answered(404)),
-        (status(401), False, Answered(401)),
+        (status(503), True, ErrorStatus(503)),
+        (status(429), True, ErrorStatus(429)),
+        (status(404), False, ErrorStatus(404)),
+        (status(401), False, ErrorStatus(401)),
         (errors.RecoveryError("none", "run"), False, GiveUp()),
         (ValueError("mine"), False, GiveUp()),
         (KeyboardInterrupt(), False, GiveUp()),

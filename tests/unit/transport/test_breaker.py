@@ -13,12 +13,12 @@ import pytest
 from tests.scripted import ScriptedServer, over_http
 from tinkex import Config
 from tinkex._runtime import background
-from tinkex._transport.breaker import Breaker, Breakers
+from tinkex._transport.breaker import Breaker, BreakerRegistry
 from tinkex._transport.caller import Caller
 from tinkex._transport.circuit import Circuit, circuit_of
 from tinkex._transport.local import LocalTransport
-from tinkex._transport.retry import NEVER
-from tinkex._transport.shared import SharedHttp, server_of
+from tinkex._transport.retry import NO_RETRIES
+from tinkex._transport.shared import SharedHttp, normalized_url
 from tinkex._wire.endpoints import endpoint
 from tinkex.errors import (
     APIConnectionError,
@@ -46,26 +46,26 @@ class Clock:
 
 def fail(breaker: Breaker, times: int = 1) -> None:
     for _ in range(times):
-        passing = breaker.enter()
+        passing = breaker.acquire()
         assert passing is not None
         passing.failed("down")
 
 
 def test_it_opens_after_failures_in_a_row_and_a_success_between_them_starts_over() -> None:
-    breaker = Breaker(failures=3, clock=Clock())
+    breaker = Breaker(failure_threshold=3, clock=Clock())
     fail(breaker, 2)
-    passing = breaker.enter()
+    passing = breaker.acquire()
     assert passing is not None
     passing.succeeded()
     fail(breaker, 2)
     assert breaker.state == "closed"
     fail(breaker)
-    assert (breaker.state, breaker.enter(), breaker.reason) == ("open", None, "down")
+    assert (breaker.state, breaker.acquire(), breaker.reason) == ("open", None, "down")
 
 
 def test_after_a_while_exactly_one_of_many_callers_may_probe() -> None:
     clock = Clock()
-    breaker = Breaker(failures=1, reset_s=5, clock=clock)
+    breaker = Breaker(failure_threshold=1, reset_timeout_s=5, clock=clock)
     fail(breaker)
     clock.now = 5.0
     assert breaker.state == "half_open"
@@ -74,7 +74,7 @@ def test_after_a_while_exactly_one_of_many_callers_may_probe() -> None:
 
     def try_it() -> None:
         start.wait()
-        passing = breaker.enter()
+        passing = breaker.acquire()
         if passing is not None:
             probes.append(passing)
 
@@ -88,16 +88,16 @@ def test_after_a_while_exactly_one_of_many_callers_may_probe() -> None:
 
 def test_a_probe_closes_or_opens_it_again_and_one_that_is_given_up_leaves_its_place() -> None:
     clock = Clock()
-    breaker = Breaker(failures=1, reset_s=5, clock=clock)
+    breaker = Breaker(failure_threshold=1, reset_timeout_s=5, clock=clock)
     fail(breaker)
     clock.now = 5.0
-    given_up = breaker.enter()
+    given_up = breaker.acquire()
     assert given_up is not None
     given_up.abandoned()
     fail(breaker)
-    assert (breaker.state, breaker.left_s) == ("open", 5.0)
+    assert (breaker.state, breaker.retry_after_s) == ("open", 5.0)
     clock.now = 10.0
-    probe = breaker.enter()
+    probe = breaker.acquire()
     assert probe is not None
     assert probe.succeeded() == "closed"
     assert breaker.state == "closed"
@@ -106,22 +106,22 @@ def test_a_probe_closes_or_opens_it_again_and_one_that_is_given_up_leaves_its_pl
 def test_those_turned_away_while_one_tries_are_not_told_to_come_back_at_once() -> None:
     """Else a program that sleeps as long as it is told would spin until the probe ends, which may hang."""
     clock = Clock()
-    breaker = Breaker(failures=1, reset_s=5, clock=clock)
+    breaker = Breaker(failure_threshold=1, reset_timeout_s=5, clock=clock)
     fail(breaker)
-    assert breaker.left_s == 5.0
+    assert breaker.retry_after_s == 5.0
     clock.now = 6.0
-    assert breaker.left_s == 0.0
-    probe = breaker.enter()
+    assert breaker.retry_after_s == 0.0
+    probe = breaker.acquire()
     assert probe is not None
-    assert breaker.enter() is None
-    assert breaker.left_s > 0
+    assert breaker.acquire() is None
+    assert breaker.retry_after_s > 0
     probe.succeeded()
-    assert breaker.left_s == 0.0
+    assert breaker.retry_after_s == 0.0
 
 
 def test_a_call_from_before_it_opened_changes_nothing() -> None:
-    breaker = Breaker(failures=1, clock=Clock())
-    early = breaker.enter()
+    breaker = Breaker(failure_threshold=1, clock=Clock())
+    early = breaker.acquire()
     assert early is not None
     fail(breaker)
     assert early.succeeded() is None
@@ -129,13 +129,13 @@ def test_a_call_from_before_it_opened_changes_nothing() -> None:
 
 
 def test_the_registry_is_bounded_and_keeps_endpoint_classes_apart() -> None:
-    known = Breakers(most=2, failures=1)
-    fail(known.of("http://a", "train"))
+    known = BreakerRegistry(max_breakers=2, failure_threshold=1)
+    fail(known.get("http://a", "train"))
     assert known.states() == {("http://a", "train"): "open"}
-    assert known.of("http://a", "retrieve").state == "closed"
-    known.of("http://b", "train")
+    assert known.get("http://a", "retrieve").state == "closed"
+    known.get("http://b", "train")
     assert len(known.states()) == 2
-    assert known.of("http://a", "train").state == "closed", "the one used longest ago was forgotten"
+    assert known.get("http://a", "train").state == "closed", "the one used longest ago was forgotten"
 
 
 class Heard:
@@ -156,8 +156,8 @@ class Heard:
 
 def caller_of(url: str, heard: Heard, reset_s: float = 60.0) -> Caller:
     config = Config(api_key="tml-test", base_url=url)
-    circuit = Circuit(url, Breakers(failures=3, reset_s=reset_s), heard)
-    return Caller(SharedHttp(config), config, sink=heard, policy=NEVER, circuit=circuit)
+    circuit = Circuit(url, BreakerRegistry(failure_threshold=3, reset_timeout_s=reset_s), heard)
+    return Caller(SharedHttp(config), config, sink=heard, policy=NO_RETRIES, circuit=circuit)
 
 
 def ask(caller: Caller, row: object = HEALTH) -> object:
@@ -174,7 +174,7 @@ def test_a_server_that_dies_is_left_alone_and_found_again_when_it_comes_back() -
                 ask(caller, CAPABILITIES)
         assert heard.changes == [("rest", "open")]
         sent = heard.sent
-        with pytest.raises(CircuitOpenError, match="keeps failing") as caught:
+        with pytest.raises(CircuitOpenError, match="keep failing") as caught:
             ask(caller, CAPABILITIES)
         assert heard.sent == sent, "nothing goes out"
         assert pickle.loads(pickle.dumps(caught.value)).retry_after_s == caught.value.retry_after_s
@@ -213,13 +213,13 @@ def test_refusals_of_every_kind_are_no_failure_and_close_a_breaker_that_probes(s
     clock, scripted = Clock(), ScriptedServer()
     scripted.answers["get_server_capabilities"] = lambda v, r: reply({"detail": "no"}, status)
     heard = Heard()
-    breaker = Breaker(failures=3, reset_s=10.0, clock=clock)
-    known = Breakers()
+    breaker = Breaker(failure_threshold=3, reset_timeout_s=10.0, clock=clock)
+    known = BreakerRegistry()
     with over_http(scripted) as url:
         config = Config(api_key="tml-test", base_url=url)
         circuit = Circuit(url, known, heard)
-        known._breakers[os.getpid(), server_of(url), "rest"] = breaker
-        caller = Caller(SharedHttp(config), config, sink=heard, policy=NEVER, circuit=circuit)
+        known._breakers[os.getpid(), normalized_url(url), "rest"] = breaker
+        caller = Caller(SharedHttp(config), config, sink=heard, policy=NO_RETRIES, circuit=circuit)
         for _ in range(5):
             with pytest.raises(APIStatusError):
                 ask(caller, CAPABILITIES)
@@ -245,9 +245,11 @@ class Raising(Heard):
 @pytest.mark.parametrize("what", ["a sink that raises", "a caller that gives up"])
 async def test_a_probe_that_never_comes_to_its_end_leaves_its_place_to_the_next(how: str, what: str) -> None:
     """Else an open breaker would stay open for ever."""
-    clock, known = Clock(), Breakers()
+    clock, known = Clock(), BreakerRegistry()
     url, raises = "http://mock.invalid", what == "a sink that raises"
-    breaker = known._breakers[os.getpid(), server_of(url), "rest"] = Breaker(failures=1, clock=clock)
+    breaker = known._breakers[os.getpid(), normalized_url(url), "rest"] = Breaker(
+        failure_threshold=1, clock=clock
+    )
     heard: Heard = Raising() if raises else Heard()
     asked = asyncio.Event()
 
@@ -258,7 +260,7 @@ async def test_a_probe_that_never_comes_to_its_end_leaves_its_place_to_the_next(
 
     config = Config(api_key="tml-test", base_url=url)
     caller = Caller(
-        MockTransport(never), config, sink=heard, policy=NEVER, circuit=Circuit(url, known, heard)
+        MockTransport(never), config, sink=heard, policy=NO_RETRIES, circuit=Circuit(url, known, heard)
     )
     fail(breaker)
     clock.now += 100.0
@@ -269,11 +271,11 @@ async def test_a_probe_that_never_comes_to_its_end_leaves_its_place_to_the_next(
             await probing
     else:
         await asked.wait()
-        assert breaker.enter() is None, "one probes"
+        assert breaker.acquire() is None, "one probes"
         probing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await probing
-    assert breaker.enter() is not None, "the next one may"
+    assert breaker.acquire() is not None, "the next one may"
 
 
 def test_it_can_be_switched_off_and_is_only_for_the_network() -> None:
@@ -290,11 +292,11 @@ def test_a_forked_child_finds_out_for_itself_even_if_the_parent_was_just_writing
 import os
 from tinkex._transport.breaker import breakers
 for _ in range(5):
-    breakers.of("http://a", "rest").enter().failed("down")
+    breakers.get("http://a", "rest").acquire().failed("down")
 with breakers._lock, breakers._breakers[os.getpid(), "http://a", "rest"]._lock:
     child = os.fork()
     if child == 0:
-        os._exit(0 if breakers.of("http://a", "rest").enter() and len(breakers.states()) == 1 else 1)
+        os._exit(0 if breakers.get("http://a", "rest").acquire() and len(breakers.states()) == 1 else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert breakers.states() == {("http://a", "rest"): "open"}
 """

@@ -17,8 +17,8 @@ async def settle() -> None:
 
 async def test_work_waits_while_the_balance_is_negative_and_goes_in_order() -> None:
     budget = ByteBudget(10)
-    await budget.take(8)
-    await budget.take(8)  # overshoots once
+    await budget.acquire(8)
+    await budget.acquire(8)  # overshoots once
     order: list[int] = []
 
     async def work(number: int) -> None:
@@ -28,7 +28,7 @@ async def test_work_waits_while_the_balance_is_negative_and_goes_in_order() -> N
     tasks = [asyncio.ensure_future(work(number)) for number in range(3)]
     await settle()
     assert order == []
-    budget.give_back(8)
+    budget.release(8)
     await asyncio.gather(*tasks)
     assert order == [0, 1, 2]
 
@@ -36,7 +36,7 @@ async def test_work_waits_while_the_balance_is_negative_and_goes_in_order() -> N
 async def test_a_piece_larger_than_the_budget_goes_alone() -> None:
     budget = ByteBudget(10)
     async with budget.reserve(1000):
-        waiting = asyncio.ensure_future(budget.take(1))
+        waiting = asyncio.ensure_future(budget.acquire(1))
         await settle()
         assert not waiting.done()
     await waiting
@@ -44,21 +44,21 @@ async def test_a_piece_larger_than_the_budget_goes_alone() -> None:
 
 async def test_a_waiter_that_gives_up_does_not_hold_up_the_next() -> None:
     budget = ByteBudget(0)
-    await budget.take(1)
-    first, second = (asyncio.ensure_future(budget.take(1)) for _ in range(2))
+    await budget.acquire(1)
+    first, second = (asyncio.ensure_future(budget.acquire(1)) for _ in range(2))
     await settle()
     first.cancel()
     await settle()
-    budget.give_back(1)
+    budget.release(1)
     await second
 
 
 async def test_a_waiter_cancelled_at_its_turn_hands_it_on() -> None:
     budget = ByteBudget(0)
-    await budget.take(1)
-    first, second = (asyncio.ensure_future(budget.take(1)) for _ in range(2))
+    await budget.acquire(1)
+    first, second = (asyncio.ensure_future(budget.acquire(1)) for _ in range(2))
     await settle()
-    budget.give_back(1)
+    budget.release(1)
     first.cancel()
     await second
 

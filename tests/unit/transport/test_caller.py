@@ -11,7 +11,7 @@ import pytest
 from tinkex import types
 from tinkex._transport.caller import PROTOCOL_VERSION, Caller, encode
 from tinkex._transport.pauses import pauses_for
-from tinkex._transport.retry import NEVER, RetryPolicy
+from tinkex._transport.retry import NO_RETRIES, RetryPolicy
 from tinkex._transport.shared import SharedHttp
 from tinkex._version import __version__
 from tinkex._wire.endpoints import endpoint
@@ -195,7 +195,7 @@ async def test_a_single_attempt_returns_whatever_came() -> None:
     assert (await caller(transport).attempt(endpoint("healthz"))).status == 429
     empty = MockTransport(lambda _: reply(status=400))
     with pytest.raises(APIConnectionError):
-        await caller(empty).exchange(endpoint("healthz"), policy=NEVER)
+        await caller(empty).exchange(endpoint("healthz"), policy=NO_RETRIES)
 
 
 async def test_closing_ends_calls_under_way_with_a_closed_error() -> None:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tinkex._transport.caller import Caller
-from tinkex._transport.credentials import PAUSE_AFTER_FAILURE_S, Tokens, credential_of
+from tinkex._transport.credentials import REFRESH_RETRY_S, TokenProvider, credential_of
 from tinkex._wire.endpoints import endpoint
 from tinkex.config import Config
 from tinkex.errors import APIConnectionError, AuthenticationError, ConfigError
@@ -50,7 +50,7 @@ async def key() -> str:
 
 async def test_a_token_is_fetched_once_and_kept() -> None:
     office = Office()
-    tokens = Tokens(key, office.fetch)
+    tokens = TokenProvider(key, office.fetch)
     first = await asyncio.gather(*(tokens.current() for _ in range(10)))
     assert len(set(first)) == 1
     assert office.asked == ["tml-key"]
@@ -58,7 +58,7 @@ async def test_a_token_is_fetched_once_and_kept() -> None:
 
 async def test_a_token_is_renewed_in_the_background_and_then_in_time() -> None:
     office, clock = Office(), Clock()
-    tokens = Tokens(key, office.fetch, clock=clock)
+    tokens = TokenProvider(key, office.fetch, clock=clock)
     first = await tokens.current()
     clock.now += 3600 - 200
     assert await tokens.current() == first  # still good: the new one is on its way
@@ -71,14 +71,14 @@ async def test_a_token_is_renewed_in_the_background_and_then_in_time() -> None:
 
 async def test_a_failure_with_an_old_token_keeps_it_and_pauses() -> None:
     office, clock = Office(), Clock()
-    tokens = Tokens(key, office.fetch, clock=clock)
+    tokens = TokenProvider(key, office.fetch, clock=clock)
     first = await tokens.current()
     office.failing = True
     clock.now += 3590
     assert [await tokens.current() for _ in range(5)] == [first] * 5
     assert len(office.asked) == 2
     office.failing = False
-    clock.now += PAUSE_AFTER_FAILURE_S
+    clock.now += REFRESH_RETRY_S
     assert await tokens.current() != first
 
 
@@ -102,7 +102,7 @@ class Strict:
 async def test_a_token_that_the_server_forgot_is_replaced_and_the_call_made_again() -> None:
     server = Strict()
     caller = Caller(MockTransport(server), Config(base_url="http://mock", api_key="tml-key", max_retries=0))
-    caller.tokens = Tokens(key, server.hand_out)
+    caller.tokens = TokenProvider(key, server.hand_out)
     row = endpoint("healthz")
     assert (await caller.call(row)).status == "ok"
     server.valid = "of another server, with other secrets"
@@ -114,7 +114,7 @@ async def test_a_token_that_the_server_forgot_is_replaced_and_the_call_made_agai
 async def test_a_credential_that_is_refused_itself_is_told_as_it_was() -> None:
     server = Strict()
     caller = Caller(MockTransport(server), Config(base_url="http://mock", api_key="tml-key", max_retries=0))
-    caller.tokens = Tokens(key, server.hand_out)
+    caller.tokens = TokenProvider(key, server.hand_out)
     row = endpoint("healthz")
     await caller.call(row)
     office = Office()
@@ -128,7 +128,7 @@ async def test_a_credential_that_is_refused_itself_is_told_as_it_was() -> None:
 async def test_a_failure_without_any_token_is_the_callers() -> None:
     office = Office()
     office.failing = True
-    tokens = Tokens(key, office.fetch)
+    tokens = TokenProvider(key, office.fetch)
     with pytest.raises(APIConnectionError, match="closed"):
         await tokens.current()
 

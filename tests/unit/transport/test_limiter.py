@@ -9,7 +9,7 @@ from tinkex._transport.limiter import (
     LARGE_PROMPT_BYTES,
     LONG_PAUSE_S,
     MAX_SUBMISSIONS,
-    MAX_SUBMISSIONS_UNDER_PRESSURE,
+    MAX_SUBMISSIONS_UNDER_BACKPRESSURE,
     SHORT_PAUSE_S,
     Limiter,
 )
@@ -40,12 +40,12 @@ async def test_bytes_side_by_side_are_bounded() -> None:
 
 async def test_a_push_back_pauses_everybody_and_then_lets_a_few_through() -> None:
     limiter = Limiter(10**9)
-    pause = limiter.push_back(100)
+    pause = limiter.report_backpressure(100)
     assert pause == SHORT_PAUSE_S
     submissions = asyncio.ensure_future(most_at_once(limiter, 40))
     await asyncio.sleep(pause / 20)
     assert not submissions.done()
-    assert await submissions <= MAX_SUBMISSIONS_UNDER_PRESSURE
+    assert await submissions <= MAX_SUBMISSIONS_UNDER_BACKPRESSURE
 
 
 async def test_who_waits_in_line_when_the_server_pushes_back_does_not_go_out_before_the_pause_is_over() -> (
@@ -66,7 +66,7 @@ async def test_who_waits_in_line_when_the_server_pushes_back_does_not_go_out_bef
     await asyncio.sleep(0)
     waiting = asyncio.ensure_future(limiter.admit(50, second))  # no room for its bytes yet
     await asyncio.sleep(0)
-    until = time.monotonic() + limiter.push_back(1)
+    until = time.monotonic() + limiter.report_backpressure(1)
     first_may_end.set()
     await holding
     assert order == ["first"]
@@ -80,7 +80,7 @@ async def test_a_success_ends_no_pause() -> None:
     may_answer = asyncio.Event()
     under_way = asyncio.ensure_future(limiter.admit(1, may_answer.wait))
     await asyncio.sleep(0)
-    until = time.monotonic() + limiter.push_back(1)  # another one was refused
+    until = time.monotonic() + limiter.report_backpressure(1)  # another one was refused
     may_answer.set()
     await under_way
     await limiter.admit(1, lambda: asyncio.sleep(0))
@@ -88,6 +88,6 @@ async def test_a_success_ends_no_pause() -> None:
 
 
 def test_large_prompts_and_the_server_s_wish_make_the_pause_longer() -> None:
-    assert Limiter(1).push_back(LARGE_PROMPT_BYTES + 1) == LONG_PAUSE_S
-    assert Limiter(1).push_back(1, asked_s=7.0) == 7.0
-    assert Limiter(1).push_back(1, asked_s=0.1) == SHORT_PAUSE_S
+    assert Limiter(1).report_backpressure(LARGE_PROMPT_BYTES + 1) == LONG_PAUSE_S
+    assert Limiter(1).report_backpressure(1, retry_after_s=7.0) == 7.0
+    assert Limiter(1).report_backpressure(1, retry_after_s=0.1) == SHORT_PAUSE_S

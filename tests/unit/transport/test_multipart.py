@@ -22,7 +22,7 @@ from tinkex._transport.http import HttpTransport
 from tinkex._transport.local_stream import LocalStream
 from tinkex._transport.multipart import FileForm, FileForms, Form, escaped
 from tinkex._transport.retry import RetryPolicy
-from tinkex._transport.sources import PIECE
+from tinkex._transport.sources import CHUNK_BYTES
 from tinkex._transport.streaming import open_stream, send_upload
 from tinkex._wire.endpoints import endpoint
 from tinkex.config import Config
@@ -121,7 +121,7 @@ def forms(content: bytes, folder: Path) -> dict[str, tuple[FileForm, str, str]]:
     }
 
 
-@pytest.mark.parametrize("size", [0, 1, PIECE, 2 * PIECE + 1])
+@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 1])
 def test_a_file_arrives_whatever_form_it_is_given_in(size: int, tmp_path: Path) -> None:
     content = os.urandom(size)
     for form, name, kind in forms(content, tmp_path).values():
@@ -167,21 +167,21 @@ def test_no_name_can_end_its_header(name: str) -> None:
 @pytest.mark.parametrize(
     ("form", "said"),
     [
-        ("cat.png", "neither a path nor the content"),
-        (("a", "text/with/slashes"), "neither a path nor the content"),
-        (3, "int is no file"),
+        ("cat.png", "a str is ambiguous"),
+        (("a", "text/with/slashes"), "a str is ambiguous"),
+        (3, "int is not a file"),
         ((b"a", b"b"), "the name of a file is a str"),
         (("a",), "(name, content"),
-        (io.StringIO("text"), "opened for text"),
+        (io.StringIO("text"), "open in text mode"),
         (Path("/nowhere/at/all.png"), "/nowhere/at/all.png cannot be read"),
-        (Path("/"), "no ordinary file"),
-        (("a", b"", "image/png\r\nX-Evil: 1"), "no content type"),
-        (("a", b"", None, {"X-Evil\r\nX": "1"}), "cannot be a header"),
-        (("a", b"", None, {"X": "1\r\nY: 2"}), "cannot be a header"),
-        (("a", b"", None, {"Content-Type": "x"}), "is made from its name"),
+        (Path("/"), "not a regular file"),
+        (("a", b"", "image/png\r\nX-Evil: 1"), "not a content type"),
+        (("a", b"", None, {"X-Evil\r\nX": "1"}), "not a valid header"),
+        (("a", b"", None, {"X": "1\r\nY: 2"}), "not a valid header"),
+        (("a", b"", None, {"Content-Type": "x"}), "is set from the name"),
     ],
 )
-def test_what_is_no_file_is_refused_before_anything_is_sent(form: Any, said: str) -> None:
+def test_what_is_not_a_file_is_rejected_before_anything_is_sent(form: Any, said: str) -> None:
     with pytest.raises(UploadError, match=said.replace("(", r"\(")):
         Form({}, [form])
 
@@ -201,17 +201,17 @@ def test_a_file_object_is_read_from_where_it_stands_again_and_again_and_stays_op
     assert not file.closed
 
 
-def test_a_pipe_is_read_once_and_says_so() -> None:
+def test_a_pipe_is_read_only_once() -> None:
     form = Form({}, [("p", Pipe(b"once"))])
     assert form.length is None
     before = form.repeatable
     asyncio.run(collect(form))
     assert (before, form.repeatable) == (True, False), "once something was read"
-    with pytest.raises(UploadError, match="has been read already and cannot be rewound"):
+    with pytest.raises(UploadError, match="was already read and cannot be rewound"):
         asyncio.run(collect(form))
 
 
-def test_a_file_that_shrinks_or_goes_away_is_an_error_and_one_that_grows_is_sent_as_it_was(
+def test_a_file_that_is_truncated_or_removed_is_an_error_and_one_that_grows_is_sent_as_it_was(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "moving"
@@ -220,7 +220,7 @@ def test_a_file_that_shrinks_or_goes_away_is_an_error_and_one_that_grows_is_sent
     path.write_bytes(b"1234567")
     assert parse(asyncio.run(collect(form)), form.content_type)[0][1] == b"12345"
     path.write_bytes(b"1")
-    with pytest.raises(UploadError, match="became shorter"):
+    with pytest.raises(UploadError, match="was truncated"):
         asyncio.run(collect(form))
     path.unlink()
     with pytest.raises(UploadError, match="cannot be read"):
@@ -323,7 +323,7 @@ async def send_over(road: str, url: str, form: Form, timeout: float = 30.0) -> A
 async def test_files_arrive_over_a_socket_with_their_length_where_it_is_known(
     road: str, known: bool, tmp_path: Path
 ) -> None:
-    content = os.urandom(3 * PIECE + 5)
+    content = os.urandom(3 * CHUNK_BYTES + 5)
     path = tmp_path / "large.png"
     path.write_bytes(content)
     arrived: list[Part] = []
@@ -346,11 +346,11 @@ async def test_files_arrive_over_a_socket_with_their_length_where_it_is_known(
 @pytest.mark.parametrize("road", ROADS)
 async def test_a_file_is_read_in_pieces_as_the_server_takes_it(road: str) -> None:
     """A server that takes a little and then no more stops the reading: nothing gathers in between."""
-    file = Measured(1024 * PIECE)
+    file = Measured(1024 * CHUNK_BYTES)
     taken = asyncio.Event()
 
     async def speak(_: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(2 * PIECE)
+        await reader.readexactly(2 * CHUNK_BYTES)
         taken.set()
         await asyncio.Event().wait()
 
@@ -364,13 +364,13 @@ async def test_a_file_is_read_in_pieces_as_the_server_takes_it(road: str) -> Non
         sending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sending
-    assert file.largest == PIECE
-    assert 2 * PIECE <= file.at < file.size, "it was read to its end though nobody took it"
+    assert file.largest == CHUNK_BYTES
+    assert 2 * CHUNK_BYTES <= file.at < file.size, "it was read to its end though nobody took it"
 
 
 @pytest.mark.parametrize("road", ROADS)
 async def test_a_server_that_refuses_early_is_heard_and_the_rest_is_not_sent(road: str) -> None:
-    file = Measured(4096 * PIECE)
+    file = Measured(4096 * CHUNK_BYTES)
 
     async def speak(_: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(1000)
@@ -391,7 +391,7 @@ async def test_a_refusal_whose_words_are_lost_is_still_a_refusal() -> None:
         writer.transport.abort()
 
     async with receiving(speak) as url:
-        got = await send_over("plain", url, Form({}, [("m", Measured(64 * PIECE))]))
+        got = await send_over("plain", url, Form({}, [("m", Measured(64 * CHUNK_BYTES))]))
     assert got.status == 413
 
 
@@ -406,26 +406,26 @@ async def test_a_connection_that_breaks_and_one_that_stands_still_are_typed_erro
 
     async with receiving(hang_up) as url:
         with pytest.raises(APIConnectionError):
-            await send_over(road, url, Form({}, [("m", Measured(64 * PIECE))]))
+            await send_over(road, url, Form({}, [("m", Measured(64 * CHUNK_BYTES))]))
     async with receiving(stand_still) as url:
         with pytest.raises(APITimeoutError):
-            await send_over(road, url, Form({}, [("m", Measured(64 * PIECE))]), timeout=0.2)
+            await send_over(road, url, Form({}, [("m", Measured(64 * CHUNK_BYTES))]), timeout=0.2)
 
 
 @pytest.mark.parametrize("road", ROADS)
-async def test_a_file_that_cannot_be_read_is_told_as_that_and_not_as_a_broken_connection(
+async def test_a_file_that_cannot_be_read_is_an_upload_error_and_not_a_connection_error(
     road: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "shrinks"
-    path.write_bytes(bytes(4 * PIECE))
+    path.write_bytes(bytes(4 * CHUNK_BYTES))
     form = Form({}, [path])
-    path.write_bytes(bytes(PIECE))
+    path.write_bytes(bytes(CHUNK_BYTES))
 
     async def speak(seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await whole_body(seen, reader)
 
     async with receiving(speak) as url:
-        with pytest.raises(UploadError, match="became shorter"):
+        with pytest.raises(UploadError, match="was truncated"):
             await send_over(road, url, form)
 
 
@@ -463,13 +463,13 @@ def test_a_slow_upload_that_goes_on_is_not_timed_out() -> None:
 
 
 async def test_an_application_in_this_process_asks_for_every_piece() -> None:
-    file = Measured(100 * PIECE, seekable=False)
+    file = Measured(100 * CHUNK_BYTES, seekable=False)
     ahead: list[int] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         got = 0
         while (message := await receive())["more_body"]:
-            assert len(message["body"]) <= PIECE
+            assert len(message["body"]) <= CHUNK_BYTES
             got += len(message["body"])
             ahead.append(file.at - got)
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -481,7 +481,7 @@ async def test_an_application_in_this_process_asks_for_every_piece() -> None:
     await stream.close()
     assert file.at == file.size
     assert max(ahead) <= 0, "something was read before it was asked for"
-    assert file.largest <= PIECE
+    assert file.largest <= CHUNK_BYTES
 
 
 async def test_an_application_sees_a_file_that_cannot_be_read_as_a_caller_who_hung_up() -> None:

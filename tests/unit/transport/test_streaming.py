@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from dataclasses import replace
 
 import pytest
 
 from tests.unit.transport.loopback import Loopback, Seen, Speak, loopback
 from tinkex._transport.base import Request
 from tinkex._transport.http import HttpTransport
-from tinkex._transport.streaming import PlainStream, Stream
+from tinkex._transport.http1_stream import Http1Stream
+from tinkex._transport.streaming import ResponseStream
 from tinkex.config import Config
 from tinkex.errors import APIConnectionError, APITimeoutError
 
@@ -27,11 +29,11 @@ def speak(*parts: bytes, close: bool = False) -> Speak:
     return say
 
 
-async def opened(server: Loopback, request: Request = ASKED) -> PlainStream:
-    return await PlainStream.open(server.url, request)
+async def opened(server: Loopback, request: Request = ASKED) -> Http1Stream:
+    return await Http1Stream.open(server.url, request)
 
 
-async def whole(stream: Stream) -> bytes:
+async def whole(stream: ResponseStream) -> bytes:
     body = b""
     try:
         while piece := await stream.read():
@@ -84,7 +86,7 @@ def test_a_piece_is_there_before_the_next_one_is_sent() -> None:
 def test_a_reply_that_breaks_off_or_is_no_http_is_a_connection_error(said: bytes) -> None:
     async def run() -> None:
         async with loopback(speak(said, close=True)) as server:
-            with pytest.raises(APIConnectionError, match="no answer"):
+            with pytest.raises(APIConnectionError, match="no reply"):
                 await whole(await opened(server))
 
     asyncio.run(run())
@@ -140,7 +142,7 @@ def test_a_stream_that_was_packed_on_the_way_is_unpacked_piece_by_piece(step: in
 def test_a_reply_that_is_packed_wrongly_or_lies_about_its_size_is_a_connection_error(said: bytes) -> None:
     async def run() -> None:
         async with loopback(speak(said, close=True)) as server:
-            with pytest.raises(APIConnectionError, match="no answer"):
+            with pytest.raises(APIConnectionError, match="no reply"):
                 await whole(await opened(server))
 
     asyncio.run(run())
@@ -170,7 +172,7 @@ def test_the_same_goes_for_replies_through_a_proxy(said: bytes) -> None:
         async with loopback(speak(said, close=True)) as server:
             transport = HttpTransport(Config(base_url="http://behind.it", proxy=server.url, api_key="tml-x"))
             try:
-                with pytest.raises(APIConnectionError, match="no answer"):
+                with pytest.raises(APIConnectionError, match="no reply"):
                     await whole(await transport.stream(ASKED))
             finally:
                 await transport.close()
@@ -195,7 +197,7 @@ def test_a_server_that_is_not_there_is_a_connection_error() -> None:
         async with loopback(speak(b"")) as server:
             url = server.url
         with pytest.raises(APIConnectionError, match="refused"):
-            await PlainStream.open(url, ASKED)
+            await Http1Stream.open(url, ASKED)
 
     asyncio.run(run())
 
@@ -219,5 +221,40 @@ def test_closing_the_stream_ends_the_connection() -> None:
             await stream.read()
             await stream.close()
             await asyncio.wait_for(gone.wait(), 20)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("proxied", [False, True], ids=["plain", "library"])
+def test_pool_size_bounds_the_streams_of_a_purpose(proxied: bool) -> None:
+    """A stream over the limit waits until another one is closed, and fails when its timeout is over."""
+
+    async def run() -> None:
+        async with loopback(speak(HEAD, b"2\r\nok\r\n")) as server:
+            proxy = server.url if proxied else None
+            config = Config(base_url="http://behind.it" if proxied else server.url, proxy=proxy, pool_size=2)
+            transport = HttpTransport(config)
+            first, second = await transport.stream(ASKED), await transport.stream(ASKED)
+            with pytest.raises(APITimeoutError):
+                await transport.stream(replace(ASKED, timeout=0.2))
+            other = await transport.stream(replace(ASKED, purpose="download"))
+            waiting = asyncio.ensure_future(transport.stream(ASKED))
+            await first.close()
+            third = await asyncio.wait_for(waiting, 20)
+            assert server.connections == 4
+            for stream in (second, third, other):
+                await stream.close()
+            await transport.close()
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_fails_to_open_frees_its_place() -> None:
+    async def run() -> None:
+        async with loopback(speak(b"nonsense\r\n\r\n", close=True)) as server:
+            transport = HttpTransport(Config(base_url=server.url, pool_size=1))
+            for _ in range(3):
+                with pytest.raises(APIConnectionError, match="no status line"):
+                    await transport.stream(ASKED)
 
     asyncio.run(run())

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.scripted import ScriptedServer, over_http
-from tests.unit.transport.tls import Certificates, certificates, proxy, secure
+from tests.unit.transport.proxies import http_proxy
+from tests.unit.transport.tls import Certificates, certificates, secure
 from tinkex import APIConnectionError, Config, ConfigError, RestClient, ServiceClient, types
-from tinkex._transport.retry import NEVER
+from tinkex._transport.retry import NO_RETRIES
 
 PARAMS = types.SamplingParams(max_tokens=3)
 KEY = "tml-test-0123456789"
@@ -95,7 +96,7 @@ def test_https_goes_through_a_tunnel_and_http_by_its_whole_address(
     files: Certificates, address: Any, headers: dict[str, str], expected: str | None
 ) -> None:
     scripted = ScriptedServer()
-    with proxy() as between, secure(scripted, files) as server, over_http(scripted) as plain_url:
+    with http_proxy() as between, secure(scripted, files) as server, over_http(scripted) as plain_url:
         for url in (server.url, plain_url):
             config = Config(
                 api_key=KEY,
@@ -121,14 +122,14 @@ def test_https_goes_through_a_tunnel_and_http_by_its_whole_address(
 def test_a_proxy_that_is_not_there_is_said_so() -> None:
     config = Config(api_key=KEY, base_url="http://127.0.0.1:9", proxy="http://user:hidden@127.0.0.1:1")
     rest = RestClient(config=config)
-    rest._caller.policy = NEVER
+    rest._caller.policy = NO_RETRIES
     with pytest.raises(APIConnectionError, match=r"through the proxy http://…@127\.0\.0\.1:1") as lost:
         rest.get_sampler("x").result(30)
     assert "hidden" not in str(lost.value)
 
 
 def test_the_environment_names_the_proxy_and_its_headers(monkeypatch: pytest.MonkeyPatch) -> None:
-    with proxy() as between, over_http(ScriptedServer()) as url:
+    with http_proxy() as between, over_http(ScriptedServer()) as url:
         monkeypatch.setenv("TINKEX_PROXY", between.url)
         monkeypatch.setenv("TINKEX_PROXY_HEADERS", '[["x-route", "b"]]')
         rest = RestClient(base_url=url, api_key=KEY)

@@ -1,4 +1,4 @@
-"""A private certificate authority, a server that speaks HTTP/2 over TLS, and a proxy, all on the loopback."""
+"""A private certificate authority, and a server that speaks HTTP/2 over TLS on the loopback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -107,7 +107,8 @@ class SecureServer:
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
-        given = self.scripted.handle(Request(scope["method"], scope["path"], headers, body))
+        query = dict(parse_qsl(scope["query_string"].decode()))
+        given = self.scripted.handle(Request(scope["method"], scope["path"], headers, body, query))
         answer = given if isinstance(given, Reply) else await given
         sent = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
         await send({"type": "http.response.start", "status": answer.status, "headers": sent})
@@ -134,67 +135,13 @@ def secure(scripted: ScriptedServer, files: Certificates) -> Iterator[SecureServ
             if not stop.is_set():  # at the end, data that crosses the goodbye on the wire is no fault
                 raise
 
-    with _in_background(run):
+    with in_background(run):
         yield server
 
 
-@dataclass
-class Proxy:
-    """``heads`` are the first lines and headers that came from the client."""
-
-    url: str = ""
-    heads: list[tuple[str, dict[str, str]]] = field(default_factory=list)
-
-
 @contextmanager
-def proxy() -> Iterator[Proxy]:
-    """A proxy that tunnels what is asked by CONNECT and passes on what is asked by its whole address."""
-    state = Proxy()
-    listening = socket.create_server(("127.0.0.1", 0))
-    state.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-
-    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-            first, *lines = head.rstrip().split("\r\n")
-            headers = {n.lower(): v.strip() for n, _, v in (line.partition(":") for line in lines)}
-            state.heads.append((first, headers))
-            method, target, _ = first.split(" ")
-            parts = urlsplit(f"//{target}" if method == "CONNECT" else target)
-            onward_reader, onward = await asyncio.open_connection(parts.hostname, parts.port)
-            if method == "CONNECT":
-                writer.write(b"HTTP/1.1 200 Connected\r\n\r\n")
-            else:
-                kept = [line for line in lines if not line.lower().startswith("proxy-")]
-                onward.write(
-                    "\r\n".join(
-                        [f"{method} {parts.path} HTTP/1.1", "connection: close", *kept, "", ""]
-                    ).encode()
-                )
-            await asyncio.gather(_pour(reader, onward), _pour(onward_reader, writer))
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # one of the two went away
-        finally:
-            writer.close()
-
-    async def run(stop: asyncio.Event) -> None:
-        server = await asyncio.start_server(converse, sock=listening)
-        await stop.wait()
-        server.close()
-
-    with _in_background(run):
-        yield state
-
-
-async def _pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
-    writer.close()
-
-
-@contextmanager
-def _in_background(run: Callable[[asyncio.Event], Awaitable[None]]) -> Iterator[None]:
+def in_background(run: Callable[[asyncio.Event], Awaitable[None]]) -> Iterator[None]:
+    """Runs a server on an event loop of its own until the block ends."""
     started = threading.Event()
     handles: dict[str, Any] = {}
 
