@@ -29,7 +29,7 @@ from tinkex.types import telemetry as wire
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller
-    from tinkex.observability.events import Event, Sink
+    from tinkex.observability.events import Event
 
 __all__ = ["Reporter", "TelemetrySink"]
 
@@ -246,11 +246,10 @@ def _status_of(error: BaseException) -> int | None:
 
 
 class TelemetrySink:
-    """Passes every event on, and reports those that are worth it."""
+    """Subscribes a reporter to a client's events: it reports those that are on the list."""
 
-    def __init__(self, reporter: Reporter, then: Sink) -> None:
+    def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        self._then = then
 
     def emit(self, event: Event) -> None:
         """Takes one event."""
@@ -258,4 +257,3 @@ class TelemetrySink:
         # Troubles of telemetry itself are not reported: they would cause more of them.
         if data is not None and data.get("purpose") != "telemetry":
             self._reporter.log(f"tinkex.{type(event).__name__}", data)
-        self._then.emit(event)
