@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -18,7 +19,7 @@ from tinkex.engine.inbox import Inbox
 from tinkex.engine.intake.admission import Admission
 from tinkex.engine.integrity import CheckpointIntegrity
 from tinkex.engine.lanes.factory import make_backend
-from tinkex.engine.lanes.interface import Backend, WorkerLost
+from tinkex.engine.lanes.interface import Backend, BatchStats, WorkerLost
 from tinkex.engine.lanes.lane import Lane
 from tinkex.engine.loop import EngineLoop
 from tinkex.engine.operation import OperationRequest
@@ -26,7 +27,7 @@ from tinkex.engine.running import spans
 from tinkex.engine.running.feeds import TokenFeed
 from tinkex.engine.running.table import OperationTable, QueueState
 from tinkex.engine.served_models import ServedModel, ServedModels
-from tinkex.engine.stats import EngineStats, read_stats
+from tinkex.engine.stats import EngineStats, ModelStats
 from tinkex.engine.store import CheckpointRow, FinishedRow, FutureRow, FutureStatus, Outcome, Store
 from tinkex.errors import Expired, ModelUnavailable, StorageUnavailable, UnknownObject
 from tinkex.types import CreateCustomLossRequest, UntypedAPIFuture
@@ -241,7 +242,37 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """What the engine does and holds at the moment."""
-        return read_stats(self, self._table, self._loop, time.monotonic() - self._started_at)
+        store = self.store
+        savepoints = store.savepoints.all()
+        database = store.database.path
+        files = [database, database.with_name(f"{database.name}-wal")]
+        return EngineStats(
+            state=self.health.state,
+            troubles=self.health.troubles,
+            uptime_s=time.monotonic() - self._started_at,
+            operations=self._table.depths(),
+            models=self._model_stats(),
+            kv_limit_bytes=self.config.kv_cache_bytes,
+            used=self._loop.committer.usage_totals,
+            live_runs=self._loop.num_live_runs,
+            polls=len(self._loop.waiters),
+            journal_rows=len(store.journal),
+            savepoints=len(savepoints),
+            savepoint_bytes=sum(row.size_bytes for row in savepoints),
+            checkpoint_bytes=store.checkpoints.total_bytes(None, time.time()),
+            database_bytes=sum(file.stat().st_size for file in files if file.exists()),
+            free_disk_bytes=shutil.disk_usage(store.root).free,
+            worker=self.backend.status,
+        )
+
+    def _model_stats(self) -> Sequence[ModelStats]:
+        found: dict[str, ModelStats] = {}
+        for name in self.models.names:
+            model = self.models.find(name)
+            compute = model.info.computes_with if model.known else ""
+            batch = self._loop.batches.stats.get(model.source, BatchStats())
+            found.setdefault(model.source, ModelStats(name, compute, batch))
+        return list(found.values())
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
         """A block during which operations are accepted and queued, and none is started.

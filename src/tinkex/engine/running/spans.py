@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tinkex.engine.operation import Operation
 from tinkex.engine.store import FutureStatus, Outcome
-from tinkex.tracing import find_tracer, harmless
+from tinkex.observability.tracing import find_tracer, harmless
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

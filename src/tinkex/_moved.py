@@ -1,0 +1,78 @@
+"""Module paths of 0.1: each is importable until 0.3, with a ``DeprecationWarning`` that names the new path.
+
+A path resolves to the module at its new place, so both paths give identical objects, and pickles that name the old one
+load.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+__all__ = ["MOVED", "find_moved", "load_moved"]
+
+MOVED: Mapping[str, str] = {
+    "tinkex.added_tokens": "tinkex.tokenizers.added_tokens",
+    "tinkex.chat_template": "tinkex.tokenizers.chat_template",
+    "tinkex.config_values": "tinkex.config.values",
+    "tinkex.credentials": "tinkex.config.credentials",
+    "tinkex.custom_loss": "tinkex.losses.custom",
+    "tinkex.downloads": "tinkex.checkpoints",
+    "tinkex.downloads.checkpoints": "tinkex.checkpoints.download",
+    "tinkex.downloads.extraction": "tinkex.checkpoints.extraction",
+    "tinkex.downloads.files": "tinkex.checkpoints.files",
+    "tinkex.events": "tinkex.observability.events",
+    "tinkex.gguf_metadata": "tinkex.tokenizers.gguf_metadata",
+    "tinkex.gguf_tokenizer": "tinkex.tokenizers.gguf_tokenizer",
+    "tinkex.hub_push": "tinkex.checkpoints.push",
+    "tinkex.metrics": "tinkex.observability.metrics",
+    "tinkex.regularizers": "tinkex.losses.regularizers",
+    "tinkex.regularizers.distributions": "tinkex.losses.regularizers.distributions",
+    "tinkex.regularizers.norms": "tinkex.losses.regularizers.norms",
+    "tinkex.regularizers.pipeline": "tinkex.losses.regularizers.pipeline",
+    "tinkex.regularizers.positions": "tinkex.losses.regularizers.positions",
+    "tinkex.regularizers.structure": "tinkex.losses.regularizers.structure",
+    "tinkex.request_options": "tinkex.config.request_options",
+    "tinkex.telemetry": "tinkex.observability.telemetry",
+    "tinkex.telemetry.capture": "tinkex.observability.telemetry.capture",
+    "tinkex.telemetry.redaction": "tinkex.observability.telemetry.redaction",
+    "tinkex.telemetry.reporter": "tinkex.observability.telemetry.reporter",
+    "tinkex.terminal": "tinkex.observability.terminal",
+    "tinkex.terminal.loading": "tinkex.observability.terminal.loading",
+    "tinkex.terminal.plot": "tinkex.observability.terminal.plot",
+    "tinkex.terminal.training": "tinkex.observability.terminal.training",
+    "tinkex.traced_loss": "tinkex.losses.traced",
+    "tinkex.tracing": "tinkex.observability.tracing",
+}
+
+
+def load_moved(old: str, *, stacklevel: int) -> ModuleType:
+    """Returns the module that ``old`` is called now, and enters it in ``sys.modules`` under ``old`` too."""
+    warnings.warn(
+        f"{old} is now {MOVED[old]}; the old path is removed in 0.3",
+        DeprecationWarning,
+        stacklevel=stacklevel + 1,
+    )
+    for path, new in MOVED.items():
+        # With the modules inside: the import system would find their files in the package, and load them twice.
+        if path == old or path.startswith(f"{old}."):
+            sys.modules[path] = import_module(new)
+    return sys.modules[old]
+
+
+def find_moved(name: str) -> ModuleSpec | None:
+    """Returns how to load a path of the table; None for every other name."""
+    return ModuleSpec(name, MovedLoader()) if name in MOVED else None
+
+
+class MovedLoader(Loader):
+    """Loads an old path: what it stands for takes the place of the module that the import system makes."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Enters the module at the new path in ``sys.modules``."""
+        load_moved(module.__name__, stacklevel=2)
