@@ -76,6 +76,8 @@ class Reporter:
         """Events that were lost, because the queue was full or the server did not take them."""
         self._num_lost = 0
         """Those of them that were queued."""
+        self._num_lost_known = 0
+        """Those of these that ``wait_until_drained`` has reported."""
 
     # ---- for the program ----
 
@@ -118,13 +120,18 @@ class Reporter:
             background().loop.call_soon_threadsafe(self._soon.set)
 
     def wait_until_drained(self, timeout: float = 30.0) -> bool:
-        """Waits until nothing is queued any more, for a bounded time; says whether all of it reached the server."""
+        """Waits until nothing is queued any more, for a bounded time.
+
+        Returns whether everything that was reported since the last call has reached the server.
+        """
         if background().is_current_thread:
             return self._drained.is_set()
         self._notice_fork()
-        lost = self._num_lost
         self.flush()
-        return self._drained.wait(min(timeout, threading.TIMEOUT_MAX)) and self._num_lost == lost
+        drained = self._drained.wait(min(timeout, threading.TIMEOUT_MAX))
+        with self._lock:
+            known, self._num_lost_known = self._num_lost_known, self._num_lost
+            return drained and self._num_lost == known
 
     # ---- for the session ----
 

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -452,3 +453,16 @@ def test_a_circuit_that_opens_is_reported() -> None:
         assert reporter_of(service).wait_until_drained(30)
     changed = [event for event in collector.events if event.get("event_name") == "tinkex.CircuitChanged"]
     assert [event["event_data"]["state"] for event in changed] == ["open"]
+
+
+def test_a_report_that_was_lost_before_anybody_waits_counts_as_lost() -> None:
+    collector = Collector(status=400)
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = reporter_of(service)
+        reporter.log_exception(RuntimeError(), fatal=True)  # sent without being waited for
+        deadline = time.monotonic() + 30
+        while reporter.num_dropped < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert not reporter.wait_until_drained(30)
+        assert reporter.wait_until_drained(30), "nothing was reported since"
