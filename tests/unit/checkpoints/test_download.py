@@ -200,3 +200,24 @@ def test_an_interrupted_archive_of_our_server_is_resumed(
     )
     assert told[0] == half
     assert tensors(found.directory)
+
+
+def test_a_checkpoint_of_the_embedded_engine_is_extracted_from_the_archive_that_the_engine_wrote(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKEX_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TINKEX_MODELS", f"tiny/llama={tiny_model}")
+    reported: list[tuple[str, int, int | None]] = []
+
+    def look(name: str, done: int, total: int | None) -> None:
+        reported.append((name, done, total))
+        assert not list(tmp_path.glob(".*.partial/archive.tar*")), "there is no second copy of it"
+
+    with tinkex.ServiceClient(base_url="local") as service:
+        training = service.create_lora_training_client("tiny/llama", rank=4)
+        path = str(training.save_state("kept").result().path)
+        found = download_checkpoint(path, tmp_path, base_url="local", progress=look)
+    assert verify(found.directory) == found.num_bytes
+    assert (found.directory / "optimizer.safetensors").exists()
+    assert [(done, total) for _, done, total in reported][-1] == (reported[-1][1], reported[-1][1])
+    assert not list(tmp_path.glob(".*"))

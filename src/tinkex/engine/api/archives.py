@@ -1,4 +1,4 @@
-"""A directory as one tar file that is never written: its bytes are known in advance, and sent from any place on."""
+"""A directory as a tar archive that is computed while it is read: its size is known in advance, and any range can be read."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-BLOCK = 512
-CHUNK = 1024 * 1024
+BLOCK_BYTES = 512
+CHUNK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Some bytes of the archive: given, or the content of a file."""
+class ArchivePart:
+    """Consecutive bytes of the archive: literal content, or that of a file."""
 
     size: int
     content: bytes = b""
@@ -21,7 +21,7 @@ class Piece:
 
 
 class Archive:
-    """The tar of the plain files of one directory, flat and in order; the same files give the same bytes.
+    """The tar archive of the regular files of one directory, flat and sorted; equal files give equal bytes.
 
     >>> import io, tempfile
     >>> with tempfile.TemporaryDirectory() as directory:
@@ -33,7 +33,7 @@ class Archive:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._pieces: list[Piece] = []
+        self._parts: list[ArchivePart] = []
         for file in sorted(directory.iterdir()):
             if file.is_symlink() or not file.is_file():
                 continue
@@ -41,33 +41,38 @@ class Archive:
             member = tarfile.TarInfo(file.name)
             member.size, member.mtime, member.mode = status.st_size, int(status.st_mtime), 0o644
             self._add(member.tobuf(tarfile.GNU_FORMAT))
-            self._pieces.append(Piece(status.st_size, file=file))
-            self._add(b"\0" * (-status.st_size % BLOCK))
-        self._add(b"\0" * 2 * BLOCK)
-        self.size = sum(piece.size for piece in self._pieces)
+            self._parts.append(ArchivePart(status.st_size, file=file))
+            self._add(b"\0" * (-status.st_size % BLOCK_BYTES))
+        self._add(b"\0" * 2 * BLOCK_BYTES)
+        self.size = sum(part.size for part in self._parts)
 
     def _add(self, content: bytes) -> None:
-        self._pieces.append(Piece(len(content), content))
+        self._parts.append(ArchivePart(len(content), content))
 
     def read(self, start: int, stop: int) -> Iterator[bytes]:
-        """The bytes from ``start`` up to ``stop``."""
+        """Yields the bytes from ``start`` up to ``stop``; raises ``EOFError`` if a file was truncated meanwhile."""
         offset = 0
-        for piece in self._pieces:
-            first, last = max(start - offset, 0), min(stop - offset, piece.size)
+        for part in self._parts:
+            first, last = max(start - offset, 0), min(stop - offset, part.size)
             if first < last:
-                if piece.file is None:
-                    yield piece.content[first:last]
+                if part.file is None:
+                    yield part.content[first:last]
                 else:
-                    yield from _read(piece.file, first, last)
-            offset += piece.size
+                    yield from _read(part.file, first, last)
+            offset += part.size
+
+    def write(self, target: Path) -> None:
+        """Writes the whole archive to a file; blocks."""
+        with target.open("wb") as file:
+            file.writelines(self.read(0, self.size))
 
 
 def _read(file: Path, first: int, last: int) -> Iterator[bytes]:
     with file.open("rb") as content:
         content.seek(first)
         while first < last:
-            chunk = content.read(min(CHUNK, last - first))
+            chunk = content.read(min(CHUNK_BYTES, last - first))
             if not chunk:
-                raise EOFError(f"{file.name} is shorter than it was")
+                raise EOFError(f"{file.name} was truncated")
             first += len(chunk)
             yield chunk

@@ -1,15 +1,17 @@
-"""Downloads: addresses that anyone can fetch without a key for a while, because this server signed them.
+"""Downloads: URLs that this server signs, and that anyone can fetch without a key until they expire.
 
-Clients fetch them with plain HTTP and no headers. An address names what it is for, and nothing else can be reached by it:
-file names come from the directory itself, never from the address.
+Clients fetch them without any headers. A URL is valid for one file only: file names come from the directory itself,
+never from the URL. Callers in this process, who cannot fetch a URL of it, get the URLs of files on disk.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
+import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from pathlib import Path
@@ -28,69 +30,72 @@ from tinkex.engine.store import CheckpointKind, CheckpointRow
 from tinkex.errors import Expired, InvalidInput, UnknownObject
 from tinkex.types import CheckpointArchiveUrlResponse, ExternalWeightsUrlsResponse, TraceExportResponse
 
-DOWNLOADS = "download"
-LIFE_S = 3600.0
+PURPOSE = "download"
+URL_TTL_S = 3600.0
 NOT_EXPORTED = frozenset({"manifest.json"})
-"""Files of ours that mean nothing elsewhere."""
+"""Files that mean nothing outside of this server."""
 
 
 async def external_weights_urls(call: Call) -> Reply:
-    """An address for each file of exported weights."""
+    """A URL for each file of exported weights."""
     checkpoint = _checkpoint(call)
     if checkpoint.kind is not CheckpointKind.EXTERNAL_WEIGHTS:
         raise InvalidInput(
-            f"{checkpoint.path} is no export; make one with save_weights_external, or fetch its archive."
+            f"{checkpoint.path} is not an export; make one with save_weights_external, or fetch its archive."
         )
     directory = call.engine.store.directories.resolve(checkpoint.directory)
-    expires = time.time() + LIFE_S
+    expires = time.time() + URL_TTL_S
     urls = {
         file.name: file.as_uri()
         if call.is_embedded
-        else _address(call, {**_names(call, checkpoint), "file": file.name}, file.name, expires)
+        else _signed_url(call, {**_claims(call, checkpoint), "file": file.name}, file.name, expires)
         for file in _files(directory)
         if file.name not in NOT_EXPORTED
     }
-    return ExternalWeightsUrlsResponse(urls=urls, expires=_moment(expires))
+    return ExternalWeightsUrlsResponse(urls=urls, expires=_datetime(expires))
 
 
 async def checkpoint_archive(call: Call) -> Reply:
-    """The way to a checkpoint as one tar file: a redirect to an address that works for an hour."""
+    """A redirect to a checkpoint as one tar file, by a URL that is valid for an hour."""
     checkpoint = _checkpoint(call)
-    expires, name = time.time() + LIFE_S, f"{checkpoint.name}.tar"
+    expires, name = time.time() + URL_TTL_S, f"{checkpoint.name}.tar"
     if call.is_embedded:
         archive = Archive(call.engine.store.directories.resolve(checkpoint.directory))
-        url = _written(call, name, archive.read(0, archive.size))
+        try:
+            url = await _write_file(call, name, archive.write)
+        except (FileNotFoundError, EOFError) as error:
+            raise Expired(f"{checkpoint.path} was deleted while its archive was being written.") from error
     else:
-        url = _address(call, {**_names(call, checkpoint), "archive": True}, name, expires)
-    reply = json_response(CheckpointArchiveUrlResponse(url=url, expires=_moment(expires)), 302)
+        url = _signed_url(call, {**_claims(call, checkpoint), "archive": True}, name, expires)
+    reply = json_response(CheckpointArchiveUrlResponse(url=url, expires=_datetime(expires)), 302)
     reply.headers["location"] = url
-    reply.headers["expires"] = format_datetime(_moment(expires), usegmt=True)
+    reply.headers["expires"] = format_datetime(_datetime(expires), usegmt=True)
     return reply
 
 
 async def export_session_trace(call: Call) -> Reply:
-    """The way to a session's timeline, for a trace viewer."""
+    """A URL of a session's timeline, for a trace viewer."""
     session_id, name = call.parameters["session_id"], f"{call.parameters['session_id']}.json"
     trace = trace_of(call.engine.store, call.owner, session_id)
     if call.is_embedded:
-        url = _written(call, name, iter([trace]))
+        url = await _write_file(call, name, lambda file: file.write_bytes(trace))
     else:
         claims = {"owner": call.owner, "session": session_id}
-        url = _address(call, claims, name, time.time() + LIFE_S)
+        url = _signed_url(call, claims, name, time.time() + URL_TTL_S)
     return TraceExportResponse(status="ready", url=url)
 
 
 async def download(call: Call) -> Reply:
-    """What a signed address stands for."""
-    claims = signer_of(call.engine).read(DOWNLOADS, call.parameters["token"], time.time())
+    """The file behind a signed URL."""
+    claims = signer_of(call.engine).read(PURPOSE, call.parameters["token"], time.time())
     if claims is None:
-        raise Expired("this address was not made by this server, or its time is over; ask for a new one.")
+        raise Expired("this URL was not signed by this server, or has expired; request a new one.")
     if "session" in claims:
         trace = trace_of(call.engine.store, claims["owner"], claims["session"])
         return Response(trace, media_type="application/json")
     checkpoint = find_checkpoint(call.engine.store, claims["owner"], claims["path"])
     if checkpoint.directory != claims["directory"]:
-        raise Expired(f"{checkpoint.path} was replaced since this address was made; ask for a new one.")
+        raise Expired(f"{checkpoint.path} was replaced since this URL was signed; request a new one.")
     call.engine.integrity.check(checkpoint)
     directory = call.engine.store.directories.resolve(checkpoint.directory)
     if "archive" in claims:
@@ -103,9 +108,10 @@ async def download(call: Call) -> Reply:
 
 def _send_archive(call: Call, archive: Archive, name: str) -> Response:
     start, stop, status = 0, archive.size, 200
-    wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", call.headers.get("range", ""))
-    if wanted is not None:
-        start, stop = int(wanted[1]), min(int(wanted[2]) + 1 if wanted[2] else archive.size, archive.size)
+    requested = re.fullmatch(r"bytes=(\d+)-(\d*)", call.headers.get("range", ""))
+    if requested is not None:
+        start = int(requested[1])
+        stop = min(int(requested[2]) + 1 if requested[2] else archive.size, archive.size)
         if start >= stop:
             return Response(status_code=416, headers={"content-range": f"bytes */{archive.size}"})
         status = 206
@@ -125,23 +131,26 @@ def _checkpoint(call: Call) -> CheckpointRow:
     return checkpoint
 
 
-def _names(call: Call, checkpoint: CheckpointRow) -> dict[str, Any]:
-    # The caller, not the owner: an address of a public checkpoint ends when it is unpublished.
+def _claims(call: Call, checkpoint: CheckpointRow) -> dict[str, Any]:
+    # The caller, not the owner: a URL of a public checkpoint is invalid once that is unpublished.
     return {"owner": call.owner, "path": checkpoint.path, "directory": checkpoint.directory}
 
 
-def _address(call: Call, claims: Mapping[str, Any], name: str, expires: float) -> str:
-    token = signer_of(call.engine).issue(DOWNLOADS, claims, expires)
+def _signed_url(call: Call, claims: Mapping[str, Any], name: str, expires: float) -> str:
+    token = signer_of(call.engine).issue(PURPOSE, claims, expires)
     return f"{call.origin}/api/v1/downloads/{token}/{quote(name)}"
 
 
-def _written(call: Call, name: str, content: Iterator[bytes]) -> str:
-    """For callers in this process, who reach no address of it: a file to read."""
+async def _write_file(call: Call, name: str, write: Callable[[Path], object]) -> str:
+    """Writes a file for a caller in this process and returns its URL; in a thread, because it is the caller's loop."""
     folder = call.engine.store.directories.downloads() / secrets.token_hex(8)
     folder.mkdir(mode=0o700)
     file = folder / name
-    with file.open("wb") as written:
-        written.writelines(content)
+    try:
+        await asyncio.to_thread(write, file)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return file.as_uri()
 
 
@@ -149,7 +158,7 @@ def _files(directory: Path) -> list[Path]:
     return sorted(file for file in directory.iterdir() if file.is_file() and not file.is_symlink())
 
 
-def _moment(seconds: float) -> datetime:
+def _datetime(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 

@@ -33,7 +33,8 @@ class Answer:
 class Client:
     app: Any
     key: str | None = None
-    host: str = "127.0.0.1"
+    host: str | None = "127.0.0.1"
+    """None: a caller in this process."""
 
     def call(
         self,
@@ -67,7 +68,7 @@ class Client:
             "query_string": parts.query.encode(),
             "root_path": "",
             "headers": [(name.lower().encode(), value.encode()) for name, value in given.items()],
-            "client": (self.host, 1),
+            "client": None if self.host is None else (self.host, 1),
             "server": ("127.0.0.1", 80),
         }
         # Two pieces, as a socket would bring them.

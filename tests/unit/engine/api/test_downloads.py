@@ -6,7 +6,11 @@ import asyncio
 import io
 import json
 import tarfile
+import threading
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -232,34 +236,78 @@ def test_the_secret_of_another_account_is_never_written_down(
 def test_callers_in_the_process_get_files_to_read(engine: Engine, ada: Client) -> None:
     run = ada.create()
     path, exported = save(ada, run, 1), export(ada, run, 2).json["path"]
-
-    def embedded(url: str) -> Answer:
-        sent: list[dict[str, Any]] = []
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def send(message: dict[str, Any]) -> None:
-            sent.append(message)
-
-        scope = {
-            "type": "http", "http_version": "1.1", "method": "GET", "scheme": "http", "path": url, "query_string": b"",
-            "root_path": "", "headers": [(b"x-api-key", (ada.key or "").encode())], "client": None, "server": ("local", None),
-        }  # fmt: skip
-        asyncio.run(ada.app(scope, receive, send))
-        headers = {k.decode(): v.decode() for k, v in sent[0]["headers"]}
-        return Answer(sent[0]["status"], headers, b"".join(m.get("body", b"") for m in sent[1:]))
-
-    base = f"/api/v1/training_runs/{run}/checkpoints"
-    links = embedded(f"{base}/external_weights/out/external_weights_urls").json["urls"]
+    embedded = Client(ada.app, ada.key, host=None)
+    links = urls(embedded, exported).json["urls"]
     with urlopen(links["adapter_config.json"]) as file:
         assert json.loads(file.read())["r"] == 4
-    location = embedded(f"{base}/weights/kept/archive").headers["location"]
+    location = archive(embedded, path).headers["location"]
     with urlopen(location) as file, tarfile.open(fileobj=io.BytesIO(file.read())) as tar:
         assert "manifest.json" in tar.getnames()
     assert Path(urlsplit(links["adapter_config.json"]).path).is_relative_to(engine.store.root)
-    assert exported
-    assert path
+
+
+@asynccontextmanager
+async def no_free_thread() -> AsyncIterator[Callable[[], None]]:
+    """Work in threads of this loop does not begin before the function is called."""
+    release = threading.Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    blocking = asyncio.get_running_loop().run_in_executor(None, release.wait)
+    try:
+        yield release.set
+    finally:
+        release.set()
+        await blocking
+
+
+async def started(engine: Engine, call: Awaitable[Answer]) -> asyncio.Future[Answer]:
+    """The call as a task, once the engine has begun to write a file for it."""
+    before = set(engine.store.directories.downloads().iterdir())
+    task = asyncio.ensure_future(call)
+    while set(engine.store.directories.downloads().iterdir()) == before:  # noqa: ASYNC110 - no event tells it
+        await asyncio.sleep(0)
+    return task
+
+
+def archive_path(path: str) -> str:
+    run, kind, name = path.removeprefix("tinker://").split("/")
+    return f"/api/v1/training_runs/{run}/checkpoints/{kind}/{name}/archive"
+
+
+def test_other_calls_on_the_loop_complete_while_an_archive_is_written(engine: Engine, ada: Client) -> None:
+    path = save(ada, ada.create(), 1)
+    embedded = Client(ada.app, ada.key, host=None)
+
+    async def run() -> Answer:
+        async with no_free_thread() as release:
+            writing = await started(engine, embedded.acall("GET", archive_path(path)))
+            for _ in range(3):
+                assert (await embedded.acall("GET", "/api/v1/healthz")).status == 200
+                assert (await embedded.acall("GET", "/api/v1/training_runs")).status == 200
+            assert not writing.done()
+            release()
+            return await writing
+
+    written = asyncio.run(run())
+    with tarfile.open(urlsplit(written.headers["location"]).path) as tar:
+        assert "adapter_model.safetensors" in tar.getnames()
+
+
+def test_a_checkpoint_deleted_while_its_archive_is_written_is_gone(engine: Engine, ada: Client) -> None:
+    path = save(ada, ada.create(), 1)
+    embedded = Client(ada.app, ada.key, host=None)
+    before = set(engine.store.directories.downloads().iterdir())
+
+    async def run() -> Answer:
+        async with no_free_thread() as release:
+            writing = await started(engine, embedded.acall("GET", archive_path(path)))
+            deleted = await embedded.acall("DELETE", archive_path(path).removesuffix("/archive"))
+            assert deleted.status == 200
+            release()
+            return await writing
+
+    answer = asyncio.run(run())
+    assert (answer.status, path in answer.detail) == (410, True)
+    assert set(engine.store.directories.downloads().iterdir()) == before, "nothing is left of it"
 
 
 def test_exports_are_not_listed_to_clients_that_cannot_read_them(ada: Client) -> None:
