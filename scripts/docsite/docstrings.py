@@ -1,11 +1,11 @@
-"""Docstrings as Markdown: roles become code, ``::`` blocks and doctests become fenced code."""
+"""What the API pages show of the code: docstrings as Markdown, and what a blocking method returns to its caller."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from griffe import Extension, Object
+from griffe import ExprSubscript, Extension, Function, Object
 
 ROLE = re.compile(r":(?:class|meth|func|mod|attr|data|exc):`~?\.?([^`]+)`")
 FENCE = "```"
@@ -63,9 +63,18 @@ def _dedented(block: list[str]) -> list[str]:
 
 
 class MarkdownDocstrings(Extension):
-    """Rewrites every docstring that is loaded."""
+    """Rewrites every docstring that is loaded, and the return types of methods that are decorated with ``blocking``."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         """Called for each object that has been read."""
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value)
+        if isinstance(obj, Function) and any(each.value.name == "blocking" for each in _names(obj)):
+            returns = obj.returns
+            assert isinstance(returns, ExprSubscript), f"{obj.path} is blocking, and returns no future"
+            obj.returns = returns.slice
+            obj.decorators = []
+
+
+def _names(function: Function) -> list[Any]:
+    return [each for each in function.decorators if hasattr(each.value, "name")]

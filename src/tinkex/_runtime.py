@@ -177,13 +177,23 @@ class Background:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the loop and waits for its value; an interrupt cancels it."""
-        if self.is_current_thread:
+        try:
+            self.check_may_block()
+        except RuntimeError:
             coroutine.close()
+            raise
+        return self.wait(self.submit(coroutine))
+
+    def check_may_block(self) -> None:
+        """Raises ``RuntimeError`` on the loop's own thread, which a blocking call would block for ever."""
+        if self.is_current_thread:
             raise RuntimeError(
                 "a blocking call was made on the client's own event loop, where it would wait for itself; "
                 "use the *_async form there"
             )
-        future = self.submit(coroutine)
+
+    def wait(self, future: Future[T]) -> T:
+        """Waits for a future of the loop; an interrupt cancels it."""
         try:
             return future.result()
         except BaseException:

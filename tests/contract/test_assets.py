@@ -106,13 +106,13 @@ def test_a_file_that_is_too_large_is_refused_before_it_is_sent_to_its_end(backen
     assert file.at < file.size
 
 
-def test_a_str_is_never_taken_for_a_path_and_a_missing_file_is_told_at_once(
+def test_a_str_is_never_taken_for_a_path_and_a_missing_file_is_an_error_at_the_call(
     backend: Backend, tmp_path: Path
 ) -> None:
     rest = backend.rest()
     path = tmp_path / "there.png"
     path.write_bytes(PNG)
-    with pytest.raises(tinkex.UploadError, match="neither a path nor the content"):
+    with pytest.raises(tinkex.UploadError, match="a str is ambiguous"):
         rest.upload_asset(str(path))  # type: ignore[arg-type]
     with pytest.raises(tinkex.UploadError, match="cannot be read"):
         rest.upload_asset(tmp_path / "missing.png")
@@ -163,11 +163,11 @@ class Trickling(io.BytesIO):
         return super().read(min(size or 0, 1000))
 
 
-def test_a_file_that_changes_while_it_is_sent_is_told_or_sent_as_it_was(backend: Backend) -> None:
+def test_a_file_that_changes_while_it_is_sent_is_an_error_or_sent_as_it_was(backend: Backend) -> None:
     rest = backend.rest()
     content = PNG + secrets.token_bytes(MIB)
     for changing, said in (
-        (Shrinking, "before the end it had"),
+        (Shrinking, "before its expected end"),
         (Broken, "EOFError: the archive is cut short"),
         (Leaving, "SystemExit"),
     ):

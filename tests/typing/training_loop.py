@@ -44,3 +44,45 @@ async def main_async() -> None:
     assert_type(await future, types.ForwardBackwardOutput)
     sampler = await training.save_weights_and_get_sampling_client_async()
     assert_type(await sampler.compute_logprobs_async(types.ModelInput.empty()), list[float | None])
+    assert_type(await sampler.sample_async(types.ModelInput.empty(), num_samples=1, sampling_params=types.SamplingParams()), types.SampleResponse)  # fmt: skip
+    assert_type(await training.get_info_async(), types.GetInfoResponse)
+    assert_type(training.get_info(), types.GetInfoResponse)
+    assert_type(
+        await training.optim_step_async(types.AdamParams()), tinkex.APIFuture[types.OptimStepResponse]
+    )
+    rest = service.create_rest_client()
+    assert_type(rest.get_sampler("id"), tinkex.APIFuture[types.GetSamplerResponse])
+    assert_type(await rest.get_sampler_async("id"), types.GetSamplerResponse)
+    assert_type(await rest.get_session_async("id", access_scope="owned"), types.GetSessionResponse)
+    async for run in rest.iter_training_runs_async(page_size=10):
+        assert_type(run, types.TrainingRun)
+    for session_id in rest.iter_sessions():
+        assert_type(session_id, str)
+
+
+class Recording(tinkex.SamplingClient):
+    """A subclass may replace either form of a method, or both."""
+
+    def sample(
+        self,
+        prompt: types.ModelInput,
+        num_samples: int,
+        sampling_params: types.SamplingParams,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+        topk_sample_logprobs: int = 0,
+        target_prompt_logprobs: types.TensorData | None = None,
+        prompt_alt_tokens_k: int = 0,
+        prompt_logprobs_last_n: int | None = None,
+    ) -> concurrent.futures.Future[types.SampleResponse]:
+        return super().sample(prompt, num_samples, sampling_params)
+
+    async def get_base_model_async(self) -> str:
+        return await super().get_base_model_async()
+
+
+def mistakes(service: tinkex.ServiceClient, rest: tinkex.RestClient) -> None:
+    """Derived forms are checked like any others; without the comments these lines are errors."""
+    service.create_lora_training_client()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    service.create_lora_training_client("m", rank="8")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    _ = rest.get_session_async(session="x")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -1,4 +1,4 @@
-"""What clients without a session have in common: how they are made."""
+"""The constructor of clients without a session."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from tinkex.config import Config
     from tinkex.observability.events import Sink
 
-__all__ = ["Sessionless"]
+__all__ = ["SessionlessClient"]
 
 
-class Sessionless:
-    """A client over the connections of a holder or caller, or over those to a server and key.
+class SessionlessClient:
+    """A client that uses the connections of a holder or caller, or those of a server and key.
 
     Clients of the same server and key share their connections.
     """
@@ -37,7 +37,7 @@ class Sessionless:
         if _holder is not None:
             if any(given is not None for given in (base_url, api_key, config, transport, events, caller)):
                 raise ValueError(
-                    f"{type(self).__name__} takes a holder, which knows its server and key, or settings; not both"
+                    f"{type(self).__name__} takes a holder, which has a server and key, or settings; not both"
                 )
             caller = _holder.caller
         self._caller = caller or connect(

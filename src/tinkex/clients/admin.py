@@ -6,15 +6,16 @@ from concurrent.futures import Future
 from datetime import date, datetime
 
 from tinkex import types
-from tinkex._runtime import arrival, background
+from tinkex._runtime import background
 from tinkex.clients._rest_calls import AuditEvents, billing_window
-from tinkex.clients._sessionless import Sessionless
+from tinkex.clients._sessionless import SessionlessClient
+from tinkex.clients._twins import async_result
 
 __all__ = ["AdminClient"]
 
 
-class AdminClient(Sessionless):
-    """Reads what only administrators of an organisation may read.
+class AdminClient(SessionlessClient):
+    """Reads what only administrators of an organisation are allowed to read.
 
     ::
 
@@ -22,45 +23,33 @@ class AdminClient(Sessionless):
         usage = admin.get_billing_usage("2026-07-13T00:00:00Z", "2026-07-14T00:00:00Z").result()
         print(sum(event.estimated_cost_usd or 0 for event in usage.data))
 
-    Methods return futures; each has an ``_async`` twin that returns the value. A server of your own bills
-    nobody: it counts what is used, at a price of zero.
+    Methods return futures; each has an ``_async`` form that returns the value. A server of your own counts
+    usage at a price of zero.
     """
 
     def get_audit_log(
         self, event_type: AuditEvents = "all", day: date | None = None
     ) -> Future[types.AuditLogResponse]:
-        """What was done on a day (UTC; default: today), to everything or to one kind of thing."""
+        """The events of one day (UTC; default: today), all of them or of one kind."""
         return background().submit(self._calls.audit_log(event_type, day))
 
-    async def get_audit_log_async(
-        self, event_type: AuditEvents = "all", day: date | None = None
-    ) -> types.AuditLogResponse:
-        """As :meth:`get_audit_log`."""
-        return await arrival(self.get_audit_log(event_type, day), cancel_with_me=True)
+    get_audit_log_async = async_result(get_audit_log)
 
     def get_billing_usage(
         self, starting_on: datetime | str, ending_before: datetime | str
     ) -> Future[types.BillingUsageResponse]:
-        """Usage in whole hours from ``starting_on`` up to ``ending_before``: dates, or RFC 3339 texts."""
+        """Usage in whole hours from ``starting_on`` up to ``ending_before``: datetimes, or RFC 3339 strings."""
         return background().submit(self._calls.billing_usage(billing_window(starting_on, ending_before)))
 
-    async def get_billing_usage_async(
-        self, starting_on: datetime | str, ending_before: datetime | str
-    ) -> types.BillingUsageResponse:
-        """As :meth:`get_billing_usage`."""
-        return await arrival(self.get_billing_usage(starting_on, ending_before), cancel_with_me=True)
+    get_billing_usage_async = async_result(get_billing_usage)
 
     def get_current_checkpoint_storage_usage(
         self, project_id: str | None = None
     ) -> Future[types.CurrentCheckpointStorageUsageResponse]:
-        """Who keeps how many checkpoints, how large, at which cost; in one project or in all."""
+        """Number, size and cost of the checkpoints of each user; of one project or of all."""
         return background().submit(self._calls.storage_usage(project_id))
 
-    async def get_current_checkpoint_storage_usage_async(
-        self, project_id: str | None = None
-    ) -> types.CurrentCheckpointStorageUsageResponse:
-        """As :meth:`get_current_checkpoint_storage_usage`."""
-        return await arrival(self.get_current_checkpoint_storage_usage(project_id), cancel_with_me=True)
+    get_current_checkpoint_storage_usage_async = async_result(get_current_checkpoint_storage_usage)
 
     def get_telemetry(self) -> None:
-        """None: this client reports nothing about itself."""
+        """None: this client sends no telemetry."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import Future
 from datetime import date, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from tinkex import types
-from tinkex._runtime import arrival, background
+from tinkex._runtime import background
 from tinkex.clients._assets import AssetMethods
+from tinkex.clients._paging import PageIterator, by_offset
 from tinkex.clients._rest_calls import AccessScope, AuditEvents, parsed_path, weights_info
-from tinkex.clients._sessionless import Sessionless
+from tinkex.clients._sessionless import SessionlessClient
+from tinkex.clients._twins import async_iterator, async_result
+from tinkex.clients._warnings import warn_caller
 from tinkex.errors import ExperimentalWarning
 from tinkex.futures import APIFuture, AwaitableConcurrentFuture
 
@@ -21,11 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AccessScope", "RestClient", "weights_info"]
 
-T = TypeVar("T")
 
-
-class RestClient(AssetMethods, Sessionless):
-    """Reads and manages what lies on a server.
+class RestClient(AssetMethods, SessionlessClient):
+    """Reads and manages what a server stores.
 
     ::
 
@@ -33,8 +32,8 @@ class RestClient(AssetMethods, Sessionless):
         for run in rest.iter_training_runs():
             print(run.training_run_id, run.base_model)
 
-    Methods return futures; each has an ``_async`` twin that returns the value. ``list_…`` is one page,
-    ``iter_…`` every item, page after page.
+    Methods return futures; each has an ``_async`` form that returns the value. ``list_…`` returns one page,
+    ``iter_…`` every item of all pages.
     """
 
     # ---- runs ----
@@ -47,27 +46,18 @@ class RestClient(AssetMethods, Sessionless):
             self._calls.training_run(training_run_id, access_scope, "get_training_run")
         )
 
-    async def get_training_run_async(
-        self, training_run_id: types.ModelID, access_scope: AccessScope = "owned"
-    ) -> types.TrainingRun:
-        """As :meth:`get_training_run`."""
-        return await _value(self._calls.training_run(training_run_id, access_scope, "get_training_run"))
+    get_training_run_async = async_result(get_training_run)
 
     def get_training_run_by_tinker_path(
         self, tinker_path: str, access_scope: AccessScope = "owned"
     ) -> Future[types.TrainingRun]:
-        """The run a checkpoint belongs to."""
+        """The run that a checkpoint belongs to."""
         run_id = parsed_path(tinker_path).training_run_id
         return background().submit(
             self._calls.training_run(run_id, access_scope, "get_training_run_by_tinker_path")
         )
 
-    async def get_training_run_by_tinker_path_async(
-        self, tinker_path: str, access_scope: AccessScope = "owned"
-    ) -> types.TrainingRun:
-        """As :meth:`get_training_run_by_tinker_path`."""
-        run_id = parsed_path(tinker_path).training_run_id
-        return await _value(self._calls.training_run(run_id, access_scope, "get_training_run_by_tinker_path"))
+    get_training_run_by_tinker_path_async = async_result(get_training_run_by_tinker_path)
 
     def list_training_runs(
         self,
@@ -79,41 +69,18 @@ class RestClient(AssetMethods, Sessionless):
         """A page of training runs, newest first."""
         return background().submit(self._calls.training_runs(limit, offset, access_scope, project_id))
 
-    async def list_training_runs_async(
-        self,
-        limit: int = 20,
-        offset: int = 0,
-        access_scope: AccessScope = "owned",
-        project_id: str | None = None,
-    ) -> types.TrainingRunsResponse:
-        """As :meth:`list_training_runs`."""
-        return await _value(self._calls.training_runs(limit, offset, access_scope, project_id))
+    list_training_runs_async = async_result(list_training_runs)
 
     def iter_training_runs(
         self, page_size: int = 100, access_scope: AccessScope = "owned", project_id: str | None = None
-    ) -> Iterator[types.TrainingRun]:
-        """Every training run, newest first; pages are fetched as they are needed."""
-        offset = 0
-        while (
-            page := self.list_training_runs(page_size, offset, access_scope, project_id)
-            .result()
-            .training_runs
-        ):
-            yield from page
-            offset += len(page)
+    ) -> PageIterator[types.TrainingRunsResponse, types.TrainingRun]:
+        """Every training run, newest first; pages are requested as they are needed."""
+        return by_offset(
+            lambda offset: self.list_training_runs(page_size, offset, access_scope, project_id),
+            lambda page: page.training_runs,
+        )
 
-    async def iter_training_runs_async(
-        self, page_size: int = 100, access_scope: AccessScope = "owned", project_id: str | None = None
-    ) -> AsyncIterator[types.TrainingRun]:
-        """As :meth:`iter_training_runs`, with ``async for``."""
-        offset = 0
-        while True:
-            page = await self.list_training_runs_async(page_size, offset, access_scope, project_id)
-            if not page.training_runs:
-                return
-            for run in page.training_runs:
-                yield run
-            offset += len(page.training_runs)
+    iter_training_runs_async = async_iterator(iter_training_runs)
 
     # ---- checkpoints ----
 
@@ -121,9 +88,7 @@ class RestClient(AssetMethods, Sessionless):
         """Every checkpoint of a run."""
         return background().submit(self._calls.checkpoints(training_run_id))
 
-    async def list_checkpoints_async(self, training_run_id: types.ModelID) -> types.CheckpointsListResponse:
-        """As :meth:`list_checkpoints`."""
-        return await _value(self._calls.checkpoints(training_run_id))
+    list_checkpoints_async = async_result(list_checkpoints)
 
     def list_user_checkpoints(
         self, limit: int = 100, offset: int = 0
@@ -131,143 +96,91 @@ class RestClient(AssetMethods, Sessionless):
         """A page of the checkpoints of all runs of this key."""
         return background().submit(self._calls.user_checkpoints(limit, offset))
 
-    async def list_user_checkpoints_async(
-        self, limit: int = 100, offset: int = 0
-    ) -> types.CheckpointsListResponse:
-        """As :meth:`list_user_checkpoints`."""
-        return await _value(self._calls.user_checkpoints(limit, offset))
+    list_user_checkpoints_async = async_result(list_user_checkpoints)
 
-    def iter_checkpoints(self, training_run_id: types.ModelID) -> Iterator[types.Checkpoint]:
+    def iter_checkpoints(
+        self, training_run_id: types.ModelID
+    ) -> PageIterator[types.CheckpointsListResponse, types.Checkpoint]:
         """Every checkpoint of a run."""
-        yield from self.list_checkpoints(training_run_id).result().checkpoints
+        return PageIterator(
+            lambda previous: None if previous is not None else self.list_checkpoints(training_run_id),
+            lambda page: page.checkpoints,
+        )
 
-    async def iter_checkpoints_async(self, training_run_id: types.ModelID) -> AsyncIterator[types.Checkpoint]:
-        """As :meth:`iter_checkpoints`, with ``async for``."""
-        for checkpoint in (await self.list_checkpoints_async(training_run_id)).checkpoints:
-            yield checkpoint
+    iter_checkpoints_async = async_iterator(iter_checkpoints)
 
-    def iter_user_checkpoints(self, page_size: int = 100) -> Iterator[types.Checkpoint]:
-        """Every checkpoint of all runs of this key; pages are fetched as they are needed."""
-        offset = 0
-        while page := self.list_user_checkpoints(page_size, offset).result().checkpoints:
-            yield from page
-            offset += len(page)
+    def iter_user_checkpoints(
+        self, page_size: int = 100
+    ) -> PageIterator[types.CheckpointsListResponse, types.Checkpoint]:
+        """Every checkpoint of all runs of this key; pages are requested as they are needed."""
+        return by_offset(
+            lambda offset: self.list_user_checkpoints(page_size, offset), lambda page: page.checkpoints
+        )
 
-    async def iter_user_checkpoints_async(self, page_size: int = 100) -> AsyncIterator[types.Checkpoint]:
-        """As :meth:`iter_user_checkpoints`, with ``async for``."""
-        offset = 0
-        while page := (await self.list_user_checkpoints_async(page_size, offset)).checkpoints:
-            for checkpoint in page:
-                yield checkpoint
-            offset += len(page)
+    iter_user_checkpoints_async = async_iterator(iter_user_checkpoints)
 
     def delete_checkpoint(self, training_run_id: types.ModelID, checkpoint_id: str) -> Future[None]:
         """Deletes a checkpoint; ``checkpoint_id`` is as listed, such as ``weights/0001``."""
         return background().submit(self._calls.delete_checkpoint(training_run_id, checkpoint_id))
 
-    async def delete_checkpoint_async(self, training_run_id: types.ModelID, checkpoint_id: str) -> None:
-        """As :meth:`delete_checkpoint`."""
-        await _value(self._calls.delete_checkpoint(training_run_id, checkpoint_id))
+    delete_checkpoint_async = async_result(delete_checkpoint)
 
     def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> Future[None]:
         """Deletes the checkpoint at a path."""
-        parsed = parsed_path(tinker_path)
-        return background().submit(
-            self._calls.change_checkpoint("delete_checkpoint", parsed, "delete_checkpoint_from_tinker_path")
-        )
+        return self._change_checkpoint("delete_checkpoint", tinker_path, "delete_checkpoint_from_tinker_path")
 
-    async def delete_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
-        """As :meth:`delete_checkpoint_from_tinker_path`."""
-        parsed = parsed_path(tinker_path)
-        await _value(
-            self._calls.change_checkpoint("delete_checkpoint", parsed, "delete_checkpoint_from_tinker_path")
-        )
+    delete_checkpoint_from_tinker_path_async = async_result(delete_checkpoint_from_tinker_path)
 
     def publish_checkpoint_from_tinker_path(self, tinker_path: str) -> Future[None]:
-        """Lets everybody on the server read a checkpoint."""
-        parsed = parsed_path(tinker_path)
-        return background().submit(
-            self._calls.change_checkpoint("publish_checkpoint", parsed, "publish_checkpoint_from_tinker_path")
+        """Makes a checkpoint readable for every user of the server."""
+        return self._change_checkpoint(
+            "publish_checkpoint", tinker_path, "publish_checkpoint_from_tinker_path"
         )
 
-    async def publish_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
-        """As :meth:`publish_checkpoint_from_tinker_path`."""
-        parsed = parsed_path(tinker_path)
-        await _value(
-            self._calls.change_checkpoint("publish_checkpoint", parsed, "publish_checkpoint_from_tinker_path")
-        )
+    publish_checkpoint_from_tinker_path_async = async_result(publish_checkpoint_from_tinker_path)
 
     def unpublish_checkpoint_from_tinker_path(self, tinker_path: str) -> Future[None]:
-        """Keeps a checkpoint to its owner again."""
-        parsed = parsed_path(tinker_path)
-        return background().submit(
-            self._calls.change_checkpoint(
-                "unpublish_checkpoint", parsed, "unpublish_checkpoint_from_tinker_path"
-            )
+        """Makes a checkpoint readable only for its owner again."""
+        return self._change_checkpoint(
+            "unpublish_checkpoint", tinker_path, "unpublish_checkpoint_from_tinker_path"
         )
 
-    async def unpublish_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
-        """As :meth:`unpublish_checkpoint_from_tinker_path`."""
-        parsed = parsed_path(tinker_path)
-        await _value(
-            self._calls.change_checkpoint(
-                "unpublish_checkpoint", parsed, "unpublish_checkpoint_from_tinker_path"
-            )
-        )
+    unpublish_checkpoint_from_tinker_path_async = async_result(unpublish_checkpoint_from_tinker_path)
 
     def set_checkpoint_ttl_from_tinker_path(self, tinker_path: str, ttl_seconds: int | None) -> Future[None]:
-        """Keeps a checkpoint for so many seconds from now, or with ``None`` until it is deleted."""
-        parsed = parsed_path(tinker_path)
-        ttl = types.SetCheckpointTTLRequest(ttl_seconds=ttl_seconds)
-        return background().submit(
-            self._calls.change_checkpoint(
-                "set_checkpoint_ttl", parsed, "set_checkpoint_ttl_from_tinker_path", ttl
-            )
+        """Makes a checkpoint expire so many seconds from now, or with ``None`` never."""
+        return self._change_checkpoint(
+            "set_checkpoint_ttl",
+            tinker_path,
+            "set_checkpoint_ttl_from_tinker_path",
+            types.SetCheckpointTTLRequest(ttl_seconds=ttl_seconds),
         )
 
-    async def set_checkpoint_ttl_from_tinker_path_async(
-        self, tinker_path: str, ttl_seconds: int | None
-    ) -> None:
-        """As :meth:`set_checkpoint_ttl_from_tinker_path`."""
-        parsed = parsed_path(tinker_path)
-        ttl = types.SetCheckpointTTLRequest(ttl_seconds=ttl_seconds)
-        await _value(
-            self._calls.change_checkpoint(
-                "set_checkpoint_ttl", parsed, "set_checkpoint_ttl_from_tinker_path", ttl
-            )
-        )
+    set_checkpoint_ttl_from_tinker_path_async = async_result(set_checkpoint_ttl_from_tinker_path)
 
     def get_weights_info_by_tinker_path(self, tinker_path: str) -> APIFuture[types.WeightsInfoResponse]:
-        """What a checkpoint holds: base model, rank, which layers are trained."""
+        """What a checkpoint contains: base model, rank, which layers are trained."""
         return AwaitableConcurrentFuture(background().submit(self._calls.weights_info(tinker_path)))
 
-    async def get_weights_info_by_tinker_path_async(self, tinker_path: str) -> types.WeightsInfoResponse:
-        """As :meth:`get_weights_info_by_tinker_path`."""
-        return await _value(self._calls.weights_info(tinker_path))
+    get_weights_info_by_tinker_path_async = async_result(get_weights_info_by_tinker_path)
 
     def get_external_weights_urls(self, tinker_path: str) -> Future[types.ExternalWeightsUrlsResponse]:
-        """An address per file of a checkpoint made with ``save_weights_external``."""
+        """A signed URL per file of a checkpoint made with ``save_weights_external``."""
         _check_external(tinker_path)
         return background().submit(self._calls.external_weights_urls(tinker_path))
 
-    async def get_external_weights_urls_async(self, tinker_path: str) -> types.ExternalWeightsUrlsResponse:
-        """As :meth:`get_external_weights_urls`."""
-        _check_external(tinker_path)
-        return await _value(self._calls.external_weights_urls(tinker_path))
+    get_external_weights_urls_async = async_result(get_external_weights_urls)
 
     def get_checkpoint_archive_url_from_tinker_path(
         self, tinker_path: str
     ) -> Future[types.CheckpointArchiveUrlResponse]:
-        """Where a checkpoint can be fetched as one file: ``.result().url``."""
+        """A signed URL of a checkpoint as one file: ``.result().url``."""
         parsed_path(tinker_path)
         return background().submit(self._calls.archive_url(tinker_path))
 
-    async def get_checkpoint_archive_url_from_tinker_path_async(
-        self, tinker_path: str
-    ) -> types.CheckpointArchiveUrlResponse:
-        """As :meth:`get_checkpoint_archive_url_from_tinker_path`."""
-        parsed_path(tinker_path)
-        return await _value(self._calls.archive_url(tinker_path))
+    get_checkpoint_archive_url_from_tinker_path_async = async_result(
+        get_checkpoint_archive_url_from_tinker_path
+    )
 
     def copy_weights(
         self,
@@ -282,31 +195,17 @@ class RestClient(AssetMethods, Sessionless):
         copying = self._calls.copy_weights(path, project, ttl_seconds, weights_access_token)
         return AwaitableConcurrentFuture(background().submit(copying))
 
-    async def copy_weights_async(
-        self,
-        path: str,
-        destination_project_id: str | None = None,
-        *,
-        ttl_seconds: int | None = None,
-        weights_access_token: str | None = None,
-    ) -> str:
-        """As :meth:`copy_weights`."""
-        project = self._project(destination_project_id)
-        return await _value(self._calls.copy_weights(path, project, ttl_seconds, weights_access_token))
+    copy_weights_async = async_result(copy_weights)
 
     # ---- sessions and samplers ----
 
     def get_session(
         self, session_id: str, access_scope: AccessScope = "owned"
     ) -> Future[types.GetSessionResponse]:
-        """The runs and samplers a session made."""
+        """The runs and samplers of a session."""
         return background().submit(self._calls.session(session_id, access_scope))
 
-    async def get_session_async(
-        self, session_id: str, access_scope: AccessScope = "owned"
-    ) -> types.GetSessionResponse:
-        """As :meth:`get_session`."""
-        return await _value(self._calls.session(session_id, access_scope))
+    get_session_async = async_result(get_session)
 
     def list_sessions(
         self, limit: int = 20, offset: int = 0, access_scope: AccessScope = "owned"
@@ -314,102 +213,75 @@ class RestClient(AssetMethods, Sessionless):
         """A page of session ids, newest first."""
         return background().submit(self._calls.sessions(limit, offset, access_scope))
 
-    async def list_sessions_async(
-        self, limit: int = 20, offset: int = 0, access_scope: AccessScope = "owned"
-    ) -> types.ListSessionsResponse:
-        """As :meth:`list_sessions`."""
-        return await _value(self._calls.sessions(limit, offset, access_scope))
+    list_sessions_async = async_result(list_sessions)
 
-    def iter_sessions(self, page_size: int = 100, access_scope: AccessScope = "owned") -> Iterator[str]:
-        """Every session id, newest first; pages are fetched as they are needed."""
-        offset = 0
-        while page := self.list_sessions(page_size, offset, access_scope).result().sessions:
-            yield from page
-            offset += len(page)
-
-    async def iter_sessions_async(
+    def iter_sessions(
         self, page_size: int = 100, access_scope: AccessScope = "owned"
-    ) -> AsyncIterator[str]:
-        """As :meth:`iter_sessions`, with ``async for``."""
-        offset = 0
-        while page := (await self.list_sessions_async(page_size, offset, access_scope)).sessions:
-            for session_id in page:
-                yield session_id
-            offset += len(page)
+    ) -> PageIterator[types.ListSessionsResponse, str]:
+        """Every session id, newest first; pages are requested as they are needed."""
+        return by_offset(
+            lambda offset: self.list_sessions(page_size, offset, access_scope), lambda page: page.sessions
+        )
+
+    iter_sessions_async = async_iterator(iter_sessions)
 
     def search_sessions(self, request: types.SessionSearchRequest) -> Future[types.SessionSearchResponse]:
-        """A page of the sessions that fit, newest first. Experimental: it may change."""
-        _warn_experimental()
+        """A page of the sessions that match, newest first. Experimental: it may change."""
+        warn_caller("RestClient.search_sessions is experimental: it may change", ExperimentalWarning)
         return background().submit(self._calls.search(request))
 
-    async def search_sessions_async(self, request: types.SessionSearchRequest) -> types.SessionSearchResponse:
-        """As :meth:`search_sessions`."""
-        _warn_experimental()
-        return await _value(self._calls.search(request))
+    search_sessions_async = async_result(search_sessions)
 
-    def iter_search_sessions(self, request: types.SessionSearchRequest) -> Iterator[types.SessionSummary]:
-        """Every session that fits; ``request.limit`` is the size of a page. Experimental: it may change."""
-        while True:
-            page = self.search_sessions(request).result()
-            yield from page.sessions
-            if page.next_cursor is None:
-                return
-            request = request.model_copy(update={"cursor": page.next_cursor})
-
-    async def iter_search_sessions_async(
+    def iter_search_sessions(
         self, request: types.SessionSearchRequest
-    ) -> AsyncIterator[types.SessionSummary]:
-        """As :meth:`iter_search_sessions`, with ``async for``."""
-        while True:
-            page = await self.search_sessions_async(request)
-            for session in page.sessions:
-                yield session
-            if page.next_cursor is None:
-                return
-            request = request.model_copy(update={"cursor": page.next_cursor})
+    ) -> PageIterator[types.SessionSearchResponse, types.SessionSummary]:
+        """Every session that matches; ``request.limit`` is the size of a page. Experimental: it may change."""
+
+        def next_page(
+            previous: types.SessionSearchResponse | None,
+        ) -> Future[types.SessionSearchResponse] | None:
+            if previous is None:
+                return self.search_sessions(request)
+            if previous.next_cursor is None:
+                return None
+            return self.search_sessions(request.model_copy(update={"cursor": previous.next_cursor}))
+
+        return PageIterator(next_page, lambda page: page.sessions)
+
+    iter_search_sessions_async = async_iterator(iter_search_sessions)
 
     def assign_session_project(self, session_id: str, project_id: str) -> Future[None]:
-        """Moves a session, with all it made, into a project."""
+        """Moves a session, with everything it created, into a project."""
         return background().submit(self._calls.assign_project(session_id, project_id))
 
-    async def assign_session_project_async(self, session_id: str, project_id: str) -> None:
-        """As :meth:`assign_session_project`."""
-        await _value(self._calls.assign_project(session_id, project_id))
+    assign_session_project_async = async_result(assign_session_project)
 
     def export_session_trace(self, session_id: str) -> Future[str]:
-        """Where the timeline of a session can be fetched as a Perfetto trace, once it is built."""
+        """The URL of a session's timeline as a Perfetto trace, once that is built."""
         return background().submit(self._calls.export_trace(session_id))
 
-    async def export_session_trace_async(self, session_id: str) -> str:
-        """As :meth:`export_session_trace`."""
-        return await _value(self._calls.export_trace(session_id))
+    export_session_trace_async = async_result(export_session_trace)
 
     def get_sampler(self, sampler_id: str) -> APIFuture[types.GetSamplerResponse]:
-        """What a sampler samples from."""
+        """The base model and the weights of a sampler."""
         return AwaitableConcurrentFuture(background().submit(self._calls.sampler(sampler_id)))
 
-    async def get_sampler_async(self, sampler_id: str) -> types.GetSamplerResponse:
-        """As :meth:`get_sampler`."""
-        return await _value(self._calls.sampler(sampler_id))
+    get_sampler_async = async_result(get_sampler)
 
     def whoami(self) -> APIFuture[types.WhoamiResponse]:
-        """Who this key belongs to, where the server hands out identity tokens."""
+        """The owner of this key, where the server issues identity tokens."""
         return AwaitableConcurrentFuture(background().submit(self._calls.whoami()))
 
-    async def whoami_async(self) -> types.WhoamiResponse:
-        """As :meth:`whoami`."""
-        return await _value(self._calls.whoami())
+    whoami_async = async_result(whoami)
 
     def get_health(self) -> Future[types.HealthResponse]:
-        """Whether the server is well; needs no key."""
+        """The health of the server; needs no key."""
         return background().submit(self._calls.health())
 
-    async def get_health_async(self) -> types.HealthResponse:
-        """As :meth:`get_health`."""
-        return await _value(self._calls.health())
+    get_health_async = async_result(get_health)
 
     def get_telemetry(self) -> None:
-        """None: this client reports nothing about itself."""
+        """None: this client sends no telemetry."""
 
     # ---- moved to the admin client ----
 
@@ -419,11 +291,7 @@ class RestClient(AssetMethods, Sessionless):
         """Deprecated: use :meth:`AdminClient.get_audit_log`."""
         return self._admin("get_audit_log").get_audit_log(event_type, day)
 
-    async def get_audit_log_async(
-        self, event_type: AuditEvents = "all", day: date | None = None
-    ) -> types.AuditLogResponse:
-        """Deprecated: use :meth:`AdminClient.get_audit_log_async`."""
-        return await self._admin("get_audit_log_async").get_audit_log_async(event_type, day)
+    get_audit_log_async = async_result(get_audit_log)
 
     def get_billing_usage(
         self, starting_on: datetime | str, ending_before: datetime | str
@@ -431,13 +299,7 @@ class RestClient(AssetMethods, Sessionless):
         """Deprecated: use :meth:`AdminClient.get_billing_usage`."""
         return self._admin("get_billing_usage").get_billing_usage(starting_on, ending_before)
 
-    async def get_billing_usage_async(
-        self, starting_on: datetime | str, ending_before: datetime | str
-    ) -> types.BillingUsageResponse:
-        """Deprecated: use :meth:`AdminClient.get_billing_usage_async`."""
-        return await self._admin("get_billing_usage_async").get_billing_usage_async(
-            starting_on, ending_before
-        )
+    get_billing_usage_async = async_result(get_billing_usage)
 
     def get_current_checkpoint_storage_usage(
         self, project_id: str | None = None
@@ -447,21 +309,25 @@ class RestClient(AssetMethods, Sessionless):
             project_id
         )
 
-    async def get_current_checkpoint_storage_usage_async(
-        self, project_id: str | None = None
-    ) -> types.CurrentCheckpointStorageUsageResponse:
-        """Deprecated: use :meth:`AdminClient.get_current_checkpoint_storage_usage_async`."""
-        return await self._admin(
-            "get_current_checkpoint_storage_usage_async"
-        ).get_current_checkpoint_storage_usage_async(project_id)
+    get_current_checkpoint_storage_usage_async = async_result(get_current_checkpoint_storage_usage)
+
+    def _change_checkpoint(
+        self,
+        endpoint: str,
+        tinker_path: str,
+        method: str,
+        value: types.SetCheckpointTTLRequest | None = None,
+    ) -> Future[None]:
+        return background().submit(
+            self._calls.change_checkpoint(endpoint, parsed_path(tinker_path), method, value)
+        )
 
     def _admin(self, method: str) -> AdminClient:
         from tinkex.clients.admin import AdminClient
 
-        warnings.warn(
+        warn_caller(
             f"RestClient.{method} is deprecated; use AdminClient().{method}, which takes the same arguments",
             FutureWarning,
-            stacklevel=3,
         )
         return AdminClient(caller=self._caller)
 
@@ -474,21 +340,9 @@ class RestClient(AssetMethods, Sessionless):
         return project
 
 
-async def _value(call: Coroutine[Any, Any, T]) -> T:
-    return await arrival(background().submit(call), cancel_with_me=True)
-
-
 def _check_external(tinker_path: str) -> None:
     if parsed_path(tinker_path).checkpoint_type != "external":
         raise ValueError(
-            f"{tinker_path} is no exported checkpoint; make one with save_weights_external, "
+            f"{tinker_path} is not an exported checkpoint; make one with save_weights_external, "
             "its path is tinker://<run>/external_weights/<name>"
         )
-
-
-def _warn_experimental() -> None:
-    warnings.warn(
-        "RestClient.search_sessions is experimental: it may change or go away",
-        ExperimentalWarning,
-        stacklevel=3,
-    )

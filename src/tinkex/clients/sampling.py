@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tinkex import types
-from tinkex._runtime import arrival, background
+from tinkex._runtime import background
 from tinkex._transport.budget import Slots
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._checks import check_prompt_options, check_sample
@@ -27,6 +27,7 @@ from tinkex.clients._retries import Retries
 from tinkex.clients._sample_body import sample_body
 from tinkex.clients._spans import follow, note_sampled, sampling_span
 from tinkex.clients._streaming import AsyncSampleStream, Road, SampleStream, StreamSource
+from tinkex.clients._twins import async_call, async_result, blocking
 from tinkex.clients.retry_config import RetryConfig
 from tinkex.errors import APIResponseValidationError
 from tinkex.futures import AwaitableConcurrentFuture
@@ -142,31 +143,7 @@ class SamplingClient(QueueWatching):
         check_prompt_options(request)
         return follow(sampling_span("sample", self._session, self._opened, request), self._sample(request))
 
-    async def sample_async(
-        self,
-        prompt: types.ModelInput,
-        num_samples: int,
-        sampling_params: types.SamplingParams,
-        include_prompt_logprobs: bool = False,
-        topk_prompt_logprobs: int = 0,
-        topk_sample_logprobs: int = 0,
-        target_prompt_logprobs: types.TensorData | None = None,
-        prompt_alt_tokens_k: int = 0,
-        prompt_logprobs_last_n: int | None = None,
-    ) -> types.SampleResponse:
-        """As :meth:`sample`, for callers with an event loop; cancelling the awaiting task cancels the sample."""
-        future = self.sample(
-            prompt,
-            num_samples,
-            sampling_params,
-            include_prompt_logprobs,
-            topk_prompt_logprobs,
-            topk_sample_logprobs,
-            target_prompt_logprobs,
-            prompt_alt_tokens_k,
-            prompt_logprobs_last_n,
-        )
-        return await arrival(future, cancel_with_me=True)
+    sample_async = async_result(sample)
 
     def sample_stream(
         self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
@@ -182,6 +159,7 @@ class SamplingClient(QueueWatching):
         """
         return SampleStream(self._stream(prompt, num_samples, sampling_params))
 
+    # Not derived: the two forms return different types of streams.
     async def sample_stream_async(
         self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
     ) -> AsyncSampleStream:
@@ -209,21 +187,15 @@ class SamplingClient(QueueWatching):
             sampling_span("compute_logprobs", self._session, self._opened, request), self._logprobs(request)
         )
 
-    async def compute_logprobs_async(
-        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
-    ) -> list[float | None]:
-        """As :meth:`compute_logprobs`, for callers with an event loop."""
-        return await arrival(self.compute_logprobs(prompt, prompt_logprobs_last_n), cancel_with_me=True)
+    compute_logprobs_async = async_result(compute_logprobs)
 
-    def get_base_model(self) -> str:
+    @blocking
+    def get_base_model(self) -> Future[str]:
         """The name of the base model behind these weights."""
         self._check_usable()
-        return background().run(self._sampler()).base_model
+        return background().submit(self._base_model())
 
-    async def get_base_model_async(self) -> str:
-        """As :meth:`get_base_model`."""
-        self._check_usable()
-        return (await arrival(background().submit(self._sampler()), cancel_with_me=True)).base_model
+    get_base_model_async = async_call(get_base_model)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer of the base model: a ``transformers`` one where that is installed, else our own."""
@@ -418,14 +390,14 @@ class SamplingClient(QueueWatching):
             raise APIResponseValidationError(None, None, "the server left out the prompt logprobs asked for")
         return logprobs
 
-    async def _sampler(self) -> types.GetSamplerResponse:
+    async def _base_model(self) -> str:
         self._session.check_open()
         caller = self._session.caller
         with operating("get_base_model", on=caller.config.tracing):
             sampler: types.GetSamplerResponse = await caller.call(
                 endpoint("get_sampler"), path={"sampler_id": self._sampling_session_id}
             )
-        return sampler
+        return sampler.base_model
 
 
 _SAMPLE = endpoint("asample")

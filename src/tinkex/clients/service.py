@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tinkex import types
-from tinkex._runtime import arrival, background
+from tinkex._runtime import background
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._connection import connect
 from tinkex.clients._rest_calls import RestCalls
+from tinkex.clients._twins import async_call, blocking
 from tinkex.clients.rest import RestClient, weights_info
 from tinkex.clients.sampling import SamplingClient, open_sampling_client
 from tinkex.clients.session import FinishStatus, Session
@@ -75,6 +77,7 @@ class ServiceClient:
 
     # ---- training ----
 
+    @blocking
     def create_lora_training_client(
         self,
         base_model: str,
@@ -85,27 +88,14 @@ class ServiceClient:
         train_unembed: bool = True,
         user_metadata: Mapping[str, str] | None = None,
         optimizer: Mapping[str, Any] | types.AdamOptimizerConfig | None = None,
-    ) -> TrainingClient:
+    ) -> Future[TrainingClient]:
         """A new run: a base model with a fresh low-rank adapter to train."""
         lora = _lora(rank, seed, train_mlp, train_attn, train_unembed)
-        return background().run(self._create(base_model, lora, user_metadata, _optimizer(optimizer)))
+        return background().submit(self._create(base_model, lora, user_metadata, _optimizer(optimizer)))
 
-    async def create_lora_training_client_async(
-        self,
-        base_model: str,
-        rank: int = 32,
-        seed: int | None = None,
-        train_mlp: bool = True,
-        train_attn: bool = True,
-        train_unembed: bool = True,
-        user_metadata: Mapping[str, str] | None = None,
-        optimizer: Mapping[str, Any] | types.AdamOptimizerConfig | None = None,
-    ) -> TrainingClient:
-        """As :meth:`create_lora_training_client`."""
-        lora = _lora(rank, seed, train_mlp, train_attn, train_unembed)
-        creating = self._create(base_model, lora, user_metadata, _optimizer(optimizer))
-        return await arrival(background().submit(creating), cancel_with_me=True)
+    create_lora_training_client_async = async_call(create_lora_training_client)
 
+    @blocking
     def create_training_client_from_state(
         self,
         path: str,
@@ -113,9 +103,9 @@ class ServiceClient:
         user_metadata: Mapping[str, str] | None = None,
         weights_access_token: str | None = None,
         optimizer: Mapping[str, Any] | types.AdamOptimizerConfig | None = None,
-    ) -> TrainingClient:
+    ) -> Future[TrainingClient]:
         """A new run that starts from saved weights, with a fresh optimizer."""
-        return background().run(
+        return background().submit(
             self._restore(
                 path,
                 base_model,
@@ -126,58 +116,39 @@ class ServiceClient:
             )
         )
 
-    async def create_training_client_from_state_async(
-        self,
-        path: str,
-        base_model: str | None = None,
-        user_metadata: Mapping[str, str] | None = None,
-        weights_access_token: str | None = None,
-        optimizer: Mapping[str, Any] | types.AdamOptimizerConfig | None = None,
-    ) -> TrainingClient:
-        """As :meth:`create_training_client_from_state`."""
-        restoring = self._restore(
-            path, base_model, user_metadata, weights_access_token, _optimizer(optimizer), with_optimizer=False
-        )
-        return await arrival(background().submit(restoring), cancel_with_me=True)
+    create_training_client_from_state_async = async_call(create_training_client_from_state)
 
+    @blocking
     def create_training_client_from_state_with_optimizer(
         self,
         path: str,
         base_model: str | None = None,
         user_metadata: Mapping[str, str] | None = None,
         weights_access_token: str | None = None,
-    ) -> TrainingClient:
-        """A new run that goes on exactly where a saved one stood: weights and optimizer state."""
-        return background().run(
+    ) -> Future[TrainingClient]:
+        """A new run that continues a saved one exactly: with its weights and optimizer state."""
+        return background().submit(
             self._restore(
                 path, base_model, user_metadata, weights_access_token, _optimizer(None), with_optimizer=True
             )
         )
 
-    async def create_training_client_from_state_with_optimizer_async(
-        self,
-        path: str,
-        base_model: str | None = None,
-        user_metadata: Mapping[str, str] | None = None,
-        weights_access_token: str | None = None,
-    ) -> TrainingClient:
-        """As :meth:`create_training_client_from_state_with_optimizer`."""
-        restoring = self._restore(
-            path, base_model, user_metadata, weights_access_token, _optimizer(None), with_optimizer=True
-        )
-        return await arrival(background().submit(restoring), cancel_with_me=True)
+    create_training_client_from_state_with_optimizer_async = async_call(
+        create_training_client_from_state_with_optimizer
+    )
 
     # ---- sampling and the rest ----
 
+    @blocking
     def create_sampling_client(
         self,
         model_path: str | None = None,
         base_model: str | None = None,
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
-    ) -> SamplingClient:
+    ) -> Future[SamplingClient]:
         """A sampling client on saved weights (``tinker://…``) or on a base model."""
-        return background().run(
+        return background().submit(
             open_sampling_client(
                 self._session,
                 model_path=model_path,
@@ -187,35 +158,19 @@ class ServiceClient:
             )
         )
 
-    async def create_sampling_client_async(
-        self,
-        model_path: str | None = None,
-        base_model: str | None = None,
-        retry_config: RetryConfig | None = None,
-        record_stability_info: bool = False,
-    ) -> SamplingClient:
-        """As :meth:`create_sampling_client`."""
-        opening = open_sampling_client(
-            self._session,
-            model_path=model_path,
-            base_model=base_model,
-            retry_config=retry_config,
-            record_stability_info=record_stability_info,
-        )
-        return await arrival(background().submit(opening), cancel_with_me=True)
+    create_sampling_client_async = async_call(create_sampling_client)
 
     def create_rest_client(self) -> RestClient:
         """A REST client on the same server and connections."""
         self._session.check_open()
         return RestClient(caller=self._caller)
 
-    def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
+    @blocking
+    def get_server_capabilities(self) -> Future[types.GetServerCapabilitiesResponse]:
         """The base models the server offers; needs no session."""
-        return background().run(self._capabilities())
+        return background().submit(self._capabilities())
 
-    async def get_server_capabilities_async(self) -> types.GetServerCapabilitiesResponse:
-        """As :meth:`get_server_capabilities`."""
-        return await arrival(background().submit(self._capabilities()), cancel_with_me=True)
+    get_server_capabilities_async = async_call(get_server_capabilities)
 
     def copy_weights(
         self, path: str, *, ttl_seconds: int | None = None, weights_access_token: str | None = None
@@ -267,17 +222,16 @@ class ServiceClient:
         background().run(self._session.opened())
         return self._session
 
-    def renew_session(self) -> bool:
+    @blocking
+    def renew_session(self) -> Future[bool]:
         """Opens another session if the server has forgotten or ended this one; whether it did.
 
         Clients of the old session stay what they are: make new ones, from checkpoints. Programs that use
         ``resilient_training`` or a recovery monitor need not call it.
         """
-        return background().run(self._session.renew_if_lost())
+        return background().submit(self._session.renew_if_lost())
 
-    async def renew_session_async(self) -> bool:
-        """As :meth:`renew_session`."""
-        return await arrival(background().submit(self._session.renew_if_lost()), cancel_with_me=True)
+    renew_session_async = async_call(renew_session)
 
     # ---- the end ----
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
 from tinkex import types
-from tinkex._runtime import arrival, background
+from tinkex._runtime import background
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._checks import check_data, check_loss, check_name, check_ttl
 from tinkex.clients._chunking import split
@@ -16,6 +16,8 @@ from tinkex.clients._operations import Operations
 from tinkex.clients._queues import QueueWatching
 from tinkex.clients._reduction import combine
 from tinkex.clients._spans import spanning
+from tinkex.clients._twins import async_call, blocking
+from tinkex.clients._warnings import warn_caller
 from tinkex.clients.sampling import SamplingClient, open_sampling_client
 from tinkex.errors import APIResponseValidationError
 from tinkex.losses.custom import SURROGATE
@@ -25,7 +27,7 @@ from tinkex.types import Datum
 if TYPE_CHECKING:
     from tinkex.clients.sampling import RetryConfig
     from tinkex.clients.session import OpenSession, Session
-    from tinkex.futures import APIFuture
+    from tinkex.futures import APIFuture, AwaitableConcurrentFuture
     from tinkex.losses.custom import CustomLoss
     from tinkex.losses.traced import LossHandle
     from tinkex.observability.telemetry.reporter import Reporter
@@ -44,7 +46,7 @@ class TrainingClient(QueueWatching):
         step = client.optim_step(tinkex.AdamParams(learning_rate=1e-4))
         print(backward.result().metrics["loss:sum"], step.result().metrics)
 
-    Get one from :meth:`ServiceClient.create_lora_training_client`. Every method has an ``_async`` twin.
+    Get one from :meth:`ServiceClient.create_lora_training_client`. Every method has an ``_async`` form.
     """
 
     def __init__(
@@ -67,14 +69,7 @@ class TrainingClient(QueueWatching):
         """Computes the loss and its outputs (such as logprobs) without any gradient."""
         return self._pass(data, loss_fn, loss_fn_config, forward_only=True)
 
-    async def forward_async(
-        self,
-        data: Sequence[Datum],
-        loss_fn: types.LossFnType,
-        loss_fn_config: Mapping[str, float | str] | None = None,
-    ) -> APIFuture[types.ForwardBackwardOutput]:
-        """As :meth:`forward`; await the returned future for the output."""
-        return self.forward(data, loss_fn, loss_fn_config)
+    forward_async = async_call(forward)
 
     def forward_backward(
         self,
@@ -89,14 +84,7 @@ class TrainingClient(QueueWatching):
         """
         return self._pass(data, loss_fn, loss_fn_config, forward_only=False)
 
-    async def forward_backward_async(
-        self,
-        data: Sequence[Datum],
-        loss_fn: types.LossFnType,
-        loss_fn_config: Mapping[str, float | str] | None = None,
-    ) -> APIFuture[types.ForwardBackwardOutput]:
-        """As :meth:`forward_backward`; await the returned future for the output."""
-        return self.forward_backward(data, loss_fn, loss_fn_config)
+    forward_backward_async = async_call(forward_backward)
 
     @spanning("forward_backward_custom")
     def forward_backward_custom(
@@ -127,6 +115,7 @@ class TrainingClient(QueueWatching):
         surrogate = loss.surrogate(data, self.forward(loss.asked, SURROGATE).result())
         return self._pass(surrogate.data, SURROGATE, None, forward_only=False, finish=surrogate.finish)
 
+    # Not derived: between its two passes the sync form blocks the caller's thread, and this one awaits on the caller's loop.
     @spanning("forward_backward_custom")
     async def forward_backward_custom_async(
         self,
@@ -173,14 +162,7 @@ class TrainingClient(QueueWatching):
             ),
         )
 
-    async def optim_step_async(
-        self,
-        optim_params: types.AdamParams | Mapping[str, Any] | None = None,
-        *,
-        adam_params: types.AdamParams | None = None,
-    ) -> APIFuture[types.OptimStepResponse]:
-        """As :meth:`optim_step`; await the returned future for the metrics."""
-        return self.optim_step(optim_params, adam_params=adam_params)
+    optim_step_async = async_call(optim_step)
 
     # ---- checkpoints ----
 
@@ -206,15 +188,7 @@ class TrainingClient(QueueWatching):
             ),
         )
 
-    async def save_state_async(
-        self,
-        name: str,
-        ttl_seconds: int | None = None,
-        overwrite: bool = False,
-        user_metadata: Mapping[str, str] | None = None,
-    ) -> APIFuture[types.SaveWeightsResponse]:
-        """As :meth:`save_state`; await the returned future for the path."""
-        return self.save_state(name, ttl_seconds, overwrite, user_metadata)
+    save_state_async = async_call(save_state)
 
     def save_weights_external(
         self,
@@ -238,14 +212,7 @@ class TrainingClient(QueueWatching):
             ),
         )
 
-    async def save_weights_external_async(
-        self,
-        name: str,
-        ttl_seconds: int | None = None,
-        age_encryption_recipients: Sequence[str] | None = None,
-    ) -> APIFuture[types.SaveWeightsExternalResponse]:
-        """As :meth:`save_weights_external`; await the returned future for the path."""
-        return self.save_weights_external(name, ttl_seconds, age_encryption_recipients)
+    save_weights_external_async = async_call(save_weights_external)
 
     def load_state(
         self, path: str, weights_access_token: str | None = None
@@ -253,11 +220,7 @@ class TrainingClient(QueueWatching):
         """Replaces this run's weights by saved ones and starts the optimizer anew."""
         return self._load(path, weights_access_token, optimizer=False)
 
-    async def load_state_async(
-        self, path: str, weights_access_token: str | None = None
-    ) -> APIFuture[types.LoadWeightsResponse]:
-        """As :meth:`load_state`."""
-        return self.load_state(path, weights_access_token)
+    load_state_async = async_call(load_state)
 
     def load_state_with_optimizer(
         self, path: str, weights_access_token: str | None = None
@@ -265,11 +228,7 @@ class TrainingClient(QueueWatching):
         """Replaces this run's weights and optimizer state by saved ones, to go on exactly from there."""
         return self._load(path, weights_access_token, optimizer=True)
 
-    async def load_state_with_optimizer_async(
-        self, path: str, weights_access_token: str | None = None
-    ) -> APIFuture[types.LoadWeightsResponse]:
-        """As :meth:`load_state_with_optimizer`."""
-        return self.load_state_with_optimizer(path, weights_access_token)
+    load_state_with_optimizer_async = async_call(load_state_with_optimizer)
 
     # ---- sampling ----
 
@@ -294,38 +253,40 @@ class TrainingClient(QueueWatching):
             lambda saved: _require(saved, "path", "a named save"),
         )
 
-    async def save_weights_for_sampler_async(
-        self,
-        name: str,
-        ttl_seconds: int | None = None,
-        user_metadata: Mapping[str, str] | None = None,
-    ) -> APIFuture[types.SaveWeightsForSamplerResponse]:
-        """As :meth:`save_weights_for_sampler`; await the returned future for the path."""
-        return self.save_weights_for_sampler(name, ttl_seconds, user_metadata)
+    save_weights_for_sampler_async = async_call(save_weights_for_sampler)
 
+    @blocking
     def save_weights_and_get_sampling_client(
         self,
         name: str | None = None,
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
-    ) -> SamplingClient:
+    ) -> Future[SamplingClient]:
         """A sampling client on the weights as they are now; training on does not change what it samples."""
-        return self._sampler(self._save_snapshot(name).result(), retry_config, record_stability_info)
+        if name is not None:
+            warn_caller(
+                "save_weights_and_get_sampling_client makes an unnamed snapshot and does not use 'name'; "
+                "for a named one call save_weights_for_sampler and create_sampling_client",
+                DeprecationWarning,
+            )
+        sampling_session_seq_id = self._session.next_sampling_session_seq_id()
+        saving: AwaitableConcurrentFuture[SamplingClient] = self._operations.start(
+            endpoint("save_weights_for_sampler"),
+            lambda seq_id: types.SaveWeightsForSamplerRequest(
+                model_id=self.model_id, seq_id=seq_id, sampling_session_seq_id=sampling_session_seq_id
+            ),
+            self._snapshot_sampler(retry_config, record_stability_info),
+        )
+        return saving.future()
 
-    async def save_weights_and_get_sampling_client_async(
-        self,
-        name: str | None = None,
-        retry_config: RetryConfig | None = None,
-        record_stability_info: bool = False,
-    ) -> SamplingClient:
-        """As :meth:`save_weights_and_get_sampling_client`."""
-        return self._sampler(await self._save_snapshot(name), retry_config, record_stability_info)
+    save_weights_and_get_sampling_client_async = async_call(save_weights_and_get_sampling_client)
 
+    @blocking
     def create_sampling_client(
         self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False
-    ) -> SamplingClient:
+    ) -> Future[SamplingClient]:
         """A sampling client on saved weights."""
-        return background().run(
+        return background().submit(
             open_sampling_client(
                 self._session,
                 model_path=model_path,
@@ -334,17 +295,7 @@ class TrainingClient(QueueWatching):
             )
         )
 
-    async def create_sampling_client_async(
-        self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False
-    ) -> SamplingClient:
-        """As :meth:`create_sampling_client`."""
-        opening = open_sampling_client(
-            self._session,
-            model_path=model_path,
-            retry_config=retry_config,
-            record_stability_info=record_stability_info,
-        )
-        return await arrival(background().submit(opening), cancel_with_me=True)
+    create_sampling_client_async = async_call(create_sampling_client)
 
     def unload(self) -> APIFuture[types.UnloadModelResponse]:
         """Frees the live weights on the server, after all operations called before; checkpoints stay."""
@@ -356,19 +307,16 @@ class TrainingClient(QueueWatching):
             numbered=False,
         )
 
-    async def unload_async(self) -> APIFuture[types.UnloadModelResponse]:
-        """As :meth:`unload`; await the returned future for the confirmation."""
-        return self.unload()
+    unload_async = async_call(unload)
 
     # ---- facts ----
 
-    def get_info(self) -> types.GetInfoResponse:
+    @blocking
+    def get_info(self) -> Future[types.GetInfoResponse]:
         """What this run is: base model, tokenizer, adapter rank."""
-        return background().run(self._info())
+        return background().submit(self._info())
 
-    async def get_info_async(self) -> types.GetInfoResponse:
-        """As :meth:`get_info`."""
-        return await arrival(background().submit(self._info()), cancel_with_me=True)
+    get_info_async = async_call(get_info)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer of the base model: a ``transformers`` one where that is installed, else our own."""
@@ -448,37 +396,23 @@ class TrainingClient(QueueWatching):
     def _custom(self, *asked: Any) -> CustomPass:
         return custom_pass(*asked, session_id=self._opened.session_id, events=self._session.caller.sink)
 
-    def _save_snapshot(self, name: str | None) -> APIFuture[types.SaveWeightsForSamplerResponse]:
-        if name is not None:
-            warnings.warn(
-                "save_weights_and_get_sampling_client makes an unnamed snapshot and does not use 'name'; "
-                "for a named one call save_weights_for_sampler and create_sampling_client",
-                DeprecationWarning,
-                stacklevel=3,
+    def _snapshot_sampler(
+        self, retry_config: RetryConfig | None, record_stability_info: bool
+    ) -> Callable[[types.SaveWeightsForSamplerResponse], SamplingClient]:
+        def open_sampler(saved: types.SaveWeightsForSamplerResponse) -> SamplingClient:
+            sampling_session_id = _require(
+                saved, "sampling_session_id", "an unnamed save"
+            ).sampling_session_id
+            assert sampling_session_id is not None
+            return SamplingClient(
+                self._session,
+                self._opened,
+                sampling_session_id=sampling_session_id,
+                retry_config=retry_config,
+                record_stability_info=record_stability_info,
             )
-        sampling_session_seq_id = self._session.next_sampling_session_seq_id()
-        return self._operations.start(
-            endpoint("save_weights_for_sampler"),
-            lambda seq_id: types.SaveWeightsForSamplerRequest(
-                model_id=self.model_id, seq_id=seq_id, sampling_session_seq_id=sampling_session_seq_id
-            ),
-            lambda saved: _require(saved, "sampling_session_id", "an unnamed save"),
-        )
 
-    def _sampler(
-        self,
-        saved: types.SaveWeightsForSamplerResponse,
-        retry_config: RetryConfig | None,
-        record_stability_info: bool,
-    ) -> SamplingClient:
-        assert saved.sampling_session_id is not None
-        return SamplingClient(
-            self._session,
-            self._opened,
-            sampling_session_id=saved.sampling_session_id,
-            retry_config=retry_config,
-            record_stability_info=record_stability_info,
-        )
+        return open_sampler
 
     async def _info(self) -> types.GetInfoResponse:
         self._session.check_open()
