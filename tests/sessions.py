@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import sys
 from typing import Any
@@ -17,9 +18,14 @@ def close_sessions(base_url: str | None = None) -> None:
     chosen = [each for each in sessions if base_url in {None, each.caller.config.base_url}]
     if chosen:
         from tinkex._runtime import background
+        from tinkex.errors import ClosedError
+
+        async def close(session: Any) -> None:
+            with contextlib.suppress(ClosedError):  # another session on the same connections has closed them
+                await session.close("success")
 
         async def close_all() -> None:
-            await asyncio.gather(*(each.close("success") for each in chosen))
+            await asyncio.gather(*map(close, chosen))
 
         background().run(close_all())
     if base_url is None:
