@@ -5,19 +5,25 @@ from __future__ import annotations
 from ctypes import CDLL, POINTER, byref, c_char_p, c_int, c_int64, c_void_p
 from pathlib import Path
 
-from tinkex.engine.kernels.build import LIBRARY, sources_digest
+from tinkex.engine.kernels.build import LIBRARY, build_error_file, sources_digest
 from tinkex.engine.kernels.layout import DrawC, HeadC, ModelC, PairsC, PassC
 
 __all__ = ["Core", "CoreUnavailable", "load_core"]
 
-_INSTALL = "install a C compiler and reinstall the package (pip install --force-reinstall --no-deps tinkex, or -e . in a checkout)"
-
-
+_FIX = (
+    "install a C compiler and reinstall the package: pip install --force-reinstall --no-deps --no-cache-dir tinkex, "
+    "or -e . in a checkout"
+)
 _NOT_EXACT = 2
 
 
 class CoreUnavailable(Exception):
-    """There is no compiled core here; the message says why, and what would give one."""
+    """There is no compiled core here that can be used; says the ``reason``, and the ``fix``."""
+
+    def __init__(self, reason: str, fix: str = _FIX) -> None:
+        super().__init__(f"{reason}; {fix}")
+        self.reason = reason
+        self.fix = fix
 
 
 class Core:
@@ -34,10 +40,11 @@ class Core:
         self._handle = library.tinkex_core_variant(variant.encode())
         if not self._handle:
             raise CoreUnavailable(
-                f"the compiled core has no variant {variant!r} that runs on this processor; leave it out"
+                f"the compiled core has no variant {variant!r} that runs on this processor",
+                "let it choose the fastest one that does",
             )
         self.variant: str = library.tinkex_core_name(self._handle).decode()
-        """The instructions it uses: ``avx512``, ``avx2`` or ``portable``."""
+        """The instruction set it uses: ``avx512``, ``avx2``, or ``portable``, which runs on every processor."""
 
     def forward(self, model: ModelC, rows: PassC, num_threads: int) -> None:
         """Hidden states of packed rows; their keys and values are added to the cache."""
@@ -86,15 +93,15 @@ def load_core(path: Path = LIBRARY, *, variant: str = "") -> Core:
     ``variant`` asks for other instructions than the fastest this processor has.
     """
     if not path.is_file():
-        raise CoreUnavailable(f"the package was installed without its compiled core; {_INSTALL}")
+        raise CoreUnavailable(f"the package was built without the compiled core{_build_error(path)}")
     try:
         library = CDLL(str(path))
         library.tinkex_core_sources.restype = c_char_p
         built_from = library.tinkex_core_sources().decode()
     except (OSError, AttributeError) as error:
-        raise CoreUnavailable(f"{path} cannot be used ({error}); {_INSTALL}") from error
+        raise CoreUnavailable(f"{path} cannot be loaded ({error})") from error
     if built_from != sources_digest():
-        raise CoreUnavailable(f"{path} was built from other sources than these; {_INSTALL}")
+        raise CoreUnavailable(f"{path} was built from other sources than the package has")
     library.tinkex_core_variant.argtypes = [c_char_p]
     library.tinkex_core_variant.restype = c_void_p
     library.tinkex_core_name.argtypes = [c_void_p]
@@ -107,3 +114,12 @@ def load_core(path: Path = LIBRARY, *, variant: str = "") -> Core:
     library.tinkex_core_pack.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int]
     library.tinkex_core_pairs.argtypes = [c_void_p, POINTER(PairsC), c_int, c_void_p, c_int]
     return Core(library, variant)
+
+
+def _build_error(library: Path) -> str:
+    """Why the package was built without ``library``, in parentheses; empty if that is not recorded."""
+    try:
+        first_line, *_ = build_error_file(library).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return ""
+    return f" ({first_line})"

@@ -82,6 +82,7 @@ class CompiledCompute:
         self._model = _model(model, self._layers, self._matrices.unembedding)
         self._adapters = adapter_tables(model, core) if tables is None else tables
         self.description = f"compiled ({core.variant})"
+        self.core_error = None
 
     def places(self) -> BlockTable:
         """An empty table of blocks."""

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from tinkex.engine.model.memory import out_of_memory
-from tinkex.engine.sampler.compute import choose_compute
+from tinkex.engine.sampler.compute import choose_compute, warn_without_core
 from tinkex.engine.sampler.job import SampleJob
 from tinkex.engine.sampler.kv_cache import bytes_per_token
 from tinkex.engine.sampler.limits import SamplerLimits
@@ -146,6 +146,8 @@ class Sampler:
         )
         for continuation in request.continuations:
             continuation.limit = min(continuation.limit, most_new)
+        if self._compute.core_error is not None:
+            warn_without_core(self._compute.core_error)
         self._next_order += 1
         self._requests[job.request_id] = request
         self._waiting.append(Prefill(request, job.prompt_P, list(request.continuations), request.scores))

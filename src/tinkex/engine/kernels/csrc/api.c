@@ -7,14 +7,25 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* The variants this processor can run, the fastest first. */
+#if defined(TINKEX_X86)
+#include <cpuid.h>
+
+/* Compilers differ in whether __builtin_cpu_supports takes "f16c". A virtual machine can hide it and keep AVX2. */
+static int has_f16c(void) {
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C) != 0;
+}
+#endif
+
+/* The variants this processor and its operating system can run, the fastest first. Each needs all the instruction sets
+ * that its flags in build.py let the compiler use. */
 static int supported(const tinkex_variant **variants) {
     int count = 0;
 #if defined(TINKEX_X86)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f")) variants[count++] = &tinkex_avx512;
-    /* Whoever has AVX2 also converts halves. */
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) variants[count++] = &tinkex_avx2;
+    const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+    if (avx2 && __builtin_cpu_supports("avx512f")) variants[count++] = &tinkex_avx512;
+    if (avx2) variants[count++] = &tinkex_avx2;
 #endif
     variants[count++] = &tinkex_portable;
     return count;
