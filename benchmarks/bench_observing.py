@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tinkex import tracing
-from tinkex.events import Event, RequestFinished, RequestStarted, Silent
-from tinkex.metrics import MetricsSink
+from tinkex.observability import tracing
+from tinkex.observability.events import Event, RequestFinished, RequestStarted, Silent
+from tinkex.observability.metrics import MetricsSink
 
 CALLS = 20_000
 AIMS_US = {"metrics": 5.0, "spans, off": 1.0, "spans, off, OpenTelemetry loaded": 2.0}

@@ -10,7 +10,7 @@ import os
 
 import tinkex
 from tinkex import types
-from tinkex.events import RequestFinished
+from tinkex.observability.events import RequestFinished
 
 
 class Requests:

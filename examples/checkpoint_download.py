@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 import tinkex
 from tinkex import types
-from tinkex.downloads import download_checkpoint
+from tinkex.checkpoints import download_checkpoint
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import re
 
 import tinkex
 from tinkex import types
-from tinkex.metrics import MetricsSink, Snapshot
+from tinkex.observability.metrics import MetricsSink, Snapshot
 
 REQUESTS = re.compile(r'tinkex_requests_total\{endpoint="(\w+)",outcome="(\w+)"\}')
 

@@ -12,7 +12,7 @@ import sys
 
 import tinkex
 from tinkex import types
-from tinkex.events import LogSink, RequestStarted
+from tinkex.observability.events import LogSink, RequestStarted
 
 
 class Interesting:

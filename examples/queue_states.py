@@ -16,7 +16,7 @@ from contextlib import ExitStack
 
 import tinkex
 from tinkex import types
-from tinkex.events import QueueStateChanged
+from tinkex.observability.events import QueueStateChanged
 
 CHATTY = ("--port", "0", "--long-poll-s", "0.01")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import tinkex
 from tinkex import types
-from tinkex.terminal import text_plot, training_line
+from tinkex.observability.terminal import text_plot, training_line
 
 QUESTION = "What is the capital of France?"
 CHAT = [{"role": "user", "content": QUESTION}]

@@ -12,7 +12,7 @@ import torch
 
 import tinkex
 from tinkex import types
-from tinkex.regularizers import Entropy, KLDivergence
+from tinkex.losses.regularizers import Entropy, KLDivergence
 
 
 def reinforce(data, logprobs):

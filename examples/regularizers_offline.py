@@ -11,7 +11,7 @@ import asyncio
 import torch
 
 from tinkex import types
-from tinkex.regularizers import (
+from tinkex.losses.regularizers import (
     L1,
     L2,
     Consistency,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 
 import tinkex
-from tinkex.events import RequestFinished, RetryScheduled
+from tinkex.observability.events import RequestFinished, RetryScheduled
 from tinkex.testing import MockTransport, reply
 
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 
 import tinkex
 from tinkex import types
-from tinkex.events import SamplingPaused
+from tinkex.observability.events import SamplingPaused
 
 TIGHT = ("--port", "0", "--max-pending-operations", "10")
 

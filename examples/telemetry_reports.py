@@ -14,8 +14,8 @@ import sys
 from contextlib import ExitStack
 
 import tinkex
-from tinkex import telemetry
-from tinkex.metrics import MetricsSink
+from tinkex.observability import telemetry
+from tinkex.observability.metrics import MetricsSink
 
 
 def main() -> None:

@@ -5,16 +5,19 @@ Names are loaded when they are first used, so that importing the package costs n
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
+from tinkex._moved import MOVED, MovedModules, load_moved
 from tinkex._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from tinkex import auth as auth
     from tinkex import errors as errors
+    from tinkex import losses as losses
+    from tinkex import observability as observability
     from tinkex import platform as platform
     from tinkex import recovery as recovery
-    from tinkex import regularizers as regularizers
     from tinkex import types as types
     from tinkex.clients.admin import AdminClient as AdminClient
     from tinkex.clients.rest import RestClient as RestClient
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from tinkex.clients.service import ServiceClient as ServiceClient
     from tinkex.clients.training import TrainingClient as TrainingClient
     from tinkex.config import Config as Config
+    from tinkex.config.request_options import RequestOptions as RequestOptions
+    from tinkex.config.request_options import Timeout as Timeout
     from tinkex.errors import APIConnectionError as APIConnectionError
     from tinkex.errors import APIError as APIError
     from tinkex.errors import APIResponseValidationError as APIResponseValidationError
@@ -55,11 +60,9 @@ if TYPE_CHECKING:
     from tinkex.futures import APIFuture as APIFuture
     from tinkex.futures import AwaitableConcurrentFuture as AwaitableConcurrentFuture
     from tinkex.futures import gather as gather
+    from tinkex.losses.traced import LossHandle as LossHandle
+    from tinkex.losses.traced import PerDatumLossFn as PerDatumLossFn
     from tinkex.recovery.resilient import resilient_training as resilient_training
-    from tinkex.request_options import RequestOptions as RequestOptions
-    from tinkex.request_options import Timeout as Timeout
-    from tinkex.traced_loss import LossHandle as LossHandle
-    from tinkex.traced_loss import PerDatumLossFn as PerDatumLossFn
     from tinkex.types import AdamOptimizerConfig as AdamOptimizerConfig
     from tinkex.types import AdamParams as AdamParams
     from tinkex.types import Checkpoint as Checkpoint
@@ -169,9 +172,10 @@ __all__ = [
     "auth",
     "errors",
     "gather",
+    "losses",
+    "observability",
     "platform",
     "recovery",
-    "regularizers",
     "resilient_training",
     "types",
 ]
@@ -186,8 +190,8 @@ _NAMES = {
     "tinkex.clients.training": "TrainingClient",
     "tinkex.config": "Config",
     "tinkex.recovery.resilient": "resilient_training",
-    "tinkex.request_options": "RequestOptions Timeout",
-    "tinkex.traced_loss": "LossHandle PerDatumLossFn",
+    "tinkex.config.request_options": "RequestOptions Timeout",
+    "tinkex.losses.traced": "LossHandle PerDatumLossFn",
     "tinkex.futures": "APIFuture AwaitableConcurrentFuture gather",
     "tinkex.errors": (
         "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError "
@@ -208,16 +212,15 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names.spl
 _MODULES = frozenset(
     [
         "auth",
+        "checkpoints",
         "config",
         "errors",
-        "events",
         "futures",
         "lib",
-        "metrics",
+        "losses",
+        "observability",
         "platform",
         "recovery",
-        "regularizers",
-        "telemetry",
         "testing",
         "tokenizers",
         "types",
@@ -235,9 +238,15 @@ def __getattr__(name: str) -> object:
         value: object = getattr(import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
+    if f"tinkex.{name}" in MOVED:
+        module = globals()[name] = load_moved(f"tinkex.{name}", stacklevel=2)
+        return module
     raise AttributeError(f"module 'tinkex' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """Every public name, loaded or not."""
     return sorted({*globals(), *_HOMES, *_MODULES})
+
+
+sys.meta_path.append(MovedModules)

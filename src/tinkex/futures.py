@@ -19,7 +19,7 @@ from tinkex._transport.caller import PROTOBUF, error_of, is_proxy_refusal
 from tinkex._transport.retry import PAYMENT_PAUSE_S, is_transient, server_wait
 from tinkex._wire import json
 from tinkex._wire.endpoints import endpoint
-from tinkex.config_values import POLL_BACKOFF
+from tinkex.config.values import POLL_BACKOFF
 from tinkex.errors import (
     APIConnectionError,
     APIResponseValidationError,
@@ -30,8 +30,8 @@ from tinkex.errors import (
     ResultExpiredError,
     TinkexError,
 )
-from tinkex.events import CallbackFailed, QueueStateChanged, RetryScheduled, StillWaiting
-from tinkex.tracing import current
+from tinkex.observability.events import CallbackFailed, QueueStateChanged, RetryScheduled, StillWaiting
+from tinkex.observability.tracing import current
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Reply

@@ -78,7 +78,7 @@ def test_the_official_program_reads_what_we_store_and_we_read_what_it_stores(
 ) -> None:
     from tinker.lib.credentials import JsonCredentialStore, ManualKey
 
-    from tinkex.credentials import Credentials
+    from tinkex.config.credentials import Credentials
 
     engine, _ = server
     assert logged_in(engine, tmp_path).code == 0
@@ -97,7 +97,7 @@ def test_the_official_program_reads_what_we_store_and_we_read_what_it_stores(
 def test_a_key_that_was_made_for_this_machine_is_revoked_by_logging_out(
     server: tuple[ServedEngine, Path], tmp_path: Path
 ) -> None:
-    from tinkex.credentials import Credentials, StoredKey
+    from tinkex.config.credentials import Credentials, StoredKey
 
     engine, data = server
     key = tinkex("keys", "create", "ada", "--data-dir", str(data), "-q").out.strip()

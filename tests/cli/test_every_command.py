@@ -21,7 +21,7 @@ import pytest
 
 from tests.cli.commands import Done, tinkex
 from tests.servers import ServedEngine
-from tests.unit.hub_standin import hub
+from tests.unit.checkpoints.hub_standin import hub
 from tinkex.cli import tinkex as root
 
 Command = tuple[str, ...]

@@ -15,8 +15,8 @@ import pytest
 from tests.cli.commands import Done, tinkex
 from tests.cli.relay import Relay, relay
 from tests.servers import ServedEngine
+from tests.unit.checkpoints.hub_standin import hub
 from tests.unit.engine.model.hub_server import hub_server
-from tests.unit.hub_standin import hub
 
 AGAIN = "Hint: run the same command again: it goes on where it stopped\n"
 

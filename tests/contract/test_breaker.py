@@ -18,8 +18,8 @@ from tests.durability.killable import KillableServer
 from tinkex import types
 from tinkex._transport.breaker import FAILURES, RESET_S, breakers
 from tinkex._transport.shared import server_of
-from tinkex.events import CircuitChanged, Event, Silent
-from tinkex.metrics import MetricsSink
+from tinkex.observability.events import CircuitChanged, Event, Silent
+from tinkex.observability.metrics import MetricsSink
 from tinkex.testing import local_engine
 
 OPEN = 'tinkex_circuit_open{purpose="rest"}'

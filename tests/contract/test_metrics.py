@@ -14,8 +14,8 @@ from tests.contract.test_training import datum
 from tests.exposition import read_exposition
 from tests.servers import ServedEngine
 from tinkex import types
-from tinkex.events import Silent
-from tinkex.metrics import MetricsSink
+from tinkex.observability.events import Silent
+from tinkex.observability.metrics import MetricsSink
 
 pytestmark = pytest.mark.backends(*WITH_A_MODEL)
 

@@ -16,8 +16,8 @@ from tests.contract.backends import BASE_MODEL, Backend
 from tests.contract.limited import limited_embedded, limited_server
 from tests.durability.killable import KillableServer
 from tinkex import types
-from tinkex.events import CallbackFailed, Event, LogSink, QueueStateChanged
-from tinkex.metrics import MetricsSink
+from tinkex.observability.events import CallbackFailed, Event, LogSink, QueueStateChanged
+from tinkex.observability.metrics import MetricsSink
 
 PROMPT = types.ModelInput.from_ints([5, 6, 7])
 LONG = types.SamplingParams(max_tokens=400, stop=[])

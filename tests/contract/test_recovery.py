@@ -12,7 +12,7 @@ import pytest
 import tinkex
 from tests.contract.backends import BASE_MODEL, WITH_A_MODEL
 from tinkex import types
-from tinkex.events import CallbackFailed, Event, RunRecovered
+from tinkex.observability.events import CallbackFailed, Event, RunRecovered
 from tinkex.recovery import Best, RecoveryExecutor, RecoveryMonitor, RecoveryPolicy
 
 

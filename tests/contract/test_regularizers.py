@@ -11,7 +11,7 @@ import torch
 import tinkex
 from tests.contract.backends import BASE_MODEL, WITH_A_MODEL
 from tinkex import types
-from tinkex.regularizers import (
+from tinkex.losses.regularizers import (
     L1,
     L2,
     Consistency,
@@ -72,7 +72,7 @@ def test_every_regularizer_is_part_of_the_pass_and_reported(training: tinkex.Tra
     seen = training.forward([plain(one) for one in DATA], "cross_entropy").result()
     output = training.forward_backward_custom(DATA, nll, regularizers=ALL).result(timeout=60)
     logprobs = [one["logprobs"].to_numpy() for one in seen.loss_fn_outputs]
-    expected = tinkex.regularizers.Pipeline(ALL).evaluate(DATA, logprobs, nll)
+    expected = tinkex.losses.regularizers.Pipeline(ALL).evaluate(DATA, logprobs, nll)
     assert output.metrics["loss:sum"] == pytest.approx(expected.loss_total, rel=1e-5)
     for name, term in expected.regularizers.items():
         assert output.metrics[f"regularizer/{name}/value:sum"] == pytest.approx(

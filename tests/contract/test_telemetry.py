@@ -13,10 +13,11 @@ import tinkex
 from tests.contract.backends import BASE_MODEL, WITH_A_MODEL, Backend
 from tests.contract.test_metrics import counted, told
 from tests.servers import ServedEngine
-from tinkex import telemetry, types
-from tinkex.events import HeartbeatLost, Silent
-from tinkex.metrics import MetricsSink
-from tinkex.telemetry import Reporter
+from tinkex import types
+from tinkex.observability import telemetry
+from tinkex.observability.events import HeartbeatLost, Silent
+from tinkex.observability.metrics import MetricsSink
+from tinkex.observability.telemetry import Reporter
 
 PROMPT = types.ModelInput.from_ints([5, 6, 7])
 

@@ -20,7 +20,7 @@ import pytest
 import tinkex
 from tests.durability.killable import MODEL, KillableServer
 from tinkex import types
-from tinkex.events import Event, RunRecovered
+from tinkex.observability.events import Event, RunRecovered
 from tinkex.recovery import Recovered, RecoveryMonitor, RecoveryPolicy, ResilientTraining, Step
 
 STEPS = 10

@@ -20,7 +20,7 @@ from tests.scripted import ScriptedServer
 from tests.unit.transport.tls import certificates, secure
 from tinkex._transport.breaker import FAILURES, Breaker, breakers
 from tinkex._transport.shared import server_of
-from tinkex.events import CircuitChanged, Event, RequestStarted
+from tinkex.observability.events import CircuitChanged, Event, RequestStarted
 
 KEY = "tml-canary-key-0123456789"
 

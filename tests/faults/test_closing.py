@@ -12,7 +12,7 @@ from tests.scripted import ScriptedServer
 from tinkex import ServiceClient, types
 from tinkex.clients.retry_config import RetryConfig
 from tinkex.errors import ClosedError
-from tinkex.events import Event, RetryScheduled, SamplingPaused
+from tinkex.observability.events import Event, RetryScheduled, SamplingPaused
 from tinkex.testing import reply
 
 PROMPT = types.ModelInput.from_ints([1, 2, 3])

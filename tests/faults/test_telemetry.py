@@ -23,7 +23,7 @@ from tests.faults.faulty import (
 )
 from tests.scripted import ScriptedServer
 from tinkex import Config, ServiceClient
-from tinkex.telemetry import capture
+from tinkex.observability.telemetry import capture
 from tinkex.testing import Reply, reply
 
 FAULTS: dict[str, Fault] = {
@@ -103,7 +103,7 @@ def test_reports_that_a_server_takes_at_the_second_try_are_not_lost(name: str) -
 def test_a_program_ends_with_its_own_error_whatever_the_server_does_with_reports() -> None:
     program = """
 import sys, tinkex
-from tinkex.telemetry import capture
+from tinkex.observability.telemetry import capture
 service = tinkex.ServiceClient(base_url=sys.argv[1], api_key="tml-x")
 service.create_sampling_client(base_model="toy")
 with capture(service, fatal=True):

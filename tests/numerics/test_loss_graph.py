@@ -23,9 +23,9 @@ from tests.unit.engine.trainer.harness import (
     small_transformer,
     trained_state,
 )
-from tinkex.custom_loss import SURROGATE, data_for_logprobs, differentiate
 from tinkex.engine.model.transformer import Transformer
 from tinkex.engine.trainer.trainer import Trainer, TrainJob
+from tinkex.losses.custom import SURROGATE, data_for_logprobs, differentiate
 from tinkex.types.inputs import Datum, ModelInput
 from tinkex.types.tensors import TensorData
 

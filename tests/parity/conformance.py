@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.models import tiny_llama
 from tests.servers import ServedEngine, serve
-from tests.unit.hub_standin import hub
+from tests.unit.checkpoints.hub_standin import hub
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "conformance.md"

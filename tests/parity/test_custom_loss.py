@@ -12,7 +12,7 @@ import torch
 
 import tinkex
 from tests.servers import ServedEngine
-from tinkex.custom_loss import data_for_logprobs
+from tinkex.losses.custom import data_for_logprobs
 
 MODEL = "tiny/llama"
 

@@ -13,7 +13,7 @@ from tinker.lib.public_interfaces import custom_loss as official
 import tinkex
 from tests.refused_losses import REFUSED
 from tests.scripted import ScriptedServer, over_http
-from tinkex import traced_loss
+from tinkex.losses import traced as traced_loss
 from tinkex.testing import reply
 
 pytestmark = pytest.mark.filterwarnings(

@@ -35,7 +35,6 @@ from tinkex.errors import (
     TinkexError,
     UnprocessableEntityError,
 )
-from tinkex.events import Event, QueueStateChanged, RetryScheduled, StillWaiting
 from tinkex.futures import (
     Again,
     APIFuture,
@@ -48,6 +47,7 @@ from tinkex.futures import (
     gather,
     next_step,
 )
+from tinkex.observability.events import Event, QueueStateChanged, RetryScheduled, StillWaiting
 from tinkex.testing import MockTransport, Reply, Request, reply
 
 JSON_RESULT = Polled("req-1", wants_proto=False, about=HttpRequest("POST", "http://mock"))

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tinkex import tracing
 from tinkex._transport.advice import advice
 from tinkex._transport.base import Reply, Request, Transport, Upload
 from tinkex._transport.called_stream import CalledStream
@@ -38,13 +37,14 @@ from tinkex.errors import (
     RateLimitError,
     status_error,
 )
-from tinkex.events import RequestFinished, RequestStarted, RetryScheduled
+from tinkex.observability import tracing
+from tinkex.observability.events import RequestFinished, RequestStarted, RetryScheduled
 
 if TYPE_CHECKING:
     from tinkex._transport.credentials import Tokens
     from tinkex._wire.endpoints import Endpoint
     from tinkex.config import Config
-    from tinkex.events import Sink
+    from tinkex.observability.events import Sink
 
 __all__ = [
     "EVENT_STREAM",
@@ -94,7 +94,7 @@ class Caller:
         dice: Callable[[], float] = random.random,
         circuit: Circuit | None = None,
     ) -> None:
-        from tinkex.events import Silent
+        from tinkex.observability.events import Silent
 
         self.config = config
         self.transport = transport

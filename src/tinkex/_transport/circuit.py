@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tinkex._transport.breaker import breakers, is_failure
 from tinkex._transport.shared import SharedHttp, server_of
 from tinkex.errors import CircuitOpenError
-from tinkex.events import CircuitChanged
+from tinkex.observability.events import CircuitChanged
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Transport
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tinkex._wire.endpoints import Endpoint
     from tinkex.config import Config
     from tinkex.errors import HttpRequest
-    from tinkex.events import Sink
+    from tinkex.observability.events import Sink
 
 __all__ = ["Circuit", "circuit_of"]
 

@@ -10,7 +10,7 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 from tinkex._transport.base import Reply, Request
 from tinkex._transport.plain import PlainHttp
 from tinkex._transport.streaming import PlainStream
-from tinkex.config_values import without_userinfo
+from tinkex.config.values import without_userinfo
 from tinkex.errors import APIConnectionError, APITimeoutError, HttpRequest, SetupError
 
 if TYPE_CHECKING:

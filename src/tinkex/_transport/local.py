@@ -138,7 +138,7 @@ def _open(home: Path | None, models: Mapping[str, str] | None) -> EmbeddedEngine
             f"base_url='local' runs the engine in this process, which needs {error.name}; "
             "install it with: pip install 'tinkex[engine]'"
         ) from error
-    from tinkex.terminal import LoadingLine
+    from tinkex.observability.terminal import LoadingLine
 
     # The engine ends after the clients of this process, which ask to the end.
     return open_embedded(home, models, LoadingLine(sys.stderr).show, at_exit=on_exit)

@@ -11,7 +11,7 @@ from tinkex.errors import APIStatusError
 
 if TYPE_CHECKING:
     from tinkex._wire.endpoints import Endpoint
-    from tinkex.tracing import Operation
+    from tinkex.observability.tracing import Operation
 
 __all__ = ["traced"]
 

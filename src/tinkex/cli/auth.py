@@ -39,7 +39,7 @@ def login(invocation: Invocation, with_key: str | None) -> None:
       tinkex auth login
       tinkex auth login --base-url http://127.0.0.1:8787 --with-key - < ~/.tinkex/engine/api_key
     """  # noqa: D301 -- click reads the escape as "keep these lines"
-    from tinkex.credentials import Credentials, StoredKey
+    from tinkex.config.credentials import Credentials, StoredKey
 
     stored = Credentials.load()
     if stored.default is not None:
@@ -78,7 +78,7 @@ def logout(invocation: Invocation) -> None:
     Example:
       tinkex auth logout
     """  # noqa: D301 -- click reads the escape as "keep these lines"
-    from tinkex.credentials import Credentials
+    from tinkex.config.credentials import Credentials
 
     stored = Credentials.load()
     key = stored.default_key

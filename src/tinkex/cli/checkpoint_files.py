@@ -114,9 +114,9 @@ def download(invocation: Invocation, path: str, output: Path | None, force: bool
       tinkex checkpoint download tinker://0a1b2c:train:0/weights/final
       tinkex checkpoint download tinker://0a1b2c:train:0/weights/final -o ./models --force --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
+    from tinkex.checkpoints import download_checkpoint
     from tinkex.cli.progress import transfer_bar
     from tinkex.cli.render import size
-    from tinkex.downloads import download_checkpoint
 
     invocation.if_interrupted = "run the same command again: it goes on where it stopped"
     with transfer_bar(invocation, "checkpoint") as show:
@@ -172,8 +172,8 @@ def push_hf(
       tinkex checkpoint push-hf tinker://0a1b2c:train:0/weights/final --repo ada/my-adapter
       tinkex checkpoint push-hf tinker://0a1b2c:train:0/weights/final --public --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
+    from tinkex.checkpoints.push import push_checkpoint
     from tinkex.cli.progress import hub_bars, transfer_bar
-    from tinkex.hub_push import push_checkpoint
 
     invocation.if_interrupted = "the repository is as it was; run the same command again"
     with hub_bars(invocation), transfer_bar(invocation, "checkpoint") as show:

@@ -55,14 +55,14 @@ def merge_adapter(
         from tinkex.engine.model.catalog import resolve
     except ModuleNotFoundError as error:
         raise SetupError(NEEDED.format(missing=error.name)) from error
-    from tinkex.terminal import LoadingLine
+    from tinkex.observability.terminal import LoadingLine
 
     line = LoadingLine(sys.stderr)
     show = None if invocation.quiet or invocation.as_json else line.show
     with tempfile.TemporaryDirectory(prefix="tinkex-merge-") as folder:
         adapter_dir = Path(source)
         if source.startswith("tinker://"):
-            from tinkex.downloads import download_checkpoint
+            from tinkex.checkpoints import download_checkpoint
 
             path = CheckpointPath().convert(source, None, None)
             found = download_checkpoint(path, Path(folder), config=invocation.patient_config())

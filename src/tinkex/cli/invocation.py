@@ -98,7 +98,7 @@ class Invocation:
         """Keeps loading lines and warnings off stderr until :meth:`leave`."""
         import logging
 
-        from tinkex.terminal.loading import hush
+        from tinkex.observability.terminal.loading import hush
 
         hush()
         if self._level is None:
@@ -111,7 +111,7 @@ class Invocation:
         if self._level is not None:
             import logging
 
-            from tinkex.terminal.loading import hush
+            from tinkex.observability.terminal.loading import hush
 
             hush(silent=False)
             logging.getLogger("tinkex").setLevel(self._level)

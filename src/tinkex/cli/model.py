@@ -69,7 +69,7 @@ def pull(invocation: Invocation, source: str) -> None:
     import sys
 
     from tinkex.cli.render import size
-    from tinkex.terminal import LoadingLine
+    from tinkex.observability.terminal import LoadingLine
 
     resolve = _catalog().resolve
     from tinkex.engine.config import tinkex_home

@@ -27,7 +27,7 @@ from tinkex.engine.api.app import build_app
 from tinkex.engine.config import LOOPBACK_HOSTS, EngineConfig
 from tinkex.engine.core import Engine
 from tinkex.errors import SetupError
-from tinkex.terminal.loading import LoadingLine
+from tinkex.observability.terminal.loading import LoadingLine
 
 logger = logging.getLogger("tinkex.server")
 

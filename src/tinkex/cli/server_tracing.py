@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tinkex._version import __version__
 from tinkex.errors import SetupError
-from tinkex.tracing import find_tracer
+from tinkex.observability.tracing import find_tracer
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

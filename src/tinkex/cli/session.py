@@ -86,9 +86,9 @@ def export_trace(invocation: Invocation, session_id: str, output: Path | None, u
       tinkex session export-trace 4f9c0a2e
       curl -o t.pftrace "$(tinkex session export-trace 4f9c0a2e --url-only)"
     """  # noqa: D301, D415 -- click reads the escape as "keep these lines"; an address ends the line
+    from tinkex.checkpoints.files import Source, fetch
     from tinkex.cli.progress import transfer_bar
     from tinkex.cli.render import size
-    from tinkex.downloads.files import Source, fetch
 
     rest = invocation.rest()
     invocation.remark(f"Exporting the trace of session {session_id}; this may take a while.")

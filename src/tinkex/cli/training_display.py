@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tinkex.terminal import TrainingLine
+from tinkex.observability.terminal import TrainingLine
 from tinkex.train import Watcher
 
 if TYPE_CHECKING:

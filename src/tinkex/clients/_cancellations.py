@@ -11,7 +11,7 @@ from tinkex import types
 from tinkex._runtime import start_alone
 from tinkex._wire.endpoints import endpoint
 from tinkex.errors import TinkexError
-from tinkex.events import RetryScheduled
+from tinkex.observability.events import RetryScheduled
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller

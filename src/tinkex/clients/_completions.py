@@ -15,7 +15,7 @@ from tinkex._transport.retry import PAYMENT_PAUSE_S, is_transient
 from tinkex._wire import json
 from tinkex._wire.endpoints import endpoint
 from tinkex.errors import APIConnectionError, APIResponseValidationError, ClosedError, TinkexError
-from tinkex.events import RetryScheduled
+from tinkex.observability.events import RetryScheduled
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Reply

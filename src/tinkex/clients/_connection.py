@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from tinkex._transport.caller import Caller
 from tinkex.config import Config
-from tinkex.events import guarded
+from tinkex.observability.events import guarded
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Transport
-    from tinkex.events import Sink
+    from tinkex.observability.events import Sink
 
 __all__ = ["connect"]
 

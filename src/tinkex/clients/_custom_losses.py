@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, cast
 from tinkex import types
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._checks import check_data
-from tinkex.custom_loss import data_for_logprobs, differentiate, require_torch
-from tinkex.traced_loss import LossHandle, check_inputs, run_handle, write_graph
+from tinkex.losses.custom import data_for_logprobs, differentiate, require_torch
+from tinkex.losses.traced import LossHandle, check_inputs, run_handle, write_graph
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller
     from tinkex.clients.session import OpenSession
-    from tinkex.custom_loss import CustomLoss, Surrogate
-    from tinkex.events import Sink
+    from tinkex.losses.custom import CustomLoss, Surrogate
+    from tinkex.observability.events import Sink
 
 __all__ = ["CustomLosses", "CustomPass", "custom_pass"]
 
@@ -124,7 +124,7 @@ def custom_pass(
             return CustomPass(loss_id=loss_fn.loss_id)
         function = functools.partial(run_handle, loss_fn)
     if regularizers:
-        from tinkex.regularizers import with_regularizers
+        from tinkex.losses.regularizers import with_regularizers
 
         function = with_regularizers(cast("CustomLoss", function), regularizers, events=events)
     return CustomPass(

@@ -13,7 +13,7 @@ from tinkex._transport.caller import encode
 from tinkex.clients._ordering import Send, Turn, Turnstile
 from tinkex.clients._spans import note_submitted
 from tinkex.futures import AwaitableConcurrentFuture
-from tinkex.tracing import begin, entered
+from tinkex.observability.tracing import begin, entered
 
 if TYPE_CHECKING:
     from tinkex._wire.endpoints import Endpoint

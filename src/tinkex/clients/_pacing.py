@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tinkex._transport.retry import server_wait
 from tinkex._wire.endpoints import endpoint
 from tinkex.errors import BillingError, RateLimitError
-from tinkex.events import SamplingPaused
+from tinkex.observability.events import SamplingPaused
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller

@@ -22,7 +22,7 @@ from tinkex._wire import json as wire_json
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._tokens import use_tokens
 from tinkex.errors import APIStatusError
-from tinkex.tracing import Operation, operating
+from tinkex.observability.tracing import Operation, operating
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tinkex._transport.retry import Retry, decide
 from tinkex._wire.endpoints import endpoint
 from tinkex.errors import APIStatusError
-from tinkex.events import RetryScheduled
+from tinkex.observability.events import RetryScheduled
 
 if TYPE_CHECKING:
     from tinkex._transport.retry import RetryPolicy

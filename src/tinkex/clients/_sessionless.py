@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tinkex._transport.caller import Caller
     from tinkex.clients.session import Session
     from tinkex.config import Config
-    from tinkex.events import Sink
+    from tinkex.observability.events import Sink
 
 __all__ = ["Sessionless"]
 

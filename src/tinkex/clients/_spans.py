@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinkex import types
 from tinkex._runtime import background
-from tinkex.tracing import Operation, Value, begin, current, entered
+from tinkex.observability.tracing import Operation, Value, begin, current, entered
 
 if TYPE_CHECKING:
     from tinkex.clients.session import OpenSession, Session

@@ -34,8 +34,8 @@ from tinkex.errors import (
     StreamInterruptedError,
     TinkexError,
 )
-from tinkex.events import StreamingUnavailable
-from tinkex.tracing import Operation, entered
+from tinkex.observability.events import StreamingUnavailable
+from tinkex.observability.tracing import Operation, entered
 
 if TYPE_CHECKING:
     from tinkex._transport.budget import Slots

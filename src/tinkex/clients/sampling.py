@@ -30,12 +30,12 @@ from tinkex.clients._streaming import AsyncSampleStream, Road, SampleStream, Str
 from tinkex.clients.retry_config import RetryConfig
 from tinkex.errors import APIResponseValidationError
 from tinkex.futures import AwaitableConcurrentFuture
-from tinkex.tracing import operating
+from tinkex.observability.tracing import operating
 
 if TYPE_CHECKING:
     from tinkex.clients.session import OpenSession, Session
     from tinkex.futures import APIFuture
-    from tinkex.telemetry.reporter import Reporter
+    from tinkex.observability.telemetry.reporter import Reporter
     from tinkex.tokenizers import Tokenizer
 
 __all__ = ["RetryConfig", "SamplingClient"]

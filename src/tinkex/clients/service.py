@@ -19,16 +19,16 @@ from tinkex.clients.session import FinishStatus, Session
 from tinkex.clients.training import TrainingClient
 from tinkex.errors import ClosedError, TinkexError
 from tinkex.futures import AwaitableConcurrentFuture
-from tinkex.tracing import operating
+from tinkex.observability.tracing import operating
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Transport
     from tinkex.clients.sampling import RetryConfig
     from tinkex.config import Config
-    from tinkex.events import Sink
     from tinkex.futures import APIFuture
-    from tinkex.telemetry.reporter import Reporter
-    from tinkex.traced_loss import LossHandle, PerDatumLossFn
+    from tinkex.losses.traced import LossHandle, PerDatumLossFn
+    from tinkex.observability.events import Sink
+    from tinkex.observability.telemetry.reporter import Reporter
 
 __all__ = ["ServiceClient"]
 
@@ -248,7 +248,7 @@ class ServiceClient:
 
         A session makes each loss once; keep its handle.
         """
-        from tinkex.traced_loss import trace_loss
+        from tinkex.losses.traced import trace_loss
 
         self._session.check_open()
         return AwaitableConcurrentFuture(background().submit(self._custom_loss(trace_loss(fn, input_ranks))))

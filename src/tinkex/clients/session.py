@@ -28,16 +28,16 @@ from tinkex.errors import (
     NotFoundError,
     SetupError,
 )
-from tinkex.events import (
+from tinkex.futures import Results
+from tinkex.observability.events import (
     HeartbeatLost,
     ServerMessage,
     SessionClosed,
     SessionLost,
     SessionOpened,
 )
-from tinkex.futures import Results
-from tinkex.telemetry.reporter import Reporter, TelemetrySink
-from tinkex.tracing import operating
+from tinkex.observability.telemetry.reporter import Reporter, TelemetrySink
+from tinkex.observability.tracing import operating
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller

@@ -17,19 +17,19 @@ from tinkex.clients._queues import QueueWatching
 from tinkex.clients._reduction import combine
 from tinkex.clients._spans import spanning
 from tinkex.clients.sampling import SamplingClient, open_sampling_client
-from tinkex.custom_loss import SURROGATE
 from tinkex.errors import APIResponseValidationError
-from tinkex.tracing import operating
+from tinkex.losses.custom import SURROGATE
+from tinkex.observability.tracing import operating
 from tinkex.types import Datum
 
 if TYPE_CHECKING:
     from tinkex.clients.sampling import RetryConfig
     from tinkex.clients.session import OpenSession, Session
-    from tinkex.custom_loss import CustomLoss
     from tinkex.futures import APIFuture
-    from tinkex.telemetry.reporter import Reporter
+    from tinkex.losses.custom import CustomLoss
+    from tinkex.losses.traced import LossHandle
+    from tinkex.observability.telemetry.reporter import Reporter
     from tinkex.tokenizers import Tokenizer
-    from tinkex.traced_loss import LossHandle
 
 __all__ = ["TrainingClient"]
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from tinkex._runtime import background
 from tinkex._transport.retry import GiveUp, Retry, decide
 from tinkex.errors import APIStatusError, RecoveryError
-from tinkex.events import CallbackFailed, RecoveryFailed, RecoveryStarted, RunRecovered, guarded
 from tinkex.futures import AwaitableConcurrentFuture
+from tinkex.observability.events import CallbackFailed, RecoveryFailed, RecoveryStarted, RunRecovered, guarded
 from tinkex.recovery.diagnosis import condition_of, outcome_of, says_gone
 from tinkex.recovery.policy import Condition, Recovered, RecoveryPolicy
 from tinkex.recovery.restoring import called, checkpoints_of, paths_for, restore_first
@@ -22,8 +22,8 @@ from tinkex.types import Checkpoint, TrainingRun
 
 if TYPE_CHECKING:
     from tinkex.clients.service import ServiceClient
-    from tinkex.events import Sink
     from tinkex.futures import APIFuture
+    from tinkex.observability.events import Sink
 
 __all__ = ["RecoveryExecutor"]
 

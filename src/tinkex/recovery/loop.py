@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 from tinkex._runtime import background
 from tinkex._transport.retry import GiveUp, Retry, backoff, decide
 from tinkex.errors import APIConnectionError, APIError, RecoveryError, TinkexError
-from tinkex.events import CallbackFailed, RecoveryFailed, RecoveryStarted, RunRecovered, RunTroubled
+from tinkex.observability.events import (
+    CallbackFailed,
+    RecoveryFailed,
+    RecoveryStarted,
+    RunRecovered,
+    RunTroubled,
+)
 from tinkex.recovery.batches import Batches, NoMore
 from tinkex.recovery.diagnosis import is_interruption, outcome_of, says_run_is_gone
 from tinkex.recovery.policy import Condition, Recovered, RecoveryPolicy
@@ -30,8 +36,8 @@ from tinkex.recovery.tracking import TrackedTraining
 if TYPE_CHECKING:
     from tinkex.clients.service import ServiceClient
     from tinkex.clients.training import TrainingClient
-    from tinkex.events import Sink
-    from tinkex.terminal import TrainingLine
+    from tinkex.observability.events import Sink
+    from tinkex.observability.terminal import TrainingLine
 
 __all__ = ["ResilientTraining"]
 
@@ -392,7 +398,7 @@ class ResilientTraining(Generic[B]):
         total = self._batches.total
         if not self._show_progress or total is None or total <= self.position:
             return
-        from tinkex.terminal import training_line
+        from tinkex.observability.terminal import training_line
 
         self._lines.close()
         self._line = self._lines.enter_context(training_line(total - self.position))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Self
 
 from tinkex._runtime import background
 from tinkex.errors import ClosedError, RecoveryError, TinkexError
-from tinkex.events import RunCheckFailed, RunTroubled, guarded
 from tinkex.futures import AwaitableConcurrentFuture
+from tinkex.observability.events import RunCheckFailed, RunTroubled, guarded
 from tinkex.recovery.diagnosis import condition_of, says_gone
 from tinkex.recovery.executor import RecoveryExecutor
 from tinkex.recovery.policy import Condition, Recovered, RecoveryPolicy
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from tinkex.clients.rest import RestClient
     from tinkex.clients.service import ServiceClient
     from tinkex.clients.training import TrainingClient
-    from tinkex.events import Sink
     from tinkex.futures import APIFuture
+    from tinkex.observability.events import Sink
 
 __all__ = ["RecoveryMonitor"]
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
-from tinkex.events import guarded
+from tinkex.observability.events import guarded
 from tinkex.recovery.batches import Batches, Data
 from tinkex.recovery.loop import ResilientTraining
 from tinkex.recovery.policy import RecoveryPolicy
@@ -15,7 +15,7 @@ from tinkex.recovery.progress import Progress
 if TYPE_CHECKING:
     from tinkex.clients.service import ServiceClient
     from tinkex.clients.training import TrainingClient
-    from tinkex.events import Sink
+    from tinkex.observability.events import Sink
 
 __all__ = ["resilient_training"]
 

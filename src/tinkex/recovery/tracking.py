@@ -13,8 +13,8 @@ from tinkex.recovery.diagnosis import is_interruption, says_run_is_gone
 
 if TYPE_CHECKING:
     from tinkex import types
-    from tinkex.custom_loss import CustomLoss
-    from tinkex.traced_loss import LossHandle
+    from tinkex.losses.custom import CustomLoss
+    from tinkex.losses.traced import LossHandle
     from tinkex.types import Datum
 
 __all__ = ["TrackedTraining"]

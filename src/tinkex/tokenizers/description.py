@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tinkex.added_tokens import named_tokens, read_settings
-from tinkex.chat_template import chat_template_of
+from tinkex.tokenizers.added_tokens import named_tokens, read_settings
+from tinkex.tokenizers.chat_template import chat_template_of
 
 __all__ = ["Description", "describe"]
 

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tinkex.added_tokens import NAMED_TOKENS
-from tinkex.chat_template import render_chat
+from tinkex.tokenizers.added_tokens import NAMED_TOKENS
+from tinkex.tokenizers.chat_template import render_chat
 
 __all__ = ["Encoded", "EverydayTokenizer"]
 

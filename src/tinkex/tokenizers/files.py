@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tinkex._runtime import background
 from tinkex._wire.endpoints import endpoint
 from tinkex.errors import NotFoundError, SetupError
-from tinkex.tracing import operating
+from tinkex.observability.tracing import operating
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tinkex.added_tokens import add_stated_tokens
 from tinkex.errors import SetupError
+from tinkex.tokenizers.added_tokens import add_stated_tokens
 from tinkex.tokenizers.description import Description, describe
 from tinkex.tokenizers.everyday import EverydayTokenizer
 

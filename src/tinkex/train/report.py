@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tinkex.terminal import text_plot
+from tinkex.observability.terminal import text_plot
 from tinkex.train.notes import notes
 
 __all__ = ["Report"]

@@ -38,7 +38,7 @@ class RegularizerSpec:
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise TypeError(
-                f"a regularizer is a function of (data, logprobs), such as tinkex.regularizers.L2(); "
+                f"a regularizer is a function of (data, logprobs), such as tinkex.losses.regularizers.L2(); "
                 f"got {type(self.fn).__name__}"
             )
         if not self.name:

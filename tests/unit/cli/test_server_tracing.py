@@ -81,7 +81,7 @@ def test_a_server_without_the_sdk_says_what_to_install_if_traces_are_asked_for()
 
 EXPORTING = """
 from tinkex.cli.server_tracing import set_up_tracing
-from tinkex.tracing import operating
+from tinkex.observability.tracing import operating
 
 with set_up_tracing():
     with operating("probe"):

@@ -15,7 +15,7 @@ import torch
 from tests.scripted import ScriptedServer
 from tinkex import ServiceClient, types
 from tinkex.clients.training import TrainingClient
-from tinkex.regularizers import L2, Pipeline
+from tinkex.losses.regularizers import L2, Pipeline
 from tinkex.testing import reply
 
 

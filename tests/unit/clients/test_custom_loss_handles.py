@@ -142,7 +142,7 @@ def test_data_the_loss_was_not_made_for_is_refused_before_anything_is_sent() -> 
 
 
 def test_with_regularizers_the_loss_runs_here_even_where_the_server_could() -> None:
-    from tinkex.regularizers import L2, RegularizerSpec
+    from tinkex.losses.regularizers import L2, RegularizerSpec
 
     with connected(client_config=runs_losses) as (server, service):
         server.answers["create_custom_loss"] = known(server)

@@ -13,7 +13,7 @@ from tests.scripted import ScriptedServer, over_http
 from tinkex import SamplingClient, ServiceClient, TrainingClient, types
 from tinkex.clients._handles import SamplerHandle
 from tinkex.errors import SetupError
-from tinkex.events import CallbackFailed, Event
+from tinkex.observability.events import CallbackFailed, Event
 from tinkex.testing import reply
 
 PROMPT = types.ModelInput.from_ints([1, 2, 3])

@@ -18,7 +18,7 @@ from tests.scripted import ScriptedServer, over_http
 from tinkex import APIConnectionError, RetryConfig, ServiceClient, types
 from tinkex._runtime import background
 from tinkex.clients._progress import Progress
-from tinkex.events import Event, SamplingPaused
+from tinkex.observability.events import Event, SamplingPaused
 from tinkex.testing import Reply, Request, reply
 
 PROMPT = types.ModelInput.from_ints([1, 2, 3])

@@ -32,7 +32,7 @@ from tinkex.errors import (
     ResultExpiredError,
     UnprocessableEntityError,
 )
-from tinkex.events import Event, SamplingPaused
+from tinkex.observability.events import Event, SamplingPaused
 from tinkex.testing import Reply, Request, reply
 
 PROMPT = types.ModelInput.from_ints([1, 2, 3])

@@ -16,8 +16,8 @@ from tinkex import types
 from tinkex.clients.service import ServiceClient
 from tinkex.config import Config
 from tinkex.errors import ClosedError, ConfigError
-from tinkex.events import Event, SessionOpened
 from tinkex.futures import APIFuture
+from tinkex.observability.events import Event, SessionOpened
 from tinkex.testing import MockTransport, Reply, reply
 
 

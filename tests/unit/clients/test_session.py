@@ -14,7 +14,14 @@ from tinkex._transport.retry import RetryPolicy
 from tinkex.clients.session import Session
 from tinkex.config import Config
 from tinkex.errors import APIConnectionError, APIStatusError, ClosedError, InternalServerError
-from tinkex.events import Event, HeartbeatLost, ServerMessage, SessionClosed, SessionLost, SessionOpened
+from tinkex.observability.events import (
+    Event,
+    HeartbeatLost,
+    ServerMessage,
+    SessionClosed,
+    SessionLost,
+    SessionOpened,
+)
 from tinkex.testing import Reply, Request, reply
 
 

@@ -27,7 +27,7 @@ from tinkex.errors import (
     RequestFailedError,
     StreamInterruptedError,
 )
-from tinkex.events import Event, RetryScheduled, SamplingPaused, StreamingUnavailable
+from tinkex.observability.events import Event, RetryScheduled, SamplingPaused, StreamingUnavailable
 from tinkex.testing import Reply, Request, reply
 
 PROMPT = types.ModelInput.from_ints([1, 2, 3])

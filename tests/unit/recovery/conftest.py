@@ -10,7 +10,7 @@ import pytest
 
 from tests.scripted import ScriptedServer
 from tinkex import Config, ServiceClient, types
-from tinkex.events import Event
+from tinkex.observability.events import Event
 from tinkex.testing import Reply, Request, reply
 
 

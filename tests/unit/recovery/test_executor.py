@@ -11,7 +11,7 @@ import pytest
 from tests.scripted import Request
 from tests.unit.recovery.conftest import Events, Runs
 from tinkex import ServiceClient, errors, types
-from tinkex.events import CallbackFailed, RecoveryFailed, RecoveryStarted, RunRecovered
+from tinkex.observability.events import CallbackFailed, RecoveryFailed, RecoveryStarted, RunRecovered
 from tinkex.recovery import Best, Recovered, RecoveryExecutor, RecoveryPolicy
 from tinkex.testing import Reply, reply
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import tinkex
 from tests.unit.recovery.conftest import Runs
 from tinkex import Config, ServiceClient, errors, types
-from tinkex.events import Silent
+from tinkex.observability.events import Silent
 from tinkex.recovery import RecoveryPolicy
 from tinkex.testing import Reply, Request, reply
 

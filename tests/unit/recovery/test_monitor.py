@@ -10,8 +10,8 @@ import pytest
 
 from tests.unit.recovery.conftest import Events, Runs
 from tinkex import ServiceClient, errors
-from tinkex.events import RunCheckFailed, RunRecovered, RunTroubled
 from tinkex.futures import AwaitableConcurrentFuture
+from tinkex.observability.events import RunCheckFailed, RunRecovered, RunTroubled
 from tinkex.recovery import Recovered, RecoveryExecutor, RecoveryMonitor, RecoveryPolicy
 
 QUICK: dict[str, Any] = {"backoff_s": 0.001, "max_backoff_s": 0.002}

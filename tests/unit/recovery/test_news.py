@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from tinkex.errors import RecoveryError, TinkexError
-from tinkex.events import (
+from tinkex.observability.events import (
     CallbackFailed,
     Event,
     LogSink,

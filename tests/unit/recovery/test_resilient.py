@@ -18,7 +18,7 @@ import pytest
 import tinkex
 from tests.unit.recovery.conftest import Events, Runs
 from tinkex import Config, ServiceClient, errors, types
-from tinkex.events import CallbackFailed, RecoveryFailed, RunRecovered, RunTroubled
+from tinkex.observability.events import CallbackFailed, RecoveryFailed, RunRecovered, RunTroubled
 from tinkex.recovery import Best, RecoveryPolicy, Step
 from tinkex.testing import LocalEngine, Reply, Request, local_engine, reply
 

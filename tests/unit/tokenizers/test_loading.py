@@ -15,8 +15,9 @@ from tests.scripted import ScriptedServer
 from tinkex.clients.service import ServiceClient
 from tinkex.errors import ConfigError, SetupError
 from tinkex.testing import Reply, Request, reply
-from tinkex.tokenizers import MOST_KEPT, forget_tokenizers, hub_name, prefer_light, tokenizer_from_directory
+from tinkex.tokenizers import forget_tokenizers, hub_name, prefer_light, tokenizer_from_directory
 from tinkex.tokenizers.light import LightTokenizer
+from tinkex.tokenizers.loading import MOST_KEPT
 
 
 def serving_files(directory: Path) -> ScriptedServer:

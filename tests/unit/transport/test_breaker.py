@@ -27,7 +27,7 @@ from tinkex.errors import (
     InternalServerError,
     NotFoundError,
 )
-from tinkex.events import CircuitChanged, Event, RequestStarted
+from tinkex.observability.events import CircuitChanged, Event, RequestStarted
 from tinkex.testing import MockTransport, Reply, Request, reply
 
 HEALTH, CAPABILITIES, CONFIG = (

@@ -23,7 +23,7 @@ from tinkex.errors import (
     ClosedError,
     NotFoundError,
 )
-from tinkex.events import Event, RequestFinished, RequestStarted, RetryScheduled
+from tinkex.observability.events import Event, RequestFinished, RequestStarted, RetryScheduled
 from tinkex.testing import MockTransport, Reply, Request, reply
 
 QUICK = RetryPolicy(base_s=0.001, cap_s=0.002)

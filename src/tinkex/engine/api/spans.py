@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from tinkex._wire.endpoints import Endpoint
 from tinkex.engine.operations.spans import call_context
-from tinkex.tracing import end_span, extracted, find_tracer, harmless
+from tinkex.observability.tracing import end_span, extracted, find_tracer, harmless
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -17,7 +17,7 @@ import numpy as np
 from tinkex.engine.model.progress import Progress, report
 from tinkex.engine.model.weight_files import WeightEntry, write_weights
 from tinkex.errors import SetupError
-from tinkex.gguf_tokenizer import build_tokenizer, special_tokens
+from tinkex.tokenizers.gguf_tokenizer import build_tokenizer, special_tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

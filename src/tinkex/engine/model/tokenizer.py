@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tinkex.added_tokens import add_stated_tokens, named_tokens, read_settings
-from tinkex.chat_template import chat_template_of, render_chat
 from tinkex.engine.model.architecture import eos_token_ids
 from tinkex.errors import InvalidInput, SetupError
+from tinkex.tokenizers.added_tokens import add_stated_tokens, named_tokens, read_settings
+from tinkex.tokenizers.chat_template import chat_template_of, render_chat
 
 if TYPE_CHECKING:
     from pathlib import Path

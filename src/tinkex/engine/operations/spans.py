@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinkex.engine.scheduler import Work
 from tinkex.engine.store import FutureStatus, Outcome
-from tinkex.tracing import find_tracer, harmless
+from tinkex.observability.tracing import find_tracer, harmless
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

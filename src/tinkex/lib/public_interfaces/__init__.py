@@ -6,7 +6,7 @@ from tinkex.clients.sampling import SamplingClient
 from tinkex.clients.service import ServiceClient
 from tinkex.clients.training import TrainingClient
 from tinkex.futures import APIFuture, AwaitableConcurrentFuture
-from tinkex.traced_loss import LossHandle, PerDatumLossFn
+from tinkex.losses.traced import LossHandle, PerDatumLossFn
 
 __all__ = [
     "APIFuture",

@@ -1,5 +1,5 @@
 """Where official-SDK programs import ``LossHandle`` and ``PerDatumLossFn`` from."""
 
-from tinkex.traced_loss import LossHandle, PerDatumLossFn
+from tinkex.losses.traced import LossHandle, PerDatumLossFn
 
 __all__ = ["LossHandle", "PerDatumLossFn"]

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from tinkex.engine.model.tokenizer import EngineTokenizer
 from tinkex.errors import SetupError
-from tinkex.gguf_tokenizer import build_tokenizer
+from tinkex.tokenizers.gguf_tokenizer import build_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 SPECIAL = ["<unk>", "<s>", "</s>"]

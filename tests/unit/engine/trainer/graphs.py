@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tinkex.engine.trainer.loss_graph import LossGraph
-from tinkex.traced_loss import trace_loss, write_graph
+from tinkex.losses.traced import trace_loss, write_graph
 from tinkex.types.custom_losses import CustomLossInput
 
 

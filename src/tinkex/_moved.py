@@ -1,0 +1,90 @@
+"""Module paths of 0.1: each is importable until 0.3, with a ``DeprecationWarning`` that names the new path.
+
+A path resolves to the module at its new place, so both paths give identical objects, and pickles that name the old one
+load.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+__all__ = ["MOVED", "MovedModules", "load_moved"]
+
+MOVED: Mapping[str, str] = {
+    "tinkex.added_tokens": "tinkex.tokenizers.added_tokens",
+    "tinkex.chat_template": "tinkex.tokenizers.chat_template",
+    "tinkex.config_values": "tinkex.config.values",
+    "tinkex.credentials": "tinkex.config.credentials",
+    "tinkex.custom_loss": "tinkex.losses.custom",
+    "tinkex.downloads": "tinkex.checkpoints",
+    "tinkex.downloads.checkpoints": "tinkex.checkpoints.download",
+    "tinkex.downloads.extraction": "tinkex.checkpoints.extraction",
+    "tinkex.downloads.files": "tinkex.checkpoints.files",
+    "tinkex.events": "tinkex.observability.events",
+    "tinkex.gguf_metadata": "tinkex.tokenizers.gguf_metadata",
+    "tinkex.gguf_tokenizer": "tinkex.tokenizers.gguf_tokenizer",
+    "tinkex.hub_push": "tinkex.checkpoints.push",
+    "tinkex.metrics": "tinkex.observability.metrics",
+    "tinkex.regularizers": "tinkex.losses.regularizers",
+    "tinkex.regularizers.distributions": "tinkex.losses.regularizers.distributions",
+    "tinkex.regularizers.norms": "tinkex.losses.regularizers.norms",
+    "tinkex.regularizers.pipeline": "tinkex.losses.regularizers.pipeline",
+    "tinkex.regularizers.positions": "tinkex.losses.regularizers.positions",
+    "tinkex.regularizers.structure": "tinkex.losses.regularizers.structure",
+    "tinkex.request_options": "tinkex.config.request_options",
+    "tinkex.telemetry": "tinkex.observability.telemetry",
+    "tinkex.telemetry.capture": "tinkex.observability.telemetry.capture",
+    "tinkex.telemetry.redaction": "tinkex.observability.telemetry.redaction",
+    "tinkex.telemetry.reporter": "tinkex.observability.telemetry.reporter",
+    "tinkex.terminal": "tinkex.observability.terminal",
+    "tinkex.terminal.loading": "tinkex.observability.terminal.loading",
+    "tinkex.terminal.plot": "tinkex.observability.terminal.plot",
+    "tinkex.terminal.training": "tinkex.observability.terminal.training",
+    "tinkex.traced_loss": "tinkex.losses.traced",
+    "tinkex.tracing": "tinkex.observability.tracing",
+}
+
+
+def load_moved(old: str, *, stacklevel: int) -> ModuleType:
+    """Returns the module that ``old`` is called now, and enters it in ``sys.modules`` under ``old`` too."""
+    import warnings
+    from importlib import import_module
+
+    warnings.warn(
+        f"{old} is now {MOVED[old]}; the old path is removed in 0.3",
+        DeprecationWarning,
+        stacklevel=stacklevel + 1,
+    )
+    for path, new in MOVED.items():
+        # With the modules inside: the import system would find their files in the package, and load them twice.
+        if path == old or path.startswith(f"{old}."):
+            sys.modules[path] = import_module(new)
+    return sys.modules[old]
+
+
+class MovedModules:
+    """The last entry of ``sys.meta_path``: is asked for a module of ours only if no file has its name."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG004
+        """Returns how to load a path of the table; None for every other name."""
+        if name not in MOVED:
+            return None
+        from importlib.machinery import ModuleSpec
+
+        return ModuleSpec(name, MovedModules)  # type: ignore[arg-type]  # loads by its static methods
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> None:
+        """Leaves it to the import system: the module it makes is replaced at once."""
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        """Puts the module at the new path in the place of ``module``."""
+        load_moved(module.__name__, stacklevel=2)

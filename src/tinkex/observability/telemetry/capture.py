@@ -1,0 +1,109 @@
+"""Captures exceptions on their way out of a block or function: reported, told apart, and raised on."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from tinkex.errors import APIStatusError, EngineError, RequestErrorCategory, RequestFailedError
+from tinkex.observability.telemetry.reporter import Reporter
+
+__all__ = ["capture", "is_user_error"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class HasTelemetry(Protocol):
+    """A client: it has a reporter, or none."""
+
+    def get_telemetry(self) -> Reporter | None:
+        """The reporter of the client's session."""
+        ...
+
+
+class capture:  # noqa: N801 - used like a function
+    """A context manager and decorator, for plain and asynchronous functions, that reports what is raised.
+
+    The exception goes on as it is, at once; reporting never delays or replaces it.
+
+    >>> @capture(None)
+    ... def step(n: int) -> int:
+    ...     return n + 1
+    >>> step(1)
+    2
+    """
+
+    def __init__(self, client: HasTelemetry | Reporter | None, *, fatal: bool = False) -> None:
+        if not (
+            client is None or isinstance(client, Reporter) or callable(getattr(client, "get_telemetry", None))
+        ):
+            raise TypeError(
+                f"capture reports for a client, its Reporter or None, not for {type(client).__name__}; give it your "
+                "ServiceClient"
+            )
+        self._client = client
+        self._fatal = fatal
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # An interrupt, the end of the program and a cancelled task are no failures.
+        if isinstance(error, Exception):
+            with contextlib.suppress(Exception):  # the exception on its way out is the one that matters
+                self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        client = self._client
+        reporter = client if client is None or isinstance(client, Reporter) else client.get_telemetry()
+        if reporter is not None:
+            reporter.log_exception(error, user_error=is_user_error(error), fatal=self._fatal)
+
+    def __call__(self, function: F) -> F:
+        """The function, with what it raises reported."""
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"{function.__name__} is a generator, whose code runs when it is iterated over; write `with capture(…):` "
+                "inside of it"
+            )
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def run_async(*args: Any, **options: Any) -> Any:
+                with capture(self._client, fatal=self._fatal):
+                    return await function(*args, **options)
+
+            return run_async  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def run(*args: Any, **options: Any) -> Any:
+            with capture(self._client, fatal=self._fatal):
+                return function(*args, **options)
+
+        return run  # type: ignore[return-value]
+
+
+def is_user_error(error: BaseException) -> bool:
+    """Whether an exception, or what caused it, says that the caller asked for something wrong.
+
+    >>> is_user_error(RequestFailedError("bad data", "r1", RequestErrorCategory.User))
+    True
+    >>> is_user_error(RuntimeError("boom"))
+    False
+    """
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        if isinstance(link, APIStatusError):
+            return 400 <= link.status_code < 500 and link.status_code not in {408, 429}
+        if isinstance(link, RequestFailedError | EngineError):
+            return link.category is RequestErrorCategory.User
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return False

@@ -1,0 +1,441 @@
+"""The reporter against a real socket: what is sent, what never is, and that nothing ever waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tinkex
+from tests.scripted import ScriptedServer, over_http
+from tinkex import Config, ServiceClient, types
+from tinkex._runtime import background
+from tinkex.errors import APIStatusError, HttpResponse
+from tinkex.observability.events import CircuitChanged, Event, HeartbeatLost, Silent
+from tinkex.observability.telemetry import Reporter, TelemetrySink, capture
+from tinkex.observability.telemetry.reporter import BATCH, DRAIN_S, INTERVAL_S, QUEUE
+from tinkex.testing import Reply, Request, reply
+
+KEY = "tml-secret-0123456789"
+SRC = Path(tinkex.__file__).parent
+
+
+class Collector(ScriptedServer):
+    """Takes telemetry in; ``held`` makes it wait with its answer."""
+
+    def __init__(self, status: int = 200) -> None:
+        super().__init__()
+        self.batches: list[types.TelemetrySendRequest] = []
+        self.bodies: list[bytes] = []
+        self.status = status
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def on_telemetry(self, value: types.TelemetrySendRequest, request: Request) -> Reply:
+        self.may_answer.wait(30)
+        self.batches.append(value)
+        self.bodies.append(request.body)
+        return reply({"status": "accepted"} if self.status == 200 else {"detail": "no"}, self.status)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [event for batch in self.batches for event in batch.events]
+
+    @property
+    def names(self) -> list[str]:
+        return [event.get("event_name") or event["event"] for event in self.events]
+
+
+def service_of(url: str, **settings: Any) -> ServiceClient:
+    service = ServiceClient(config=Config(api_key=KEY, base_url=url, **settings), events=Silent())
+    service.create_sampling_client(base_model="toy")  # opens the session
+    return service
+
+
+def reporter_of(service: ServiceClient) -> Reporter:
+    reporter = service.get_telemetry()
+    assert reporter is not None
+    return reporter
+
+
+def test_events_go_out_in_order_in_batches_with_the_session_around_them() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = reporter_of(service)
+        for number in range(2 * BATCH):
+            assert reporter.log("tick", {"step": number})
+        assert reporter.wait_until_drained(30)
+    assert collector.names == ["SESSION_START", *["tick"] * (2 * BATCH), "SESSION_END"]
+    assert [event["event_session_index"] for event in collector.events] == list(range(2 * BATCH + 2))
+    assert max(len(batch.events) for batch in collector.batches) <= BATCH
+    assert {batch.session_id for batch in collector.batches} == {"sess-1"}
+    assert [e["event_data"]["step"] for e in collector.events if e.get("event_data")] == list(
+        range(2 * BATCH)
+    )
+
+
+def test_the_bounds_are_those_that_are_documented() -> None:
+    assert (BATCH, INTERVAL_S, QUEUE, DRAIN_S) == (100, 10.0, 10_000, 2.0)
+
+
+def eagerly(service: ServiceClient, interval_s: float) -> Reporter:
+    """A reporter of the service's session that sends at another pace."""
+    return Reporter(service._caller, service.holder.get_session_id(), interval_s=interval_s)
+
+
+def test_what_is_less_than_a_batch_goes_out_by_itself_after_a_while() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = eagerly(service, interval_s=0.02)
+        for _ in range(3):
+            reporter.log("tick")
+            assert reporter._drained.wait(30)  # nobody asks for it
+        background().run(reporter.close())
+    assert collector.names == ["SESSION_START", "tick", "tick", "tick", "SESSION_END"]
+    assert len(collector.batches) == 4
+
+
+def test_waiting_has_the_queue_sent_at_once_however_long_the_interval_is() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = eagerly(service, interval_s=1e6)
+        reporter.log("tick")
+        assert reporter.wait_until_drained(30)
+        assert collector.names == ["SESSION_START", "tick"]
+        background().run(reporter.close())
+
+
+def test_waiting_ends_in_time_when_the_server_does_not_answer() -> None:
+    collector = Collector()
+    collector.may_answer.clear()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter_of(service).log("tick")
+        assert not reporter_of(service).wait_until_drained(0.05)
+        collector.may_answer.set()
+        assert reporter_of(service).wait_until_drained(30)
+
+
+def test_however_often_it_is_hurried_there_is_one_sender() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = reporter_of(service)
+        for _ in range(5):
+            for _ in range(BATCH):
+                reporter.log("tick")
+            reporter.flush()
+        assert reporter.wait_until_drained(30)
+
+        async def tasks_of_it() -> int:
+            frames = [getattr(task.get_coro(), "cr_frame", None) for task in asyncio.all_tasks()]
+            return sum(frame is not None and frame.f_locals.get("self") is reporter for frame in frames)
+
+        assert background().run(tasks_of_it()) == 1
+
+
+def test_one_reporter_serves_all_clients_of_a_session_until_it_ends() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = reporter_of(service)
+        first = service.create_lora_training_client("toy")
+        second = service.create_lora_training_client("toy")
+        sampler = service.create_sampling_client(base_model="toy")
+        assert {id(c.get_telemetry()) for c in (first, second, sampler)} == {id(reporter)}
+        first.unload().result()
+        del first, sampler
+        gc.collect()
+        with pytest.raises(RuntimeError), capture(second, fatal=True):
+            raise RuntimeError("of one client")
+        assert reporter.log("still here")
+        assert reporter.wait_until_drained(30)
+        assert "SESSION_END" not in collector.names
+    assert collector.names == ["SESSION_START", "UNHANDLED_EXCEPTION", "still here", "SESSION_END"]
+
+
+def test_a_fatal_exception_is_raised_at_once_whatever_the_server_does() -> None:
+    collector = Collector()
+    collector.may_answer.clear()
+    with over_http(collector) as url, service_of(url) as service:
+        with pytest.raises(RuntimeError, match="boom"), capture(service, fatal=True):
+            raise RuntimeError("boom")
+        assert collector.batches == []  # nobody has waited for an answer
+        collector.may_answer.set()
+
+
+def test_every_module_of_telemetry_is_used() -> None:
+    sources = {path: path.read_text() for path in SRC.rglob("*.py")}
+    for module in (SRC / "telemetry").glob("[!_]*.py"):
+        name = f"tinkex.observability.telemetry.{module.stem}"
+        assert any(f"from {name} import" in text for path, text in sources.items() if path != module), name
+
+
+def test_a_session_with_nothing_to_report_sends_nothing() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url):
+        pass
+    assert collector.batches == []
+
+
+def test_nothing_is_reported_where_that_was_ruled_out_or_no_network_is_on_the_way() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url, telemetry=False) as service:
+        assert service.get_telemetry() is None
+    with ServiceClient(transport=collector.transport) as service:
+        service.create_sampling_client(base_model="toy")
+        assert service.get_telemetry() is None
+    off = Config.resolve(environ={"TINKER_TELEMETRY": "0"}, needs_key=False)
+    assert not off.telemetry
+
+
+def test_what_leaves_the_program_is_on_a_list_and_texts_of_errors_are_not() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = reporter_of(service)
+        reporter.log("mine", {"step": 1, "prompt": "private words", "state": f"key {KEY}", "status": [1]})
+        with pytest.raises(RuntimeError), capture(service):
+            raise RuntimeError(f"private words and {KEY}")
+        sink = TelemetrySink(reporter, Silent())
+        sink.emit(CircuitChanged("http://private.host", "train", "open", "private words"))
+        sink.emit(HeartbeatLost("private words", 130.0))
+        assert reporter.wait_until_drained(30)
+    sent = b"".join(collector.bodies)
+    assert b"private" not in sent
+    assert KEY.encode() not in sent
+    by_name = {event.get("event_name") or event["event"]: event for event in collector.events}
+    assert by_name["mine"]["event_data"] == {"step": 1}
+    assert by_name["tinkex.CircuitChanged"]["event_data"] == {"purpose": "train", "state": "open"}
+    assert by_name["tinkex.HeartbeatLost"]["event_data"] == {"silent_s": 130.0}
+    assert by_name["UNHANDLED_EXCEPTION"]["error_type"] == "builtins.RuntimeError"
+    assert "1 frames of other code" in by_name["UNHANDLED_EXCEPTION"]["traceback"]
+
+
+def test_errors_of_the_user_are_told_apart() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+
+        @capture(service)
+        def ask() -> None:
+            raise APIStatusError("no such run", HttpResponse(404))
+
+        @capture(service)
+        async def ask_async() -> None:
+            raise APIStatusError("down", HttpResponse(503))
+
+        with pytest.raises(APIStatusError, match="no such run"):
+            ask()
+        with pytest.raises(APIStatusError, match="down"):
+            background().run(ask_async())
+        assert reporter_of(service).wait_until_drained(30)
+    assert collector.names == ["SESSION_START", "user_error", "UNHANDLED_EXCEPTION", "SESSION_END"]
+    assert collector.events[1]["event_data"] == {"error_type": "APIStatusError", "status_code": 404}
+    assert collector.events[2]["error_message"] == "status 503"
+
+
+def test_a_server_that_does_not_answer_holds_up_nobody_and_a_full_queue_drops() -> None:
+    collector = Collector()
+    collector.may_answer.clear()
+    with over_http(collector) as url:
+        service = service_of(url)
+        reporter = reporter_of(service)
+        accepted = [reporter.log("tick") for _ in range(QUEUE + 2 * BATCH + 1)]
+        assert accepted[0]
+        assert not accepted[-1]
+        assert reporter.num_dropped > 0
+        service.close("success")  # bounded, whatever the server does
+        assert not reporter.log("late")
+        collector.may_answer.set()
+
+
+def test_a_server_that_refuses_telemetry_is_not_asked_forever() -> None:
+    collector = Collector(status=404)
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = reporter_of(service)
+        reporter.log("tick")
+        assert not reporter.wait_until_drained(30)  # it is gone, and it did not arrive
+        assert reporter.num_dropped == 2
+        assert len(collector.batches) == 1
+        collector.status = 200
+        reporter.log("tick")
+        assert reporter.wait_until_drained(30)
+
+
+class Mischievous(Exception):
+    @property
+    def status_code(self) -> int:
+        raise RuntimeError("a mistake in somebody's exception")
+
+
+class Talkative(Exception):
+    status_code = "private words"
+
+
+class NoTelemetry:
+    def get_telemetry(self) -> None:
+        raise RuntimeError("a mistake in somebody's client")
+
+
+def test_whatever_an_exception_says_about_itself_it_is_raised_as_it_is() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        for error in (Mischievous(), Talkative()):
+            with pytest.raises(type(error)), capture(service):
+                raise error
+        with pytest.raises(ValueError, match="mine"), capture(NoTelemetry()):
+            raise ValueError("mine")
+        assert reporter_of(service).wait_until_drained(30)
+    reported = [event for event in collector.events if event["event"] == "UNHANDLED_EXCEPTION"]
+    assert [event["error_message"] for event in reported] == ["", ""]
+    assert b"private" not in b"".join(collector.bodies)
+
+
+def test_what_could_never_be_reported_is_refused_where_it_is_written() -> None:
+    with pytest.raises(TypeError, match="give it your ServiceClient"):
+        capture("http://127.0.0.1")  # type: ignore[arg-type]
+
+    def batches() -> Iterator[int]:
+        yield 1
+
+    async def events() -> AsyncIterator[int]:
+        yield 1
+
+    for generator in (batches, events):
+        with pytest.raises(TypeError, match="is a generator"):
+            capture(None)(generator)
+
+
+def test_waiting_without_end_is_allowed() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter_of(service).log("tick")
+        assert reporter_of(service).wait_until_drained(math.inf)
+        step = service.create_lora_training_client("toy").optim_step(types.AdamParams())
+        assert step.result(math.inf).metrics
+
+
+def test_a_report_that_cannot_be_sent_is_counted_and_does_not_end_those_after_it() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = reporter_of(service)
+        reporter.log("half a character \ud83d")
+        assert reporter.wait_until_drained(30)
+        reporter._add(lambda common: object())  # no library writes this down
+        assert not reporter.wait_until_drained(30)
+        assert reporter.num_dropped == 1
+        reporter.log("after it")
+        assert reporter.wait_until_drained(30)
+    assert collector.names == ["SESSION_START", "half a character ?", "after it", "SESSION_END"]
+
+
+def test_a_forked_child_reports_for_itself_and_nothing_of_its_parents_twice() -> None:
+    program = """
+import os, sys, tinkex
+service = tinkex.ServiceClient(base_url=sys.argv[1], api_key="tml-x")
+service.create_sampling_client(base_model="toy")
+reporter = service.get_telemetry()
+reporter.log("parent")
+child = os.fork()
+if child == 0:
+    sent = reporter.log("child") and reporter.wait_until_drained(30)
+    os._exit(0 if sent else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+reporter.log("parent again")
+assert reporter.wait_until_drained(30)
+os._exit(0)
+"""
+    collector = Collector()
+    with over_http(collector) as url:
+        environment = {name: value for name, value in os.environ.items() if name != "TINKER_TELEMETRY"}
+        ended = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program, url],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert ended.returncode == 0, ended.stderr
+    told = {batch.process_uuid: [] for batch in collector.batches}
+    for batch in collector.batches:
+        told[batch.process_uuid] += [event.get("event_name") or event["event"] for event in batch.events]
+    assert sorted(told.values()) == [
+        ["SESSION_START", "child"],
+        ["SESSION_START", "parent", "parent again"],
+    ]
+
+
+def test_the_users_own_sink_hears_everything_as_before() -> None:
+    heard: list[Event] = []
+
+    class Heard:
+        def emit(self, event: Event) -> None:
+            heard.append(event)
+
+    with over_http(Collector()) as url:
+        config = Config(api_key=KEY, base_url=url)
+        with ServiceClient(config=config, events=Heard()) as service:
+            service.create_sampling_client(base_model="toy")
+    assert {type(event).__name__ for event in heard} >= {"SessionOpened", "RequestFinished", "SessionClosed"}
+
+
+def test_a_batch_is_what_the_protocol_says() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter_of(service).log("tick", severity="WARNING")
+        assert reporter_of(service).wait_until_drained(30)
+    body = json.loads(collector.bodies[0])
+    assert set(body) == {"events", "platform", "sdk_version", "session_id", "process_uuid"}
+    tick = body["events"][1]
+    assert (tick["event"], tick["severity"]) == ("GENERIC_EVENT", "WARNING")
+    assert tick["timestamp"].endswith("Z") or "+00:00" in tick["timestamp"]
+
+
+def test_a_program_that_ends_by_an_exception_reports_it_on_its_way_out() -> None:
+    program = """
+import sys, tinkex
+from tinkex.observability.telemetry import capture
+service = tinkex.ServiceClient(base_url=sys.argv[1], api_key="tml-x")
+service.create_sampling_client(base_model="toy")
+with capture(service, fatal=True):
+    raise RuntimeError("boom")
+"""
+    collector = Collector()
+    with over_http(collector) as url:
+        environment = {name: value for name, value in os.environ.items() if name != "TINKER_TELEMETRY"}
+        ended = subprocess.run(
+            [sys.executable, "-c", program, url], env=environment, capture_output=True, text=True, check=False
+        )
+    assert ended.stderr.strip().endswith("RuntimeError: boom")
+    assert collector.names == ["SESSION_START", "UNHANDLED_EXCEPTION"]
+    assert collector.events[1]["severity"] == "CRITICAL"
+
+
+def test_a_program_ends_although_the_server_never_takes_its_reports() -> None:
+    program = """
+import sys, tinkex
+service = tinkex.ServiceClient(base_url=sys.argv[1], api_key="tml-x")
+service.create_sampling_client(base_model="toy")
+assert service.get_telemetry().log("tick")
+"""
+    collector = Collector()
+    collector.may_answer.clear()
+    with over_http(collector) as url:
+        environment = {name: value for name, value in os.environ.items() if name != "TINKER_TELEMETRY"}
+        ended = subprocess.run(
+            [sys.executable, "-c", program, url],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        collector.may_answer.set()
+    assert ended.returncode == 0, ended.stderr

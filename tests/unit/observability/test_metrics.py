@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.exposition import read_exposition
+from tests.scripted import ScriptedServer
+from tinkex.clients.service import ServiceClient
+from tinkex.observability.events import (
+    CircuitChanged,
+    Event,
+    QueueStateChanged,
+    RequestFinished,
+    RetryScheduled,
+    Silent,
+)
+from tinkex.observability.metrics import MOST_SERIES, NEWEST, Metrics, MetricsSink
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300))
+def test_percentiles_are_the_nearest_ranks(values: list[float]) -> None:
+    metrics = Metrics()
+    for value in values:
+        metrics.observe("x", value)
+    got = metrics.snapshot().histograms["x"]
+    ordered = sorted(values)
+    assert (got.count, got.min, got.max) == (len(values), ordered[0], ordered[-1])
+    assert got.p95 == ordered[-(-len(values) * 95 // 100) - 1]
+    assert got.p99 >= got.p95 >= got.p50
+    assert got.mean == pytest.approx(sum(values) / len(values), abs=1e-6)
+
+
+def test_percentiles_follow_the_newest_values_and_the_median_lies_between_two() -> None:
+    metrics = Metrics()
+    for value in [1e9] * 10 + list(range(NEWEST)):
+        metrics.observe("x", value)
+    got = metrics.snapshot().histograms["x"]
+    assert (got.count, got.max, got.p50, got.p95, got.p99) == (NEWEST + 10, 1e9, 499.5, 949.0, 989.0)
+
+
+def test_counters_add_up_from_many_threads_and_reset_forgets() -> None:
+    metrics = Metrics()
+    threads = [
+        threading.Thread(target=lambda: [metrics.increment("n", kind="a") for _ in range(1000)])
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert metrics.snapshot().counters == {'n{kind="a"}': 4000.0}
+    metrics.reset()
+    assert metrics.snapshot().counters == {}
+
+
+def test_labels_that_vary_without_end_cost_no_memory() -> None:
+    metrics = Metrics()
+    for number in range(MOST_SERIES + 50):
+        metrics.increment("n", request=str(number))
+    metrics.increment("n", request="0")
+    snapshot = metrics.snapshot()
+    assert (len(snapshot.counters), snapshot.dropped_series) == (MOST_SERIES, 50)
+    assert snapshot.counters['n{request="0"}'] == 2.0
+
+
+def test_the_text_for_prometheus_is_exact() -> None:
+    metrics = Metrics()
+    metrics.increment("calls_total", 2, path='a"b')
+    metrics.set_gauge("depth", 1.5)
+    metrics.observe("ms", 3.0, endpoint="x")
+    lines = metrics.prometheus().splitlines()
+    assert lines[:4] == [
+        "# TYPE calls_total counter",
+        r'calls_total{path="a\"b"} 2',
+        "# TYPE depth gauge",
+        "depth 1.5",
+    ]
+    assert lines[4] == "# TYPE ms histogram"
+    assert 'ms_bucket{endpoint="x",le="2"} 0' in lines
+    assert 'ms_bucket{endpoint="x",le="5"} 1' in lines
+    assert lines[-3:] == [
+        'ms_bucket{endpoint="x",le="+Inf"} 1',
+        'ms_sum{endpoint="x"} 3',
+        'ms_count{endpoint="x"} 1',
+    ]
+
+
+def test_a_client_feeds_them_and_the_next_sink_hears_everything_too() -> None:
+    heard: list[Event] = []
+
+    class Heard:
+        def emit(self, event: Event) -> None:
+            heard.append(event)
+
+    sink = MetricsSink(then=Heard())
+    with ServiceClient(transport=ScriptedServer().transport, events=sink) as service:
+        service.get_server_capabilities()
+    sink.emit(RetryScheduled("asample", 0, 0.5, "down"))
+    sink.emit(QueueStateChanged("r", "Sample", "paused_capacity", None))
+    sink.emit(CircuitChanged("http://x", "train", "open", "down"))
+    got = sink.metrics.snapshot()
+    assert got.counters['tinkex_requests_total{endpoint="get_server_capabilities",outcome="ok"}'] == 1
+    assert got.histograms['tinkex_request_duration_ms{endpoint="get_server_capabilities"}'].count == 1
+    assert got.counters['tinkex_retries_total{endpoint="asample"}'] == 1
+    assert got.counters['tinkex_queue_state_changes_total{state="paused_capacity"}'] == 1
+    assert got.gauges == {'tinkex_circuit_open{purpose="train"}': 1.0}
+    assert len(heard) > 4
+
+
+def test_what_counts_as_a_failure_is_no_answer_or_an_error_and_not_a_redirect() -> None:
+    sink = MetricsSink(then=Silent())
+    for status in (200, 302, 404, 500, None):
+        sink.emit(RequestFinished("checkpoint_archive", 0, status, 0.001))
+    counters = sink.metrics.snapshot().counters
+    assert counters['tinkex_requests_total{endpoint="checkpoint_archive",outcome="ok"}'] == 2
+    assert counters['tinkex_requests_total{endpoint="checkpoint_archive",outcome="error"}'] == 3
+
+
+def test_what_is_no_number_is_written_as_prometheus_reads_it() -> None:
+    metrics = Metrics()
+    metrics.set_gauge("loss", math.nan)
+    metrics.set_gauge("best", math.inf)
+    metrics.set_gauge("worst", -math.inf)
+    assert {"loss NaN", "best +Inf", "worst -Inf"} <= set(metrics.prometheus().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (lambda m: m.increment("steps", -1.0), "only grows"),
+        (lambda m: m.increment("steps", math.nan), "only grows"),
+        (lambda m: m.increment("my steps"), "cannot be a metric"),
+        (lambda m: m.increment("steps", **{"a-b": "c"}), "cannot be a metric"),
+        (lambda m: m.observe("ms", 1.0, le="5"), "by itself"),
+        (lambda m: (m.increment("steps"), m.set_gauge("steps", 1.0)), "is a counter already"),
+        (lambda m: m.observe("tinkex_requests_total", 1.0), "is a counter already"),
+    ],
+    ids=["falls", "no number", "name", "label", "le", "two kinds", "ours"],
+)
+def test_what_would_spoil_the_page_is_refused_where_it_is_recorded(record: Any, said: str) -> None:
+    metrics = Metrics()
+    with pytest.raises(ValueError, match=said):
+        record(metrics)
+    metrics.observe("ms", 1.0)
+    assert read_exposition(metrics.prometheus())["ms_count"] == 1
