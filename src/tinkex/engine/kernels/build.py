@@ -1,6 +1,6 @@
-"""Compiles the core with the C compiler at hand.
+"""Compiles the core with the C compiler of the machine.
 
-Run by the package's build hook, which loads this file by its path: it imports nothing but the standard library.
+The package's build hook loads this file by its path, so it imports only the standard library.
 """
 
 from __future__ import annotations
