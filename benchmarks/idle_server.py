@@ -19,9 +19,9 @@ import uvloop
 from tinkex.cli.server import BACKLOG, KEEP_ALIVE_S, listen
 from tinkex.cli.server_protocol import BoundedRequests
 from tinkex.engine.api.app import build_app
-from tinkex.engine.backend.local import LocalBackend
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
+from tinkex.engine.lanes.in_process import LocalBackend
 from tinkex.types import AdamParams
 
 

@@ -77,9 +77,9 @@ async def compare(rounds: int, steps: int) -> dict[str, float]:
 
 def bare() -> None:
     """Do as many steps as each line says, and tell how long they took."""
-    from tinkex.engine.backend.local import LocalBackend
-    from tinkex.engine.backend.seam import PassJob
     from tinkex.engine.config import EngineConfig
+    from tinkex.engine.lanes.in_process import LocalBackend
+    from tinkex.engine.lanes.interface import PassJob
     from tinkex.engine.model.catalog import DEFAULT_MODEL
     from tinkex.types import AdamParams, Datum, LoraConfig, ModelInput
 

@@ -6,11 +6,10 @@ Names are loaded when they are first used, so that importing the package costs n
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
-from tinkex._moved import MOVED, MovedModules, load_moved
 from tinkex._version import __version__ as __version__
 
+TYPE_CHECKING = False  # type checkers read it as True; importing it from typing would take most of the time
 if TYPE_CHECKING:
     from tinkex import auth as auth
     from tinkex import errors as errors
@@ -238,6 +237,8 @@ def __getattr__(name: str) -> object:
         value: object = getattr(import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
+    from tinkex._moved import MOVED, load_moved
+
     if f"tinkex.{name}" in MOVED:
         module = globals()[name] = load_moved(f"tinkex.{name}", stacklevel=2)
         return module
@@ -249,4 +250,21 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES, *_MODULES})
 
 
-sys.meta_path.append(MovedModules)
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
+
+class _MovedModules:
+    """The last entry of ``sys.meta_path``: it is consulted for a module of ours that no file provides."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG004
+        """Finds a module by its old path; returns None for every other name."""
+        if not name.startswith("tinkex."):
+            return None
+        from tinkex._moved import find_moved
+
+        return find_moved(name)
+
+
+sys.meta_path.append(_MovedModules)

@@ -7,14 +7,14 @@ load.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
-
-__all__ = ["MOVED", "MovedModules", "load_moved"]
+__all__ = ["MOVED", "find_moved", "load_moved"]
 
 MOVED: Mapping[str, str] = {
     "tinkex.added_tokens": "tinkex.tokenizers.added_tokens",
@@ -53,9 +53,6 @@ MOVED: Mapping[str, str] = {
 
 def load_moved(old: str, *, stacklevel: int) -> ModuleType:
     """Returns the module that ``old`` is called now, and enters it in ``sys.modules`` under ``old`` too."""
-    import warnings
-    from importlib import import_module
-
     warnings.warn(
         f"{old} is now {MOVED[old]}; the old path is removed in 0.3",
         DeprecationWarning,
@@ -68,23 +65,14 @@ def load_moved(old: str, *, stacklevel: int) -> ModuleType:
     return sys.modules[old]
 
 
-class MovedModules:
-    """The last entry of ``sys.meta_path``: is asked for a module of ours only if no file has its name."""
+def find_moved(name: str) -> ModuleSpec | None:
+    """Returns how to load a path of the table; None for every other name."""
+    return ModuleSpec(name, MovedLoader()) if name in MOVED else None
 
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG004
-        """Returns how to load a path of the table; None for every other name."""
-        if name not in MOVED:
-            return None
-        from importlib.machinery import ModuleSpec
 
-        return ModuleSpec(name, MovedModules)  # type: ignore[arg-type]  # loads by its static methods
+class MovedLoader(Loader):
+    """Loads an old path: what it stands for takes the place of the module that the import system makes."""
 
-    @staticmethod
-    def create_module(spec: ModuleSpec) -> None:
-        """Leaves it to the import system: the module it makes is replaced at once."""
-
-    @staticmethod
-    def exec_module(module: ModuleType) -> None:
-        """Puts the module at the new path in the place of ``module``."""
+    def exec_module(self, module: ModuleType) -> None:
+        """Enters the module at the new path in ``sys.modules``."""
         load_moved(module.__name__, stacklevel=2)

@@ -9,7 +9,7 @@ import asyncio
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -30,7 +30,8 @@ from tinkex.errors import (
     ResultExpiredError,
     TinkexError,
 )
-from tinkex.observability.events import CallbackFailed, QueueStateChanged, RetryScheduled, StillWaiting
+from tinkex.observability.events import QueueStateChanged, RetryScheduled, StillWaiting
+from tinkex.observability.queues import QueueCallback, QueueSink
 from tinkex.observability.tracing import current
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from tinkex._transport.budget import ByteBudget
     from tinkex._transport.caller import Caller
     from tinkex._wire.endpoints import Endpoint
+    from tinkex.observability.tracing import Operation
     from tinkex.types import UntypedAPIFuture
 
 __all__ = ["APIFuture", "AwaitableConcurrentFuture", "Results", "gather"]
@@ -338,14 +340,13 @@ class Results:
         self._report_every_s = report_every_s
         self._about = caller.about(_RETRIEVE)
 
-    def _tell(self, observer: Callable[[str, str | None], None], state: str, reason: str | None) -> None:
-        """Calls a function of the user's; what it raises is news, and no end of the operation."""
-        try:
-            observer(state, reason)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - emitted
-            self._caller.sink.emit(
-                CallbackFailed("on_queue_state_change", f"{type(error).__name__}: {error}")
-            )
+    def _queue_changed(
+        self, event: QueueStateChanged, operation: Operation | None, on_queue: QueueCallback | None
+    ) -> None:
+        """Emits the queue's state, which the operation's span and its queue observer receive too."""
+        bus = self._caller.sink
+        observers = [QueueSink(on_queue, bus)] if on_queue is not None else []
+        bus.emit(event, *([operation] if operation is not None else []), *observers)
 
     async def fetch(
         self,
@@ -354,7 +355,7 @@ class Results:
         *,
         request_type: str | None = None,
         submit_s: float | None = None,
-        on_queue: Callable[[str, str | None], None] | None = None,
+        on_queue: QueueCallback | None = None,
         client: str = "",
         payload_bytes: int = 0,
     ) -> Any:
@@ -390,11 +391,8 @@ class Results:
                 state = step.state
                 if step.queue is not None and step.queue != queue:
                     queue = step.queue
-                    self._caller.sink.emit(QueueStateChanged(polled.request_id, kind, *queue, client))
-                    if operation is not None:
-                        operation.happened("tinkex.queue_state", {"tinkex.queue_state": queue[0]})
-                    if on_queue is not None:
-                        self._tell(on_queue, *queue)
+                    changed = QueueStateChanged(polled.request_id, kind, *queue, client)
+                    self._queue_changed(changed, operation, on_queue)
                 now = time.monotonic()
                 if now - reported >= self._report_every_s:
                     reported = now
@@ -415,16 +413,13 @@ class Results:
             if held_bytes:
                 self._inflight.give_back(held_bytes)
 
-    async def ask(
-        self, row: Endpoint, request_id: str, client: str, on_queue: Callable[[str, str | None], None]
-    ) -> None:
-        """Asks once how an operation is treated that waits, and tells it; its result is left where it is."""
+    async def ask(self, row: Endpoint, request_id: str, client: str, on_queue: QueueCallback) -> None:
+        """Asks once for the queue state of an operation, and emits it; its result is left where it is."""
         kind = row.request_type or row.name
         polled = Polled(request_id, row.result_wire == "proto", self._about)
         step = await self._poll(PollState(), polled, kind, None)
         if isinstance(step, Again) and step.queue is not None:
-            self._caller.sink.emit(QueueStateChanged(request_id, kind, *step.queue, client))
-            self._tell(on_queue, *step.queue)
+            self._queue_changed(QueueStateChanged(request_id, kind, *step.queue, client), None, on_queue)
 
     async def _poll(
         self, state: PollState, polled: Polled, kind: str, submit_s: float | None

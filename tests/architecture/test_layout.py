@@ -14,6 +14,17 @@ MODULES = sorted(p for p in SRC.rglob("*.py") if not p.name.endswith("_pb2.py"))
 VAGUE = {"utils", "util", "helpers", "helper", "misc", "common", "compat"}
 
 
+def test_the_top_level_is_a_map() -> None:
+    entries = [path for path in SRC.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+    assert len(entries) <= 25, "a new entry belongs into a package, or needs a reason in an ADR"
+
+
+def test_every_directory_is_a_package() -> None:
+    """One that Git left with nothing but compiled files would be found before the table of moved modules."""
+    empty = [path.name for path in SRC.iterdir() if path.is_dir() and not (path / "__init__.py").exists()]
+    assert set(empty) <= {"__pycache__"}, "their modules have moved: remove these directories"
+
+
 def name_of(path: Path) -> str:
     return str(path.relative_to(SRC))
 
@@ -50,6 +61,14 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         "google",
         "opentelemetry",
     }
+
+
+def test_importing_the_package_loads_its_version_and_nothing_else() -> None:
+    program = (
+        "import sys; before = set(sys.modules); import tinkex; print(*sorted(set(sys.modules) - before))"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert set(out.split()) <= {"__future__", "tinkex", "tinkex._version"}
 
 
 def test_importing_the_client_loads_no_engine() -> None:

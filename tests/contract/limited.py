@@ -14,7 +14,7 @@ from tinkex._transport.local import LocalTransport
 from tinkex.engine.api import embedded
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 
 POLL_S = 0.05
 

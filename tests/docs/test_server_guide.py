@@ -20,7 +20,7 @@ from tinkex.cli.server_settings import read_settings
 from tinkex.engine.api.metrics import metrics_text
 from tinkex.engine.api.traffic import Traffic
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "server.md").read_text()
 

@@ -10,7 +10,7 @@ from tests.models import tiny_llama
 from tests.unit.engine.api.asgi import Client
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 
 
 @pytest.fixture(scope="session")

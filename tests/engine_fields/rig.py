@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.unit.engine.api.asgi import PROTO, Answer, Client
 from tinkex._wire import proto
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 from tinkex.types import (
     Datum,
     ForwardBackwardOutput,

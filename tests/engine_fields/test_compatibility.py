@@ -30,7 +30,7 @@ def test_sampled_logprobs_are_of_the_scaled_distribution_and_those_of_prompts_at
 
 
 def test_the_output_keeps_what_it_stopped_at_and_eos_stops_beside_strings_and_tokens(rig: Rig) -> None:
-    tokenizer = rig.engine.models.bases[0].tokenizer
+    tokenizer = rig.engine.models.all[0].tokenizer
     [eos] = tokenizer.eos_token_ids
     [free] = rig.tokens({"max_tokens": 40})
     at = next(
@@ -134,7 +134,7 @@ def test_rollouts_of_one_sample_each_share_their_decode_steps(rig: Rig) -> None:
     submitted = [rig.submit_sample({"max_tokens": 200, "seed": seed}) for seed in range(24)]
     most = 0
     for answer in submitted:
-        most = max(most, *(batch.num_sequences for batch in rig.engine._decoding.batches.values()), 0)
+        most = max(most, *(model.batch.num_sequences for model in rig.engine.stats().models), 0)
         rig.ada.result(answer)
     assert most > 4  # one after the other there would never be more than one
 

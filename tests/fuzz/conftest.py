@@ -8,7 +8,7 @@ import pytest
 from tests.unit.engine.api.asgi import Client
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 
 
 @pytest.fixture(scope="module")

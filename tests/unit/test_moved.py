@@ -16,7 +16,7 @@ from tinkex.observability.events import RequestFinished
 
 
 @pytest.fixture(autouse=True)
-def _as_in_a_new_process() -> Iterator[None]:
+def _new_process() -> Iterator[None]:
     forget_old_paths()
     yield
     forget_old_paths()

@@ -47,3 +47,10 @@ def test_the_official_names_that_exist_here_are_exported() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="ServceClient"):
         _ = tinkex.ServceClient  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("package", ["losses", "observability"])
+def test_the_modules_of_a_package_are_loaded_at_their_first_use(package: str) -> None:
+    program = f"import tinkex; names = tinkex.{package}.__all__; print(all(getattr(tinkex.{package}, n) for n in names))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "True"

@@ -38,6 +38,7 @@ from tinkex.errors import (
     status_error,
 )
 from tinkex.observability import tracing
+from tinkex.observability.bus import EventBus
 from tinkex.observability.events import RequestFinished, RequestStarted, RetryScheduled
 
 if TYPE_CHECKING:
@@ -94,11 +95,10 @@ class Caller:
         dice: Callable[[], float] = random.random,
         circuit: Circuit | None = None,
     ) -> None:
-        from tinkex.observability.events import Silent
-
         self.config = config
         self.transport = transport
-        self.sink: Sink = sink or Silent()
+        self.sink = EventBus() if sink is None else EventBus(sink)
+        """Where every event of this client is emitted; metrics, telemetry and the log subscribe."""
         self._circuit = circuit or circuit_of(transport, config, self.sink)
         self._pauses = pauses_for(transport, config)
         self.policy = policy or RetryPolicy(max_retries=config.max_retries)

@@ -24,18 +24,17 @@ def import_into_engine(
 ) -> str:
     """Imports a PEFT adapter and returns the path of the new checkpoint."""
     try:
-        from tinkex.engine.backend.local import LocalBackend
         from tinkex.engine.checkpoint_import import import_checkpoint
         from tinkex.engine.config import EngineConfig, chosen_data_dir, chosen_models
         from tinkex.engine.model.catalog import parse_model_flag
-        from tinkex.engine.operations.served import ServedModels
+        from tinkex.engine.served_models import ServedModels
         from tinkex.engine.store import LOCAL_USER, Store
     except ModuleNotFoundError as error:
         raise SetupError(NEEDED.format(missing=error.name)) from error
     served = dict(parse_model_flag(flag) for flag in chosen_models())
     config = EngineConfig(data_dir=data_dir or chosen_data_dir(), models=served, any_directory=True)
     wanted = base_model or _declared_base(directory)
-    base = ServedModels(config, LocalBackend(config)).find(wanted).find_directory()
+    base = ServedModels(config).find(wanted).find_directory()
     with Store(config.engine_dir) as store:
         row = import_checkpoint(
             store, directory, base=base, base_model=wanted, name=name, owner=owner or LOCAL_USER

@@ -25,7 +25,7 @@ from tinkex.cli.server_settings import SETTINGS
 from tinkex.cli.server_tracing import set_up_tracing
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import LOOPBACK_HOSTS, EngineConfig
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 from tinkex.errors import SetupError
 from tinkex.observability.terminal.loading import LoadingLine
 

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
-__all__ = ["QueueStateObserver", "QueueWatching"]
+from tinkex.observability.queues import QueueCallback, QueueStateObserver
 
+__all__ = ["QueueWatching"]
 
-@runtime_checkable
-class QueueStateObserver(Protocol):
-    """Anything with this method; training and sampling clients are their own observers by default."""
-
-    def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
-        """Called with ``active``, ``paused_capacity``, ``paused_rate_limit`` or ``unknown``, and the server's reason."""
-        ...
-
-
-Observer: TypeAlias = QueueStateObserver | Callable[[str, str | None], None] | None
+Observer: TypeAlias = QueueStateObserver | QueueCallback | None
 
 
 class QueueWatching:

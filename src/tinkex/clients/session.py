@@ -86,7 +86,6 @@ class Session:
         self.pid = os.getpid()
         """The process it belongs to: its numbers are counted there."""
         self.caller = caller
-        self._sink = caller.sink
         self.dynamic_config = types.ClientDynamicConfigResponse()
         self._display_name = display_name
         self._heartbeat_s = heartbeat_s
@@ -96,6 +95,7 @@ class Session:
         self._open: OpenSession | None = None
         self._heart: asyncio.Task[None] | None = None
         self._closed = False
+        self._telemetry_sink: TelemetrySink | None = None
         self.telemetry: Reporter | None = None
         """Reports about this session; None before it is open, and where nothing may be reported."""
         self.custom_losses = CustomLosses(caller)
@@ -160,8 +160,10 @@ class Session:
             self._heart.cancel()
             self.caller.sink.emit(SessionLost(held.session_id, reason))
         if self.telemetry is not None:
+            assert self._telemetry_sink is not None
+            self.caller.sink.unsubscribe(self._telemetry_sink)
             start_alone(self.telemetry.close())
-            self.telemetry, self.caller.sink = None, self._sink
+            self.telemetry = None
         self.custom_losses = CustomLosses(self.caller)  # the next session knows none of them
         self._open = None
 
@@ -248,7 +250,8 @@ class Session:
         opened = self._enter(created.session_id, client_config)
         if config.telemetry and isinstance(self.caller.transport, SharedHttp):
             self.telemetry = Reporter(self.caller, created.session_id)
-            self.caller.sink = TelemetrySink(self.telemetry, self._sink)
+            self._telemetry_sink = TelemetrySink(self.telemetry)
+            self.caller.sink.subscribe(self._telemetry_sink)
         self.caller.sink.emit(SessionOpened(created.session_id))
         for level in ("info", "warning", "error"):
             text = getattr(created, f"{level}_message")

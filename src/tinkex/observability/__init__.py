@@ -1,8 +1,7 @@
 """What the client reports while it works: typed events, and what subscribes to them.
 
-Each fact is emitted once, as an event (:mod:`~tinkex.observability.events`). The log, metrics, telemetry and queue
-observers are sinks of these events; :mod:`~tinkex.observability.tracing` makes the spans, and
-:mod:`~tinkex.observability.terminal` draws progress.
+Each fact is an event (``events``) that is emitted once, on the client's bus (``bus``). The log, metrics, telemetry, queue
+observers (``queues``) and the spans of operations (``tracing``) receive it. ``terminal`` draws progress.
 """
 
 from __future__ import annotations
@@ -10,13 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tinkex.observability import bus as bus
     from tinkex.observability import events as events
     from tinkex.observability import metrics as metrics
+    from tinkex.observability import queues as queues
     from tinkex.observability import telemetry as telemetry
     from tinkex.observability import terminal as terminal
     from tinkex.observability import tracing as tracing
 
-__all__ = ["events", "metrics", "telemetry", "terminal", "tracing"]
+__all__ = ["bus", "events", "metrics", "queues", "telemetry", "terminal", "tracing"]
 
 
 def __getattr__(name: str) -> object:

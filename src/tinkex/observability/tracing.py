@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
+    from tinkex.observability.events import Event
+
 __all__ = [
     "Attempt",
     "Operation",
@@ -162,6 +164,13 @@ class Operation:
         with self._lock:
             if not self._over:
                 self._span.add_event(event, dict(facts))
+
+    def emit(self, event: Event) -> None:
+        """Adds an event of the client's about this operation to the span."""
+        from tinkex.observability.events import QueueStateChanged
+
+        if isinstance(event, QueueStateChanged):
+            self.happened("tinkex.queue_state", {"tinkex.queue_state": event.state})
 
     def accepted(self, request_id: str) -> None:
         """Notes the server's name for the operation, or for a part of it."""

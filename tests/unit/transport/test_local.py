@@ -111,7 +111,7 @@ def test_at_the_end_of_a_program_its_clients_go_before_the_engine(tmp_path: Path
     program = """
 import tinkex
 from tinkex._runtime import background
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 
 close = Engine.close
 

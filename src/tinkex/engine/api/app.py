@@ -44,7 +44,7 @@ from tinkex.engine.api.spans import CallTracing
 from tinkex.engine.api.storage import StorageTrouble, is_trouble
 from tinkex.engine.api.traffic import REQUEST_ID, Traffic, request_id_of
 from tinkex.engine.config import LOOPBACK_HOSTS
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 from tinkex.errors import InvalidInput, ModelUnavailable, TinkexError, Unauthorized
 
 HANDLERS: Mapping[str, Handler] = {
@@ -156,7 +156,7 @@ def _endpoint(
         try:
             if row.name == "healthz":
                 storage.look_again()
-                engine.admission.intact.look_again()
+                engine.integrity.recheck()
             if engine.closed:
                 raise _closed()
             user[0] = owner = authenticate(engine, row.name, request.headers)
@@ -222,7 +222,7 @@ def _use_up(engine: Engine, owner: str, row: Endpoint, body: bytes, content_type
     """The client counts a refused submission as sent: its number must not hold up the next ones."""
     turn = read_number(body, content_type) if row.is_future else None
     if turn is not None:
-        engine.admission.refuse(owner, *turn)
+        engine.admission.reject(owner, *turn)
 
 
 def _metrics(engine: Engine, refusals: audit.Refusals, traffic: Traffic) -> Serve:
@@ -230,13 +230,13 @@ def _metrics(engine: Engine, refusals: audit.Refusals, traffic: Traffic) -> Serv
         try:
             authenticate_operator(engine, request.headers)
             # Sizes are asked of the disk and the database, which may be busy.
-            figures = await asyncio.to_thread(engine.figures)
+            stats = await asyncio.to_thread(engine.stats)
         except Unauthorized as error:
             refusals.note(engine, request)
             return error_response(error)
         except TinkexError as error:
             return error_response(error)
-        text = metrics.metrics_text(figures, traffic, __version__)
+        text = metrics.metrics_text(stats, traffic, __version__)
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     return serve

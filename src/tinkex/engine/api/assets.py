@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.limits import page
 from tinkex.engine.api.multipart import FormReader
-from tinkex.engine.operations.assets import Intake, find_asset, location_of
+from tinkex.engine.intake.assets import AssetUpload, find_asset, location_of
 from tinkex.engine.store import AssetRow
 from tinkex.errors import InvalidInput, TooLarge, Unsupported
 from tinkex.types import Asset, AssetsListResponse, AssetsResponse, Cursor
@@ -27,9 +27,9 @@ async def upload_assets(call: Call) -> Reply:
     announced = call.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > largest:
         raise _too_large(largest)
-    intake = Intake(call.engine.config, call.engine.store, call.owner)
+    upload = AssetUpload(call.engine.config, call.engine.store, call.owner)
     try:
-        reader = FormReader(call.headers.get("content-type", ""), intake)
+        reader = FormReader(call.headers.get("content-type", ""), upload)
         async for piece in call.incoming:
             size += len(piece)
             if size > largest:
@@ -38,9 +38,9 @@ async def upload_assets(call: Call) -> Reply:
             await asyncio.to_thread(reader.write, piece)
         reader.finish()
         ttl = _ttl(reader.fields, call.engine.config.asset_retention_s)
-        rows = await asyncio.to_thread(intake.keep, ttl)
+        rows = await asyncio.to_thread(upload.keep, ttl)
     finally:
-        await asyncio.to_thread(intake.discard)
+        await asyncio.to_thread(upload.discard)
     await call.engine.flushed()
     call.about.update(assets=[row.asset_id for row in rows], size_bytes=sum(row.size_bytes for row in rows))
     return AssetsResponse(assets=[_asset(row) for row in rows])

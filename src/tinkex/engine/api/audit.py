@@ -14,8 +14,8 @@ from typing import Any
 from starlette.requests import Request
 
 from tinkex.engine.api.call import Call, Handler, Reply
-from tinkex.engine.core import Engine
-from tinkex.engine.operations.access import checkpoint_of_url
+from tinkex.engine.engine import Engine
+from tinkex.engine.lookup import checkpoint_of_url
 from tinkex.engine.store import LOCAL_USER, AuditRow
 from tinkex.errors import InvalidInput
 from tinkex.types import AuditLogEntry, AuditLogResponse

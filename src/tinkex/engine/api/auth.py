@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from tinkex.engine.api.tokens import Signer
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 from tinkex.engine.store import LOCAL_USER, KeyRow
 from tinkex.errors import NotAllowed, Unauthorized
 

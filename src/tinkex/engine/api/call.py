@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tinkex.engine.api.traffic import Traffic
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 from tinkex.types.base import Value
 
 

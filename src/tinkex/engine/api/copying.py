@@ -9,9 +9,9 @@ import msgspec
 
 from tinkex.engine.api.auth import key_of
 from tinkex.engine.api.call import Call, Handler, Reply
-from tinkex.engine.operations.access import find_checkpoint
-from tinkex.engine.operations.copies import copy_checkpoint
-from tinkex.engine.operations.quotas import Quotas
+from tinkex.engine.intake.copies import copy_checkpoint
+from tinkex.engine.lookup import find_checkpoint
+from tinkex.engine.quotas import Quotas
 from tinkex.errors import NotAllowed
 from tinkex.types import CopyWeightsResponse, LoadWeightsRequest
 
@@ -23,9 +23,9 @@ async def copy_weights(call: Call) -> Reply:
     token = call.headers.get(TOKEN_HEADER) or call.request.weights_access_token
     store = call.engine.store
     source = find_checkpoint(store, call.owner, call.request.source_path, granted_by(call, token))
-    call.engine.admission.intact.check(source)
+    call.engine.integrity.check(source)
     quotas = Quotas(call.engine.config, store)
-    quotas.new_checkpoint(call.owner)
+    quotas.check_new_checkpoint(call.owner)
     key = call.headers.get("x-idempotency-key")
     copy = await asyncio.to_thread(copy_checkpoint, store, quotas, call.owner, source, call.request, key)
     await call.engine.flushed()

@@ -12,7 +12,7 @@ from tinkex._wire import json as wire_json
 from tinkex._wire import proto as wire_proto
 from tinkex._wire import tinkex_wire_pb2 as pb
 from tinkex._wire.endpoints import Endpoint
-from tinkex.engine.operations.admission import UNNUMBERED
+from tinkex.engine.intake.admission import UNNUMBERED
 from tinkex.errors import InvalidInput
 from tinkex.types import Datum, ForwardBackwardRequest, ModelInput, TensorData
 from tinkex.types.base import Options

@@ -23,7 +23,7 @@ from tinkex.engine.api.auth import signer_of
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.errors import json_response
 from tinkex.engine.api.traces import trace_of
-from tinkex.engine.operations.access import checkpoint_of_url, find_checkpoint
+from tinkex.engine.lookup import checkpoint_of_url, find_checkpoint
 from tinkex.engine.store import CheckpointKind, CheckpointRow
 from tinkex.errors import Expired, InvalidInput, UnknownObject
 from tinkex.types import CheckpointArchiveUrlResponse, ExternalWeightsUrlsResponse, TraceExportResponse
@@ -91,7 +91,7 @@ async def download(call: Call) -> Reply:
     checkpoint = find_checkpoint(call.engine.store, claims["owner"], claims["path"])
     if checkpoint.directory != claims["directory"]:
         raise Expired(f"{checkpoint.path} was replaced since this address was made; ask for a new one.")
-    call.engine.admission.intact.check(checkpoint)
+    call.engine.integrity.check(checkpoint)
     directory = call.engine.store.directories.resolve(checkpoint.directory)
     if "archive" in claims:
         return _send_archive(call, Archive(directory), f"{checkpoint.name}.tar")
@@ -121,7 +121,7 @@ def _send_archive(call: Call, archive: Archive, name: str) -> Response:
 
 def _checkpoint(call: Call) -> CheckpointRow:
     checkpoint = find_checkpoint(call.engine.store, call.owner, checkpoint_of_url(call.parameters))
-    call.engine.admission.intact.check(checkpoint)
+    call.engine.integrity.check(checkpoint)
     return checkpoint
 
 

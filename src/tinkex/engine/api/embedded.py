@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import EngineConfig, chosen_data_dir, chosen_models, tinkex_home
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 from tinkex.engine.model.catalog import parse_model_flag
 from tinkex.engine.model.progress import Progress
 

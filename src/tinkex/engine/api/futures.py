@@ -13,9 +13,8 @@ from tinkex._wire import tinkex_wire_pb2 as pb
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.decoding import is_proto
 from tinkex.engine.api.errors import JSON, json_response
-from tinkex.engine.operations.access import find_sampler
-from tinkex.engine.operations.promises import sequence_ids
-from tinkex.engine.scheduler import Kind
+from tinkex.engine.lookup import find_sampler, sequence_ids
+from tinkex.engine.operation import Kind
 from tinkex.engine.store import FutureStatus, Outcome, ResultFormat
 from tinkex.errors import Expired, RequestErrorCategory
 from tinkex.types import (

@@ -11,8 +11,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from tinkex.engine.api.traffic import BOUNDS_S, Traffic
-from tinkex.engine.operations.figures import Figures
-from tinkex.engine.scheduler import Kind
+from tinkex.engine.operation import Kind
+from tinkex.engine.stats import EngineStats
 from tinkex.engine.store import UsageKind
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -26,52 +26,50 @@ TOKENS = {
 }
 
 
-def metrics_text(figures: Figures, traffic: Traffic, version: str) -> str:
+def metrics_text(stats: EngineStats, traffic: Traffic, version: str) -> str:
     """Every metric, ready to be sent."""
-    return "\n".join([*_engine(figures, version), *_traffic(traffic), ""])
+    return "\n".join([*_engine(stats, version), *_traffic(traffic), ""])
 
 
-def _engine(figures: Figures, version: str) -> Iterator[str]:
+def _engine(stats: EngineStats, version: str) -> Iterator[str]:
     yield from _metric("tinkex_build_info", "gauge", "Which version runs.", [({"version": version}, 1)])
-    yield from _metric("tinkex_uptime_seconds", "gauge", "How long it runs.", figures.uptime_s)
-    states = [({"state": state}, int(figures.state == state)) for state in STATES]
+    yield from _metric("tinkex_uptime_seconds", "gauge", "How long it runs.", stats.uptime_s)
+    states = [({"state": state}, int(stats.state == state)) for state in STATES]
     yield from _metric("tinkex_health", "gauge", "1 for the state the server is in.", states)
-    troubles = [({"subject": subject}, 1) for subject in sorted(figures.troubles)]
+    troubles = [({"subject": subject}, 1) for subject in sorted(stats.troubles)]
     yield from _metric("tinkex_trouble", "gauge", "What does not work.", troubles)
     depths = [
-        ({"kind": kind, "state": state}, figures.operations.get((kind, running), 0))
+        ({"kind": kind, "state": state}, stats.operations.get((kind, running), 0))
         for kind in Kind
         for state, running in (("waiting", False), ("running", True))
     ]
     yield from _metric("tinkex_operations", "gauge", "Accepted operations that have no result yet.", depths)
-    yield from _metric("tinkex_polls", "gauge", "Callers that wait for a result.", figures.polls)
-    yield from _metric("tinkex_live_runs", "gauge", "Runs with weights in memory.", figures.live_runs)
-    yield from _models(figures)
-    tokens = [({"what": what}, figures.used[kind]) for kind, what in TOKENS.items()]
+    yield from _metric("tinkex_polls", "gauge", "Callers that wait for a result.", stats.polls)
+    yield from _metric("tinkex_live_runs", "gauge", "Runs with weights in memory.", stats.live_runs)
+    yield from _models(stats)
+    tokens = [({"what": what}, stats.used[kind]) for kind, what in TOKENS.items()]
     yield from _metric(
         "tinkex_tokens_total", "counter", "Tokens computed, or found in the prompt cache.", tokens
     )
-    saved = figures.used[UsageKind.CHECKPOINT]
+    saved = stats.used[UsageKind.CHECKPOINT]
     yield from _metric("tinkex_checkpoints_saved_total", "counter", "Checkpoints that users saved.", saved)
-    yield from _metric(
-        "tinkex_journal_rows", "gauge", "Operations since the savepoints.", figures.journal_rows
-    )
-    yield from _metric("tinkex_savepoints", "gauge", "Savepoints of runs.", figures.savepoints)
+    yield from _metric("tinkex_journal_rows", "gauge", "Operations since the savepoints.", stats.journal_rows)
+    yield from _metric("tinkex_savepoints", "gauge", "Savepoints of runs.", stats.savepoints)
     disk = [
-        ({"what": "checkpoints"}, figures.checkpoint_bytes),
-        ({"what": "savepoints"}, figures.savepoint_bytes),
-        ({"what": "database"}, figures.database_bytes),
-        ({"what": "free"}, figures.free_disk_bytes),
+        ({"what": "checkpoints"}, stats.checkpoint_bytes),
+        ({"what": "savepoints"}, stats.savepoint_bytes),
+        ({"what": "database"}, stats.database_bytes),
+        ({"what": "free"}, stats.free_disk_bytes),
     ]
     yield from _metric("tinkex_disk_bytes", "gauge", "What is kept on disk, and what is left of it.", disk)
     memory = _resident_bytes("self")
     if memory is not None:
         yield from _metric("tinkex_resident_memory_bytes", "gauge", "Memory of the process.", memory)
-    yield from _worker(figures)
+    yield from _worker(stats)
 
 
-def _worker(figures: Figures) -> Iterator[str]:
-    worker = figures.worker
+def _worker(stats: EngineStats) -> Iterator[str]:
+    worker = stats.worker
     if worker is None:
         return
     running = int(worker.state == "running")
@@ -84,22 +82,22 @@ def _worker(figures: Figures) -> Iterator[str]:
     )
 
 
-def _models(figures: Figures) -> Iterator[str]:
-    loaded = [m for m in figures.models if m.compute]
+def _models(stats: EngineStats) -> Iterator[str]:
+    loaded = [m for m in stats.models if m.compute]
     computes = [({"model": m.name, "compute": m.compute}, 1) for m in loaded]
     yield from _metric(
         "tinkex_sampler_info", "gauge", "What computes the samples of a model in memory.", computes
     )
-    running = [({"model": m.name}, m.batch.num_sequences) for m in figures.models]
+    running = [({"model": m.name}, m.batch.num_sequences) for m in stats.models]
     yield from _metric("tinkex_sequences", "gauge", "Sequences that are sampled or prefilled.", running)
-    preempted = [({"model": m.name}, m.batch.num_preemptions) for m in figures.models]
+    preempted = [({"model": m.name}, m.batch.num_preemptions) for m in stats.models]
     yield from _metric(
         "tinkex_preemptions_total", "counter", "Sequences that gave their memory to older ones.", preempted
     )
-    kv = [({"model": m.name}, m.batch.kv_bytes) for m in figures.models]
+    kv = [({"model": m.name}, m.batch.kv_bytes) for m in stats.models]
     yield from _metric("tinkex_kv_cache_bytes", "gauge", "Keys and values in memory.", kv)
     yield from _metric(
-        "tinkex_kv_cache_limit_bytes", "gauge", "What they may take per model.", figures.kv_limit_bytes
+        "tinkex_kv_cache_limit_bytes", "gauge", "What they may take per model.", stats.kv_limit_bytes
     )
 
 

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.limits import page, wants_accessible
-from tinkex.engine.operations.access import checkpoint_of_url, find_accessible_run, find_checkpoint, find_run
-from tinkex.engine.operations.checks import check_ttl
+from tinkex.engine.intake.checks import check_ttl
+from tinkex.engine.lookup import checkpoint_of_url, find_accessible_run, find_checkpoint, find_run
 from tinkex.engine.store import CheckpointKind, CheckpointRow, RunRow, RunStatus, Store
 from tinkex.errors import NotAllowed
 from tinkex.types import Checkpoint, CheckpointsListResponse, Cursor, TrainingRun, TrainingRunsResponse

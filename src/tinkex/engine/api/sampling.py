@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tinkex.engine.api.call import Call, Handler, Reply
-from tinkex.engine.operations.access import find_sampler
-from tinkex.engine.operations.assets import check_pointers
+from tinkex.engine.intake.assets import check_pointers
+from tinkex.engine.lookup import find_sampler
 from tinkex.errors import InvalidInput
 from tinkex.types import CreateSamplingSessionResponse, GetSamplerResponse, JoinSamplingSessionResponse
 
@@ -20,9 +20,9 @@ async def create_sampling_session(call: Call) -> Reply:
 async def asample(call: Call) -> Reply:
     """Accept a prompt; the answer names the result and the sequences it will hold."""
     engine = call.engine
-    if not all(base.loaded for base in engine.models.bases):
-        sampler = engine.admission.sampler_of(call.owner, call.request)
-        await engine.ready(engine.models.find(sampler.base_model))
+    if not all(model.known for model in engine.models.all):
+        sampler = engine.admission.find_sampler(call.owner, call.request)
+        await engine.load(engine.models.find(sampler.base_model))
     try:
         return await engine.accept(call.owner, call.request, call.body)
     except InvalidInput:

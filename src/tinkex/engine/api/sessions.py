@@ -10,7 +10,7 @@ from dataclasses import asdict
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.errors import json_response
 from tinkex.engine.api.limits import page, wants_accessible
-from tinkex.engine.operations.access import find_session
+from tinkex.engine.lookup import find_session
 from tinkex.engine.store import SessionRow, Store
 from tinkex.errors import Expired, InvalidInput
 from tinkex.types import (
@@ -67,8 +67,8 @@ async def get_server_capabilities(call: Call) -> Reply:
     models = call.engine.models
     supported = []
     for name in models.names:
-        base = models.find(name)
-        context = base.facts.arch.max_context if base.loaded else None
+        model = models.find(name)
+        context = model.info.arch.max_context if model.known else None
         supported.append(
             SupportedModel(model_name=name, max_context_length=context, trainable=True, sampleable=True)
         )

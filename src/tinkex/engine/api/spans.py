@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tinkex._wire.endpoints import Endpoint
-from tinkex.engine.operations.spans import call_context
+from tinkex.engine.running.spans import call_context
 from tinkex.observability.tracing import end_span, extracted, find_tracer, harmless
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import logging
 import sqlite3
 import time
 
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 from tinkex.errors import StorageUnavailable
 
 logger = logging.getLogger("tinkex.engine")

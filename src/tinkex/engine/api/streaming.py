@@ -16,11 +16,11 @@ from starlette.types import Receive, Scope, Send
 from tinkex._wire import json as wire_json
 from tinkex._wire import proto as wire_proto
 from tinkex.engine.api.call import Call, Handler, Reply
-from tinkex.engine.core import Engine
-from tinkex.engine.operations.assets import check_pointers
-from tinkex.engine.operations.feeds import Drawn, Feed
-from tinkex.engine.operations.pieces import Pieces
-from tinkex.engine.operations.served import Base
+from tinkex.engine.api.detokenizer import IncrementalDetokenizer
+from tinkex.engine.engine import Engine
+from tinkex.engine.intake.assets import check_pointers
+from tinkex.engine.running.feeds import StreamedToken, TokenFeed
+from tinkex.engine.served_models import ServedModel
 from tinkex.engine.store import FutureStatus, Outcome
 from tinkex.errors import InvalidInput, ModelUnavailable, TinkexError
 from tinkex.types import SampleRequest, UntypedAPIFuture
@@ -43,20 +43,20 @@ async def stream_sample(call: Call) -> Reply:
     """Accept a prompt as ``asample`` does; the answer is its tokens as they are drawn."""
     request: SampleRequest = call.request
     engine = call.engine
-    sampler = engine.admission.sampler_of(call.owner, request)
+    sampler = engine.admission.find_sampler(call.owner, request)
     for name in NOT_STREAMED:
         if getattr(request, name):
             raise InvalidInput(f"{name} is not part of a stream; leave it out, or ask for it with asample.")
-    base = engine.models.find(sampler.base_model)
-    if not base.loaded:
-        await engine.ready(base)
-    await asyncio.to_thread(lambda: base.tokenizer)  # before the first token waits for it
+    model = engine.models.find(sampler.base_model)
+    if not model.known:
+        await engine.load(model)
+    await asyncio.to_thread(lambda: model.tokenizer)  # before the first token waits for it
     try:
         accepted = await engine.accept(call.owner, request, call.body)
     except InvalidInput:
         check_pointers(engine.store, call.owner, request.prompt)  # says more of a pointer to nothing
         raise
-    return TokenStream(engine, call.owner, base, request, accepted)
+    return TokenStream(engine, call.owner, model, request, accepted)
 
 
 class TokenStream(Response):
@@ -65,16 +65,21 @@ class TokenStream(Response):
     media_type = EVENT_STREAM
 
     def __init__(
-        self, engine: Engine, owner: str, base: Base, request: SampleRequest, accepted: UntypedAPIFuture
+        self,
+        engine: Engine,
+        owner: str,
+        model: ServedModel,
+        request: SampleRequest,
+        accepted: UntypedAPIFuture,
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._engine = engine
         self._owner = owner
-        self._base = base
+        self._model = model
         self._request = request
         self._accepted = accepted
-        self._pieces: dict[int, Pieces] = {}
+        self._detokenizers: dict[int, IncrementalDetokenizer] = {}
         self._outcome: Outcome | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,9 +99,9 @@ class TokenStream(Response):
 
     async def _tell(self, send: Send) -> None:
         request_id = self._accepted.request_id
-        feed = Feed()
+        feed = TokenFeed()
         ending = asyncio.create_task(self._end())
-        ending.add_done_callback(lambda _: feed.nudge())
+        ending.add_done_callback(lambda _: feed.notify())
         self._engine.watch(request_id, feed)
         try:
             headers = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
@@ -139,7 +144,7 @@ class TokenStream(Response):
                 return ModelUnavailable("the server is stopping; sample again when it is back.")
         return self._outcome
 
-    def _last(self, feed: Feed, end: Outcome | TinkexError) -> bytes:
+    def _last(self, feed: TokenFeed, end: Outcome | TinkexError) -> bytes:
         if isinstance(end, TinkexError):
             return _event("error", {"error": str(end), "category": "server"})
         if end.status is not FutureStatus.DONE:
@@ -161,14 +166,14 @@ class TokenStream(Response):
         }
         return self._told(rest) + _event("done", done)
 
-    def _told(self, drawn: Iterable[Drawn]) -> bytes:
+    def _told(self, drawn: Iterable[StreamedToken]) -> bytes:
         return b"".join([_event("token", self._token(each)) for each in drawn])
 
-    def _token(self, drawn: Drawn) -> dict[str, object]:
-        pieces = self._pieces.get(drawn.sample)
-        if pieces is None:
-            tokenizer = self._base.tokenizer
-            pieces = self._pieces[drawn.sample] = Pieces(
+    def _token(self, drawn: StreamedToken) -> dict[str, object]:
+        detokenizer = self._detokenizers.get(drawn.sample)
+        if detokenizer is None:
+            tokenizer = self._model.tokenizer
+            detokenizer = self._detokenizers[drawn.sample] = IncrementalDetokenizer(
                 self._request.sampling_params.stop, lambda token: tokenizer.decode_bytes([token])
             )
         told: dict[str, object] = {
@@ -176,7 +181,7 @@ class TokenStream(Response):
             "index": drawn.index,
             "token": drawn.token,
             "logprob": drawn.logprob,
-            "text": pieces.take(drawn.token, drawn.stop_reason),
+            "text": detokenizer.add(drawn.token, drawn.stop_reason),
         }
         if drawn.stop_reason is not None:
             told["stop_reason"] = drawn.stop_reason

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from starlette.responses import Response
 
 from tinkex.engine.api.call import Call, Handler, Reply
-from tinkex.engine.operations.served import Base
+from tinkex.engine.served_models import ServedModel
 from tinkex.errors import UnknownObject
 
 FILES: Mapping[str, str] = {
@@ -31,14 +31,14 @@ async def tokenizer_file(call: Call) -> Reply:
     if file not in FILES:
         raise UnknownObject(f"there is no tokenizer file {file!r}; there are: {', '.join(FILES)}.")
     models = call.engine.models
-    base = models.find(call.query.get("model") or models.names[0])
-    content = await asyncio.to_thread(_read, base, file)
+    model = models.find(call.query.get("model") or models.names[0])
+    content = await asyncio.to_thread(_read, model, file)
     return Response(content, media_type=FILES[file])
 
 
-def _read(base: Base, file: str) -> bytes:
+def _read(model: ServedModel, file: str) -> bytes:
     try:
-        return (base.find_directory() / file).read_bytes()
+        return (model.find_directory() / file).read_bytes()
     except FileNotFoundError:
         raise UnknownObject(f"this model has no {file}.") from None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tinkex._wire import json as wire_json
-from tinkex.engine.operations.access import find_session
+from tinkex.engine.lookup import find_session
 from tinkex.engine.store import FinishedRow, Store
 
 

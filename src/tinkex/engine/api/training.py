@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.copying import with_grant
 from tinkex.engine.api.decoding import is_proto
-from tinkex.engine.operations.access import find_checkpoint, find_run
+from tinkex.engine.lookup import find_checkpoint, find_run
 from tinkex.types import (
     AdamOptimizerConfig,
     ForwardBackwardRequest,
@@ -33,11 +33,11 @@ async def submit(call: Call) -> Reply:
 async def get_info(call: Call) -> Reply:
     """What a run is. The tokenizer is a directory when the caller can read it, and a hub name otherwise."""
     run = find_run(call.engine.store, call.owner, call.request.model_id)
-    base = call.engine.models.find(run.base_model)
-    directory = await asyncio.to_thread(base.find_directory) if call.is_local else None
+    model = call.engine.models.find(run.base_model)
+    directory = await asyncio.to_thread(model.find_directory) if call.is_local else None
     return GetInfoResponse(
         model_data=ModelData(
-            arch=base.facts.arch.family if base.loaded else None,
+            arch=model.info.arch.family if model.known else None,
             model_name=run.base_model,
             tokenizer_id=str(directory) if directory is not None else run.base_model,
         ),

@@ -1,25 +1,12 @@
-"""What runs next: order within a run, fair turns between users, and passes that share one token budget.
+"""What runs next: order within a run, fair shares between users, and passes that share one token budget.
 
-Pure Python. Nothing here knows what an operation computes; the engine core hands in work and takes plans out.
+Pure Python. Nothing here depends on what an operation computes, so a simulation can drive it.
 """
 
 from tinkex.engine.scheduler.fairness import FairShare
-from tinkex.engine.scheduler.pace import Pace
-from tinkex.engine.scheduler.plan import Barrier, Pass, Plan, next_plan
-from tinkex.engine.scheduler.queue import Missed, Queue
-from tinkex.engine.scheduler.samples import SampleQueue
-from tinkex.engine.scheduler.work import Kind, Work
+from tinkex.engine.scheduler.queue import GapTimeout, Queue
+from tinkex.engine.scheduler.rate_limit import TokenRate
+from tinkex.engine.scheduler.sample_queue import SampleQueue
+from tinkex.engine.scheduler.turn import Turn, next_turn
 
-__all__ = [
-    "Barrier",
-    "FairShare",
-    "Kind",
-    "Missed",
-    "Pace",
-    "Pass",
-    "Plan",
-    "Queue",
-    "SampleQueue",
-    "Work",
-    "next_plan",
-]
+__all__ = ["FairShare", "GapTimeout", "Queue", "SampleQueue", "TokenRate", "Turn", "next_turn"]

@@ -1,4 +1,4 @@
-"""Who has the next turn: whoever has been served least."""
+"""Fair shares: the party that was served least has the next turn."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class FairShare(Generic[Party]):
     """Shares something countable (tokens, seconds) equally between the parties that want it.
 
     Each party has an account of what it was served. The one with the lowest account has the next turn. A party that
-    comes (back) starts no lower than the last turn given, so being away earns nothing.
+    arrives (again) starts no lower than the last turn given, so being away earns nothing.
 
-    >>> turns = FairShare[str]()
-    >>> turns.waiting(["ada", "bob"])
-    >>> turns.charge(turns.pick(["ada", "bob"]), 100)
-    >>> turns.pick(["ada", "bob"])
+    >>> shares = FairShare[str]()
+    >>> shares.waiting(["ada", "bob"])
+    >>> shares.charge(shares.pick(["ada", "bob"]), 100)
+    >>> shares.pick(["ada", "bob"])
     'bob'
     """
 
@@ -27,12 +27,12 @@ class FairShare(Generic[Party]):
         self._level = 0.0
 
     def waiting(self, parties: Collection[Party]) -> None:
-        """Say who wants a turn now; call it before a round of :meth:`pick`."""
+        """Set which parties want a turn now; call it before a round of :meth:`pick`."""
         for party in parties:
             if party not in self._present:
                 self._accounts[party] = max(self._level, self._accounts.get(party, 0.0))
         self._present = set(parties)
-        # Someone who left owing something keeps the debt; the rest would start at the level anyway.
+        # A party that left with a debt keeps it; the rest would start at the level anyway.
         self._accounts = {
             party: account
             for party, account in self._accounts.items()
@@ -46,5 +46,5 @@ class FairShare(Generic[Party]):
         return chosen
 
     def charge(self, party: Party, cost: float) -> None:
-        """Note that a party was served this much."""
+        """Add what a party was served to its account."""
         self._accounts[party] = self._accounts.get(party, self._level) + cost

@@ -29,7 +29,7 @@ from tinkex.types import telemetry as wire
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller
-    from tinkex.observability.events import Event, Sink
+    from tinkex.observability.events import Event
 
 __all__ = ["Reporter", "TelemetrySink"]
 
@@ -76,6 +76,8 @@ class Reporter:
         """Events that were lost, because the queue was full or the server did not take them."""
         self._num_lost = 0
         """Those of them that were queued."""
+        self._num_lost_known = 0
+        """Those of these that ``wait_until_drained`` has reported."""
 
     # ---- for the program ----
 
@@ -118,13 +120,18 @@ class Reporter:
             background().loop.call_soon_threadsafe(self._soon.set)
 
     def wait_until_drained(self, timeout: float = 30.0) -> bool:
-        """Waits until nothing is queued any more, for a bounded time; says whether all of it reached the server."""
+        """Waits until nothing is queued any more, for a bounded time.
+
+        Returns whether everything that was reported since the last call has reached the server.
+        """
         if background().is_current_thread:
             return self._drained.is_set()
         self._notice_fork()
-        lost = self._num_lost
         self.flush()
-        return self._drained.wait(min(timeout, threading.TIMEOUT_MAX)) and self._num_lost == lost
+        drained = self._drained.wait(min(timeout, threading.TIMEOUT_MAX))
+        with self._lock:
+            known, self._num_lost_known = self._num_lost_known, self._num_lost
+            return drained and self._num_lost == known
 
     # ---- for the session ----
 
@@ -246,11 +253,10 @@ def _status_of(error: BaseException) -> int | None:
 
 
 class TelemetrySink:
-    """Passes every event on, and reports those that are worth it."""
+    """Subscribes a reporter to a client's events: it reports those that are on the list."""
 
-    def __init__(self, reporter: Reporter, then: Sink) -> None:
+    def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        self._then = then
 
     def emit(self, event: Event) -> None:
         """Takes one event."""
@@ -258,4 +264,3 @@ class TelemetrySink:
         # Troubles of telemetry itself are not reported: they would cause more of them.
         if data is not None and data.get("purpose") != "telemetry":
             self._reporter.log(f"tinkex.{type(event).__name__}", data)
-        self._then.emit(event)

@@ -14,7 +14,7 @@ from tests.unit.engine.api.test_downloads import save
 from tests.unit.engine.api.test_sampling import request, sampler
 from tests.unit.engine.api.test_training import TOKENS, pass_body, send_pass
 from tinkex.engine.api.app import build_app
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 
 
 def entries(client: Client, **query: str) -> list[dict[str, Any]]:
@@ -110,11 +110,11 @@ def test_usage_counts_what_is_kept_for_how_long(engine: Engine, carol: Client) -
     run = carol.create()
     save(carol, run, 1)
     for _ in range(2):
-        engine._worker.call(engine._maintenance.run).result()
+        engine.run_retention()
     (stored,) = [e["event_info"] for e in usage(carol) if e["event_info"]["type"] == "storage"]
     assert stored["gigabyte_hours"] > 0
     carol.call("DELETE", f"/api/v1/training_runs/{run}/checkpoints/weights/kept")
-    engine._worker.call(engine._maintenance.run).result()
+    engine.run_retention()
     (later,) = [e["event_info"] for e in usage(carol) if e["event_info"]["type"] == "storage"]
     assert later == stored, "what is deleted costs nothing more"
 

@@ -14,7 +14,7 @@ from tinkex.engine.api.app import HANDLERS, build_app
 from tinkex.engine.api.errors import error_response
 from tinkex.engine.api.limits import QUERIES, page, unpack
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 from tinkex.errors import Busy, InvalidInput, SetupError, TooLarge, Unsupported
 
 
@@ -120,7 +120,7 @@ def test_a_poll_that_is_held_while_the_engine_closes_says_so(
     async def poll() -> Answer:
         target = {"sampling_session_id": sampler_id}
         held = asyncio.create_task(ada.acall("POST", "/api/v1/retrieve_futures", {"target": target}))
-        while not len(engine._waiters):  # noqa: ASYNC110 -- it is another task of this loop
+        while not engine.stats().polls:  # noqa: ASYNC110 -- it is another task of this loop
             await asyncio.sleep(0)
         engine.close()  # before the poll has its turn again
         return await held

@@ -15,8 +15,8 @@ from tests.unit.engine.api.asgi import Answer, Client
 from tinkex._transport.multipart import FileForms, Form
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.core import Engine
-from tinkex.engine.operations.assets import MOST_FILES
+from tinkex.engine.engine import Engine
+from tinkex.engine.intake.assets import MAX_FILES
 from tinkex.engine.store.directories import ASSETS
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"the rest of a picture"
@@ -109,7 +109,7 @@ def test_an_image_is_its_owners_alone(kept: Engine, ada: Client, bob: Client) ->
         ([PNG], {"ttl_seconds": "soon"}, 400, "ttl_seconds is 'soon'"),
         ([PNG], {"ttl_seconds": str(10**12)}, 400, "ttl_seconds"),
         ([PNG], {"colour": "red"}, 400, "a field 'colour'"),
-        ([PNG] * (MOST_FILES + 1), {}, 413, "at most"),
+        ([PNG] * (MAX_FILES + 1), {}, 413, "at most"),
         ([PNG + bytes(200_000)], {}, 413, "limit"),
     ],
     ids=range(10),
@@ -249,7 +249,7 @@ def test_shares_budgets_and_sizes_are_kept(small: Engine) -> None:
     pictures = [PNG + bytes([n]) * (90 - len(PNG)) for n in range(3)]
     assert upload(ada, [pictures[0]]).status == 200
     full = upload(ada, [pictures[1]])
-    assert (full.status, "a user's share is 150" in full.detail) == (507, True)
+    assert (full.status, "a user's quota is 150" in full.detail) == (507, True)
     assert upload(ada, [pictures[0]]).status == 200, "an upload that is repeated takes no more room"
     alone = upload(ada, pictures)
     assert (alone.status, "alone is more than the 150 bytes" in alone.detail) == (507, True)

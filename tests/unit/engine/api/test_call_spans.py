@@ -13,7 +13,7 @@ from starlette.responses import Response
 from tests.traces import Traces, traced
 from tinkex._wire.endpoints import endpoint
 from tinkex.engine.api.spans import CallTracing
-from tinkex.engine.operations.spans import call_context
+from tinkex.engine.running.spans import call_context
 
 TRACE_ID, PARENT_ID = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 TRACEPARENT = f"00-{TRACE_ID:032x}-{PARENT_ID:016x}-01"

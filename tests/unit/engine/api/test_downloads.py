@@ -21,7 +21,7 @@ from tests.unit.engine.api.asgi import Answer, Client
 from tests.unit.engine.api.test_training import optim_step, pass_body, send_pass
 from tinkex.engine.api.app import build_app
 from tinkex.engine.api.auth import signer_of
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 
 FILES = {"adapter_config.json", "adapter_model.safetensors"}
 

@@ -39,7 +39,7 @@ def test_callers_of_one_home_share_an_engine_until_the_last_closes(tmp_path: Pat
 def test_one_name_for_two_models_is_refused(tmp_path: Path, tiny_model: Path) -> None:
     embedded = open_embedded(tmp_path, {"tiny": str(tiny_model)})
     try:
-        with pytest.raises(SetupError, match="already stands for"):
+        with pytest.raises(SetupError, match="is used for"):
             open_embedded(tmp_path, {"tiny": str(tmp_path)})
     finally:
         embedded.close()

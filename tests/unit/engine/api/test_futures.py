@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 from tests.unit.engine.api.asgi import PROTO, Client
 from tests.unit.engine.api.test_sampling import request, sampler
 from tinkex.engine.api.futures import LARGE_RESULT
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 
 CLONE = 1_000_000_000
 
@@ -128,14 +127,13 @@ def test_a_large_result_is_announced_to_those_who_ask(ada: Client) -> None:
 
 def test_a_cancelled_sample_frees_its_place_and_is_told_as_failed(ada: Client, engine: Engine) -> None:
     sampler_id = sampler(ada)
-    go_on = threading.Event()
-    engine._worker.call(go_on.wait)  # so that some are cancelled for sure before they end
-    long_ones = [
-        ada.post("asample", request(sampler_id, n, max_tokens=200)).json["request_id"] for n in range(70)
-    ]
-    for place, request_id in enumerate(long_ones):
-        if place == 10:
-            go_on.set()
+    with engine.paused():
+        long_ones = [
+            ada.post("asample", request(sampler_id, n, max_tokens=200)).json["request_id"] for n in range(70)
+        ]
+        for request_id in long_ones[:10]:
+            assert ada.post("cancel_future", {"request_id": request_id}).status == 200
+    for request_id in long_ones[10:]:
         assert ada.post("cancel_future", {"request_id": request_id}).status == 200
     found = ended(ada, sampler_id, 70)
     assert {each["request_id"] for each in found} == set(long_ones)

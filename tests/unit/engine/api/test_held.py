@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from tests.unit.engine.api.asgi import Client
 from tinkex.engine.api.held import while_connected
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 
 
 class Line:
@@ -98,9 +98,9 @@ async def test_a_poll_whose_caller_hangs_up_is_let_go(ada: Client, engine: Engin
         "client": ("127.0.0.1", 1),
     }
     poll = asyncio.create_task(ada.app(scope, receive, send))
-    while not len(engine._waiters):  # noqa: ASYNC110 -- it is another task of this loop
+    while not engine.stats().polls:  # noqa: ASYNC110 -- it is another task of this loop
         await asyncio.sleep(0)
     left.set()
     await poll
-    assert not len(engine._waiters)
+    assert not engine.stats().polls
     assert sent[0]["status"] == 400

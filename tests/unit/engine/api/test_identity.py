@@ -12,7 +12,7 @@ from tests.unit.engine.api.asgi import Client
 from tinkex.engine.api.app import build_app
 from tinkex.engine.api.auth import signer_of
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 from tinkex.engine.store import Store
 
 

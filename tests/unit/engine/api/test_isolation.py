@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +23,7 @@ from tests.unit.engine.api.test_training import optim_step, pass_body
 from tinkex._wire.endpoints import ENDPOINTS, endpoint
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 from tinkex.engine.store import open_users
 
 
@@ -268,8 +268,8 @@ def test_shares_are_kept_however_much_comes_at_once(tiny_model: Path, tmp_path: 
         app = build_app(engine)
         clients = [Client(app, engine.api_key) for _ in range(8)]
         ada, session = clients[0], clients[0].session()
-        go_on = threading.Event()
-        engine._worker.call(go_on.wait)  # nothing is done before everything has come in
+        paused = contextlib.ExitStack()
+        paused.enter_context(engine.paused())  # nothing runs before everything has arrived
 
         def create(n: int) -> Answer:
             lora = {"rank": 2, "seed": 1}
@@ -287,15 +287,15 @@ def test_shares_are_kept_however_much_comes_at_once(tiny_model: Path, tmp_path: 
             return clients[n].post("save_weights", body)
 
         saving = at_once([partial(save, n) for n in range(8)])
-        go_on.set()
+        paused.close()
         saved = [ada.result(answer).json for answer in saving if answer.status == 200]
         assert len([each for each in saved if "path" in each]) == 1
-        assert all("a user's share" in each["error"] for each in saved if "path" not in each)
+        assert all("a user's quota" in each["error"] for each in saved if "path" not in each)
         (path,) = [each["path"] for each in saved if "path" in each]
         listed = ada.get("checkpoints").json["checkpoints"]
         assert [each["tinker_path"] for each in listed] == [path]
     finally:
-        go_on.set()
+        paused.close()
         engine.close()
 
 

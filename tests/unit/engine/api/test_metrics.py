@@ -7,7 +7,9 @@ import pytest
 
 from tests.unit.engine.api.asgi import Answer, Client
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
+from tinkex.engine.lanes.in_process import LocalBackend
+from tinkex.engine.lanes.interface import ModelInfo
 
 LINE = re.compile(r'(?P<name>[a-z_]+)(\{([a-z_]+="(\\.|[^"\\])*",?)+\})? (?P<value>[-+.e\d]+|\+Inf)')
 
@@ -69,12 +71,23 @@ def test_a_call_that_is_refused_is_counted_too(bob: Client, ada: Client, engine:
 def test_an_engine_computes_with_as_many_threads_as_it_is_told(tiny_model: Path, tmp_path: Path) -> None:
     import torch
 
-    engine = Engine(EngineConfig(home=tmp_path, models={"tiny": str(tiny_model)}, threads=1))
+    found = []
+
+    class Probe(LocalBackend):
+        """Looks at the number of threads where the models compute."""
+
+        def load(self, source: str) -> ModelInfo:
+            info = super().load(source)
+            found.append(torch.get_num_threads())
+            return info
+
+    config = EngineConfig(home=tmp_path, models={"tiny": str(tiny_model)}, threads=1)
+    engine = Engine(config, backend=Probe(config))
     engine.start()
     try:
         assert engine.health.state == "ready"
         engine.load_models().result()
-        assert engine._worker.call(torch.get_num_threads).result() == 1
+        assert found == [1]
     finally:
         engine.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from tests.unit.engine.api.asgi import Answer, Client
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 from tinkex.errors import SetupError
 
 RATE = 1
@@ -76,14 +75,10 @@ def test_what_a_sample_did_not_draw_is_given_back(slow: Engine) -> None:
 
 def test_a_sample_that_was_given_up_costs_nothing(slow: Engine) -> None:
     ada = Client(build_app(slow), slow.api_key)
-    go_on = threading.Event()
-    slow._worker.call(go_on.wait)  # it waits in line
-    try:
+    with slow.paused():
         waiting = sample(ada, 200)
         assert sample(ada, 1).status == 429
         assert ada.post("cancel_future", {"request_id": waiting.json["request_id"]}).status == 200
-    finally:
-        go_on.set()
     assert "cancelled" in ada.result(waiting).json["error"]
     assert sample(ada, 1).status == 200
 

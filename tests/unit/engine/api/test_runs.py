@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.engine.api.asgi import Client
 from tinkex.engine.api.embedded import open_embedded
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 from tinkex.errors import SetupError
 from tinkex.types import TrainingRun
 
@@ -127,7 +127,7 @@ def test_a_model_that_is_not_loaded_yet_still_refuses_bad_samples(tiny_model: Pa
     try:
         client = Client(embedded.app)
         request = {"base_model": "tiny", "prompt": {"chunks": []}, "sampling_params": {"max_tokens": 1}}
-        assert not embedded.engine.models.find("tiny").loaded
+        assert not embedded.engine.models.find("tiny").known
         answer = client.post("asample", request)
         assert answer.status == 400
         assert "prompt is empty" in answer.detail

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.engine.api.asgi import PROTO, Client
 from tinkex._wire import proto as wire_proto
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 from tinkex.engine.store import Outcome, ResultFormat
 
 PROMPT = {"chunks": [{"type": "encoded_text", "tokens": [5]}, {"type": "encoded_text", "tokens": [6, 7]}]}
@@ -199,7 +199,7 @@ def test_tokenizer_files_are_served_and_nothing_else(ada: Client) -> None:
 
 
 def test_metrics_that_are_not_finite_travel_as_text(ada: Client, engine: Engine) -> None:
-    from tinkex.engine.operations.outcomes import succeeded
+    from tinkex.engine.outcomes import succeeded
     from tinkex.types import OptimStepResponse
 
     outcome = succeeded(OptimStepResponse(metrics={"grad_norm": float("nan")}))

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.engine.api.asgi import PROTO, Client
 from tests.unit.engine.api.test_sampling import request, sampler
 from tinkex._wire import proto as wire_proto
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 from tinkex.engine.store import UsageKind
 
 Told = tuple[str, dict[str, Any]]
@@ -143,7 +143,7 @@ def test_a_caller_that_goes_away_ends_the_sample(ada: Client, engine: Engine) ->
     while answer.status == 408:
         answer = ada.post("retrieve_future", {"request_id": request_id})
     assert b"cancelled" in answer.body
-    assert [batch.num_sequences for batch in engine._decoding.batches.values()] == [0]
+    assert [model.batch.num_sequences for model in engine.stats().models] == [0]
 
 
 def test_a_caller_that_does_not_read_holds_up_nobody_and_misses_nothing(ada: Client) -> None:

@@ -10,7 +10,7 @@ import zstandard
 from tests.unit.engine.api.asgi import PROTO, Answer, Client
 from tinkex._wire import proto as wire_proto
 from tinkex._wire import tinkex_wire_pb2 as pb
-from tinkex.engine.core import Engine
+from tinkex.engine.engine import Engine
 from tinkex.types import Datum, ForwardBackwardRequest, ModelInput
 
 TOKENS = [5, 6, 7, 8, 9]
@@ -220,7 +220,7 @@ def test_info_names_a_directory_to_callers_on_this_machine_only(
 ) -> None:
     run = ada.create()
     info = ada.post("get_info", {"model_id": run, "type": "get_info"}).json
-    directory = str(engine.models.find("tiny").facts.directory)
+    directory = str(engine.models.find("tiny").info.directory)
     assert info["model_data"] == {"arch": "llama", "model_name": "tiny", "tokenizer_id": directory}
     assert (info["model_id"], info["is_lora"], info["lora_rank"]) == (run, True, 4)
     other = bob.create()

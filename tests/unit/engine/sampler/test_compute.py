@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.engine.kernels.cores import CORES
 from tests.unit.engine.sampler.harness import ScriptedModel, finish, job, random_tokens, trained_adapter
-from tinkex.engine.backend.local import LocalBackend
 from tinkex.engine.config import EngineConfig
+from tinkex.engine.lanes.in_process import LocalBackend
 from tinkex.engine.model.tokenizer import EngineTokenizer
 from tinkex.engine.model.transformer import Transformer
 from tinkex.engine.sampler.compute import choose_compute

@@ -3,7 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.engine.scheduler import FairShare, Kind, SampleQueue, Work
+from tinkex.engine.operation import Kind, Operation
+from tinkex.engine.scheduler import FairShare, SampleQueue
 
 
 def test_parties_that_always_want_share_equally_by_cost() -> None:
@@ -40,33 +41,30 @@ def test_leaving_for_a_moment_does_not_cancel_a_debt() -> None:
     assert turns.pick(["a", "b"]) == "b"
 
 
-def sample(name: str, tenant: str, tokens: int = 1) -> Work[None]:
-    return Work(name, tenant, "base", "sampler", 0, Kind.SAMPLE, tokens, None)
+def sample(name: str, owner: str, tokens: int = 1) -> Operation:
+    return Operation(name, owner, "base", "sampler", 0, Kind.SAMPLE, tokens)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 50)), max_size=30))
 def test_every_waiting_sample_is_taken_once_and_in_order_per_user(items: list[tuple[str, int]]) -> None:
-    queue = SampleQueue[None]()
-    for number, (tenant, tokens) in enumerate(items):
-        queue.put(sample(f"{tenant}{number}", tenant, tokens))
+    queue = SampleQueue()
+    for number, (owner, tokens) in enumerate(items):
+        queue.put(sample(f"{owner}{number}", owner, tokens))
     assert len(queue) == len(items)
-    taken = [work for _ in items if (work := queue.take()) is not None]
+    taken = [each for _ in items if (each := queue.take()) is not None]
     assert queue.take() is None
-    for tenant in "abc":
-        names = [w.request_id for w in taken if w.tenant == tenant]
-        assert names == [f"{t}{n}" for n, (t, _) in enumerate(items) if t == tenant]
+    for owner in "abc":
+        names = [each.request_id for each in taken if each.owner == owner]
+        assert names == [f"{t}{n}" for n, (t, _) in enumerate(items) if t == owner]
 
 
 def test_a_cancelled_sample_leaves_the_queue() -> None:
-    queue = SampleQueue[None]()
-    queue.put(sample("one", "a"))
+    queue = SampleQueue()
+    one = sample("one", "a")
+    queue.put(one)
     queue.put(sample("two", "a"))
-    assert "one" in queue
-    cancelled = queue.cancel("one")
-    assert cancelled is not None
-    assert cancelled.request_id == "one"
-    assert queue.cancel("one") is None
-    assert "one" not in queue
+    queue.remove(one)
+    assert len(queue) == 1
     remaining = queue.take()
     assert remaining is not None
     assert remaining.request_id == "two"

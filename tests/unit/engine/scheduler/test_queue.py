@@ -4,128 +4,132 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinkex.engine.scheduler import FairShare, Kind, Pass, Queue, Work, next_plan
+from tinkex.engine.operation import Kind, Operation
+from tinkex.engine.scheduler import FairShare, Queue, next_turn
 from tinkex.errors import InvalidInput
 
 
-def work(
-    seq_id: int, kind: Kind = Kind.OPTIM_STEP, run: str = "run", tenant: str = "ada", tokens: int = 0
-) -> Work[None]:
-    return Work(f"{run}#{seq_id}", tenant, "base", run, seq_id, kind, tokens, None)
+def step(
+    seq_id: int, kind: Kind = Kind.OPTIM_STEP, run: str = "run", owner: str = "ada", tokens: int = 0
+) -> Operation:
+    return Operation(f"{run}#{seq_id}", owner, "base", run, seq_id, kind, tokens)
 
 
-def opened(*runs: str, gap_timeout_s: float = 300.0) -> Queue[None]:
-    queue = Queue[None](gap_timeout_s)
+def opened(*runs: str, gap_timeout_s: float = 300.0) -> Queue:
+    queue = Queue(gap_timeout_s)
     for run in runs or ("run",):
         queue.open(run)
     return queue
 
 
-def drain(queue: Queue[None], budget: int = 64) -> list[str]:
+def drain(queue: Queue, budget: int = 64) -> list[str]:
     turns, done = FairShare[str](), list[str]()
-    while (plan := next_plan(queue, turns, budget)) is not None:
-        works = plan.works if isinstance(plan, Pass) else (plan.work,)
-        done += [w.request_id for w in works]
+    while (turn := next_turn(queue, turns, budget)) is not None:
+        done += [each.request_id for each in turn.operations]
     return done
 
 
 def test_operations_wait_for_the_numbers_before_them() -> None:
     queue = opened()
-    queue.put(work(2), now=0.0)
-    queue.put(work(3), now=0.0)
+    queue.put(step(2), now=0.0)
+    queue.put(step(3), now=0.0)
     assert queue.ready("run") == ()
-    assert queue.waiting_for("run", 3) == 1
-    queue.put(work(1), now=1.0)
+    assert queue.missing_number("run", 3) == 1
+    queue.put(step(1), now=1.0)
     assert [w.seq_id for w in queue.ready("run")] == [1, 2, 3]
-    assert queue.waiting_for("run", 3) is None
+    assert queue.missing_number("run", 3) is None
 
 
 def test_the_operation_that_creates_a_run_comes_first() -> None:
-    queue = Queue[None](300.0)
-    queue.open("run", first=work(0, Kind.CREATE))
-    queue.put(work(1), now=0.0)
+    queue = Queue(300.0)
+    queue.open("run", first=step(0, Kind.CREATE))
+    queue.put(step(1), now=0.0)
     assert drain(queue) == ["run#0", "run#1"]
 
 
 def test_a_refused_number_is_used_up() -> None:
     queue = opened()
-    queue.put(work(3), now=0.0)
-    queue.refuse("run", 2, now=0.0)
-    queue.refuse("run", 1, now=0.0)
+    queue.put(step(3), now=0.0)
+    queue.reject("run", 2, now=0.0)
+    queue.reject("run", 1, now=0.0)
     assert [w.seq_id for w in queue.ready("run")] == [3]
     with pytest.raises(InvalidInput, match="used up"):
-        queue.check_turn("run", 2)
+        queue.check_number("run", 2)
 
 
 def test_a_number_refused_ahead_of_its_turn_is_used_up_too() -> None:
     queue = opened()
-    queue.refuse("run", 2, now=0.0)
+    queue.reject("run", 2, now=0.0)
     with pytest.raises(InvalidInput, match="used up"):
-        queue.check_turn("run", 2)
-    assert queue.expected("run") == 3
+        queue.check_number("run", 2)
+    assert queue.next_number("run") == 3
 
 
 def test_numbers_below_one_are_refused() -> None:
     with pytest.raises(InvalidInput, match="numbered from 1"):
-        opened().check_turn("run", 0)
+        opened().check_number("run", 0)
 
 
 @pytest.mark.parametrize("seq_id", [200_000, 2**63 - 1, 2**200])
 def test_a_number_that_nobody_counted_to_is_refused_and_uses_up_nothing(seq_id: int) -> None:
     queue = opened()
     with pytest.raises(InvalidInput, match="far ahead: the next one is 1"):
-        queue.check_turn("run", seq_id)
-    assert not queue.refuse("run", seq_id, now=0.0)
-    assert queue.expected("run") == 1
-    queue.put(work(1), now=0.0)
+        queue.check_number("run", seq_id)
+    assert not queue.reject("run", seq_id, now=0.0)
+    assert queue.next_number("run") == 1
+    queue.put(step(1), now=0.0)
     assert drain(queue) == ["run#1"]
 
 
 def test_a_gap_that_stays_open_fails_those_who_wait_and_the_run_goes_on() -> None:
     queue = opened(gap_timeout_s=10.0)
-    queue.put(work(1), now=0.0)
-    queue.put(work(3), now=5.0)
-    queue.put(work(4), now=9.0)
+    queue.put(step(1), now=0.0)
+    queue.put(step(3), now=5.0)
+    queue.put(step(4), now=9.0)
     assert queue.next_gap_deadline() == 15.0
-    assert queue.give_up_gaps(14.9) == []
-    missed = queue.give_up_gaps(15.0)
-    assert [(m.work.seq_id, m.missing) for m in missed] == [(3, 2), (4, 2)]
+    assert queue.expire_gaps(14.9) == []
+    (timeout,) = queue.expire_gaps(15.0)
+    assert timeout.missing == 2
+    assert [operation.seq_id for operation in timeout.expired] == [3, 4]
     assert queue.next_gap_deadline() is None
     with pytest.raises(InvalidInput, match="used up"):
-        queue.check_turn("run", 2)
-    queue.put(work(5), now=16.0)
+        queue.check_number("run", 2)
+    queue.put(step(5), now=16.0)
     assert drain(queue) == ["run#1", "run#5"]
 
 
 def test_a_run_is_unloaded_though_a_number_before_never_came() -> None:
     queue = opened(gap_timeout_s=10.0)
-    queue.put(work(2), now=0.0)
-    queue.put(work(3, Kind.UNLOAD), now=0.0)
-    assert [m.work.seq_id for m in queue.give_up_gaps(10.0)] == [2]
+    queue.put(step(2), now=0.0)
+    queue.put(step(3, Kind.UNLOAD), now=0.0)
+    (timeout,) = queue.expire_gaps(10.0)
+    assert [operation.seq_id for operation in timeout.expired] == [2]
+    assert [operation.seq_id for operation in timeout.ready] == [3]
     assert drain(queue) == ["run#3"]
 
 
 def test_a_gap_that_is_filled_in_time_fails_nobody() -> None:
     queue = opened(gap_timeout_s=10.0)
-    queue.put(work(2), now=0.0)
-    queue.put(work(1), now=9.0)
-    assert queue.give_up_gaps(100.0) == []
+    queue.put(step(2), now=0.0)
+    queue.put(step(1), now=9.0)
+    assert queue.expire_gaps(100.0) == []
     assert drain(queue) == ["run#1", "run#2"]
 
 
 def test_the_clock_of_a_second_gap_starts_when_the_first_is_filled() -> None:
     queue = opened(gap_timeout_s=10.0)
-    queue.put(work(2), now=0.0)
-    queue.put(work(4), now=0.0)
-    queue.put(work(1), now=9.0)
-    assert queue.give_up_gaps(18.0) == []
-    assert [m.work.seq_id for m in queue.give_up_gaps(19.0)] == [4]
+    queue.put(step(2), now=0.0)
+    queue.put(step(4), now=0.0)
+    queue.put(step(1), now=9.0)
+    assert queue.expire_gaps(18.0) == []
+    (timeout,) = queue.expire_gaps(19.0)
+    assert [operation.seq_id for operation in timeout.expired] == [4]
 
 
 def test_closing_a_run_returns_what_had_not_run() -> None:
     queue = opened()
-    queue.put(work(1), now=0.0)
-    queue.put(work(3), now=0.0)
+    queue.put(step(1), now=0.0)
+    queue.put(step(3), now=0.0)
     assert [w.seq_id for w in queue.close("run")] == [1, 3]
     assert queue.close("run") == []
 
@@ -134,8 +138,8 @@ def test_closing_a_run_returns_what_had_not_run() -> None:
 def test_any_order_of_arrival_runs_in_the_order_of_numbers(arrival: list[int]) -> None:
     queue = opened()
     for seq_id in arrival:
-        queue.check_turn("run", seq_id)
-        queue.put(work(seq_id), now=0.0)
+        queue.check_number("run", seq_id)
+        queue.put(step(seq_id), now=0.0)
     assert drain(queue) == [f"run#{n}" for n in range(1, 13)]
 
 
@@ -147,38 +151,38 @@ def test_nothing_is_lost_and_nothing_runs_twice(data: st.DataObject) -> None:
     runs = [f"run{i}" for i in range(data.draw(st.integers(1, 4)))]
     queue, turns = opened(*runs, gap_timeout_s=10.0), FairShare[str]()
     budget = data.draw(st.integers(1, 60))
-    arrivals: list[Work[None]] = []
+    arrivals: list[Operation] = []
     for index, run in enumerate(runs):
         for seq_id in range(1, data.draw(st.integers(0, 6)) + 1):
             tokens, kind = data.draw(st.integers(1, 40)), data.draw(KINDS)
-            arrivals.append(work(seq_id, kind, run, f"tenant{index % 2}", tokens))
+            arrivals.append(step(seq_id, kind, run, f"owner{index % 2}", tokens))
     arrivals = data.draw(st.permutations(arrivals))
     refused = (
         {w.request_id for w in arrivals if data.draw(st.booleans())} if data.draw(st.booleans()) else set()
     )
     late = {w.request_id for w in arrivals if data.draw(st.integers(0, 9)) == 0}
 
-    done: list[Work[None]] = []
-    missed: list[Work[None]] = []
+    done: list[Operation] = []
+    missed: list[Operation] = []
 
     def run_some() -> None:
-        while data.draw(st.booleans()) and (plan := next_plan(queue, turns, budget)) is not None:
-            done.extend(plan.works if isinstance(plan, Pass) else (plan.work,))
+        while data.draw(st.booleans()) and (turn := next_turn(queue, turns, budget)) is not None:
+            done.extend(turn.operations)
 
     for item in arrivals:
         if item.request_id in late:
             continue
         if item.request_id in refused:
-            queue.refuse(item.run_id, item.seq_id, now=0.0)
+            queue.reject(item.run_id, item.seq_id, now=0.0)
         else:
             queue.put(item, now=0.0)
         run_some()
-    missed += [m.work for m in queue.give_up_gaps(now=10.0)]
-    while (plan := next_plan(queue, turns, budget)) is not None:
-        if isinstance(plan, Pass):
-            assert len(plan.works) == 1 or sum(w.num_tokens for w in plan.works) <= budget
-            assert all(w.kind.packs for w in plan.works)
-        done.extend(plan.works if isinstance(plan, Pass) else (plan.work,))
+    missed += [each for timeout in queue.expire_gaps(now=10.0) for each in timeout.expired]
+    while (turn := next_turn(queue, turns, budget)) is not None:
+        operations = turn.operations
+        assert len(operations) == 1 or sum(each.num_tokens for each in operations) <= budget
+        assert len(operations) == 1 or all(each.kind.packs for each in operations)
+        done.extend(operations)
 
     accepted = {w.request_id for w in arrivals} - refused - late
     assert sorted(w.request_id for w in [*done, *missed]) == sorted(accepted)

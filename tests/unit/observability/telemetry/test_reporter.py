@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ import tinkex
 from tests.scripted import ScriptedServer, over_http
 from tinkex import Config, ServiceClient, types
 from tinkex._runtime import background
-from tinkex.errors import APIStatusError, HttpResponse
+from tinkex._transport.breaker import FAILURES
+from tinkex.errors import APIStatusError, HttpResponse, InternalServerError
 from tinkex.observability.events import CircuitChanged, Event, HeartbeatLost, Silent
 from tinkex.observability.telemetry import Reporter, TelemetrySink, capture
 from tinkex.observability.telemetry.reporter import BATCH, DRAIN_S, INTERVAL_S, QUEUE
@@ -203,7 +205,7 @@ def test_what_leaves_the_program_is_on_a_list_and_texts_of_errors_are_not() -> N
         reporter.log("mine", {"step": 1, "prompt": "private words", "state": f"key {KEY}", "status": [1]})
         with pytest.raises(RuntimeError), capture(service):
             raise RuntimeError(f"private words and {KEY}")
-        sink = TelemetrySink(reporter, Silent())
+        sink = TelemetrySink(reporter)
         sink.emit(CircuitChanged("http://private.host", "train", "open", "private words"))
         sink.emit(HeartbeatLost("private words", 130.0))
         assert reporter.wait_until_drained(30)
@@ -439,3 +441,28 @@ assert service.get_telemetry().log("tick")
         )
         collector.may_answer.set()
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_circuit_that_opens_is_reported() -> None:
+    collector = Collector()
+    collector.on_get_server_capabilities = lambda value, request: reply({"detail": "down"}, 503)  # type: ignore[attr-defined]
+    with over_http(collector) as url, service_of(url, max_retries=0) as service:
+        for _ in range(FAILURES):
+            with pytest.raises(InternalServerError):
+                service.get_server_capabilities()
+        assert reporter_of(service).wait_until_drained(30)
+    changed = [event for event in collector.events if event.get("event_name") == "tinkex.CircuitChanged"]
+    assert [event["event_data"]["state"] for event in changed] == ["open"]
+
+
+def test_a_report_that_was_lost_before_anybody_waits_counts_as_lost() -> None:
+    collector = Collector(status=400)
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = reporter_of(service)
+        reporter.log_exception(RuntimeError(), fatal=True)  # sent without being waited for
+        deadline = time.monotonic() + 30
+        while reporter.num_dropped < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert not reporter.wait_until_drained(30)
+        assert reporter.wait_until_drained(30), "nothing was reported since"

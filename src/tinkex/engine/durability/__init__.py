@@ -1,0 +1,1 @@
+"""Durability: commits, savepoints, replay, recovery at start, and retention."""

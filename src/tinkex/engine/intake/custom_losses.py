@@ -1,0 +1,64 @@
+"""Uploaded losses: a client sends the graph once, and passes name it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tinkex._wire import json as wire_json
+from tinkex.engine.intake.accepted import AcceptedRequests, new_request_id
+from tinkex.engine.intake.fingerprint import fingerprint
+from tinkex.engine.lanes.interface import UploadedLoss
+from tinkex.engine.lookup import find_session
+from tinkex.engine.outcomes import succeeded
+from tinkex.engine.store import FutureRow, LossRow, Store
+from tinkex.types import CreateCustomLossRequest, CreateCustomLossResponse, UntypedAPIFuture
+
+KIND = "create_custom_loss"
+
+
+@dataclass(frozen=True)
+class DeclaredInputs:
+    """The inputs of an uploaded loss besides the logprobs, and the dimensions of each."""
+
+    input_names: Sequence[str]
+    ranks: Mapping[str, int]
+
+
+def create_custom_loss(
+    store: Store, accepted: AcceptedRequests, owner: str, request: CreateCustomLossRequest
+) -> UntypedAPIFuture:
+    """Record a loss and its result in one commit; the same request again returns the same loss."""
+    session = find_session(store, owner, request.session_id)
+    target = f"{session.session_id}:loss"
+    duplicate = accepted.find_duplicate(target, request.custom_loss_seq_id, request)
+    if duplicate is not None:
+        return duplicate
+    loss_id = f"{target}:{request.custom_loss_seq_id}"
+    now = time.time()
+    row = LossRow(loss_id, session.session_id, owner, request.name, now, wire_json.encode(request))
+    future = FutureRow(
+        request_id=new_request_id(),
+        owner=owner,
+        kind=KIND,
+        target=target,
+        seq_id=request.custom_loss_seq_id,
+        payload_hash=fingerprint(request),
+        created_at=now,
+    )
+    outcome = [(future.request_id, succeeded(CreateCustomLossResponse(loss_id=loss_id)))]
+    with store.database.transaction():
+        store.losses.add(row)
+        store.futures.accept(future)
+        store.finished.add(outcome, {}, now)
+        store.futures.finish(outcome, now)
+    return UntypedAPIFuture(request_id=future.request_id)
+
+
+@lru_cache(maxsize=256)
+def declared_inputs(loss: UploadedLoss) -> DeclaredInputs:
+    """The inputs of an uploaded loss, without the graph that computes it."""
+    inputs = wire_json.decode(loss.definition, CreateCustomLossRequest).inputs
+    return DeclaredInputs([one.name for one in inputs[1:]], {one.name: one.rank for one in inputs})

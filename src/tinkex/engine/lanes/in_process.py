@@ -1,0 +1,355 @@
+"""The backend in this process: base models with their trainers and samplers, and the runs on them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tinkex._wire import json as wire_json
+from tinkex._wire import proto as wire_proto
+from tinkex.engine.lanes import savepoint_files
+from tinkex.engine.lanes.adapter_cache import AdapterCache
+from tinkex.engine.lanes.export_files import write_export
+from tinkex.engine.lanes.interface import (
+    AddRequest,
+    BatchStats,
+    DecodeReport,
+    DecodeStep,
+    ModelInfo,
+    PassJob,
+    PassResult,
+    SavedWeights,
+    SavepointFile,
+    TokenDelta,
+    UploadedLoss,
+    WorkerStatus,
+)
+from tinkex.errors import TinkexError
+from tinkex.types import CreateCustomLossRequest
+
+if TYPE_CHECKING:
+    from tinkex.engine.config import EngineConfig
+    from tinkex.engine.model.catalog import LoadedModel, Progress
+    from tinkex.engine.sampler.request import Continuation
+    from tinkex.engine.sampler.sampler import Sampler
+    from tinkex.engine.trainer.loss_graph import LossGraph
+    from tinkex.engine.trainer.state import TrainState
+    from tinkex.engine.trainer.trainer import Trainer
+    from tinkex.types import AdamParams, LoraConfig, SampleResponse
+
+logger = logging.getLogger("tinkex.engine")
+
+MAX_LOSSES_IN_MEMORY = 256
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A base model in memory."""
+
+    loaded: LoadedModel
+    trainer: Trainer
+    sampler: Sampler
+    info: ModelInfo
+
+
+@dataclass(frozen=True)
+class _LoadedRun:
+    """A run in memory, on its base model."""
+
+    model: _Model
+    state: TrainState
+
+
+class LocalBackend:
+    """Computes on the calling thread; see :class:`~tinkex.engine.lanes.interface.Backend`."""
+
+    def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
+        self._config = config
+        self._progress = progress
+        self._models: dict[str, _Model] = {}
+        self._runs: dict[str, _LoadedRun] = {}
+        self._adapters = AdapterCache(config.engine_dir, config.snapshots_in_memory)
+        self._losses = _LossGraphs()
+        self._captures: dict[int, savepoint_files.StateCapture] = {}
+        self._last_captures: dict[str, int] = {}
+        # Numbers of different workers never coincide.
+        self._numbers = count(os.getpid() << 32)
+        self._members: dict[str, set[str]] = {}
+        self._streams: dict[str, _TokenStream] = {}
+
+    @property
+    def status(self) -> WorkerStatus | None:
+        """None: this process computes."""
+        return None
+
+    def start(self) -> None:
+        """Do nothing: this process is running."""
+
+    def check(self) -> None:
+        """Do nothing: this process is running."""
+
+    def close(self) -> None:
+        """Release runs and models."""
+        self._runs.clear()
+        self._models.clear()
+
+    def load(self, source: str) -> ModelInfo:
+        """Load a base model, if it is not loaded."""
+        known = self._models.get(source)
+        if known is not None:
+            return known.info
+        # Idle math threads spin for microseconds and then sleep. Spinning longer, the default, halves the speed as soon as
+        # anything else needs a core; sleeping immediately costs a sixth on a quiet machine. It takes effect only before
+        # torch is loaded, and the user's own setting wins.
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        from tinkex.engine.model.catalog import load_model
+        from tinkex.engine.model.progress import report
+        from tinkex.engine.model.threads import compute_with_threads
+        from tinkex.engine.sampler.sampler import Sampler
+        from tinkex.engine.trainer.trainer import Trainer
+
+        if self._config.threads is not None:
+            compute_with_threads(self._config.threads)
+        loaded = load_model(source, self._config.models_home, self._progress)
+        trainer = Trainer(
+            loaded.transformer,
+            max_tokens_per_pass=self._config.max_tokens_per_pass,
+            deterministic=self._config.deterministic,
+        )
+        sampler = Sampler(
+            loaded.transformer,
+            loaded.tokenizer,
+            max_batch=self._config.max_decode_batch,
+            kv_budget_bytes=self._config.kv_cache_bytes,
+            compute=self._config.sampler_compute,
+        )
+        info = ModelInfo(
+            directory=loaded.directory,
+            arch=loaded.transformer.arch,
+            passes=trainer.limits,
+            samples=sampler.limits,
+            computes_with=sampler.computes_with,
+        )
+        logger.info("%s: samples are computed by %s", source, sampler.computes_with)
+        self._models[source] = _Model(loaded, trainer, sampler, info)
+        report(self._progress, "")
+        return info
+
+    def check_loss(self, request: CreateCustomLossRequest) -> None:
+        """Raise ``InvalidInput`` for an uploaded loss that cannot be run; safe on any thread."""
+        _parse(request)
+
+    # ---- runs
+
+    def create(
+        self, run_id: str, source: str, lora: LoraConfig, checkpoint: SavedWeights | None = None
+    ) -> None:
+        """Create a run in memory, fresh or from a checkpoint."""
+        model = self._models[source]
+        state = model.trainer.create(lora)
+        if checkpoint is not None:
+            model.trainer.load(state, checkpoint.directory, optimizer=checkpoint.optimizer)
+        self._runs[run_id] = _LoadedRun(model, state)
+
+    def forget(self, run_id: str) -> None:
+        """Drop a run from memory, if it is there."""
+        self._runs.pop(run_id, None)
+        self._last_captures.pop(run_id, None)
+
+    def state(self, run_id: str) -> TrainState:
+        """The weights, moments and gradient of a run in memory."""
+        return self._runs[run_id].state
+
+    def run_pass(self, jobs: Sequence[PassJob]) -> Sequence[PassResult]:
+        """Run passes of runs of one base model together; each fails or succeeds alone."""
+        from tinkex.engine.trainer.state import TrainJob
+
+        results = self._runs[jobs[0].run_id].model.trainer.run(
+            [
+                TrainJob(
+                    self._runs[job.run_id].state,
+                    job.data,
+                    job.loss_fn,
+                    job.loss_fn_config,
+                    job.backward,
+                    self._losses.find(job.custom_loss) if job.custom_loss is not None else None,
+                )
+                for job in jobs
+            ]
+        )
+        return [
+            result if isinstance(result, TinkexError) else wire_proto.encode_forward_backward_output(result)
+            for result in results
+        ]
+
+    def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:
+        """Run one optimizer step of a run; returns its metrics."""
+        run = self._runs[run_id]
+        return run.model.trainer.optim_step(run.state, params)
+
+    def load_weights(self, run_id: str, checkpoint: SavedWeights) -> None:
+        """Replace the state of a run by a checkpoint."""
+        run = self._runs[run_id]
+        run.model.trainer.load(run.state, checkpoint.directory, optimizer=checkpoint.optimizer)
+
+    def save_weights(self, run_id: str, directory: Path, base_model: str, *, optimizer: bool) -> None:
+        """Write a checkpoint of a run into a directory."""
+        run = self._runs[run_id]
+        run.model.trainer.save(run.state, directory, base_model, optimizer=optimizer)
+
+    def export_weights(
+        self, run_id: str, directory: Path, base_model: str, recipients: Sequence[str] | None
+    ) -> None:
+        """Write the weights of a run for use elsewhere into a directory."""
+        run = self._runs[run_id]
+        write_export(directory, run.model.trainer.snapshot(run.state), base_model, recipients)
+
+    # ---- savepoints
+
+    def capture(self, run_id: str) -> int:
+        """Copy the exact state of a run; returns a number for it, valid until it is written."""
+        number = next(self._numbers)
+        # A capture that was never written is superseded.
+        self._captures.pop(self._last_captures.get(run_id, number), None)
+        self._captures[number] = savepoint_files.capture(self._runs[run_id].state)
+        self._last_captures[run_id] = number
+        return number
+
+    def write_savepoint(self, capture: int, file: Path) -> bytes:
+        """Write a captured state into a file, and release it; returns the file's digest."""
+        return savepoint_files.write(self._captures.pop(capture), file)
+
+    def restore(self, run_id: str, source: str, saved: SavepointFile) -> None:
+        """Restore a run from a savepoint, bit for bit."""
+        model = self._models[source]
+        self._runs[run_id] = _LoadedRun(model, savepoint_files.restore(saved, model.info.arch, source))
+
+    # ---- samples
+
+    def keep_adapter(self, run_id: str, directory: str) -> None:
+        """Cache the current adapter of a run as the contents of a directory."""
+        run = self._runs[run_id]
+        self._adapters.put(directory, run.model.trainer.snapshot(run.state))
+
+    def drop_adapter(self, directory: str) -> None:
+        """Drop a cached adapter whose directory is being deleted."""
+        self._adapters.drop(directory)
+
+    def sample(self, source: str, step: DecodeStep) -> DecodeReport:
+        """Run one decode step of a base model."""
+        model, members = self._models[source], self._members.setdefault(source, set())
+        sampler = model.sampler
+        for request_id in step.cancel:
+            sampler.cancel(request_id)
+            self._remove(members, request_id)
+        ended: list[tuple[str, SampleResponse | TinkexError]] = []
+        try:
+            for request in step.add:
+                try:
+                    self._add(model, request)
+                    members.add(request.request_id)
+                except TinkexError as error:
+                    ended.append((request.request_id, error))
+            for request_id in step.stream:
+                self._stream(sampler, request_id)
+            ended += sampler.step() if sampler.busy else ()
+        except Exception:
+            # The state of the batch is unknown: it is emptied, and the next samples start from scratch.
+            for request_id in list(members):
+                sampler.cancel(request_id)
+                self._remove(members, request_id)
+            raise
+        deltas = [delta for stream in self._streams.values() for delta in stream.take()]
+        for request_id, _ in ended:
+            self._remove(members, request_id)
+        return DecodeReport(
+            ended, deltas, BatchStats(sampler.num_sequences, sampler.kv_bytes, sampler.num_preemptions)
+        )
+
+    def _add(self, model: _Model, request: AddRequest) -> None:
+        from tinkex.engine.sampler.job import SampleJob
+
+        adapter = None
+        if request.directory is not None:
+            adapter = self._adapters.get(request.directory, model.info.arch)
+        model.sampler.add(
+            SampleJob.of(
+                request.request,
+                request_id=request.request_id,
+                adapter=adapter,
+                sequence_ids=request.sequence_ids,
+                owner=request.owner,
+            )
+        )
+        if request.stream:
+            self._stream(model.sampler, request.request_id)
+
+    def _stream(self, sampler: Sampler, request_id: str) -> None:
+        stream = _TokenStream(request_id)
+        if sampler.watch(request_id, stream.grew):
+            self._streams[request_id] = stream
+
+    def _remove(self, members: set[str], request_id: str) -> None:
+        members.discard(request_id)
+        self._streams.pop(request_id, None)
+
+
+class _TokenStream:
+    """The new tokens of one streamed sample."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+        self._grown: dict[int, Continuation] = {}
+        self._reported: dict[int, int] = {}
+
+    def grew(self, sequence: Continuation) -> None:
+        """Record a sequence that got a token."""
+        self._grown[sequence.index] = sequence
+
+    def take(self) -> Iterator[TokenDelta]:
+        """The tokens that were not reported yet."""
+        for index, sequence in self._grown.items():
+            start, end = self._reported.get(index, 0), len(sequence.tokens)
+            self._reported[index] = end
+            yield TokenDelta(
+                self._request_id,
+                index,
+                start,
+                sequence.tokens[start:end],
+                sequence.logprobs[start:end],
+                sequence.stop_reason,
+            )
+        self._grown.clear()
+
+
+class _LossGraphs:
+    """Parsed graphs of uploaded losses; the last ones used stay in memory."""
+
+    def __init__(self) -> None:
+        self._graphs: OrderedDict[str, LossGraph] = OrderedDict()
+
+    def find(self, uploaded: UploadedLoss) -> LossGraph:
+        """The graph of an uploaded loss."""
+        graph = self._graphs.get(uploaded.loss_id)
+        if graph is None:
+            graph = _parse(wire_json.decode(uploaded.definition, CreateCustomLossRequest))
+        self._graphs[uploaded.loss_id] = graph
+        self._graphs.move_to_end(uploaded.loss_id)
+        while len(self._graphs) > MAX_LOSSES_IN_MEMORY:
+            self._graphs.popitem(last=False)
+        return graph
+
+
+def _parse(request: CreateCustomLossRequest) -> LossGraph:
+    from tinkex.engine.trainer.loss_graph import LossGraph
+
+    return LossGraph.parse(msgspec.to_builtins(request.graph), request.inputs)

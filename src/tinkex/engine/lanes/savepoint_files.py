@@ -1,0 +1,78 @@
+"""The exact state of a run in a file: written from a copy that no later turn changes, read back bit for bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinkex.engine.lanes.interface import CorruptState, SavepointFile
+from tinkex.engine.store import file_digest
+
+if TYPE_CHECKING:
+    from tinkex.engine.model.architecture import Architecture
+    from tinkex.engine.trainer.state import TrainState
+
+
+@dataclass(frozen=True)
+class StateCapture:
+    """The state of a run at one moment, which no later turn changes."""
+
+    tensors: Mapping[str, Any]
+    metadata: Mapping[str, str]
+
+
+def capture(state: TrainState) -> StateCapture:
+    """Copy what later turns write into; the adapter's own buffer is shared, and copied by whoever writes it next."""
+    state.shared = True
+    buffers = {"grad": state.grad, "exp_avg": state.exp_avg, "exp_avg_sq": state.exp_avg_sq}
+    tensors = {name: buffer.clone() for name, buffer in buffers.items() if buffer is not None}
+    return StateCapture(
+        tensors={"params": state.adapter.params, **tensors},
+        metadata={"step": str(state.step), "spec": json.dumps(asdict(state.adapter.spec))},
+    )
+
+
+def write(taken: StateCapture, file: Path) -> bytes:
+    """Write a capture; returns the digest of the file. An ``OSError`` says why it cannot be written."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(dict(taken.tensors), file, metadata=dict(taken.metadata))
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    return file_digest(file)
+
+
+def restore(saved: SavepointFile, arch: Architecture, source: str) -> TrainState:
+    """The state in a savepoint's file; :class:`CorruptState` if the file is not the one that was written."""
+    from safetensors import SafetensorError, safe_open
+
+    from tinkex.engine.model.lora import Adapter, LoraLayout, LoraSpec
+    from tinkex.engine.trainer.state import TrainState
+
+    try:
+        if saved.path.stat().st_size != saved.size_bytes or file_digest(saved.path) != saved.digest:
+            raise CorruptState(f"its savepoint {saved.name} is corrupt")
+        with safe_open(saved.path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            # A copy of its own for each: computed on like the buffers it stands for, aligned as torch aligns them.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 -- no mapping
+        spec: LoraSpec = LoraSpec(**json.loads(metadata["spec"]))
+        layout = LoraLayout.of(arch, spec)
+        if any(tensor.shape != (layout.num_params,) for tensor in tensors.values()):
+            raise CorruptState(f"its savepoint {saved.name} belongs to another model than {source}")
+        return TrainState(
+            adapter=Adapter(spec, layout, tensors["params"]),
+            grad=tensors.get("grad"),
+            exp_avg=tensors.get("exp_avg"),
+            exp_avg_sq=tensors.get("exp_avg_sq"),
+            step=int(metadata["step"]),
+        )
+    except FileNotFoundError:
+        raise CorruptState(f"its savepoint {saved.name} is missing") from None
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise CorruptState(f"its savepoint {saved.name} cannot be read ({error})") from error

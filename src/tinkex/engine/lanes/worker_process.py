@@ -1,0 +1,355 @@
+"""The backend in a worker process: started, monitored and, when it exits, started again.
+
+The worker runs :class:`~tinkex.engine.lanes.in_process.LocalBackend`; this end has the same methods and forwards them. Three
+connections lead to it, so that a long pass blocks neither a savepoint that is being written nor a check; a fourth one
+carries heartbeats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinkex.engine.lanes import heartbeat
+from tinkex.engine.lanes.channel import Channel
+from tinkex.engine.lanes.interface import (
+    DecodeReport,
+    DecodeStep,
+    ModelInfo,
+    PassJob,
+    PassResult,
+    SavedWeights,
+    SavepointFile,
+    WorkerLost,
+    WorkerStatus,
+)
+from tinkex.engine.lanes.messages import Disconnected, RemoteCaller
+
+if TYPE_CHECKING:
+    from tinkex.engine.config import EngineConfig
+    from tinkex.engine.model.progress import Progress
+    from tinkex.types import AdamParams, CreateCustomLossRequest, LoraConfig
+
+logger = logging.getLogger("tinkex.engine")
+
+EXIT_TIMEOUT_S = 5.0
+"""How long a worker whose connections are closed may take to exit."""
+CONNECTIONS = ("compute", "write", "check")
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Ctrl-C, and what a service manager sends to a whole group, are for the engine, which stops its worker itself."""
+
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from tinkex.engine.lanes.worker_main import main; main()"
+_OUT_OF_MEMORY_COUNT = Path("/proc/vmstat")
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A worker process and the connections to it."""
+
+    process: subprocess.Popen[bytes]
+    channels: Sequence[Channel]
+    callers: Mapping[str, RemoteCaller]
+    num_oom_kills: int | None
+    """Processes that the system had killed for lack of memory when this one started."""
+    beats: socket.socket
+    exited: threading.Event = field(default_factory=threading.Event)
+    answered: bool = False
+    num_missed: int = 0
+    """Heartbeats missed in a row."""
+
+    @property
+    def state(self) -> str:
+        """Its state, as :class:`WorkerStatus` names it."""
+        if self.num_missed:
+            return "silent"
+        return "running" if self.answered else "starting"
+
+    def close(self) -> None:
+        """Close the connections to it."""
+        for channel in self.channels:
+            channel.close()
+        with contextlib.suppress(OSError):  # it has exited, and the monitor has closed this
+            self.beats.shutdown(socket.SHUT_RDWR)
+
+    def loss(self) -> WorkerLost:
+        """Why it exited; kills it if it has not, because it cannot be reached any more."""
+        if not self.exited.wait(EXIT_TIMEOUT_S):
+            self.process.kill()
+            self.exited.wait()
+        code = self.process.returncode
+        if self.num_missed >= heartbeat.MAX_MISSED:
+            return WorkerLost(
+                f"it was killed after {_silence_s(self.num_missed)} s without a heartbeat", own_fault=True
+            )
+        if code >= 0:
+            return WorkerLost(f"it exited with code {code}", own_fault=True)
+        name = signal.Signals(-code).name
+        if code != -signal.SIGKILL:
+            return WorkerLost(f"it was terminated by {name}", own_fault=True)
+        num_oom_kills = _out_of_memory_kills()
+        if num_oom_kills is None or self.num_oom_kills is None:
+            return WorkerLost(
+                f"it was terminated by {name}, from outside or because memory ran out", own_fault=False
+            )
+        if num_oom_kills == self.num_oom_kills:
+            return WorkerLost(f"it was terminated by {name} from outside", own_fault=False)
+        return WorkerLost(f"it was terminated by {name}, probably because memory ran out", own_fault=True)
+
+
+class ProcessBackend:
+    """Computes in a worker process; see :class:`~tinkex.engine.lanes.interface.Backend`.
+
+    ``on_exit`` is called, on another thread, whenever the worker has exited, and ``on_silence`` with a description when its
+    heartbeat is missing, or None when it is back.
+
+    Example:
+        >>> backend = ProcessBackend(config, progress=None, on_exit=loop.wake, on_silence=print)
+        >>> backend.start()
+        >>> backend.load("tiny").arch.family
+        'llama'
+        >>> backend.close()
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        progress: Progress | None,
+        on_exit: Callable[[], None],
+        on_silence: Callable[[str | None], None],
+    ) -> None:
+        self._config = config
+        self._progress = progress
+        self._on_exit = on_exit
+        self._on_silence = on_silence
+        self._worker: _Worker | None = None
+        self._num_started = 0
+        self._closed = False
+        self._spawns: queue.SimpleQueue[tuple[list[socket.socket], Future[subprocess.Popen[bytes]]] | None]
+        self._spawns = queue.SimpleQueue()
+        # The system kills a worker when the thread that started it exits, so that thread does nothing else.
+        self._spawner = threading.Thread(target=self._spawn_all, name="tinkex-spawner", daemon=True)
+        self._spawner.start()
+
+    # ---- the process
+
+    @property
+    def status(self) -> WorkerStatus:
+        """The worker process."""
+        worker, restarts = self._worker, max(0, self._num_started - 1)
+        if worker is None or worker.exited.is_set():
+            return WorkerStatus(None, "restarting" if self._num_started else "starting", restarts)
+        return WorkerStatus(worker.process.pid, worker.state, restarts)
+
+    def start(self) -> None:
+        """Start a worker; returns as soon as the process exists."""
+        if self._worker is not None:
+            self._worker.close()
+        pairs = [socket.socketpair() for _ in (*CONNECTIONS, "beats")]
+        theirs = [pair[1] for pair in pairs]
+        started: Future[subprocess.Popen[bytes]] = Future()
+        num_oom_kills = _out_of_memory_kills()
+        self._spawns.put((theirs, started))
+        try:
+            process = started.result()
+        except OSError as error:
+            for pair in pairs:
+                pair[0].close()
+            raise WorkerLost(f"it cannot be started ({error})", own_fault=False) from error
+        finally:
+            for end in theirs:
+                end.close()
+        *ours, beats = [pair[0] for pair in pairs]
+        channels = [Channel(connection) for connection in ours]
+        callers = {
+            name: RemoteCaller(each, self._progress) for name, each in zip(CONNECTIONS, channels, strict=True)
+        }
+        worker = _Worker(process, channels, callers, num_oom_kills, beats)
+        threading.Thread(target=self._wait, args=(worker,), name="tinkex-wait", daemon=True).start()
+        threading.Thread(target=self._monitor, args=(worker,), name="tinkex-heartbeat", daemon=True).start()
+        self._num_started += 1
+        self._worker = worker
+        try:
+            channels[0].send(_settings(self._config))
+        except OSError:
+            raise worker.loss() from None
+
+    def check(self) -> None:
+        """Raise :class:`WorkerLost` if the worker has exited."""
+        if self._worker is None:
+            raise WorkerLost("it was not started", own_fault=False)
+        if self._worker.exited.is_set():
+            raise self._worker.loss()
+
+    def close(self) -> None:
+        """Stop the worker, and wait until it has exited."""
+        self._closed = True
+        if self._worker is not None:
+            self._worker.close()
+            self._worker.loss()
+        self._spawns.put(None)
+
+    def _spawn_all(self) -> None:
+        # A process starts with the signals blocked that its parent's thread blocks: these wait until it ignores them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
+        while (order := self._spawns.get()) is not None:
+            ends, started = order
+            try:
+                started.set_result(_spawn(ends))
+            except OSError as error:
+                started.set_exception(error)
+
+    def _wait(self, worker: _Worker) -> None:
+        worker.process.wait()
+        worker.exited.set()
+        if not self._closed:
+            self._on_exit()
+
+    def _monitor(self, worker: _Worker) -> None:
+        def on_change(num_missed: int) -> None:
+            worker.num_missed = num_missed
+            if num_missed >= heartbeat.MAX_MISSED:
+                worker.process.kill()
+            elif num_missed <= 1:
+                self._on_silence(_silent(worker.process.pid) if num_missed else None)
+
+        with worker.beats:
+            heartbeat.monitor(worker.beats, worker.exited, on_change)
+        if worker.num_missed:
+            self._on_silence(None)  # it has exited, which is reported separately
+
+    def _call(self, connection: str, name: str, *args: Any, **kwargs: Any) -> Any:
+        self.check()
+        worker = self._worker
+        assert worker is not None
+        try:
+            result = worker.callers[connection].call(name, *args, **kwargs)
+        except Disconnected:
+            raise worker.loss() from None
+        worker.answered = True
+        return result
+
+    def _cast(self, name: str, *args: Any) -> None:
+        if self._worker is not None:
+            self._worker.callers["compute"].cast(name, *args)
+
+    # ---- calls
+
+    def load(self, source: str) -> ModelInfo:
+        """Load a base model in the worker, if it is not loaded."""
+        info: ModelInfo = self._call("compute", "load", source)
+        return info
+
+    def check_loss(self, request: CreateCustomLossRequest) -> None:
+        """Raise ``InvalidInput`` for an uploaded loss that cannot be run; safe on any thread."""
+        self._call("check", "check_loss", request)
+
+    def create(
+        self, run_id: str, source: str, lora: LoraConfig, checkpoint: SavedWeights | None = None
+    ) -> None:
+        """Create a run in memory, fresh or from a checkpoint."""
+        self._call("compute", "create", run_id, source, lora, checkpoint)
+
+    def forget(self, run_id: str) -> None:
+        """Drop a run from memory, if it is there."""
+        self._cast("forget", run_id)
+
+    def run_pass(self, jobs: Sequence[PassJob]) -> Sequence[PassResult]:
+        """Run passes of runs of one base model together; each fails or succeeds alone."""
+        results: Sequence[PassResult] = self._call("compute", "run_pass", jobs)
+        return results
+
+    def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:
+        """Run one optimizer step of a run; returns its metrics."""
+        metrics: dict[str, float] = self._call("compute", "optim_step", run_id, params)
+        return metrics
+
+    def load_weights(self, run_id: str, checkpoint: SavedWeights) -> None:
+        """Replace the state of a run by a checkpoint."""
+        self._call("compute", "load_weights", run_id, checkpoint)
+
+    def save_weights(self, run_id: str, directory: Path, base_model: str, *, optimizer: bool) -> None:
+        """Write a checkpoint of a run into a directory."""
+        self._call("compute", "save_weights", run_id, directory, base_model, optimizer=optimizer)
+
+    def export_weights(
+        self, run_id: str, directory: Path, base_model: str, recipients: Sequence[str] | None
+    ) -> None:
+        """Write the weights of a run for use elsewhere into a directory."""
+        self._call("compute", "export_weights", run_id, directory, base_model, recipients)
+
+    def capture(self, run_id: str) -> int:
+        """Copy the exact state of a run; returns a number for it, valid until it is written."""
+        number: int = self._call("compute", "capture", run_id)
+        return number
+
+    def write_savepoint(self, capture: int, file: Path) -> bytes:
+        """Write a captured state into a file; returns the file's digest. Passes run meanwhile."""
+        digest: bytes = self._call("write", "write_savepoint", capture, file)
+        return digest
+
+    def restore(self, run_id: str, source: str, saved: SavepointFile) -> None:
+        """Restore a run from a savepoint, bit for bit."""
+        self._call("compute", "restore", run_id, source, saved)
+
+    def keep_adapter(self, run_id: str, directory: str) -> None:
+        """Cache the current adapter of a run as the contents of a directory."""
+        self._cast("keep_adapter", run_id, directory)
+
+    def drop_adapter(self, directory: str) -> None:
+        """Drop a cached adapter whose directory is being deleted."""
+        self._cast("drop_adapter", directory)
+
+    def sample(self, source: str, step: DecodeStep) -> DecodeReport:
+        """Run one decode step of a base model: one message there, one back."""
+        report: DecodeReport = self._call("compute", "sample", source, step)
+        return report
+
+
+def _spawn(ends: Sequence[socket.socket]) -> subprocess.Popen[bytes]:
+    descriptors = [end.fileno() for end in ends]
+    return subprocess.Popen(  # noqa: S603 -- this program itself
+        [sys.executable, "-c", _PROGRAM.format(path=sys.path), "tinkex-worker", *map(str, descriptors)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # the server's own output is for the program that started it
+        pass_fds=descriptors,
+    )
+
+
+def _silent(pid: int) -> str:
+    return (
+        f"the worker (process {pid}) does not respond, and is killed and started again if that lasts "
+        f"{_silence_s(heartbeat.MAX_MISSED)} s; if it was stopped on purpose, continue it (kill -CONT {pid})"
+    )
+
+
+def _silence_s(num_missed: int) -> str:
+    return f"{num_missed * heartbeat.TIMEOUT_S:g}"
+
+
+def _settings(config: EngineConfig) -> Mapping[str, Any]:
+    """The worker's configuration and log level."""
+    values = {each.name: getattr(config, each.name) for each in fields(config)}
+    return {"config": {**values, "models": dict(config.models)}, "log_level": logger.getEffectiveLevel()}
+
+
+def _out_of_memory_kills() -> int | None:
+    """How many processes the system has killed because memory ran out, where it reports it."""
+    try:
+        for line in _OUT_OF_MEMORY_COUNT.read_text(encoding="ascii").splitlines():
+            name, _, number = line.partition(" ")
+            if name == "oom_kill":
+                return int(number)
+    except (OSError, ValueError):
+        pass
+    return None

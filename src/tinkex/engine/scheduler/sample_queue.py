@@ -1,0 +1,52 @@
+"""Samples that wait for a place in the decode batch. They are independent: no order but fairness."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from tinkex.engine.operation import Operation
+from tinkex.engine.scheduler.fairness import FairShare
+
+
+class SampleQueue:
+    """Waiting samples of one base model, first come first served per user, users by tokens served.
+
+    >>> from tinkex.engine.operation import Kind
+    >>> def sample(name, owner): return Operation(name, owner, "base", "sampler", 0, Kind.SAMPLE, 10)
+    >>> queue = SampleQueue()
+    >>> for name, owner in [("a1", "ada"), ("a2", "ada"), ("b1", "bob")]:
+    ...     queue.put(sample(name, owner))
+    >>> [queue.take().request_id for _ in range(3)]
+    ['a1', 'b1', 'a2']
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[str, OrderedDict[str, Operation]] = {}
+        self._shares = FairShare[str]()
+
+    def __len__(self) -> int:
+        return sum(len(line) for line in self._lines.values())
+
+    def put(self, operation: Operation) -> None:
+        """Add a sample at the end of its user's line."""
+        self._lines.setdefault(operation.owner, OrderedDict())[operation.request_id] = operation
+
+    def take(self) -> Operation | None:
+        """The sample whose turn it is, or None."""
+        if not self._lines:
+            return None
+        self._shares.waiting(self._lines.keys())
+        owner = self._shares.pick(self._lines)
+        _, operation = self._lines[owner].popitem(last=False)
+        self._drop_empty(owner)
+        self._shares.charge(owner, max(operation.num_tokens, 1))
+        return operation
+
+    def remove(self, operation: Operation) -> None:
+        """Remove a waiting sample."""
+        del self._lines[operation.owner][operation.request_id]
+        self._drop_empty(operation.owner)
+
+    def _drop_empty(self, owner: str) -> None:
+        if not self._lines[owner]:
+            del self._lines[owner]

@@ -1,0 +1,94 @@
+"""What an operation changes in the records besides its outcome, as values that one commit applies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tinkex.engine.store.checkpoints import CheckpointRow
+from tinkex.engine.store.runs import RunStatus
+from tinkex.engine.store.samplers import SamplerRow
+from tinkex.engine.store.savepoints import SavepointRow
+from tinkex.engine.store.store import Store
+from tinkex.types.training import LoraConfig
+
+
+@dataclass(frozen=True)
+class RunLive:
+    """The weights of a run exist."""
+
+    run_id: str
+    base_model: str
+    lora: LoraConfig
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    """The weights of a run are gone."""
+
+    run_id: str
+    status: RunStatus
+
+
+@dataclass(frozen=True)
+class CheckpointSaved:
+    """A checkpoint was written; it may replace another."""
+
+    checkpoint: CheckpointRow
+
+
+@dataclass(frozen=True)
+class SamplerCreated:
+    """A sampler of an unnamed snapshot."""
+
+    sampler: SamplerRow
+
+
+@dataclass(frozen=True)
+class SavepointsWritten:
+    """Savepoints of all runs of a group, made after ``turn``; ``run_ids`` without one are over."""
+
+    savepoints: Sequence[SavepointRow]
+    run_ids: AbstractSet[str]
+    turn: int
+
+
+Change: TypeAlias = RunLive | RunEnded | CheckpointSaved | SamplerCreated | SavepointsWritten
+
+
+@dataclass(frozen=True)
+class Obsolete:
+    """Files that nothing refers to once the commit has succeeded."""
+
+    weights: Sequence[str] = ()
+    savepoints: Sequence[str] = ()
+
+
+def apply(store: Store, change: Change) -> Obsolete:
+    """Make a change inside the caller's transaction; returns the files it leaves without a reference."""
+    match change:
+        case RunLive():
+            store.runs.made_live(change.run_id, change.base_model, change.lora)
+        case RunEnded():
+            store.runs.set_status(change.run_id, change.status)
+        case SamplerCreated():
+            store.samplers.add(change.sampler)
+        case CheckpointSaved():
+            replaced = store.checkpoints.put(change.checkpoint)
+            return Obsolete(weights=[replaced] if replaced is not None else [])
+        case SavepointsWritten():
+            return Obsolete(savepoints=_replace_savepoints(store, change))
+    return Obsolete()
+
+
+def _replace_savepoints(store: Store, change: SavepointsWritten) -> Sequence[str]:
+    """Replace savepoints and prune what the new ones cover, also of runs that are over by now."""
+    replaced = [store.savepoints.put(row) for row in change.savepoints]
+    for row in change.savepoints:
+        store.journal.prune(row.run_id, through_turn=change.turn, next_seq=row.next_seq)
+    for run_id in change.run_ids - {row.run_id for row in change.savepoints}:
+        store.journal.forget(run_id)
+        replaced.append(store.savepoints.delete(run_id))
+    return [file for file in replaced if file is not None]

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tinkex.engine.lanes.channel import Channel
+from tinkex.engine.lanes.interface import CorruptState
+from tinkex.engine.lanes.messages import Disconnected, RemoteCallee, RemoteCaller, RemoteFailure
+from tinkex.errors import EngineError, InvalidInput, NumericalError, SetupError, UnknownObject
+
+logger = logging.getLogger("tinkex.engine.tested")
+
+
+class Unsendable(Exception):
+    def __init__(self, one: str, other: threading.Lock) -> None:
+        super().__init__(f"{one}!")
+        self.other = other
+
+
+class Target:
+    """What is called; ``callee`` tells how far it is."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.callee: RemoteCallee | None = None
+
+    def add(self, one: int, *, other: int) -> int:
+        return one + other
+
+    def note(self, text: str) -> None:
+        self.told.append(text)
+        logger.warning("noted %s", text)
+
+    def notes(self) -> list[str]:
+        return self.told
+
+    def fail(self, error: Exception) -> None:
+        raise error
+
+    def break_down(self) -> None:
+        raise Unsendable("broken", threading.Lock())
+
+    def work(self) -> str:
+        assert self.callee is not None
+        self.callee.progress("loading", 1, None)
+        logger.warning("half %s", "way")
+        return "done"
+
+
+@pytest.fixture
+def target() -> Target:
+    return Target()
+
+
+@pytest.fixture
+def news() -> list[tuple[str, int, int | None]]:
+    return []
+
+
+@pytest.fixture
+def caller(target: Target, news: list[tuple[str, int, int | None]]) -> Iterator[RemoteCaller]:
+    here, there = (Channel(end) for end in socket.socketpair())
+    target.callee = callee = RemoteCallee(there)
+    logger.addHandler(callee)
+    serving = threading.Thread(target=callee.serve, args=(target,))
+    serving.start()
+    yield RemoteCaller(here, lambda *args: news.append(args))
+    here.close()
+    serving.join(30)
+    assert not serving.is_alive()
+    logger.removeHandler(callee)
+    there.close()
+
+
+def test_a_call_returns_what_the_method_does(caller: RemoteCaller) -> None:
+    assert caller.call("add", 2, other=3) == 5
+
+
+@pytest.mark.parametrize(
+    "kind", [InvalidInput, NumericalError, UnknownObject, SetupError, CorruptState, OSError]
+)
+def test_errors_are_raised_as_what_they_are(caller: RemoteCaller, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="it does not work") as raised:
+        caller.call("fail", kind("it does not work"))
+    if issubclass(kind, EngineError):
+        assert isinstance(raised.value, EngineError)
+        assert raised.value.status == kind.status
+    assert caller.call("add", 1, other=1) == 2
+
+
+def test_an_error_of_the_disk_keeps_its_number(caller: RemoteCaller) -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        caller.call("fail", FileNotFoundError(2, "no such file", "/gone"))
+    assert (raised.value.errno, raised.value.filename) == (2, "/gone")
+
+
+def test_a_bug_brings_the_trace_of_where_it_is(caller: RemoteCaller) -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        caller.call("fail", ZeroDivisionError("by nothing"))
+    assert "in fail" in raised.value.__notes__[0]
+
+
+def test_an_error_that_cannot_travel_is_told_in_words(caller: RemoteCaller) -> None:
+    with pytest.raises(RemoteFailure, match="Unsendable: broken!"):
+        caller.call("break_down")
+
+
+def test_what_is_told_happens_in_order_and_without_an_answer(caller: RemoteCaller) -> None:
+    for text in ("one", "two"):
+        caller.cast("note", text)
+    assert caller.call("notes") == ["one", "two"]
+
+
+class Heard(logging.Handler):
+    """What is logged on the thread that made it; the other end of these tests logs on another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if threading.get_ident() == self.thread:
+            self.texts.append(record.getMessage())
+
+
+def test_progress_and_logs_come_before_the_result(
+    caller: RemoteCaller, news: list[tuple[str, int, int | None]]
+) -> None:
+    heard = Heard()
+    logger.addHandler(heard)
+    try:
+        assert caller.call("work") == "done"
+    finally:
+        logger.removeHandler(heard)
+    assert news == [("loading", 1, None)]
+    assert heard.texts == ["half way"]
+
+
+def test_the_end_of_the_other_side_is_one_error_for_whoever_calls() -> None:
+    here, there = (Channel(end) for end in socket.socketpair())
+    caller = RemoteCaller(here, None)
+    there.close()
+    caller.cast("note", "nobody hears it")
+    with pytest.raises(Disconnected):
+        caller.call("add", 1, other=1)
+    here.close()

@@ -1,0 +1,89 @@
+"""Samples whose step goes wrong, and samples of weights that are not what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.engine.durability.test_replay import running
+from tests.unit.engine.test_engine import forward_backward, optim_step, sample
+from tinkex.engine.lanes.in_process import LocalBackend
+from tinkex.engine.lanes.interface import DecodeStep
+from tinkex.engine.sampler.sampler import Sampler
+from tinkex.types import SamplingParams, SaveWeightsForSamplerRequest, SaveWeightsRequest
+
+FIRST = SamplingParams(max_tokens=40, stop=[], seed=1)
+
+
+def fails_once(method: Callable[..., Any], times: int) -> Callable[..., Any]:
+    """A method that raises at one call."""
+    calls = iter(range(1_000_000))
+
+    def called(*arguments: Any, **more: Any) -> Any:
+        if next(calls) == times:
+            raise RuntimeError("something nobody thought of")
+        return method(*arguments, **more)
+
+    return called
+
+
+def test_after_a_step_that_failed_in_a_full_batch_the_others_get_their_places(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path, tiny_model, max_decode_batch=1) as ada:
+        sampler = ada.sampler(base_model="tiny")
+        ada.run(sample(sampler))
+        monkeypatch.setattr(Sampler, "step", fails_once(Sampler.step, times=3))
+        requests = [ada.submit(sample(sampler, sampling_params=FIRST)) for _ in range(4)]
+        outcomes = [ada.outcome(request) for request in requests]
+        assert [bool(outcome.error) for outcome in outcomes] == [True, False, False, False]
+
+
+def test_when_joining_fails_in_a_way_it_should_not_nobody_stays_behind_in_the_batch(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path, tiny_model) as ada:
+        sampler = ada.sampler(base_model="tiny")
+        ada.run(sample(sampler))
+        monkeypatch.setattr(LocalBackend, "_add", fails_once(LocalBackend._add, times=1))
+        requests = [ada.submit(sample(sampler, sampling_params=FIRST)) for _ in range(2)]
+        for request in requests:
+            ada.outcome(request)
+        ada.run(sample(sampler))
+        report = ada.engine.backend.sample(str(tiny_model), DecodeStep())
+        assert not report.ended
+        assert not report.batch.num_sequences
+
+
+@pytest.mark.parametrize("name", [None, "kept"])
+def test_weights_that_are_not_as_they_were_written_are_never_sampled_from(
+    tiny_model: Path, tmp_path: Path, name: str | None
+) -> None:
+    with running(tmp_path, tiny_model, snapshots_in_memory=1) as ada:
+        run = ada.create()
+        ada.run(forward_backward(run, 1))
+        ada.run(optim_step(run, 2))
+        number = {"path": name} if name else {"sampling_session_seq_id": 0}
+        saved = ada.run(SaveWeightsForSamplerRequest(model_id=run, seq_id=3, **number))
+        sampler = ada.sampler(model_path=saved["path"]) if name else saved["sampling_session_id"]
+        ada.run(forward_backward(run, 4))
+        ada.run(optim_step(run, 5))
+        other = ada.run(SaveWeightsForSamplerRequest(model_id=run, seq_id=6, sampling_session_seq_id=1))
+        expected = ada.logprobs(sampler)
+        row = ada.engine.store.samplers.get(sampler)
+        assert row is not None
+        assert row.directory is not None
+        directory = ada.engine.store.directories.resolve(row.directory)
+        for file in sorted(directory.iterdir()):
+            whole = file.read_bytes()
+            for place in (0, len(whole) // 2, len(whole) - 1):
+                file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x51]) + whole[place + 1 :])
+                ada.logprobs(other["sampling_session_id"])  # which takes the one place in memory
+                outcome = ada.outcome(ada.submit(sample(sampler)))
+                assert file.name in outcome.error, (file.name, place)
+            file.write_bytes(whole)
+        assert ada.logprobs(sampler) == pytest.approx(expected, nan_ok=True, abs=0)
+        assert ada.run(SaveWeightsRequest(model_id=run, seq_id=7, path="still-there"))
