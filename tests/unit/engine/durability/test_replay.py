@@ -170,8 +170,8 @@ def test_a_damaged_savepoint_ends_its_run_alone_and_names_the_last_checkpoint(
             train(ada, run, range(1, 5))
         path = ada.run(SaveWeightsRequest(model_id=runs[0], seq_id=5, path="good"))["path"]
         engine = ada.engine
-        engine.flush_savepoints()
         expected = state_of(ada, runs[1], 5)
+        engine.flush_savepoints()
         savepoint = engine.store.savepoints.get(runs[0])
         assert savepoint is not None
         waiting = ada.submit(optim_step(runs[0], 7))

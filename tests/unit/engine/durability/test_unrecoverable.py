@@ -27,8 +27,8 @@ def test_a_savepoint_that_is_put_back_brings_its_run_back(
         runs = [ada.create(n) for n in range(2)]
         for run in runs:
             train(ada, run, range(1, 6))
-        ada.engine.flush_savepoints()
         expected = state_of(ada, runs[0], 6)
+        ada.engine.flush_savepoints()
         savepoint = ada.engine.store.savepoints.get(runs[0])
         assert savepoint is not None
     file = tmp_path / "engine" / savepoint.file
