@@ -14,7 +14,7 @@ from tinkex._runtime import background
 from tinkex._transport.retry import GiveUp, Retry, decide
 from tinkex.errors import APIStatusError, RecoveryError
 from tinkex.futures import AwaitableConcurrentFuture
-from tinkex.observability.events import CallbackFailed, RecoveryFailed, RecoveryStarted, RunRecovered, guarded
+from tinkex.observability.events import CallbackFailed, RecoveryFailed, RecoveryStarted, RunRecovered, guard
 from tinkex.recovery.diagnosis import condition_of, outcome_of, says_gone
 from tinkex.recovery.policy import Condition, Recovered, RecoveryPolicy
 from tinkex.recovery.restoring import called, checkpoints_of, paths_for, restore_first
@@ -60,7 +60,7 @@ class RecoveryExecutor:
     ) -> None:
         if isinstance(max_concurrent, bool) or not isinstance(max_concurrent, int) or max_concurrent < 1:
             raise ValueError(f"max_concurrent is a whole number from 1 up, got {max_concurrent!r}")
-        self._sink: Sink = guarded(events)
+        self._sink: Sink = guard(events)
         self._dice = dice
         self._max_concurrent = max_concurrent
         self._places: asyncio.Semaphore | None = None

@@ -23,7 +23,7 @@ from tinkex.observability.events import (
     RecoveryFailed,
     RecoveryStarted,
     RunRecovered,
-    RunTroubled,
+    RunUnhealthy,
 )
 from tinkex.recovery.batches import Batches, NoMore
 from tinkex.recovery.diagnosis import is_interruption, outcome_of, says_run_is_gone
@@ -317,7 +317,7 @@ class ResilientTraining(Generic[B]):
         """Back to the last checkpoint in a new run; a place where it keeps failing is given up."""
         lost = self.training
         condition: Condition = "unreachable" if isinstance(error, APIConnectionError) else "lost"
-        self._sink.emit(RunTroubled(lost.model_id, condition, f"{type(error).__name__}: {error}"))
+        self._sink.emit(RunUnhealthy(lost.model_id, condition, f"{type(error).__name__}: {error}"))
         if self.position > self._troubled_at:
             self._troubled_at, self._attempt = self.position, 0
         elif self._attempt >= self._policy.max_attempts:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 from tinkex._runtime import background
 from tinkex.errors import ClosedError, RecoveryError, TinkexError
 from tinkex.futures import AwaitableConcurrentFuture
-from tinkex.observability.events import RunCheckFailed, RunTroubled, guarded
+from tinkex.observability.events import RunCheckFailed, RunUnhealthy, guard
 from tinkex.recovery.diagnosis import condition_of, says_gone
 from tinkex.recovery.executor import RecoveryExecutor
 from tinkex.recovery.policy import Condition, Recovered, RecoveryPolicy
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["RecoveryMonitor"]
 
 ASKED_AT_ONCE = 8
-MOST_SETTLED = 64
+MAX_FINISHED = 64
 """Runs whose restart is over and whose outcome late reports are still told."""
 
 
@@ -77,7 +77,7 @@ class RecoveryMonitor:
     ) -> None:
         self._service = service
         self._policy = policy or RecoveryPolicy()
-        self._sink: Sink = guarded(events)
+        self._sink: Sink = guard(events)
         self._executor = executor or RecoveryExecutor(events=self._sink)
         self._watched: dict[str, _Watched] = {}
         self._settled: dict[str, _Watched] = {}
@@ -233,7 +233,7 @@ class RecoveryMonitor:
     def _begin(self, run: _Watched, condition: Condition, reason: str) -> asyncio.Task[Recovered | None]:
         """Starts the recovery of a run; asked again while it is under way, gives the same one."""
         if run.recovery is None:
-            self._sink.emit(RunTroubled(run.run_id, condition, reason))
+            self._sink.emit(RunUnhealthy(run.run_id, condition, reason))
             run.recovery = asyncio.ensure_future(self._restart(run, condition))
             run.recovery.add_done_callback(_noted)
         return run.recovery
@@ -259,7 +259,7 @@ class RecoveryMonitor:
         """Ends the watch over a run whose restart is over, and keeps the outcome; whether it was still watched."""
         with self._lock:
             self._settled[run.run_id] = run
-            while len(self._settled) > MOST_SETTLED:
+            while len(self._settled) > MAX_FINISHED:
                 del self._settled[next(iter(self._settled))]
             return self._watched.pop(run.run_id, None) is not None
 

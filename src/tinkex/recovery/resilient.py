@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
-from tinkex.observability.events import guarded
+from tinkex.observability.events import guard
 from tinkex.recovery.batches import Batches, Data
 from tinkex.recovery.loop import ResilientTraining
 from tinkex.recovery.policy import RecoveryPolicy
@@ -114,5 +114,5 @@ def resilient_training(
         policy=policy or POLICY,
         user_metadata=metadata,
         show_progress=progress,
-        sink=guarded(events),
+        sink=guard(events),
     )

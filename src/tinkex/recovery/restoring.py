@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tinkex._runtime import in_own_thread
+from tinkex._runtime import run_in_daemon_thread
 from tinkex._transport.retry import GiveUp
 from tinkex.errors import APIStatusError, RecoveryError, RequestFailedError
 from tinkex.recovery.diagnosis import outcome_of, says_gone
@@ -29,7 +29,7 @@ async def called(function: Callable[..., Any], *arguments: Any) -> Any:
         returned = function(*arguments)
         return asyncio.run(_awaited(returned)) if inspect.isawaitable(returned) else returned
 
-    return await in_own_thread(call)
+    return await run_in_daemon_thread(call)
 
 
 async def checkpoints_of(rest: RestClient, run_id: str, known: Sequence[Checkpoint] = ()) -> list[Checkpoint]:

@@ -9,7 +9,7 @@ __all__ = ["notes"]
 
 WORSE_BY = 0.1
 """A tenth away from the best evaluation is more than noise."""
-LEAST_WORDS = 12
+MIN_WORDS = 12
 """Shorter answers say nothing about repetition."""
 
 
@@ -76,7 +76,7 @@ def _is_loop(text: str) -> bool:
     (True, False)
     """
     words = text.split()
-    if len(words) < LEAST_WORDS:
+    if len(words) < MIN_WORDS:
         return False
     triples = list(zip(words, words[1:], words[2:], strict=False))
     return len(set(triples)) < len(triples) / 2

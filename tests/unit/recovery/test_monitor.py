@@ -11,7 +11,7 @@ import pytest
 from tests.unit.recovery.conftest import Events, Runs
 from tinkex import ServiceClient, errors
 from tinkex.futures import AwaitableConcurrentFuture
-from tinkex.observability.events import RunCheckFailed, RunRecovered, RunTroubled
+from tinkex.observability.events import RunCheckFailed, RunRecovered, RunUnhealthy
 from tinkex.recovery import Recovered, RecoveryExecutor, RecoveryMonitor, RecoveryPolicy
 
 QUICK: dict[str, Any] = {"backoff_s": 0.001, "max_backoff_s": 0.002}
@@ -49,7 +49,7 @@ def test_a_corrupted_run_is_found_restarted_and_watched_on_again_and_again(
         (second,) = recovered.wait()
     assert (second.run_id, second.condition) == (first.training.model_id, "corrupted")
     assert second.checkpoint == f"tinker://{first.training.model_id}/weights/2"
-    assert [event.run_id for event in events.of(RunTroubled)][:2] == ["old", first.training.model_id]
+    assert [event.run_id for event in events.of(RunUnhealthy)][:2] == ["old", first.training.model_id]
 
 
 def test_a_lost_run_restarts_from_a_checkpoint_seen_before(server: Runs, service: ServiceClient) -> None:
@@ -178,7 +178,7 @@ def test_trouble_that_is_reported_many_times_is_one_recovery(
         late = monitor.report("old", errors.APIConnectionError())
         recovered.add(id(late.result(timeout=20)))
     assert len(recovered) == 1
-    assert len(events.of(RunRecovered)) == len(events.of(RunTroubled)) == 1
+    assert len(events.of(RunRecovered)) == len(events.of(RunUnhealthy)) == 1
 
 
 async def test_it_works_from_an_event_loop(server: Runs, service: ServiceClient) -> None:

@@ -18,7 +18,7 @@ import pytest
 import tinkex
 from tests.unit.recovery.conftest import Events, Runs
 from tinkex import Config, ServiceClient, errors, types
-from tinkex.observability.events import CallbackFailed, RecoveryFailed, RunRecovered, RunTroubled
+from tinkex.observability.events import CallbackFailed, RecoveryFailed, RunRecovered, RunUnhealthy
 from tinkex.recovery import Best, RecoveryPolicy, Step
 from tinkex.testing import LocalEngine, Reply, Request, local_engine, reply
 
@@ -443,7 +443,7 @@ def test_every_loss_of_a_run_is_survived_in_order(
     ]  # fmt: skip
     assert [one.checkpoint.rpartition("-")[2] for one in told] == ["the beginning", "00000002", "00000004"]
     assert loop.recoveries == 3 == len(events.of(RunRecovered))
-    assert {event.condition for event in events.of(RunTroubled)} == {"lost"}
+    assert {event.condition for event in events.of(RunUnhealthy)} == {"lost"}
     assert [value.optimizer for value in server.values("load_weights")] == [True, True]
 
 
@@ -620,7 +620,7 @@ def test_a_session_that_the_server_forgot_is_no_end(moment: str, at: int, events
         last = list(by_run.items())[-1]
         assert last[0].startswith("sess-2:"), "the training goes on in a session that the server knows"
         assert last[1] == [*range(at // 2 * 2, 5)]
-    assert [event.condition for event in events.of(RunTroubled)] == ["lost"]
+    assert [event.condition for event in events.of(RunUnhealthy)] == ["lost"]
     assert loop.recoveries == 1
 
 
