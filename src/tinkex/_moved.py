@@ -47,8 +47,10 @@ MOVED: Mapping[str, str] = {
     "tinkex.terminal.plot": "tinkex.observability.terminal.plot",
     "tinkex.terminal.training": "tinkex.observability.terminal.training",
     "tinkex.traced_loss": "tinkex.losses.traced",
+    "tinkex.tokenizers.description": "tinkex.tokenizers.tokenizer_config",
     "tinkex.tokenizers.everyday": "tinkex.tokenizers.base",
     "tinkex.tracing": "tinkex.observability.tracing",
+    "tinkex.train.notebook": "tinkex.train.run_directory",
     "tinkex.types.settling": "tinkex.types.coercion",
 }
 
@@ -56,9 +58,15 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
     "tinkex.config": {"Setting": "ClientSetting"},
     "tinkex.config.settings": {"Setting": "ClientSetting"},
     "tinkex.observability.events": {"RunTroubled": "RunUnhealthy", "Silent": "NullSink", "guarded": "guard"},
+    "tinkex.recovery": {"Recovered": "RecoveryResult", "Step": "TrainingStep"},
+    "tinkex.recovery.policy": {"Recovered": "RecoveryResult"},
+    "tinkex.recovery.steps": {"Step": "TrainingStep"},
     "tinkex.tokenizers": {"forget_tokenizers": "clear_tokenizer_cache"},
     "tinkex.tokenizers.base": {"EverydayTokenizer": "BaseTokenizer"},
     "tinkex.tokenizers.loading": {"forget_tokenizers": "clear_tokenizer_cache"},
+    "tinkex.train": {"Report": "TrainingReport", "Watcher": "TrainingCallback"},
+    "tinkex.train.loop": {"Watcher": "TrainingCallback"},
+    "tinkex.train.report": {"Report": "TrainingReport"},
 }
 """Per module, public names of 0.1 and their new names; the module's ``__getattr__`` calls :func:`load_renamed`."""
 

@@ -97,7 +97,10 @@ def test_a_name_nobody_has_a_tokenizer_for_says_what_to_do(tmp_path: Path, has_t
 def test_a_server_that_names_no_model_is_said_so(home: Path) -> None:
     server = ScriptedServer()
     server.answers["get_info"] = lambda value, _: reply({"model_data": {}, "model_id": value.model_id})
-    with service_on(server, "four") as service, pytest.raises(SetupError, match="does not report a tokenizer"):
+    with (
+        service_on(server, "four") as service,
+        pytest.raises(SetupError, match="does not report a tokenizer"),
+    ):
         service.create_lora_training_client("toy").get_tokenizer()
 
 
