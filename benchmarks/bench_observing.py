@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tinkex.observability import tracing
-from tinkex.observability.events import Event, RequestFinished, RequestStarted, Silent
+from tinkex.observability.events import Event, NullSink, RequestFinished, RequestStarted
 from tinkex.observability.metrics import MetricsSink
 
 CALLS = 20_000
@@ -55,8 +55,8 @@ def best_us(run: Callable[[], None], rounds: int) -> float:
 
 
 def measured(rounds: int) -> dict[str, float]:
-    silent = best_us(of_a_request(Silent().emit), rounds)
-    sink = MetricsSink(then=Silent())
+    silent = best_us(of_a_request(NullSink().emit), rounds)
+    sink = MetricsSink(then=NullSink())
     costs = {"metrics": best_us(of_a_request(sink.emit), rounds) - silent}
     costs["spans, off"] = best_us(of_an_operation, rounds)
     import opentelemetry.trace  # noqa: F401 - loaded by the program, with no provider set up

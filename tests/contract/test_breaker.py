@@ -18,7 +18,7 @@ from tests.durability.killable import KillableServer
 from tinkex import types
 from tinkex._transport.breaker import FAILURES, RESET_S, breakers
 from tinkex._transport.shared import server_of
-from tinkex.observability.events import CircuitChanged, Event, Silent
+from tinkex.observability.events import CircuitChanged, Event, NullSink
 from tinkex.observability.metrics import MetricsSink
 from tinkex.testing import local_engine
 
@@ -70,10 +70,10 @@ def test_a_server_that_dies_is_left_alone_and_taken_up_again_when_it_is_back(
 ) -> None:
     heard = Heard()
     sink = MetricsSink(then=heard)
-    rest, other = rest_of(killable, sink), rest_of(killable, Silent())
-    stubborn = rest_of(killable, Silent(), circuit_breaker=False)
+    rest, other = rest_of(killable, sink), rest_of(killable, NullSink())
+    stubborn = rest_of(killable, NullSink(), circuit_breaker=False)
     assert ask(rest) == "ok"
-    with tinkex.ServiceClient(base_url=killable.url, api_key=killable.key, events=Silent()) as service:
+    with tinkex.ServiceClient(base_url=killable.url, api_key=killable.key, events=NullSink()) as service:
         training = service.create_lora_training_client(BASE_MODEL, rank=2, seed=1)
         before = training.forward_backward([datum(4)], "cross_entropy").result(timeout=120)
         killable.kill()

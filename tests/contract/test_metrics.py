@@ -14,7 +14,7 @@ from tests.contract.test_training import datum
 from tests.exposition import read_exposition
 from tests.servers import ServedEngine
 from tinkex import types
-from tinkex.observability.events import Silent
+from tinkex.observability.events import NullSink
 from tinkex.observability.metrics import MetricsSink
 
 pytestmark = pytest.mark.backends(*WITH_A_MODEL)
@@ -43,7 +43,7 @@ def work(service: tinkex.ServiceClient) -> None:
 
 @pytest.fixture
 def sink() -> MetricsSink:
-    return MetricsSink(then=Silent())
+    return MetricsSink(then=NullSink())
 
 
 def test_what_a_client_does_is_counted_and_timed(backend: Backend, sink: MetricsSink) -> None:

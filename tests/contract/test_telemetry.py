@@ -15,7 +15,7 @@ from tests.contract.test_metrics import counted, told
 from tests.servers import ServedEngine
 from tinkex import types
 from tinkex.observability import telemetry
-from tinkex.observability.events import HeartbeatLost, Silent
+from tinkex.observability.events import HeartbeatLost, NullSink
 from tinkex.observability.metrics import MetricsSink
 from tinkex.observability.telemetry import Reporter
 
@@ -48,7 +48,7 @@ def reporter_of(service: tinkex.ServiceClient) -> Reporter:
 
 @pytest.fixture
 def sink() -> MetricsSink:
-    return MetricsSink(then=Silent())
+    return MetricsSink(then=NullSink())
 
 
 def test_reports_arrive_at_a_server_and_are_found_there(

@@ -21,7 +21,7 @@ import tinkex
 from tests.durability.killable import MODEL, KillableServer
 from tinkex import types
 from tinkex.observability.events import Event, RunRecovered
-from tinkex.recovery import Recovered, RecoveryMonitor, RecoveryPolicy, ResilientTraining, Step
+from tinkex.recovery import RecoveryMonitor, RecoveryPolicy, RecoveryResult, ResilientTraining, TrainingStep
 
 STEPS = 10
 EVERY = 3
@@ -61,7 +61,7 @@ def loop_on(
     )
 
 
-def apply(step: Step[list[types.Datum]], history: dict[str, list[int]]) -> None:
+def apply(step: TrainingStep[list[types.Datum]], history: dict[str, list[int]]) -> None:
     """One step, waited for; ``history`` is what each run was given."""
     passed = step.training.forward_backward(step.batch, "cross_entropy")
     stepped = step.training.optim_step(types.AdamParams(learning_rate=1e-2))
@@ -200,7 +200,7 @@ def test_a_server_that_lost_its_data_is_told_with_what_can_be_done(server: Killa
 
 
 def test_a_monitor_finds_a_corrupted_run_and_restarts_it_with_its_optimizer(server: KillableServer) -> None:
-    told: queue.Queue[Recovered] = queue.Queue()
+    told: queue.Queue[RecoveryResult] = queue.Queue()
     policy = replace(POLICY, poll_interval_s=0.2, on_recovery=told.put)
     with (
         tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service,

@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
-from tinkex._runtime import before_stop, start_alone
+from tinkex._runtime import before_stop, create_detached_task
 from tinkex._transport.base import Reply, Request
 from tinkex._transport.connection import Broken, Connection, Late, accepted_encodings
 from tinkex.errors import APIConnectionError, APITimeoutError, HttpRequest
@@ -200,7 +200,7 @@ class _Pool:
         return self._size is not None and len(self._open) + len(self._dials) >= self._size
 
     def _dial(self) -> None:
-        dial = start_alone(self._connect())  # a connection outlives the call that needed it first
+        dial = create_detached_task(self._connect())  # a connection outlives the call that needed it first
         self._dials.add(dial)
         dial.add_done_callback(self._dials.discard)
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from tinkex._runtime import in_own_thread
+from tinkex._runtime import run_in_daemon_thread
 from tinkex.errors import UploadError
 
 __all__ = ["PIECE", "BytesSource", "FileSource", "ObjectSource", "Readable", "Source"]
@@ -89,11 +89,11 @@ class FileSource:
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """As many bytes as the file had when the upload was prepared; fewer are an error."""
-        file = self._file = await in_own_thread(self._open)
+        file = self._file = await run_in_daemon_thread(self._open)
         left = self.size
         try:
             while left:
-                piece = await in_own_thread(self._read, file, min(PIECE, left))
+                piece = await run_in_daemon_thread(self._read, file, min(PIECE, left))
                 if not piece:
                     raise UploadError(f"{self._path} became shorter while it was being sent; send it again")
                 left -= len(piece)
@@ -158,7 +158,7 @@ class ObjectSource:
         left = self.size
         first, self._begun = True, True
         while left is None or left:
-            piece = await in_own_thread(self._read, PIECE if left is None else min(PIECE, left), first)
+            piece = await run_in_daemon_thread(self._read, PIECE if left is None else min(PIECE, left), first)
             first = False
             if not piece:
                 if left:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tinkex.observability.terminal import TrainingLine
-from tinkex.train import Watcher
+from tinkex.train import TrainingCallback
 
 if TYPE_CHECKING:
     from tinkex.cli.invocation import Invocation
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Display"]
 
 
-class Display(Watcher):
+class Display(TrainingCallback):
     """Shows a run on stderr, unless ``--quiet`` or ``--json`` say otherwise."""
 
     def __init__(self, invocation: Invocation) -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from tinkex import types
-from tinkex._runtime import arrival, background
+from tinkex._runtime import await_future, background
 from tinkex._transport.multipart import FileForm, FileForms, Form
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class AssetMethods:
     ) -> types.Asset:
         """As :meth:`upload_asset`."""
         form = _form([file], ttl_seconds)
-        return await arrival(
-            background().submit(self._calls.upload_asset(form, timeout)), cancel_with_me=True
+        return await await_future(
+            background().submit(self._calls.upload_asset(form, timeout)), propagate_cancel=True
         )
 
     def upload_assets(
@@ -63,8 +63,8 @@ class AssetMethods:
     ) -> list[types.Asset]:
         """As :meth:`upload_assets`."""
         form = _form(files, ttl_seconds)
-        return await arrival(
-            background().submit(self._calls.upload_assets(form, timeout)), cancel_with_me=True
+        return await await_future(
+            background().submit(self._calls.upload_assets(form, timeout)), propagate_cancel=True
         )
 
     def get_asset(self, asset_id: str) -> Future[types.Asset]:
@@ -73,7 +73,7 @@ class AssetMethods:
 
     async def get_asset_async(self, asset_id: str) -> types.Asset:
         """As :meth:`get_asset`."""
-        return await arrival(background().submit(self._calls.asset(asset_id)), cancel_with_me=True)
+        return await await_future(background().submit(self._calls.asset(asset_id)), propagate_cancel=True)
 
     def list_assets(self, limit: int = 100, offset: int = 0) -> Future[types.AssetsListResponse]:
         """A page of the images of this key, newest first."""
@@ -81,7 +81,9 @@ class AssetMethods:
 
     async def list_assets_async(self, limit: int = 100, offset: int = 0) -> types.AssetsListResponse:
         """As :meth:`list_assets`."""
-        return await arrival(background().submit(self._calls.assets(limit, offset)), cancel_with_me=True)
+        return await await_future(
+            background().submit(self._calls.assets(limit, offset)), propagate_cancel=True
+        )
 
     def iter_assets(self, page_size: int = 100) -> Iterator[types.Asset]:
         """Every image of this key; pages are fetched as they are needed."""
@@ -104,7 +106,7 @@ class AssetMethods:
 
     async def delete_asset_async(self, asset_id: str) -> None:
         """As :meth:`delete_asset`."""
-        await arrival(background().submit(self._calls.delete_asset(asset_id)), cancel_with_me=True)
+        await await_future(background().submit(self._calls.delete_asset(asset_id)), propagate_cancel=True)
 
 
 def _form(files: Mapping[str, FileForm] | Sequence[FileForm], ttl_seconds: int | None) -> Form:

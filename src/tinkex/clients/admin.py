@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from datetime import date, datetime
 
 from tinkex import types
-from tinkex._runtime import arrival, background
+from tinkex._runtime import await_future, background
 from tinkex.clients._rest_calls import AuditEvents, billing_window
 from tinkex.clients._sessionless import Sessionless
 
@@ -36,7 +36,7 @@ class AdminClient(Sessionless):
         self, event_type: AuditEvents = "all", day: date | None = None
     ) -> types.AuditLogResponse:
         """As :meth:`get_audit_log`."""
-        return await arrival(self.get_audit_log(event_type, day), cancel_with_me=True)
+        return await await_future(self.get_audit_log(event_type, day), propagate_cancel=True)
 
     def get_billing_usage(
         self, starting_on: datetime | str, ending_before: datetime | str
@@ -48,7 +48,7 @@ class AdminClient(Sessionless):
         self, starting_on: datetime | str, ending_before: datetime | str
     ) -> types.BillingUsageResponse:
         """As :meth:`get_billing_usage`."""
-        return await arrival(self.get_billing_usage(starting_on, ending_before), cancel_with_me=True)
+        return await await_future(self.get_billing_usage(starting_on, ending_before), propagate_cancel=True)
 
     def get_current_checkpoint_storage_usage(
         self, project_id: str | None = None
@@ -60,7 +60,9 @@ class AdminClient(Sessionless):
         self, project_id: str | None = None
     ) -> types.CurrentCheckpointStorageUsageResponse:
         """As :meth:`get_current_checkpoint_storage_usage`."""
-        return await arrival(self.get_current_checkpoint_storage_usage(project_id), cancel_with_me=True)
+        return await await_future(
+            self.get_current_checkpoint_storage_usage(project_id), propagate_cancel=True
+        )
 
     def get_telemetry(self) -> None:
         """None: this client reports nothing about itself."""

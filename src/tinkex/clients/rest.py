@@ -9,7 +9,7 @@ from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinkex import types
-from tinkex._runtime import arrival, background
+from tinkex._runtime import await_future, background
 from tinkex.clients._assets import AssetMethods
 from tinkex.clients._rest_calls import AccessScope, AuditEvents, parsed_path, weights_info
 from tinkex.clients._sessionless import Sessionless
@@ -475,7 +475,7 @@ class RestClient(AssetMethods, Sessionless):
 
 
 async def _value(call: Coroutine[Any, Any, T]) -> T:
-    return await arrival(background().submit(call), cancel_with_me=True)
+    return await await_future(background().submit(call), propagate_cancel=True)
 
 
 def _check_external(tinker_path: str) -> None:

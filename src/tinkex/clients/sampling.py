@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tinkex import types
-from tinkex._runtime import arrival, background
+from tinkex._runtime import await_future, background
 from tinkex._transport.budget import Slots
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._checks import check_prompt_options, check_sample
@@ -30,7 +30,7 @@ from tinkex.clients._streaming import AsyncSampleStream, Road, SampleStream, Str
 from tinkex.clients.retry_config import RetryConfig
 from tinkex.errors import APIResponseValidationError
 from tinkex.futures import AwaitableConcurrentFuture
-from tinkex.observability.tracing import operating
+from tinkex.observability.tracing import trace_operation
 
 if TYPE_CHECKING:
     from tinkex.clients.session import OpenSession, Session
@@ -166,7 +166,7 @@ class SamplingClient(QueueWatching):
             prompt_alt_tokens_k,
             prompt_logprobs_last_n,
         )
-        return await arrival(future, cancel_with_me=True)
+        return await await_future(future, propagate_cancel=True)
 
     def sample_stream(
         self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
@@ -213,7 +213,9 @@ class SamplingClient(QueueWatching):
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> list[float | None]:
         """As :meth:`compute_logprobs`, for callers with an event loop."""
-        return await arrival(self.compute_logprobs(prompt, prompt_logprobs_last_n), cancel_with_me=True)
+        return await await_future(
+            self.compute_logprobs(prompt, prompt_logprobs_last_n), propagate_cancel=True
+        )
 
     def get_base_model(self) -> str:
         """The name of the base model behind these weights."""
@@ -223,7 +225,7 @@ class SamplingClient(QueueWatching):
     async def get_base_model_async(self) -> str:
         """As :meth:`get_base_model`."""
         self._check_usable()
-        return (await arrival(background().submit(self._sampler()), cancel_with_me=True)).base_model
+        return (await await_future(background().submit(self._sampler()), propagate_cancel=True)).base_model
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer of the base model: a ``transformers`` one where that is installed, else our own."""
@@ -421,7 +423,7 @@ class SamplingClient(QueueWatching):
     async def _sampler(self) -> types.GetSamplerResponse:
         self._session.check_open()
         caller = self._session.caller
-        with operating("get_base_model", on=caller.config.tracing):
+        with trace_operation("get_base_model", on=caller.config.tracing):
             sampler: types.GetSamplerResponse = await caller.call(
                 endpoint("get_sampler"), path={"sampler_id": self._sampling_session_id}
             )
@@ -455,7 +457,7 @@ async def open_sampling_client(
         raise ValueError(
             f"model_path starts with tinker://, got {model_path!r}; a base model goes into base_model"
         )
-    with operating("create_sampling_client", on=session.caller.config.tracing) as operation:
+    with trace_operation("create_sampling_client", on=session.caller.config.tracing) as operation:
         opened = await session.opened()
         created: types.CreateSamplingSessionResponse = await session.caller.call(
             endpoint("create_sampling_session"),
@@ -468,7 +470,7 @@ async def open_sampling_client(
         )
         if operation is not None:
             facts = {"session.id": opened.session_id, "gen_ai.request.model": base_model}
-            operation.note({**facts, "tinkex.sampling_session_id": created.sampling_session_id})
+            operation.set_attributes({**facts, "tinkex.sampling_session_id": created.sampling_session_id})
     return SamplingClient(
         session,
         opened,

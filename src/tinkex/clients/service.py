@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tinkex import types
-from tinkex._runtime import arrival, background
+from tinkex._runtime import await_future, background
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._connection import connect
 from tinkex.clients._rest_calls import RestCalls
@@ -19,7 +19,7 @@ from tinkex.clients.session import FinishStatus, Session
 from tinkex.clients.training import TrainingClient
 from tinkex.errors import ClosedError, TinkexError
 from tinkex.futures import AwaitableConcurrentFuture
-from tinkex.observability.tracing import operating
+from tinkex.observability.tracing import trace_operation
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Transport
@@ -104,7 +104,7 @@ class ServiceClient:
         """As :meth:`create_lora_training_client`."""
         lora = _lora(rank, seed, train_mlp, train_attn, train_unembed)
         creating = self._create(base_model, lora, user_metadata, _optimizer(optimizer))
-        return await arrival(background().submit(creating), cancel_with_me=True)
+        return await await_future(background().submit(creating), propagate_cancel=True)
 
     def create_training_client_from_state(
         self,
@@ -138,7 +138,7 @@ class ServiceClient:
         restoring = self._restore(
             path, base_model, user_metadata, weights_access_token, _optimizer(optimizer), with_optimizer=False
         )
-        return await arrival(background().submit(restoring), cancel_with_me=True)
+        return await await_future(background().submit(restoring), propagate_cancel=True)
 
     def create_training_client_from_state_with_optimizer(
         self,
@@ -165,7 +165,7 @@ class ServiceClient:
         restoring = self._restore(
             path, base_model, user_metadata, weights_access_token, _optimizer(None), with_optimizer=True
         )
-        return await arrival(background().submit(restoring), cancel_with_me=True)
+        return await await_future(background().submit(restoring), propagate_cancel=True)
 
     # ---- sampling and the rest ----
 
@@ -202,7 +202,7 @@ class ServiceClient:
             retry_config=retry_config,
             record_stability_info=record_stability_info,
         )
-        return await arrival(background().submit(opening), cancel_with_me=True)
+        return await await_future(background().submit(opening), propagate_cancel=True)
 
     def create_rest_client(self) -> RestClient:
         """A REST client on the same server and connections."""
@@ -215,7 +215,7 @@ class ServiceClient:
 
     async def get_server_capabilities_async(self) -> types.GetServerCapabilitiesResponse:
         """As :meth:`get_server_capabilities`."""
-        return await arrival(background().submit(self._capabilities()), cancel_with_me=True)
+        return await await_future(background().submit(self._capabilities()), propagate_cancel=True)
 
     def copy_weights(
         self, path: str, *, ttl_seconds: int | None = None, weights_access_token: str | None = None
@@ -277,7 +277,7 @@ class ServiceClient:
 
     async def renew_session_async(self) -> bool:
         """As :meth:`renew_session`."""
-        return await arrival(background().submit(self._session.renew_if_lost()), cancel_with_me=True)
+        return await await_future(background().submit(self._session.renew_if_lost()), propagate_cancel=True)
 
     # ---- the end ----
 
@@ -324,7 +324,7 @@ class ServiceClient:
         user_metadata: Mapping[str, str] | None,
         optimizer: dict[str, Any],
     ) -> TrainingClient:
-        with operating("create_lora_training_client", on=self._caller.config.tracing) as operation:
+        with trace_operation("create_lora_training_client", on=self._caller.config.tracing) as operation:
             opened = await self._session.opened()
             row = endpoint("create_model")
             model_seq_id = self._session.next_model_seq_id()
@@ -342,7 +342,9 @@ class ServiceClient:
             created: types.CreateModelResponse = await opened.results.fetch(row, accepted)
             if operation is not None:
                 facts = {"session.id": opened.session_id, "gen_ai.request.model": base_model}
-                operation.note({**facts, "tinkex.model_id": created.model_id, "tinkex.lora_rank": lora.rank})
+                operation.set_attributes(
+                    {**facts, "tinkex.model_id": created.model_id, "tinkex.lora_rank": lora.rank}
+                )
         return TrainingClient(self._session, opened, model_seq_id, created.model_id)
 
     async def _restore(
@@ -357,7 +359,7 @@ class ServiceClient:
     ) -> TrainingClient:
         self._session.check_open()
         name = f"create_training_client_from_state{'_with_optimizer' if with_optimizer else ''}"
-        with operating(name, on=self._caller.config.tracing):
+        with trace_operation(name, on=self._caller.config.tracing):
             return await self._restore_now(
                 path,
                 base_model,
@@ -399,13 +401,13 @@ class ServiceClient:
         return client
 
     async def _custom_loss(self, traced: LossHandle) -> LossHandle:
-        with operating("create_custom_loss", on=self._caller.config.tracing):
+        with trace_operation("create_custom_loss", on=self._caller.config.tracing):
             return await self._session.custom_losses.create(await self._session.opened(), traced)
 
     async def _capabilities(self) -> types.GetServerCapabilitiesResponse:
         self._session.check_open()
         row = endpoint("get_server_capabilities")
-        with operating(row.name, on=self._caller.config.tracing):
+        with trace_operation(row.name, on=self._caller.config.tracing):
             found: types.GetServerCapabilitiesResponse = await self._caller.call(row)
         return found
 

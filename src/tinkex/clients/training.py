@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tinkex import types
-from tinkex._runtime import arrival, background
+from tinkex._runtime import await_future, background
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._checks import check_data, check_loss, check_name, check_ttl
 from tinkex.clients._chunking import split
@@ -19,7 +19,7 @@ from tinkex.clients._spans import spanning
 from tinkex.clients.sampling import SamplingClient, open_sampling_client
 from tinkex.errors import APIResponseValidationError
 from tinkex.losses.custom import SURROGATE
-from tinkex.observability.tracing import operating
+from tinkex.observability.tracing import trace_operation
 from tinkex.types import Datum
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ class TrainingClient(QueueWatching):
             retry_config=retry_config,
             record_stability_info=record_stability_info,
         )
-        return await arrival(background().submit(opening), cancel_with_me=True)
+        return await await_future(background().submit(opening), propagate_cancel=True)
 
     def unload(self) -> APIFuture[types.UnloadModelResponse]:
         """Frees the live weights on the server, after all operations called before; checkpoints stay."""
@@ -368,7 +368,7 @@ class TrainingClient(QueueWatching):
 
     async def get_info_async(self) -> types.GetInfoResponse:
         """As :meth:`get_info`."""
-        return await arrival(background().submit(self._info()), cancel_with_me=True)
+        return await await_future(background().submit(self._info()), propagate_cancel=True)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer of the base model: a ``transformers`` one where that is installed, else our own."""
@@ -483,7 +483,7 @@ class TrainingClient(QueueWatching):
     async def _info(self) -> types.GetInfoResponse:
         self._session.check_open()
         request = types.GetInfoRequest(model_id=self.model_id)
-        with operating("get_info", on=self._session.caller.config.tracing):
+        with trace_operation("get_info", on=self._session.caller.config.tracing):
             info: types.GetInfoResponse = await self._session.caller.call(endpoint("get_info"), request)
         return info
 

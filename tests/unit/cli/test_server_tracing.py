@@ -81,10 +81,10 @@ def test_a_server_without_the_sdk_says_what_to_install_if_traces_are_asked_for()
 
 EXPORTING = """
 from tinkex.cli.server_tracing import set_up_tracing
-from tinkex.observability.tracing import operating
+from tinkex.observability.tracing import trace_operation
 
 with set_up_tracing():
-    with operating("probe"):
+    with trace_operation("probe"):
         pass
     with set_up_tracing():  # somebody has set it up already: it stays
         pass

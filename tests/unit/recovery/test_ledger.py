@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import tinkex
 from tests.unit.recovery.conftest import Runs
 from tinkex import Config, ServiceClient, errors, types
-from tinkex.observability.events import Silent
+from tinkex.observability.events import NullSink
 from tinkex.recovery import RecoveryPolicy
 from tinkex.testing import Reply, Request, reply
 
@@ -143,7 +143,7 @@ def test_every_batch_stands_once_and_in_order(
                 base_model="toy",
                 checkpoint_every=every,
                 policy=policy,
-                events=Silent(),
+                events=NullSink(),
             )
             for step in loop:
                 with step:

@@ -92,7 +92,7 @@ def test_a_token_that_was_added_later_has_its_text_as_bytes(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("listed", "words"),
     [
-        ({"9000": NEW}, r"'<\|new\|>' the id 9000, and tokenizer\.json leaves it 437"),
+        ({"9000": NEW}, r"'<\|new\|>' the id 9000, but with tokenizer\.json it is 437"),
         ({"437": {"special": True}}, "as a token"),
         ({"many": NEW}, "the id 'many'"),
     ],

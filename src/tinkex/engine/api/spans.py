@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from tinkex._wire.endpoints import Endpoint
 from tinkex.engine.running.spans import call_context
-from tinkex.observability.tracing import end_span, extracted, find_tracer, harmless
+from tinkex.observability.tracing import end_span, extract_context, find_tracer, log_errors
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -36,7 +36,7 @@ class CallTracing:
             return await answering
         from opentelemetry.trace import SpanKind, get_current_span, set_span_in_context
 
-        context = extracted(request.headers)
+        context = extract_context(request.headers)
         # The engine in the user's own process goes on with their traces and begins none.
         begins = request.client is not None and row.name not in NEVER_FIRST
         if not begins and not get_current_span(context).get_span_context().is_valid:
@@ -48,7 +48,7 @@ class CallTracing:
             "url.scheme": request.url.scheme,
             "tinkex.call_id": request_id,
         }
-        span = harmless(tracer.start_span)(f"{row.method} {route}", context, SpanKind.SERVER, facts)
+        span = log_errors(tracer.start_span)(f"{row.method} {route}", context, SpanKind.SERVER, facts)
         if span is None:
             return await answering
         return await _inside(span, set_span_in_context(span, context), answering)
@@ -62,7 +62,7 @@ async def _inside(span: Span, context: Context, answering: Awaitable[T]) -> T:
     try:
         response = await answering
     except BaseException as error:
-        harmless(end_span)(span, error)
+        log_errors(end_span)(span, error)
         raise
     finally:
         detach(theirs)
@@ -71,5 +71,5 @@ async def _inside(span: Span, context: Context, answering: Awaitable[T]) -> T:
     if response.status_code >= 500:
         span.set_attribute("error.type", str(response.status_code))
         span.set_status(Status(StatusCode.ERROR, f"status {response.status_code}"))
-    harmless(end_span)(span)
+    log_errors(end_span)(span)
     return response

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinkex.engine.model.architecture import eos_token_ids
 from tinkex.errors import InvalidInput, SetupError
-from tinkex.tokenizers.added_tokens import add_stated_tokens, named_tokens, read_settings
+from tinkex.tokenizers.added_tokens import add_configured_tokens, named_tokens, read_json_object
 from tinkex.tokenizers.chat_template import chat_template_of, render_chat
 
 if TYPE_CHECKING:
@@ -50,9 +50,11 @@ class EngineTokenizer:
             raise SetupError(
                 f"{path} cannot be read as a tokenizer ({error}); download the model again"
             ) from error
-        add_stated_tokens(self._tokenizer, directory)
+        add_configured_tokens(self._tokenizer, directory)
         self.special_tokens = named_tokens(directory)
-        self.chat_template = chat_template_of(directory, read_settings(directory / "tokenizer_config.json"))
+        self.chat_template = chat_template_of(
+            directory, read_json_object(directory / "tokenizer_config.json")
+        )
         self.eos_token_ids = self._eos_token_ids()
 
     @property
@@ -119,8 +121,8 @@ class EngineTokenizer:
 
     def _eos_token_ids(self) -> tuple[int, ...]:
         """Every token that ends a text: those of the generation config, and the tokenizer's own."""
-        generation = eos_token_ids(read_settings(self.directory / "generation_config.json"))
-        stated = generation or eos_token_ids(read_settings(self.directory / "config.json"))
+        generation = eos_token_ids(read_json_object(self.directory / "generation_config.json"))
+        stated = generation or eos_token_ids(read_json_object(self.directory / "config.json"))
         own = self.token_id(self.special_tokens["eos_token"]) if "eos_token" in self.special_tokens else None
         return tuple(dict.fromkeys([*stated, *([] if own is None else [own])]))
 
