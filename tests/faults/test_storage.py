@@ -241,7 +241,7 @@ def test_a_damaged_database_is_refused_and_left_as_it_is(tiny_model: Path, tmp_p
         server.start()
         assert server.process.wait(180) == 1
         said = server.log.splitlines()[-1]
-        assert "cannot be opened" in said or "is damaged" in said
+        assert "cannot be opened" in said or "is corrupt" in said
         assert "backup" in said
         assert database.read_bytes() == damaged
         database.write_bytes(sound)

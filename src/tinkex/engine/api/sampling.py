@@ -41,7 +41,9 @@ async def get_sampler(call: Call) -> Reply:
 async def join_sampling_session(call: Call) -> Reply:
     """The number of one more process that samples with this sampler; it numbers its samples in a range of its own."""
     sampler = find_sampler(call.engine.store, call.owner, call.request.sampling_session_id)
-    return JoinSamplingSessionResponse(client_counter=call.engine.store.samplers.join(sampler.sampler_id))
+    return JoinSamplingSessionResponse(
+        client_counter=call.engine.store.samplers.add_client(sampler.sampler_id)
+    )
 
 
 HANDLERS: Mapping[str, Handler] = {

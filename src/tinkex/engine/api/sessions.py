@@ -104,7 +104,7 @@ async def session_heartbeat(call: Call) -> Reply:
     session = find_session(call.engine.store, call.owner, call.request.session_id)
     if session.finished_at is not None:
         raise Expired(f"session {session.session_id} is finished.")
-    call.engine.store.sessions.seen(session.session_id, time.time())
+    call.engine.store.sessions.record_heartbeat(session.session_id, time.time())
     return SessionHeartbeatResponse()
 
 
@@ -122,7 +122,7 @@ async def assign_session_project(call: Call) -> Reply:
     session = find_session(call.engine.store, call.owner, call.parameters["session_id"])
     if not call.request.project_id:
         raise InvalidInput("project_id is empty; name the project that the session moves into.")
-    call.engine.store.sessions.assign(session.session_id, call.request.project_id)
+    call.engine.store.sessions.set_project(session.session_id, call.request.project_id)
     return None
 
 

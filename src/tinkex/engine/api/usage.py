@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 
 from tinkex.engine.api.call import Call, Handler, Reply
-from tinkex.engine.store import HOUR_S, Account, CheckpointRow, SessionRow, Store, UsageKind
+from tinkex.engine.store import HOUR_S, CheckpointRow, SessionRow, Store, UsageKey, UsageKind
 from tinkex.errors import InvalidInput
 from tinkex.types import (
     BillingEventInfo,
@@ -62,9 +62,9 @@ async def billing_usage(call: Call) -> Reply:
         raise InvalidInput("starting_on is not before ending_before; ask for at least one hour.")
     store = call.engine.store
     used = store.usage.between(call.owner, start.timestamp(), stop.timestamp())
-    sessions = {account.session_id: store.sessions.get(account.session_id) for account, _ in used}
+    sessions = {key.session_id: store.sessions.get(key.session_id) for key, _ in used}
     return BillingUsageResponse(
-        data=[_event(account, amount, sessions[account.session_id]) for account, amount in used],
+        data=[_event(key, amount, sessions[key.session_id]) for key, amount in used],
         sessions={
             name: BillingUsageSession(
                 user_metadata={key: str(value) for key, value in (row.user_metadata or {}).items()} or None
@@ -76,20 +76,20 @@ async def billing_usage(call: Call) -> Reply:
     )
 
 
-def _event(account: Account, amount: int, session: SessionRow | None) -> BillingUsageEvent:
-    start = datetime.fromtimestamp(account.hour, UTC)
+def _event(key: UsageKey, amount: int, session: SessionRow | None) -> BillingUsageEvent:
+    start = datetime.fromtimestamp(key.hour, UTC)
     return BillingUsageEvent(
         bucket_start=start,
         bucket_end=start + timedelta(seconds=HOUR_S),
-        base_model=account.base_model,
-        user_id=account.owner,
-        user_name=account.owner,
-        session_id=account.session_id or None,
+        base_model=key.base_model,
+        user_id=key.owner,
+        user_name=key.owner,
+        session_id=key.session_id or None,
         project_id=session.project_id if session is not None else None,
         estimated_cost_usd=0.0,
-        effective_rate_usd_per_million_tokens=None if account.kind in WITHOUT_TOKENS else 0.0,
-        effective_rate_usd_per_gigabyte_month=0.0 if account.kind is UsageKind.STORAGE else None,
-        event_info=_info(account.kind, amount),
+        effective_rate_usd_per_million_tokens=None if key.kind in WITHOUT_TOKENS else 0.0,
+        effective_rate_usd_per_gigabyte_month=0.0 if key.kind is UsageKind.STORAGE else None,
+        event_info=_info(key.kind, amount),
     )
 
 

@@ -203,7 +203,7 @@ class Admission:
         )
         with self._store.database.transaction():
             self._accepted.record(operation, seq_id, body)
-            self._store.runs.used(row.run_id, time.time())
+            self._store.runs.mark_used(row.run_id, time.time())
             self._accepted.touch(row.session_id)
         self._table.add(operation, time.monotonic())
         return UntypedAPIFuture(request_id=operation.request_id, model_id=row.run_id)

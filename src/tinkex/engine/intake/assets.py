@@ -65,7 +65,7 @@ class AssetUpload:
             self._check_open()
             if len(self._files) >= MAX_FILES:
                 raise TooLarge(f"an upload holds at most {MAX_FILES} files; send the others in another one.")
-            temporary = self._store.directories.new_asset()
+            temporary = self._store.directories.new_asset_path()
             try:
                 file = temporary.open("xb", buffering=0)
             except OSError as error:
@@ -136,7 +136,7 @@ class AssetUpload:
                             format=format_of(arriving.start) or "",
                             size_bytes=arriving.size,
                             sha256=digest,
-                            file=self._store.directories.keep_asset(arriving.temporary),
+                            file=self._store.directories.commit_asset(arriving.temporary),
                             created_at=now,
                             expires_at=now + (ttl_seconds or self._config.asset_retention_s),
                         )

@@ -281,7 +281,7 @@ def test_images_survive_a_restart_and_half_of_one_does_not(tiny_model: Path, tmp
     engine = Engine(config)
     engine.start()
     upload(Client(build_app(engine), engine.api_key), [PNG])
-    half = engine.store.directories.new_asset()
+    half = engine.store.directories.new_asset_path()
     half.write_bytes(b"half")
     (engine.store.root / ASSETS / "unknown").write_bytes(b"no row mentions it")
     engine.close()
