@@ -1,4 +1,4 @@
-"""How much the caller uses and keeps: tokens and checkpoints by the hour, what is stored by project."""
+"""Usage of the user: tokens and checkpoints per hour, storage per project."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ WITHOUT_TOKENS = frozenset({UsageKind.CHECKPOINT, UsageKind.STORAGE})
 
 
 async def checkpoint_storage_usage(call: Call) -> Reply:
-    """Number and size of the caller's live checkpoints per project; nobody is billed, so there is no rate."""
+    """Returns number and size of the user's live checkpoints per project; there is no billing, so there is no rate."""
     store = call.engine.store
-    wanted = call.query.get("project_id")
+    only_project = call.query.get("project_id")
     projects: dict[str, str | None] = {}
-    kept: dict[str | None, tuple[int, int]] = {}
+    totals: dict[str | None, tuple[int, int]] = {}
     for checkpoint in _checkpoints(store, call.owner):
         run_id = checkpoint.run_id
         if run_id not in projects:
             projects[run_id] = _project(store, run_id)
-        count, size = kept.get(projects[run_id], (0, 0))
-        kept[projects[run_id]] = (count + 1, size + checkpoint.size_bytes)
+        count, size = totals.get(projects[run_id], (0, 0))
+        totals[projects[run_id]] = (count + 1, size + checkpoint.size_bytes)
     return CurrentCheckpointStorageUsageResponse(
         data=[
             CurrentCheckpointStorageUsageItem(
@@ -49,17 +49,17 @@ async def checkpoint_storage_usage(call: Call) -> Reply:
                 size_bytes=size,
                 size_gigabytes=size / _GIGABYTE,
             )
-            for project, (count, size) in sorted(kept.items(), key=lambda item: item[0] or "")
-            if wanted is None or project == wanted
+            for project, (count, size) in sorted(totals.items(), key=lambda item: item[0] or "")
+            if only_project is None or project == only_project
         ]
     )
 
 
 async def billing_usage(call: Call) -> Reply:
-    """What the caller used in a window of whole hours; nobody is billed, so every price is zero."""
+    """Returns the user's usage in a range of whole hours; there is no billing, so every price is zero."""
     start, stop = _hour(call.query, "starting_on"), _hour(call.query, "ending_before")
     if start >= stop:
-        raise InvalidInput("starting_on is not before ending_before; ask for at least one hour.")
+        raise InvalidInput("starting_on must be before ending_before, by at least one hour.")
     store = call.engine.store
     used = store.usage.between(call.owner, start.timestamp(), stop.timestamp())
     sessions = {key.session_id: store.sessions.get(key.session_id) for key, _ in used}
@@ -112,11 +112,11 @@ def _hour(query: Mapping[str, str], name: str) -> datetime:
         moment = datetime.fromisoformat(query[name])
     except (KeyError, ValueError):
         raise InvalidInput(
-            f"{name} is {query.get(name)!r}; give a moment such as 2026-07-13T00:00:00Z."
+            f"{name} is {query.get(name)!r}; use an ISO 8601 time such as 2026-07-13T00:00:00Z."
         ) from None
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     if moment.timestamp() % HOUR_S:
-        raise InvalidInput(f"{name} is {query[name]}; usage is counted in whole hours of UTC.")
+        raise InvalidInput(f"{name} is {query[name]}; it must be a full hour in UTC.")
     return moment
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tinkex.engine.inbox import Call, Inbox
+from tinkex.engine.inbox import Inbox, LoopCall
 from tinkex.engine.lanes.interface import WorkerLost
 from tinkex.engine.lanes.lane import Lane, Report
 
@@ -106,7 +106,7 @@ def test_an_inbox_gives_everything_that_has_arrived(inbox: Inbox) -> None:
     inbox.wake()
     inbox.wake()
     (call,) = inbox.take(PATIENCE_S)
-    assert isinstance(call, Call)
+    assert isinstance(call, LoopCall)
     call.run()
     assert future.result(0) == 42
     assert inbox.take(0) == []
@@ -133,6 +133,6 @@ def test_a_call_that_was_cancelled_does_not_run(inbox: Inbox) -> None:
     future = inbox.call(lambda: ran.append(1))
     future.cancel()
     (call,) = inbox.take(0)
-    assert isinstance(call, Call)
+    assert isinstance(call, LoopCall)
     call.run()
     assert ran == []
