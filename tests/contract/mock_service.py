@@ -1,4 +1,4 @@
-"""A service without a model behind the mock transport: it keeps the protocol's books and invents the numbers."""
+"""A service without a model for the mock transport: it implements the protocol and makes up the numbers."""
 
 from __future__ import annotations
 

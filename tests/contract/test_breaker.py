@@ -25,7 +25,7 @@ from tinkex.testing import local_engine
 OPEN = 'tinkex_circuit_open{purpose="rest"}'
 
 
-class Heard:
+class RecordingSink:
     def __init__(self) -> None:
         self.changes: list[tuple[str, str]] = []
 
@@ -46,7 +46,7 @@ def rest_of(server: KillableServer, sink: Any, **settings: Any) -> tinkex.RestCl
 
 
 def ask(rest: tinkex.RestClient) -> str:
-    """Asks for the health once; what came of it."""
+    """Requests the health once; returns the outcome."""
     try:
         return rest.get_health().result(timeout=60).status
     except tinkex.CircuitOpenError:
@@ -68,7 +68,7 @@ def find_again(rest: tinkex.RestClient) -> None:
 def test_a_server_that_dies_is_left_alone_and_taken_up_again_when_it_is_back(
     killable: KillableServer,
 ) -> None:
-    heard = Heard()
+    heard = RecordingSink()
     sink = MetricsSink(then=heard)
     rest, other = rest_of(killable, sink), rest_of(killable, Silent())
     stubborn = rest_of(killable, Silent(), circuit_breaker=False)
@@ -105,7 +105,7 @@ def test_a_server_that_dies_is_left_alone_and_taken_up_again_when_it_is_back(
 
 
 def test_of_many_threads_that_wait_for_a_dead_server_one_at_a_time_tries_it(killable: KillableServer) -> None:
-    heard = Heard()
+    heard = RecordingSink()
     sink = MetricsSink(then=heard)
     rest = rest_of(killable, sink)
     killable.kill()
@@ -137,7 +137,7 @@ def test_of_many_threads_that_wait_for_a_dead_server_one_at_a_time_tries_it(kill
 @pytest.mark.backends("embedded")
 def test_the_engine_in_this_process_has_no_breaker_and_needs_none(backend: Backend) -> None:
     known = breakers.states()
-    heard = Heard()
+    heard = RecordingSink()
     config = tinkex.Config(base_url="local", circuit_breaker=True)
     with backend.service(base_url=None, config=config, events=heard) as service:
         rest = service.create_rest_client()
@@ -152,8 +152,8 @@ def test_the_engine_in_this_process_has_no_breaker_and_needs_none(backend: Backe
     assert breakers.states() == known
 
 
-def test_an_engine_in_this_process_that_was_closed_says_so_every_time(tiny_model: Path) -> None:
-    heard = Heard()
+def test_a_closed_embedded_engine_always_raises_the_same_error(tiny_model: Path) -> None:
+    heard = RecordingSink()
     with local_engine(tiny_model) as engine:
         service = engine.service(events=heard)
         service.get_server_capabilities()

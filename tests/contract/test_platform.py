@@ -1,4 +1,4 @@
-"""A framework that knows four calls and nothing else trains on the engine in this process and on a server alike."""
+"""A framework that uses only four calls trains on the embedded engine and on a server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def opened(backend: Backend) -> Iterator[tinkex.ServiceClient]:
 
 
 def train(platform: TrainingPlatform, session: PlatformSession, steps: int) -> list[float]:
-    """The framework's loop: nothing is waited for before everything was called."""
+    """The framework's loop: it submits everything before it waits."""
     passes = []
     for shift in range(steps):
         passes.append(platform.forward_backward(session, batch(shift)))

@@ -1,4 +1,4 @@
-"""Whoever watches a queue hears of real queues: of operations in line, and of samples without a place."""
+"""Queue observers are notified of real queues: of queued operations, and of samples that wait for a slot."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def limited(request: pytest.FixtureRequest) -> Backend:
     return request.getfixturevalue("server")[0]  # type: ignore[no-any-return]
 
 
-class Heard:
-    """Keeps what it hears, as a sink of events, as a function and as an observer."""
+class Recorder:
+    """Records notifications, as an event sink, as a function and as an observer."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -63,7 +63,7 @@ class Heard:
 
 
 def until(condition: Callable[[], Any], act: Callable[[], Any] = lambda: time.sleep(0.01)) -> None:
-    """Does something again and again until a condition holds."""
+    """Repeats an action until a condition holds."""
     deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
@@ -75,8 +75,8 @@ def large(start: int) -> types.Datum:
     return types.Datum(types.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})
 
 
-def test_a_run_hears_about_its_operations_in_line_and_another_one_does_not(limited: Backend) -> None:
-    heard, other = Heard(), Heard()
+def test_a_run_is_notified_of_its_queued_operations_and_another_one_is_not(limited: Backend) -> None:
+    heard, other = Recorder(), Recorder()
     sink = MetricsSink(then=heard)
     with limited.service(events=sink) as service:
         training = service.create_lora_training_client(BASE_MODEL, rank=4, seed=1)
@@ -114,10 +114,10 @@ def waiting_sampler(service: tinkex.ServiceClient) -> tinkex.SamplingClient:
     return sampler
 
 
-def test_a_sampler_hears_that_its_samples_wait_for_a_place(
+def test_a_sampler_is_notified_that_its_samples_wait_for_a_slot(
     limited: Backend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard = Heard()
+    heard = Recorder()
     sink = MetricsSink(then=LogSink())
     with (
         caplog.at_level(logging.WARNING, "tinkex"),
@@ -152,8 +152,8 @@ def test_a_sampler_hears_that_its_samples_wait_for_a_place(
 @pytest.mark.parametrize(
     "kind", ["a function", "an object", "a subclass", "one that wants to end the program"]
 )
-def test_an_observer_that_raises_ends_nothing(limited: Backend, kind: str) -> None:
-    heard = Heard()
+def test_an_observer_that_raises_does_not_affect_the_operation(limited: Backend, kind: str) -> None:
+    heard = Recorder()
 
     class Mistaken:
         def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
@@ -184,7 +184,7 @@ def test_a_server_whose_worker_was_killed_says_so_and_the_operation_completes(
     server: tuple[Backend, KillableServer],
 ) -> None:
     backend, process = server
-    heard = Heard()
+    heard = Recorder()
     with backend.service() as service:
         training = service.create_lora_training_client(BASE_MODEL, rank=4, seed=1)
         training.queue_state_observer = heard

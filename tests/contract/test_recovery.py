@@ -1,4 +1,4 @@
-"""Runs go on from their checkpoints, whatever stands behind the client."""
+"""Runs resume from their checkpoints on every backend."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def training(service: tinkex.ServiceClient) -> tinkex.TrainingClient:
 
 
 @pytest.mark.parametrize(("choice", "name"), [("latest", "two"), (Best("loss"), "one")])
-def test_a_run_restarts_where_its_checkpoint_stands(
+def test_a_run_restarts_from_its_checkpoint(
     service: tinkex.ServiceClient, training: tinkex.TrainingClient, choice: Any, name: str
 ) -> None:
     expected = {}
@@ -88,7 +88,7 @@ def test_a_monitor_restarts_a_run_that_an_operation_found_gone(
         assert monitor.watched == (recovered.training.model_id,)
 
 
-class Heard:
+class RecordingSink:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
@@ -100,7 +100,7 @@ class Heard:
 
 
 @pytest.mark.backends(*WITH_A_MODEL)
-def test_checkpoints_that_are_gone_give_way_and_without_any_the_failure_is_told(
+def test_missing_checkpoints_are_skipped_and_without_any_recovery_fails(
     service: tinkex.ServiceClient, training: tinkex.TrainingClient
 ) -> None:
     rest = service.create_rest_client()
@@ -126,17 +126,17 @@ def test_checkpoints_that_are_gone_give_way_and_without_any_the_failure_is_told(
     with pytest.raises(tinkex.RecoveryError, match="save some on the way"):
         executor.recover(training.model_id, service, policy).result(timeout=60)
     assert [run_id for run_id, _ in told] == [training.model_id] * 2
-    step(recovered.training)  # the run that was made of it goes on without it
+    step(recovered.training)  # the run created from it continues without it
 
 
 @pytest.mark.backends(*WITH_A_MODEL)
-def test_functions_of_the_programs_that_raise_change_nothing_of_a_restart(
+def test_callbacks_that_raise_do_not_affect_a_restart(
     service: tinkex.ServiceClient, training: tinkex.TrainingClient
 ) -> None:
     def mistaken(*news: Any) -> None:
         raise LookupError("a mistake of the program's")
 
-    class Mistaken(Heard):
+    class Mistaken(RecordingSink):
         def emit(self, event: Event) -> None:
             super().emit(event)
             raise RuntimeError("a mistake of the sink's")

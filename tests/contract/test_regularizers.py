@@ -1,4 +1,4 @@
-"""Regularizers in a real pass: what they say they add is what the server applies."""
+"""Regularizers in a real pass: the server applies exactly what they report."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def datum(shift: int = 0, **inputs: Any) -> types.Datum:
 
 
 def plain(one: types.Datum) -> types.Datum:
-    """Without what only a regularizer reads."""
+    """Without the inputs that only a regularizer reads."""
     return types.Datum(one.model_input, {"target_tokens": one.loss_fn_inputs["target_tokens"]})
 
 

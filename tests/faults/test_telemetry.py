@@ -1,4 +1,4 @@
-"""Servers that take reports badly: nothing is waited for, nothing is raised, and what was lost is counted."""
+"""Telemetry and failing servers: nothing blocks, nothing is raised, and lost reports are counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.faults.faulty import (
+from tests.faults.faulty_server import (
     Fault,
     FaultyServer,
     babbles,
@@ -47,8 +47,8 @@ PASSING: dict[str, Fault] = {
 }
 
 
-class Taking(ScriptedServer):
-    """A scripted server that takes reports."""
+class AcceptingServer(ScriptedServer):
+    """A scripted server that accepts reports."""
 
     def on_telemetry(self, value: object, request: object) -> Reply:
         return reply({"status": "accepted"})
@@ -61,7 +61,7 @@ def service_of(server: FaultyServer) -> ServiceClient:
 
 
 def report(service: ServiceClient) -> bool:
-    """Reports an exception, which is raised as ever; whether all of it arrived."""
+    """Reports an exception, which is still raised; returns whether everything arrived."""
     with pytest.raises(ZeroDivisionError), capture(service, fatal=True):
         raise ZeroDivisionError
     reporter = service.get_telemetry()
@@ -70,19 +70,19 @@ def report(service: ServiceClient) -> bool:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_reports_that_a_server_will_never_take_are_counted_and_the_next_ones_arrive(
+def test_permanently_rejected_reports_are_counted_and_later_ones_arrive(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
         caplog.at_level(logging.WARNING, "tinkex"),
-        running(FaultyServer("telemetry", FAULTS[name], times=1, scripted=Taking())) as server,
+        running(FaultyServer("telemetry", FAULTS[name], times=1, scripted=AcceptingServer())) as server,
     ):
         service = service_of(server)
         assert not report(service)
         reporter = service.get_telemetry()
         assert reporter is not None
         assert reporter.num_dropped == 2, "the beginning of the session and the exception"
-        assert len(server.bodies("telemetry")) == 1, "it is not asked again"
+        assert len(server.bodies("telemetry")) == 1, "it is not retried"
         assert report(service)
         assert reporter.num_dropped == 2
         service.close("success").result(60)
@@ -90,8 +90,8 @@ def test_reports_that_a_server_will_never_take_are_counted_and_the_next_ones_arr
 
 
 @pytest.mark.parametrize("name", PASSING)
-def test_reports_that_a_server_takes_at_the_second_try_are_not_lost(name: str) -> None:
-    with running(FaultyServer("telemetry", PASSING[name], times=1, scripted=Taking())) as server:
+def test_reports_that_succeed_on_retry_are_not_lost(name: str) -> None:
+    with running(FaultyServer("telemetry", PASSING[name], times=1, scripted=AcceptingServer())) as server:
         service = service_of(server)
         assert report(service)
         reporter = service.get_telemetry()
@@ -100,7 +100,7 @@ def test_reports_that_a_server_takes_at_the_second_try_are_not_lost(name: str) -
         service.close("success").result(60)
 
 
-def test_a_program_ends_with_its_own_error_whatever_the_server_does_with_reports() -> None:
+def test_a_program_exits_with_its_own_error_when_reports_fail() -> None:
     program = """
 import sys, tinkex
 from tinkex.observability.telemetry import capture
@@ -111,7 +111,7 @@ with capture(service, fatal=True):
 """
     environment = {name: value for name, value in os.environ.items() if name != "TINKER_TELEMETRY"}
     for fault in (refuses(500), drops, babbles):
-        with running(FaultyServer("telemetry", fault, scripted=Taking())) as server:
+        with running(FaultyServer("telemetry", fault, scripted=AcceptingServer())) as server:
             ended = subprocess.run(
                 [sys.executable, "-c", program, server.url],
                 env=environment,

@@ -64,7 +64,7 @@ def _retry_after_s(error: EngineError) -> int:
 
 def failure_response(error: Exception) -> Response:
     """Returns the response for an unexpected exception, which is logged."""
-    logger.error("unexpected error in a request", exc_info=error)
+    logger.error("a request failed unexpectedly", exc_info=error)
     return json_response(
         {"detail": f"internal server error: {type(error).__name__}; see the server's log."}, 500
     )

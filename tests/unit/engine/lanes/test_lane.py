@@ -57,7 +57,7 @@ def test_a_job_runs_on_the_lanes_thread_and_its_result_is_reported(lane: Lane, i
     assert report.result == ("result", "lane-7", "tinkex-lane-7")
 
 
-def test_errors_are_reported_and_the_loss_of_the_worker_is_told_apart(lane: Lane, inbox: Inbox) -> None:
+def test_errors_are_reported_and_a_lost_worker_is_distinguished(lane: Lane, inbox: Inbox) -> None:
     for error in (ZeroDivisionError("no"), WorkerLost("it crashed", own_fault=True)):
         lane.busy = False
         lane.dispatch(Work(error=error))
@@ -100,7 +100,7 @@ def test_closing_finishes_what_is_dispatched(inbox: Inbox) -> None:
     assert report_of(inbox).result[0] == "kept"
 
 
-def test_an_inbox_gives_everything_that_has_arrived(inbox: Inbox) -> None:
+def test_an_inbox_returns_all_queued_items(inbox: Inbox) -> None:
     assert inbox.take(0) == []
     future = inbox.call(lambda: 42)
     inbox.wake()
