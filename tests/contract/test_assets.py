@@ -164,12 +164,12 @@ class Trickling(io.BytesIO):
 def test_a_file_that_changes_while_it_is_sent_raises_or_is_sent_unchanged(backend: Backend) -> None:
     rest = backend.rest()
     content = PNG + secrets.token_bytes(MIB)
-    for changing, said in (
+    for changing, message in (
         (Shrinking, "before the end it had"),
         (Broken, "EOFError: the archive is cut short"),
         (Leaving, "SystemExit"),
     ):
-        with pytest.raises(tinkex.UploadError, match=said):
+        with pytest.raises(tinkex.UploadError, match=message):
             rest.upload_asset(("a.png", changing(content))).result(60)
     for changing in (Growing, Trickling):
         asset = rest.upload_asset(("a.png", changing(content))).result(60)

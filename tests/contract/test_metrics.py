@@ -103,16 +103,16 @@ def test_two_clients_of_one_sink_add_up(backend: Backend, sink: MetricsSink) -> 
 def test_client_and_server_count_the_same_calls(
     backend: Backend, sink: MetricsSink, served_engine: ServedEngine
 ) -> None:
-    before = told(served_engine)
+    before = metrics_of(served_engine)
     with backend.service(events=sink) as service:
         work(service)
-    after = told(served_engine)
+    after = metrics_of(served_engine)
     for endpoint in ("forward_backward", "optim_step", "asample", "create_model"):
         series = f'tinkex_requests_total{{endpoint="{endpoint}",status="200"}}'
         assert after[series] - before.get(series, 0.0) == counted(sink, endpoint)
 
 
-def told(server: ServedEngine) -> Mapping[str, float]:
+def metrics_of(server: ServedEngine) -> Mapping[str, float]:
     """The server's metrics."""
     request = urllib.request.Request(f"{server.url}/metrics", headers={"X-API-Key": server.key})
     with urllib.request.urlopen(request, timeout=60) as response:

@@ -92,7 +92,7 @@ def test_what_goes_wrong_is_typed_and_ends_no_other_session(opened: tinkex.Servi
         platform.forward_backward(session, [far]).result(timeout=60)
     with pytest.raises(tinkex.TinkexError):
         platform.forward_backward(session, batch(), "no_such_loss").result(timeout=60)  # type: ignore[arg-type]
-    assert train(platform, session, 2), "the session goes on"
+    assert train(platform, session, 2), "the session continues"
     platform.training(session).unload().result(timeout=60)
     with pytest.raises(tinkex.APIStatusError):
         platform.optim_step(session, ADAM).result(timeout=60)

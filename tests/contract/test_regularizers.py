@@ -131,7 +131,7 @@ def test_a_term_that_fails_fails_the_pass_alone_and_adds_nothing(
     training.optim_step(types.AdamParams(learning_rate=0.5)).result(timeout=60)
     np.testing.assert_array_equal(probabilities(training, DATA), before)
     passed = training.forward_backward_custom(DATA, nll, regularizers=[SPEC(L2(), 0.5)])
-    assert passed.result(timeout=60).metrics["loss:sum"] > 0, "the run goes on"
+    assert passed.result(timeout=60).metrics["loss:sum"] > 0, "the run continues"
 
 
 @pytest.mark.backends(*WITH_A_MODEL)

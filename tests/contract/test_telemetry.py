@@ -11,7 +11,7 @@ import pytest
 
 import tinkex
 from tests.contract.backends import BASE_MODEL, WITH_A_MODEL, Backend
-from tests.contract.test_metrics import counted, told
+from tests.contract.test_metrics import counted, metrics_of
 from tests.servers import ServedEngine
 from tinkex import types
 from tinkex.observability import telemetry
@@ -24,11 +24,11 @@ PROMPT = types.ModelInput.from_ints([5, 6, 7])
 
 def reports(server: ServedEngine) -> Callable[[str, str], float]:
     """How many reports of a kind and severity the server has counted since now."""
-    before = told(server)
+    before = metrics_of(server)
 
     def grown(event: str, severity: str) -> float:
         series = f'tinkex_client_reports_total{{event="{event}",severity="{severity}"}}'
-        return told(server).get(series, 0.0) - before.get(series, 0.0)
+        return metrics_of(server).get(series, 0.0) - before.get(series, 0.0)
 
     return grown
 
@@ -147,5 +147,5 @@ def test_a_report_is_taken_unread_and_what_is_in_it_is_shown_nowhere(
     request = types.TelemetrySendRequest(events=strange)
     answer = background().run(rest._caller.call(endpoint("telemetry"), request))
     assert answer.status == "accepted"
-    page: Mapping[str, float] = told(served_engine)
+    page: Mapping[str, float] = metrics_of(served_engine)
     assert not [series for series in page if secret in series]

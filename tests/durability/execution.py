@@ -120,7 +120,7 @@ class _Executor:
 
         request_id = await self._client.submit(make)
         if request_id is None and step.kind != "bad":
-            raise UnexpectedResponseError(f"operation {step} of {run_id} was refused")
+            raise UnexpectedResponseError(f"operation {step} of {run_id} was rejected")
         if request_id is not None:
             self._done.accepted[run_id].add(step.number)
 
@@ -201,12 +201,12 @@ class _Executor:
     def _comparable(self, kind: str, answer: Answer | None) -> Comparable:
         """The part of a response that is equal in every execution; ids are not."""
         if answer is None:
-            return ("refused",)
+            return ("rejected",)
         if answer.headers["content-type"] == programs.JSON:
             content = answer.json
             if "error" in content:
                 # A bad request is rejected immediately or when it runs, depending on which models are in memory.
-                return ("refused",) if kind == "bad" else ("failed", content["category"])
+                return ("rejected",) if kind == "bad" else ("failed", content["category"])
             content.pop("sampling_session_id", None)
             return ("json", json.dumps(content, sort_keys=True).replace(self._done.session_id, "session"))
         if kind == "sample":

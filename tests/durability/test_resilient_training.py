@@ -200,8 +200,8 @@ def test_a_server_that_lost_its_data_raises_an_error_that_says_what_to_do(server
 
 
 def test_a_monitor_finds_a_corrupted_run_and_restarts_it_with_its_optimizer(server: KillableServer) -> None:
-    told: queue.Queue[Recovered] = queue.Queue()
-    policy = replace(POLICY, poll_interval_s=0.2, on_recovery=told.put)
+    recoveries: queue.Queue[Recovered] = queue.Queue()
+    policy = replace(POLICY, poll_interval_s=0.2, on_recovery=recoveries.put)
     with (
         tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service,
         RecoveryMonitor(service, policy) as monitor,
@@ -216,7 +216,7 @@ def test_a_monitor_finds_a_corrupted_run_and_restarts_it_with_its_optimizer(serv
         training.optim_step(types.AdamParams(learning_rate=1e-2)).result(timeout=90)
         expected = training.forward(batch(9), "cross_entropy").result(timeout=90)
         destroy(server)
-        recovered = told.get(timeout=90)
+        recovered = recoveries.get(timeout=90)
         assert (recovered.run_id, recovered.condition) == (training.model_id, "corrupted")
         assert recovered.checkpoint == path
         again = recovered.training

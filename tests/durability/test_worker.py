@@ -37,11 +37,11 @@ def health(server: KillableServer) -> dict[str, Any]:
     """The server's health, also while it starts."""
     try:
         with urllib.request.urlopen(f"{server.url}/api/v1/healthz", timeout=30) as answer:
-            told: dict[str, Any] = json.load(answer)
-    except urllib.error.HTTPError as refused:
-        with refused:
-            told = json.load(refused)
-    return told
+            status: dict[str, Any] = json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            status = json.load(error)
+    return status
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -58,10 +58,10 @@ def no_worker(server: KillableServer) -> Iterator[dict[str, Any]]:
         successor = next_worker(server)
         successor.suspend()
         try:
-            told = health(server)
-            assert told["worker"]["pid"] == successor.pid
-            if told["worker"]["state"] == "starting":
-                yield told
+            status = health(server)
+            assert status["worker"]["pid"] == successor.pid
+            if status["worker"]["state"] == "starting":
+                yield status
                 return
         finally:
             successor.resume()
@@ -99,8 +99,8 @@ def test_a_killed_worker_is_a_delay_with_the_same_results(server: KillableServer
 def test_the_server_responds_while_there_is_no_worker(server: KillableServer) -> None:
     with tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service:
         training = service.create_lora_training_client(MODEL, rank=4, seed=3)
-        with no_worker(server) as told:
-            assert told["status"].startswith("degraded: the worker was lost (it was terminated by SIGKILL")
+        with no_worker(server) as status:
+            assert status["status"].startswith("degraded: the worker was lost (it was terminated by SIGKILL")
             passed = training.forward_backward([datum(1)], "cross_entropy")
             stepped = training.optim_step(types.AdamParams(learning_rate=1e-2))
             sampled = service.create_sampling_client(base_model=MODEL).sample(

@@ -135,9 +135,9 @@ def retrieve(rig: Rig) -> None:
 def retrieve_metadata(rig: Rig) -> None:
     submitted = rig.submit_sample({"max_tokens": 1}, num_samples=1024, topk_sample_logprobs=160)
     whole = rig.ada.result(submitted, accept=PROTO)
-    asked = {"request_id": submitted.json["request_id"], "allow_metadata_only": True}
-    announced = rig.ada.post("retrieve_future", asked, accept=PROTO).json
-    assert announced == {"status": "complete_metadata", "response_payload_size": len(whole.body)}
+    body = {"request_id": submitted.json["request_id"], "allow_metadata_only": True}
+    metadata = rig.ada.post("retrieve_future", body, accept=PROTO).json
+    assert metadata == {"status": "complete_metadata", "response_payload_size": len(whole.body)}
 
 
 @proves("CancelFutureRequest.request_id")
@@ -164,11 +164,11 @@ def retrieve_many(rig: Rig) -> None:
     mine, other = rig.sampler(), rig.sampler()
     submitted = rig.submit_sample(sampling_session_id=mine, seq_id=0)
     rig.ada.result(submitted)
-    told = poll_completions(rig, mine).json
-    assert [each["request_id"] for each in told["completions"]] == [submitted.json["request_id"]]
+    reply = poll_completions(rig, mine).json
+    assert [each["request_id"] for each in reply["completions"]] == [submitted.json["request_id"]]
     assert poll_completions(rig, other).json["completions"] == []
     assert poll_completions(rig, mine, clone=3).json["completions"] == []
-    assert poll_completions(rig, mine, prev_cursor=told["cursor"]).json["completions"] == []
+    assert poll_completions(rig, mine, prev_cursor=reply["cursor"]).json["completions"] == []
     poll_completions(rig, mine, retrieved_request_ids=[submitted.json["request_id"]])
     assert_rejected(
         rig.ada.post("retrieve_future", {"request_id": submitted.json["request_id"]}), "gone", 410

@@ -67,8 +67,8 @@ def test_an_unknown_field_is_rejected_by_name(rig: Rig, name: str) -> None:
 def test_where_tokens_came_from_changes_no_number(rig: Rig) -> None:
     run = rig.run()
     spans = [PromptProvenanceSpan(sequence_id="seq-1", offset=0, length=len(TOKENS) - 1)]
-    told = Datum(ModelInput.from_ints(TOKENS[:-1]), {"target_tokens": TOKENS[1:]}, spans, spans)
-    assert run.loss([told]) == run.loss()
+    datum = Datum(ModelInput.from_ints(TOKENS[:-1]), {"target_tokens": TOKENS[1:]}, spans, spans)
+    assert run.loss([datum]) == run.loss()
 
 
 def test_client_metadata_is_accepted(rig: Rig) -> None:

@@ -25,18 +25,18 @@ class Answer:
 
     def chunks(self) -> Iterator[bytes]:
         """Yields data from the server."""
-        while piece := self.server.recv(65_536):
-            yield piece
+        while chunk := self.server.recv(65_536):
+            yield chunk
 
     def until(self, words: bytes) -> bytes:
         """Returns the data up to and including these words."""
-        said = b""
-        while words not in said:
-            piece = self.server.recv(65_536)
-            if not piece:
+        data = b""
+        while words not in data:
+            chunk = self.server.recv(65_536)
+            if not chunk:
                 break
-            said += piece
-        return said[: said.find(words) + len(words)] if words in said else said
+            data += chunk
+        return data[: data.find(words) + len(words)] if words in data else data
 
 
 @dataclass
@@ -119,19 +119,19 @@ def carry_requests(
     with contextlib.suppress(OSError, ValueError):
         while not over.is_set():
             if select.select([client], [], [], 0.02)[0]:
-                piece = client.recv(65_536)
-                if not piece:
+                chunk = client.recv(65_536)
+                if not chunk:
                     gone.set()
                     server.shutdown(socket.SHUT_RDWR)  # the client disconnected
                     return
-                server.sendall(piece)
+                server.sendall(chunk)
 
 
 def carry(source: socket.socket, sink: socket.socket) -> None:
     """Forwards data of one side until it closes."""
     with contextlib.suppress(OSError):
-        while piece := source.recv(65_536):
-            sink.sendall(piece)
+        while chunk := source.recv(65_536):
+            sink.sendall(chunk)
     with contextlib.suppress(OSError):
         sink.shutdown(socket.SHUT_WR)
 
@@ -148,9 +148,9 @@ def hang_up(one: socket.socket) -> None:
 
 def byte_by_byte(answer: Answer) -> None:
     """One byte per segment, also in the middle of characters."""
-    for piece in answer.chunks():
-        for number in range(len(piece)):
-            answer.client.sendall(piece[number : number + 1])
+    for chunk in answer.chunks():
+        for number in range(len(chunk)):
+            answer.client.sendall(chunk[number : number + 1])
 
 
 def buffers_everything(answer: Answer) -> None:
@@ -191,8 +191,8 @@ def rewrites(change: Callable[[bytes], bytes]) -> ProxyFault:
     """Another body, with its own Content-Length."""
 
     def rewrite(answer: Answer) -> None:
-        said = b"".join(answer.chunks())
-        head, _, body = said.partition(b"\r\n\r\n")
+        data = b"".join(answer.chunks())
+        head, _, body = data.partition(b"\r\n\r\n")
         kept = [
             line
             for line in head.split(b"\r\n")
@@ -205,11 +205,11 @@ def rewrites(change: Callable[[bytes], bytes]) -> ProxyFault:
     return rewrite
 
 
-def replies_with(said: bytes) -> ProxyFault:
+def replies_with(response: bytes) -> ProxyFault:
     """Another response, like a captive portal's."""
 
     def say(answer: Answer) -> None:
-        answer.client.sendall(said)
+        answer.client.sendall(response)
 
     return say
 

@@ -117,11 +117,11 @@ def breaks_off(write: Callable[[bytes], None], answer: bytes) -> None:
     write(answer[:-1])
 
 
-def babbles(write: Callable[[bytes], None], answer: bytes) -> None:
+def sends_garbage(write: Callable[[bytes], None], answer: bytes) -> None:
     write(b"220 mail.example.org ESMTP\r\n\r\n")
 
 
-def boasts(write: Callable[[bytes], None], answer: bytes) -> None:
+def sends_huge_length(write: Callable[[bytes], None], answer: bytes) -> None:
     """The response has a huge Content-Length."""
     write(b"HTTP/1.1 200 X\r\ncontent-length: 99999999999999999\r\n\r\n{}")
 
@@ -131,12 +131,12 @@ def is_slow(write: Callable[[bytes], None], answer: bytes) -> None:
     write(answer)
 
 
-def refuses(status: int, said: str = "the server says no") -> Fault:
+def fails_with(status: int, detail: str = "the server says no") -> Fault:
     """An error status with an explanation."""
 
     def fault(write: Callable[[bytes], None], answer: bytes) -> None:
         headers = {"connection": "close", "retry-after-ms": "10"}
-        write(wire(reply({"detail": said}, status=status, headers=headers)))
+        write(wire(reply({"detail": detail}, status=status, headers=headers)))
 
     return fault
 

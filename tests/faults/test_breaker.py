@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import tinkex
-from tests.faults.faulty_server import FaultyServer, refuses, running
+from tests.faults.faulty_server import FaultyServer, fails_with, running
 from tests.scripted import ScriptedServer
 from tests.unit.transport.tls import certificates, secure
 from tinkex._transport.breaker import FAILURES, Breaker, breakers
@@ -179,7 +179,7 @@ def test_cancelled_calls_do_not_count_as_failures(sink: RecordingSink) -> None:
 
 
 def test_a_circuit_is_per_endpoint(sink: RecordingSink) -> None:
-    with running(FaultyServer("optim_step", refuses(500))) as server:
+    with running(FaultyServer("optim_step", fails_with(500))) as server:
         config = tinkex.Config(api_key=KEY, base_url=server.url, max_retries=0)
         with tinkex.ServiceClient(config=config, events=sink) as service:
             training = service.create_lora_training_client("toy")

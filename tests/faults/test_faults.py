@@ -19,14 +19,14 @@ import pytest
 from tests.faults.faulty_server import (
     Fault,
     FaultyServer,
-    babbles,
-    boasts,
     breaks_off,
     drops,
+    fails_with,
     is_slow,
-    refuses,
     running,
     says,
+    sends_garbage,
+    sends_huge_length,
 )
 from tests.scripted import ScriptedServer
 from tinkex import ServiceClient, types
@@ -91,8 +91,8 @@ NAMES = [call.endpoint for call in CALLS]
 BROKEN: dict[str, Fault] = {
     "drops": drops,
     "breaks off": breaks_off,
-    "no HTTP": babbles,
-    "oversize": boasts,
+    "no HTTP": sends_garbage,
+    "oversize": sends_huge_length,
     "slow": is_slow,
 }
 PASSING = (408, 409, 429, 500, 502, 503, 504)
@@ -139,8 +139,8 @@ def assert_no_secret(*texts: str) -> None:
 
 def assert_helps(error: TinkexError, server: FaultyServer) -> None:
     """The error says what happened and to what, and contains no secret."""
-    told = "".join(traceback.format_exception(error))
-    assert_no_secret(str(error), repr(error), told, repr(getattr(error, "request", "")))
+    text = "".join(traceback.format_exception(error))
+    assert_no_secret(str(error), repr(error), text, repr(getattr(error, "request", "")))
     assert len(str(error)) > 20
     if isinstance(error, APIStatusError):
         assert "the server says no" in str(error)
@@ -186,7 +186,7 @@ def test_a_permanent_network_failure_is_a_connection_error(call: Call, name: str
 def test_a_transient_error_status_is_retried(call: Call, status: int) -> None:
     if (call.endpoint, status) == ("asample", 429):
         pytest.skip("push-back is waited out, a second at least: see tests/unit/clients/test_sampling.py")
-    with running(FaultyServer(call.endpoint, refuses(status), times=1, scripted=scripted())) as server:
+    with running(FaultyServer(call.endpoint, fails_with(status), times=1, scripted=scripted())) as server:
         with client_of(server) as service:
             call.act(service)
         assert len(server.bodies(call.endpoint)) == 2
@@ -196,7 +196,7 @@ def test_a_transient_error_status_is_retried(call: Call, status: int) -> None:
 @pytest.mark.parametrize("status", [*FINAL, 503])
 @pytest.mark.parametrize("call", CALLS, ids=NAMES)
 def test_a_permanent_error_status_is_its_typed_error(call: Call, status: int) -> None:
-    with running(FaultyServer(call.endpoint, refuses(status), scripted=scripted())) as server:
+    with running(FaultyServer(call.endpoint, fails_with(status), scripted=scripted())) as server:
         with client_of(server) as service:
             error = failure(lambda: call.act(service))
         assert isinstance(error, APIStatusError)
@@ -244,7 +244,7 @@ def faulty_result(kind: str, fault: Fault, times: int = 1_000_000) -> FaultyServ
 
 @pytest.mark.parametrize(
     "fault",
-    [drops, breaks_off, refuses(408), refuses(500), refuses(503), refuses(400)],
+    [drops, breaks_off, fails_with(408), fails_with(500), fails_with(503), fails_with(400)],
     ids=["drops", "breaks off", "408", "500", "503", "400"],
 )
 @pytest.mark.parametrize("kind", RESULTS)
@@ -262,7 +262,7 @@ def test_a_lost_result_is_polled_again_and_nothing_is_submitted_twice(kind: str,
 @pytest.mark.parametrize("status", [401, 403, 404, 409, 413, 422, 402, 501])
 @pytest.mark.parametrize("kind", RESULTS)
 def test_a_permanent_error_of_a_poll_is_its_typed_error(kind: str, status: int) -> None:
-    with running(faulty_result(kind, refuses(status))) as server:
+    with running(faulty_result(kind, fails_with(status))) as server:
         with client_of(server) as service:
             error = failure(lambda: RESULTS[kind](service))
         assert isinstance(error, APIStatusError)
@@ -273,7 +273,7 @@ def test_a_permanent_error_of_a_poll_is_its_typed_error(kind: str, status: int) 
 
 @pytest.mark.parametrize("kind", RESULTS)
 def test_an_expired_result_is_an_error_that_says_so(kind: str) -> None:
-    with running(faulty_result(kind, refuses(410))) as server:
+    with running(faulty_result(kind, fails_with(410))) as server:
         with client_of(server) as service:
             error = failure(lambda: RESULTS[kind](service))
         assert isinstance(error, ResultExpiredError)
@@ -317,7 +317,7 @@ def test_a_failed_operation_raises_the_servers_message(kind: str) -> None:
 
 @pytest.mark.parametrize("status", [408, 500])
 def test_polls_that_return_immediately_back_off(status: int) -> None:
-    with running(faulty_result("Sample", refuses(status))) as server, client_of(server) as service:
+    with running(faulty_result("Sample", fails_with(status))) as server, client_of(server) as service:
         future = sampler(service).sample(PROMPT, 1, types.SamplingParams(max_tokens=3))
         time.sleep(1.0)
         future.cancel()
@@ -328,7 +328,7 @@ def test_polls_that_return_immediately_back_off(status: int) -> None:
 
 
 def test_a_key_quoted_by_the_server_is_masked() -> None:
-    fault = refuses(403, f"the server says no to {KEY}")
+    fault = fails_with(403, f"the server says no to {KEY}")
     with running(FaultyServer("create_session", fault, scripted=scripted())) as server:
         with client_of(server) as service:
             error = failure(lambda: sampler(service))

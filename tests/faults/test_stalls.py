@@ -60,10 +60,10 @@ def read_answer(answer: bytes) -> tuple[int, str]:
 def test_an_incomplete_body_is_rejected_and_the_connection_closes(impatient: ServedEngine) -> None:
     with connected(impatient) as wire:
         wire.sendall(head(impatient, "create_session", 1000) + b'{"tags"')
-        status, said = read_answer(rest_of(wire))
+        status, detail = read_answer(rest_of(wire))
     assert status == 408
-    assert "arrived for 3 s" in said
-    assert "send it again" in said
+    assert "arrived for 3 s" in detail
+    assert "send it again" in detail
 
 
 def test_an_incomplete_upload_is_rejected_and_leaves_no_file(impatient: ServedEngine, home: Path) -> None:
@@ -82,8 +82,8 @@ def test_an_incomplete_upload_is_rejected_and_leaves_no_file(impatient: ServedEn
 def test_incomplete_headers_are_rejected_and_a_silent_connection_is_closed(impatient: ServedEngine) -> None:
     with connected(impatient) as half, connected(impatient) as silent:
         half.sendall(b"POST /api/v1/create_session HTTP/1.1\r\nHost: x\r\nX-A")
-        status, said = read_answer(rest_of(half))
-        assert (status, said) == (408, "the headers of this call did not come in time; send it again.")
+        status, detail = read_answer(rest_of(half))
+        assert (status, detail) == (408, "the headers of this call did not come in time; send it again.")
         assert rest_of(silent) == b""
 
 

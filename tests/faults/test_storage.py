@@ -165,16 +165,16 @@ def without_optimizer(directory: Path) -> None:
     (directory / "optimizer.safetensors").unlink()
 
 
-@pytest.mark.parametrize("damage", [gone, cut_short, without_optimizer])
+@pytest.mark.parametrize("corrupt", [gone, cut_short, without_optimizer])
 def test_a_checkpoint_with_missing_files_is_rejected_until_they_are_restored(
-    server: KillableServer, ada: Client, tmp_path: Path, damage: Any
+    server: KillableServer, ada: Client, tmp_path: Path, corrupt: Any
 ) -> None:
     ada.train()
     path = ada.save("kept")["path"]
     loss = ada.train()
     directory = server.home / "engine" / "checkpoints" / ada.run.replace(":", "~") / "weights" / "kept"
     shutil.copytree(directory, tmp_path / "backup")
-    damage(directory)
+    corrupt(directory)
     archive = f"/api/v1/training_runs/{ada.run}/checkpoints/weights/kept/archive"
     sampling = {"session_id": ada.session, "sampling_session_seq_id": 0, "model_path": path}
     copying = {"source_path": path, "destination_project_id": "p"}
@@ -236,14 +236,14 @@ def test_a_corrupt_database_is_rejected_and_not_changed(tiny_model: Path, tmp_pa
     database = server.home / "engine" / "engine.db"
     sound = database.read_bytes()
     for start, stop in ((0, 100), place_of(database, "runs")):
-        damaged = sound[:start] + b"\xff" * (stop - start) + sound[stop:]
-        database.write_bytes(damaged)
+        corrupted = sound[:start] + b"\xff" * (stop - start) + sound[stop:]
+        database.write_bytes(corrupted)
         server.start()
         assert server.process.wait(180) == 1
-        said = server.log.splitlines()[-1]
-        assert "cannot be opened" in said or "is corrupt" in said
-        assert "backup" in said
-        assert database.read_bytes() == damaged
+        log_line = server.log.splitlines()[-1]
+        assert "cannot be opened" in log_line or "is corrupt" in log_line
+        assert "backup" in log_line
+        assert database.read_bytes() == corrupted
         database.write_bytes(sound)
     with server:
         # The same while it runs, in a page that has not been read yet.
@@ -251,11 +251,11 @@ def test_a_corrupt_database_is_rejected_and_not_changed(tiny_model: Path, tmp_pa
         with database.open("r+b") as file:
             file.seek(start)
             file.write(b"\xff" * (stop - start))
-        asked = "starting_on=2026-01-01T00:00:00Z&ending_before=2026-01-02T00:00:00Z"
-        status, answer = client.call(f"/api/v1/billing/usage/events?{asked}")
+        query = "starting_on=2026-01-01T00:00:00Z&ending_before=2026-01-02T00:00:00Z"
+        status, answer = client.call(f"/api/v1/billing/usage/events?{query}")
         assert status == 503
         assert "backup" in answer["detail"]
-        assert "damaged" in client.health
+        assert "corrupt" in client.health
     for left in database.parent.glob("engine.db-*"):
         left.unlink()
     database.write_bytes(sound)
@@ -301,8 +301,8 @@ def test_a_server_that_cannot_write_fails_at_the_start_and_changes_nothing(
     with locked_database(server):
         server.start()
         assert server.process.wait(180) == 1
-        said = server.log.splitlines()[-1]
-        assert "Free disk space, or close the program that locks engine.db" in said, server.log
+        log_line = server.log.splitlines()[-1]
+        assert "Free disk space, or close the program that locks engine.db" in log_line, server.log
         assert "fault" not in server.log
     with server:
         assert client.train() < loss

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import tinkex
-from tests.contract.test_metrics import told as metrics_of
+from tests.contract.test_metrics import metrics_of
 from tests.durability.killable import KillableServer
 from tests.faults.faulty_proxy import (
     FaultyProxy,
@@ -168,8 +168,8 @@ def test_a_modified_stream_is_never_accepted_as_complete(
 
 def test_unknown_events_and_a_byte_order_mark_are_ignored(served_engine: ServedEngine) -> None:
     def more(body: bytes) -> bytes:
-        news = b"\xef\xbb\xbf: hello\n\nevent: weather\ndata: sunny\n\nid: 7\nretry: 10\n\n"
-        return news + body.replace(b"\n\n", b"\r\n\r\n")
+        events = b"\xef\xbb\xbf: hello\n\nevent: weather\ndata: sunny\n\nid: 7\nretry: 10\n\n"
+        return events + body.replace(b"\n\n", b"\r\n\r\n")
 
     with sampler_behind(served_engine, rewrites(more)) as (sampler, _):
         stream = sampler.sample_stream(PROMPT, 1, PARAMS)

@@ -12,14 +12,14 @@ import pytest
 from tests.faults.faulty_server import (
     Fault,
     FaultyServer,
-    babbles,
-    boasts,
     breaks_off,
     drops,
+    fails_with,
     is_slow,
-    refuses,
     running,
     says,
+    sends_garbage,
+    sends_huge_length,
 )
 from tests.scripted import ScriptedServer
 from tinkex import Config, ServiceClient
@@ -27,22 +27,22 @@ from tinkex.observability.telemetry import capture
 from tinkex.testing import Reply, reply
 
 FAULTS: dict[str, Fault] = {
-    "413": refuses(413),
-    "422": refuses(422),
-    "401": refuses(401),
-    "501": refuses(501),
+    "413": fails_with(413),
+    "422": fails_with(422),
+    "401": fails_with(401),
+    "501": fails_with(501),
     "half JSON": says(b'{"status": "acc'),
     "another answer": says(b'{"status": "denied"}'),
     "HTML": says(b"<html>login</html>", "text/html"),
 }
 PASSING: dict[str, Fault] = {
-    "500": refuses(500),
-    "503": refuses(503),
-    "429": refuses(429),
+    "500": fails_with(500),
+    "503": fails_with(503),
+    "429": fails_with(429),
     "drops": drops,
     "breaks off": breaks_off,
-    "no HTTP": babbles,
-    "oversize": boasts,
+    "no HTTP": sends_garbage,
+    "oversize": sends_huge_length,
     "slow": is_slow,
 }
 
@@ -110,7 +110,7 @@ with capture(service, fatal=True):
     raise RuntimeError("mine")
 """
     environment = {name: value for name, value in os.environ.items() if name != "TINKER_TELEMETRY"}
-    for fault in (refuses(500), drops, babbles):
+    for fault in (fails_with(500), drops, sends_garbage):
         with running(FaultyServer("telemetry", fault, scripted=AcceptingServer())) as server:
             ended = subprocess.run(
                 [sys.executable, "-c", program, server.url],

@@ -50,9 +50,9 @@ def test_a_suspended_worker_is_detected_and_continues_when_it_is_resumed(
     wait_until(lambda: engine.health.status.startswith("degraded"))
     assert f"process {worker}) does not respond" in engine.health.status
     assert f"kill -CONT {worker}" in engine.health.status
-    told = engine.queue_state(request_id)
-    assert told.state == "paused_capacity"
-    assert "does not respond" in told.reason
+    state_seen = engine.queue_state(request_id)
+    assert state_seen.state == "paused_capacity"
+    assert "does not respond" in state_seen.reason
     os.kill(worker, signal.SIGCONT)
     assert not ada.outcome(request_id).error
     wait_until(lambda: engine.health.status == "ok")

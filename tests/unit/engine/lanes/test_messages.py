@@ -25,18 +25,18 @@ class Target:
     """The called object; it reports progress to ``callee``."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.texts: list[str] = []
         self.callee: RemoteCallee | None = None
 
     def add(self, one: int, *, other: int) -> int:
         return one + other
 
     def note(self, text: str) -> None:
-        self.told.append(text)
+        self.texts.append(text)
         logger.warning("noted %s", text)
 
     def notes(self) -> list[str]:
-        return self.told
+        return self.texts
 
     def fail(self, error: Exception) -> None:
         raise error
@@ -131,14 +131,14 @@ class RecordingHandler(logging.Handler):
 def test_progress_and_logs_come_before_the_result(
     caller: RemoteCaller, progress: list[tuple[str, int, int | None]]
 ) -> None:
-    heard = RecordingHandler()
-    logger.addHandler(heard)
+    handler = RecordingHandler()
+    logger.addHandler(handler)
     try:
         assert caller.call("work") == "done"
     finally:
-        logger.removeHandler(heard)
+        logger.removeHandler(handler)
     assert progress == [("loading", 1, None)]
-    assert heard.texts == ["half way"]
+    assert handler.texts == ["half way"]
 
 
 def test_a_closed_other_end_is_one_error_for_every_caller() -> None:

@@ -164,9 +164,9 @@ def test_a_sample_without_a_seed_is_repeated_with_the_same_tokens(engine: Engine
         response = wire_proto.decode_sample_response(outcome.result, ["?"] * 2)
         seen += feed.read()
         for number, sequence in enumerate(response.sequences):
-            told = [each.token for each in seen if each.sample == number]
-            assert [each.index for each in seen if each.sample == number] == list(range(len(told)))
-            assert told == list(sequence.tokens)[: len(told)]
+            tokens = [each.token for each in seen if each.sample == number]
+            assert [each.index for each in seen if each.sample == number] == list(range(len(tokens)))
+            assert tokens == list(sequence.tokens)[: len(tokens)]
         feeds.append([(each.sample, each.index) for each in seen])
 
     asyncio.run(watched())
@@ -214,7 +214,7 @@ def test_a_sample_that_crashes_the_worker_every_time_fails_alone(tiny_model: Pat
 
 
 def test_bad_input_is_rejected_immediately_while_there_is_no_worker(engine: Engine) -> None:
-    ada = Caller(engine, session="refused")
+    ada = Caller(engine, session="rejected")
     run = ada.create()
     os.kill(pid(engine), signal.SIGKILL)
     bad = [Datum(ModelInput.from_ints([5, 6]), {"target_tokens": [6, 10**6]})]
