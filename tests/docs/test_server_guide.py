@@ -18,7 +18,7 @@ from tinkex.cli import tinkex
 from tinkex.cli.server import engine_config
 from tinkex.cli.server_settings import read_settings
 from tinkex.engine.api.metrics import metrics_text
-from tinkex.engine.api.traffic import Traffic
+from tinkex.engine.api.request_metrics import RequestMetrics
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.engine import Engine
 
@@ -57,7 +57,7 @@ def test_the_file_of_the_guide_is_understood(tmp_path: Path) -> None:
 
 def test_the_metrics_of_the_guide_are_those_there_are(tmp_path: Path) -> None:
     engine = Engine(EngineConfig(home=tmp_path, models={"tiny": str(tmp_path)}, worker="process"))
-    text = metrics_text(engine.figures(), Traffic(), "0")
+    text = metrics_text(engine.stats(), RequestMetrics(), "0")
     engine.close()
     listed = {
         name

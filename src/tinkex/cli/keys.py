@@ -122,13 +122,13 @@ def revoke(invocation: Invocation, key_ids: tuple[int, ...], yes: bool, data_dir
 @contextmanager
 def _users(data_dir: Path | None) -> Iterator[Users]:
     try:
-        from tinkex.engine.config import EngineConfig, chosen_data_dir
+        from tinkex.engine.config import EngineConfig, data_dir_from_env
         from tinkex.engine.store import open_users
     except ModuleNotFoundError as error:
         raise SetupError(
             f"keys are the engine's, and {error.name} is not installed; run: pip install 'tinkex[engine]'"
         ) from error
-    directory = EngineConfig(data_dir=data_dir or chosen_data_dir()).engine_dir
+    directory = EngineConfig(data_dir=data_dir or data_dir_from_env()).engine_dir
     with open_users(directory) as users:
         yield users
 

@@ -290,7 +290,7 @@ def _size(value: object) -> int:
 
 
 def _span(value: object) -> float:
-    from tinkex.engine.config import LONGEST_SPAN_S
+    from tinkex.engine.config import MAX_DURATION_S
 
     found: float = math.nan
     if isinstance(value, str):
@@ -299,7 +299,7 @@ def _span(value: object) -> float:
             found = float(match[1]) * SPANS[match[2]]
     elif isinstance(value, int | float) and not isinstance(value, bool):
         found = value
-    if 0 <= found <= LONGEST_SPAN_S:
+    if 0 <= found <= MAX_DURATION_S:
         return float(found)
     raise ValueError(
         "give a number of seconds, or one with a unit, such as 90s, 30m, 12h or 7d, up to a hundred years"

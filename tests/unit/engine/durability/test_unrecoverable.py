@@ -120,7 +120,7 @@ def test_a_run_whose_replay_ends_the_worker_every_time_is_lost_alone(
     train(ada, runs[2], range(1, 3))
     for request_id in ids:
         assert not ada.outcome(request_id).error
-    assert engine.store.journal.entangled([runs[0]]) == set(runs[:2])
+    assert engine.store.journal.runs_sharing_turns([runs[0]]) == set(runs[:2])
     path = ada.run(SaveWeightsRequest(model_id=runs[0], seq_id=3, path="kept"))["path"]
     expected = logprobs(ada, runs[2], 3)
     engine.close()
