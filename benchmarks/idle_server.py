@@ -17,7 +17,7 @@ import uvicorn
 import uvloop
 
 from tinkex.cli.server import BACKLOG, KEEP_ALIVE_S, listen
-from tinkex.cli.server_protocol import BoundedRequests
+from tinkex.cli.server_protocol import BoundedHttpProtocol
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.engine import Engine
@@ -45,7 +45,7 @@ def main() -> None:
             log_config=None,
             access_log=False,
             lifespan="off",
-            http=BoundedRequests,
+            http=BoundedHttpProtocol,
             ws="none",
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
