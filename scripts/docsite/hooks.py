@@ -25,7 +25,7 @@ INCLUDED = {
 SOURCES = dict(INCLUDED)
 LINK = re.compile(r"(?<!\!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)\s#]+)\)")
-TABLE = re.compile(r"<!-- README: (.+?) -->")
+TABLE = re.compile(r"<!-- performance: (.+?) -->")
 FIGURE = re.compile(r'<img alt="([^"]*)" src="([^"]*figures/[\w-]+\.svg)"\s*/?>')
 
 
@@ -55,7 +55,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Rewrites links between files of the repository to links between pages."""
     uri = page.file.src_uri
-    markdown = TABLE.sub(lambda match: readme_table(match[1]), markdown)
+    markdown = TABLE.sub(lambda match: performance_table(match[1]), markdown)
     source = SOURCES.get(uri, f"docs/{uri}")
     fences = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
     return "".join(
@@ -77,13 +77,13 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     return FIGURE.sub(inline, html)
 
 
-def readme_table(start: str) -> str:
-    """Returns the README's table whose first cell starts with this text, so that measurements have one source."""
-    tables = re.findall(r"^(?:\|.*\n)+", (ROOT / "README.md").read_text(), re.MULTILINE)
+def performance_table(start: str) -> str:
+    """Returns the table of docs/performance.md whose first cell starts with this text, so that numbers have one source."""
+    tables = re.findall(r"^(?:\|.*\n)+", (ROOT / "docs" / "performance.md").read_text(), re.MULTILINE)
     for table in tables:
         if table.startswith(f"| {start}"):
             return table
-    raise SystemExit(f"README.md has no table that starts with {start!r}")
+    raise SystemExit(f"docs/performance.md has no table that starts with {start!r}")
 
 
 def example_page(program: Path) -> str:

@@ -57,7 +57,7 @@ def test_the_file_of_the_guide_is_understood(tmp_path: Path) -> None:
 
 def test_the_metrics_of_the_guide_are_those_there_are(tmp_path: Path) -> None:
     engine = Engine(EngineConfig(home=tmp_path, models={"tiny": str(tmp_path)}, worker="process"))
-    text = metrics_text(engine.figures(), Traffic(), "0")
+    text = metrics_text(engine.stats(), Traffic(), "0")
     engine.close()
     listed = {
         name

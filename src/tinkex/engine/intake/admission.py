@@ -16,7 +16,7 @@ import msgspec
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.health import Health
 from tinkex.engine.intake.accepted import AcceptedRequests, new_request_id
-from tinkex.engine.intake.checks import ADAM, Checks
+from tinkex.engine.intake.checks import ADAM, Checks, count_tokens
 from tinkex.engine.intake.custom_losses import create_custom_loss
 from tinkex.engine.intake.samplers import SamplerAdmission
 from tinkex.engine.integrity import CheckpointIntegrity
@@ -191,7 +191,12 @@ class Admission:
             return duplicate
         self._table.check_room(owner, row.run_id, seq_id)
         try:
-            num_tokens = self._checks.operation(owner, row, request)
+            job, num_tokens = None, 0
+            if isinstance(request, ForwardBackwardRequest):
+                job = self._checks.read_pass(row, request)
+                num_tokens = sum(count_tokens(datum.model_input) for datum in request.data)
+            else:
+                self._checks.operation(owner, row, request)
             self._table.check_number(row.run_id, seq_id)
         except EngineError as error:
             if _is_final(error):
@@ -205,6 +210,8 @@ class Admission:
             self._accepted.record(operation, seq_id, body)
             self._store.runs.used(row.run_id, time.time())
             self._accepted.touch(row.session_id)
+        if job is not None:
+            operation.job, operation.request = job, None  # the body is on disk
         self._table.add(operation, time.monotonic())
         return UntypedAPIFuture(request_id=operation.request_id, model_id=row.run_id)
 

@@ -6,7 +6,7 @@ sent and gets back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,10 @@ from tinkex.errors import TinkexError
 if TYPE_CHECKING:
     from tinkex.engine.model.architecture import Architecture
     from tinkex.engine.sampler.limits import SamplerLimits
-    from tinkex.engine.trainer.examples import Limits
+    from tinkex.engine.trainer.examples import Example, Limits
     from tinkex.types import (
         AdamParams,
         CreateCustomLossRequest,
-        Datum,
         LoraConfig,
         SampleRequest,
         SampleResponse,
@@ -72,9 +71,9 @@ class PassJob:
     """One forward pass of a run over some datums, with or without gradients."""
 
     run_id: str
-    data: Sequence[Datum]
     loss_fn: str
-    loss_fn_config: Mapping[str, float | str] | None
+    examples: Sequence[Example]
+    """The datums, validated and as flat arrays."""
     backward: bool
     custom_loss: UploadedLoss | None = None
 

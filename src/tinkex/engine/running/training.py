@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.lanes.interface import PassJob, SavedWeights, SavepointFile, UploadedLoss
+from tinkex.engine.lanes.interface import PassJob, SavedWeights, SavepointFile
 from tinkex.engine.lanes.lane import Lane
-from tinkex.engine.lookup import check_name_is_free, find_checkpoint, find_custom_loss, run_lost
+from tinkex.engine.lookup import check_name_is_free, find_checkpoint, run_lost
 from tinkex.engine.operation import Kind, Operation
 from tinkex.engine.outcomes import failed, passed, succeeded
+from tinkex.engine.passes import read_job
 from tinkex.engine.quotas import Quotas
 from tinkex.engine.served_models import ServedModel, ServedModels
 from tinkex.engine.store import (
@@ -144,11 +145,8 @@ class TrainingRuns:
                 results[operation.request_id] = Result(operation, failed(lost), ran=False)
                 continue
             run.next_seq = operation.seq_id + 1
-            request = operation.request
-            assert isinstance(request, ForwardBackwardRequest)
             try:
-                custom_loss = find_custom_loss(self._store, operation.owner, request)
-                jobs.append((operation, _pass_job(request, operation.run_id, custom_loss)))
+                jobs.append((operation, operation.job or self._read_job(operation, run)))
             except TinkexError as error:
                 results[operation.request_id] = Result(operation, failed(error))
         if jobs:
@@ -157,6 +155,11 @@ class TrainingRuns:
                 outcome = failed(output) if isinstance(output, TinkexError) else passed(output)
                 results[operation.request_id] = Result(operation, outcome)
         return TurnResult([results[operation.request_id] for operation in operations])
+
+    def _read_job(self, operation: Operation, run: LiveRun) -> PassJob:
+        request = operation.request
+        assert isinstance(request, ForwardBackwardRequest)
+        return read_job(self._store, operation.owner, operation.run_id, request, run.model.info)
 
     # ---- everything else
 
@@ -304,12 +307,6 @@ class TrainingRuns:
         if row is None:
             raise UnknownObject(f"there is no run {run_id}.")
         return row
-
-
-def _pass_job(request: ForwardBackwardRequest, run_id: str, custom_loss: UploadedLoss | None) -> PassJob:
-    return PassJob(
-        run_id, request.data, request.loss_fn, request.loss_fn_config, not request.forward_only, custom_loss
-    )
 
 
 def _checkpoint_row(
