@@ -145,9 +145,7 @@ def batching(recorded: Rows) -> str:
     below = top + row * len(recorded)
     for step in range(0, last, 5):
         drawing.text(left + (step + 0.5) * cell, below + 16, str(step), size=11, soft=True, anchor="middle")
-    drawing.text(
-        left + last * cell / 2, below + 34, "sampler step", size=11.5, soft=True, anchor="middle"
-    )
+    drawing.text(left + last * cell / 2, below + 34, "sampler step", size=11.5, soft=True, anchor="middle")
     return drawing.svg()
 
 
@@ -204,7 +202,9 @@ def grpo_curve(rows: Rows) -> str:
     sampled = [(scale_x(row["step"]), scale_y(row["reward"])) for row in rows if "reward" in row]
     drawing.line(sampled, stroke=COLOURS[0], width=2)
     evaluated = [
-        (scale_x(row["step"]), scale_y(row["eval_reward"])) for row in rows if row.get("eval_reward") is not None
+        (scale_x(row["step"]), scale_y(row["eval_reward"]))
+        for row in rows
+        if row.get("eval_reward") is not None
     ]
     drawing.line(evaluated, stroke=COLOURS[1], width=1.4, dashed=True)
     for x, y in evaluated:

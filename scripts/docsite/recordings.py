@@ -40,7 +40,9 @@ def turns() -> list[dict[str, Any]]:
         turn = next_turn(queue, share, TOKEN_BUDGET)
         if turn is None:
             break
-        recorded.append({"operations": [[one.owner, one.kind.value, one.num_tokens] for one in turn.operations]})
+        recorded.append(
+            {"operations": [[one.owner, one.kind.value, one.num_tokens] for one in turn.operations]}
+        )
     return recorded
 
 
