@@ -167,10 +167,10 @@ class TestHostileSources:
     def test_a_file_that_is_no_file_is_refused(self, adapter: Path, tiny_model: Path) -> None:
         (adapter / CONFIG_FILE).unlink()
         (adapter / CONFIG_FILE).mkdir()
-        self.refused(adapter, tiny_model, "no ordinary file")
+        self.refused(adapter, tiny_model, "not a regular file")
         (adapter / CONFIG_FILE).rmdir()
         os.mkfifo(adapter / CONFIG_FILE)
-        self.refused(adapter, tiny_model, "no ordinary file")
+        self.refused(adapter, tiny_model, "not a regular file")
 
     def test_an_enormous_config_is_refused(self, adapter: Path, tiny_model: Path) -> None:
         with (adapter / CONFIG_FILE).open("ab") as file:
@@ -192,7 +192,7 @@ class TestHostileSources:
         tensors = load_file(tmp_path / "adapter" / WEIGHTS_FILE)
         tensors["base_model.model.lm_head.base_layer.weight"][5, 5] += 1
         save_file(tensors, tmp_path / "adapter" / WEIGHTS_FILE)
-        self.refused(tmp_path / "adapter", tiny_model, "unembedding of its own")
+        self.refused(tmp_path / "adapter", tiny_model, "its own unembedding")
 
     @pytest.mark.parametrize("name", ["../escape", "a/b", "..", "", "/etc/passwd"])
     def test_a_name_cannot_lead_out_of_the_data_directory(

@@ -1,12 +1,23 @@
 from __future__ import annotations
 
+import os
+import platform
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.unit.engine.kernels.cores import CORES
 from tinkex.engine.kernels import CoreUnavailable, load_core
-from tinkex.engine.kernels.build import BuildError, build_core, sources_digest
+from tinkex.engine.kernels.build import (
+    BuildError,
+    build_core,
+    build_error_file,
+    build_for_package,
+    sources_digest,
+)
 
 has_compiler = pytest.mark.skipif(
     not any(shutil.which(name) for name in ("cc", "gcc", "clang")), reason="no C compiler here"
@@ -42,6 +53,50 @@ def test_what_the_compiler_complains_about_is_passed_on(tmp_path: Path) -> None:
         build_core(tmp_path / "core.so", extra_flags=("-include", "no-such-header.h"))
 
 
+@has_compiler
+def test_the_package_gets_the_core_or_the_reason_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "core.so"
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    assert build_for_package(library) == build_error_file(library)
+    with pytest.raises(CoreUnavailable, match="/nowhere/cc cannot be run") as caught:
+        load_core(library)
+    assert "\n" not in str(caught.value)
+    monkeypatch.delenv("CC")
+    assert build_for_package(library) == library
+    assert list(tmp_path.iterdir()) == [library]
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    build_for_package(library)
+    assert list(tmp_path.iterdir()) == [build_error_file(library)]
+
+
+@pytest.mark.skipif(
+    shutil.which("qemu-x86_64") is None or platform.machine() != "x86_64", reason="no qemu-x86_64 here"
+)
+@pytest.mark.parametrize(
+    ("processor", "variant"),
+    [
+        ("Nehalem", "portable"),
+        ("Haswell", "avx2"),
+        ("Haswell,-fma", "portable"),
+        ("Haswell,-f16c", "portable"),  # as a virtual machine may show it
+    ],
+)
+@pytest.mark.skipif(not CORES, reason="the package was installed without its compiled core")
+def test_a_processor_gets_the_fastest_variant_it_can_run(processor: str, variant: str) -> None:
+    code = "from tinkex.engine.kernels import load_core; print(load_core().variant)"
+    done = subprocess.run(
+        ["qemu-x86_64", "-cpu", processor, sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env=dict(os.environ),
+    )
+    assert done.stdout.strip() == variant
+
+
 def test_other_sources_have_another_digest(tmp_path: Path) -> None:
     (tmp_path / "a.c").write_text("int a;")
     before = sources_digest(tmp_path)
@@ -57,7 +112,7 @@ def test_a_package_without_a_core_says_what_would_give_one(tmp_path: Path) -> No
 def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "core.so"
     broken.write_bytes(b"not a library")
-    with pytest.raises(CoreUnavailable, match="cannot be used"):
+    with pytest.raises(CoreUnavailable, match="cannot be loaded"):
         load_core(broken)
 
 

@@ -101,7 +101,7 @@ def test_a_sequence_that_gave_way_gets_the_bits_of_an_undisturbed_run(
 
 
 def test_new_sequences_wait_until_running_ones_have_ended(samplers: Samplers) -> None:
-    needed = samplers.of(100_000)._slots.sizes.most_tokens(180, 2)
+    needed = samplers.of(100_000)._slots.sizes.peak_tokens(180, 2)
     sampler = samplers.of(needed, prompt_cache_bytes=0)
     running = job(random_tokens(60, 1), max_tokens=50, seed=1, stop=[])
     waiting = job(random_tokens(180, 2), max_tokens=2, seed=2, stop=[])
@@ -133,7 +133,7 @@ def test_a_prompt_that_could_only_begin_with_a_kept_one_drops_it_instead_of_wait
 ) -> None:
     head = random_tokens(150, 1)
     longer = job(head + random_tokens(20, 2), max_tokens=40, seed=1, stop=[])
-    tight = samplers.of(samplers.of(100_000)._slots.sizes.most_tokens(170, 40))
+    tight = samplers.of(samplers.of(100_000)._slots.sizes.peak_tokens(170, 40))
     sample(tight, head, max_tokens=1)
     assert (
         outputs(finish(tight, [longer]), [longer])[0][0][0]
