@@ -69,7 +69,7 @@ def serve(invocation: Invocation, /, config: Path | None, **flags: Any) -> None:
     Prints one line with the URL and the API key on stdout when all models are loaded. Ctrl-C shuts the server down
     after the running operation; checkpoints and results persist. A second Ctrl-C exits immediately.
 
-    Precedence: option, environment variable TINKEX_SERVE_<NAME>, --config file, default.
+    Precedence, highest first: option, environment variable TINKEX_SERVE_<NAME>, --config file, default.
     BYTES accepts units (512M, 20G), and so does SECONDS (90s, 30m, 12h, 7d).
 
     \b

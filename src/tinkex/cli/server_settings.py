@@ -73,7 +73,7 @@ SETTINGS: Mapping[str, ServerSetting] = {
     ),
     # access
     "no_auth": ServerSetting(
-        "boolean", "Accept every API key; allowed only on 127.0.0.1.", default=False, engine=False
+        "boolean", "Accept every API key; allowed only on loopback addresses.", default=False, engine=False
     ),
     "tls_cert": ServerSetting("path", "Certificate chain (PEM); enables HTTPS.", engine=False),
     "tls_key": ServerSetting("path", "Private key (PEM) of the certificate.", engine=False),
@@ -167,7 +167,9 @@ SETTINGS: Mapping[str, ServerSetting] = {
     "session_idle_s": ServerSetting(
         "seconds", "How long a session without heartbeats keeps its runs in memory.", 86_400.0
     ),
-    "session_silent_s": ServerSetting("seconds", "The same if the memory is needed for other runs.", 900.0),
+    "session_silent_s": ServerSetting(
+        "seconds", "How long such a session keeps them if other runs need the memory.", 900.0
+    ),
     "session_grace_s": ServerSetting(
         "seconds", "How long a finished session keeps its runs in memory.", 3600.0
     ),
