@@ -22,6 +22,8 @@ from tinkex.engine.api.traffic import Traffic
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.engine import Engine
 
+pytestmark = pytest.mark.slow
+
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "server.md").read_text()
 
 
