@@ -187,6 +187,7 @@ def test_a_data_directory_that_cannot_be_used_is_a_problem_for_the_doctor(tmp_pa
     assert not new.exists(), "asking leaves nothing behind"
 
 
+@pytest.mark.slow
 def test_a_login_at_a_server_that_does_not_answer_ends_soon(tmp_path: Path) -> None:
     done = tinkex(
         "auth", "login", "--with-key", "tml-x", "--base-url", "http://127.0.0.1:9", home=tmp_path, process=True

@@ -268,6 +268,7 @@ def test_a_server_that_does_not_answer_is_named_at_once(tmp_path: Path) -> None:
     assert "http://127.0.0.1:9" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["download", "merge", "push-hf"])
 def test_a_checkpoint_of_a_server_that_does_not_answer_is_not_waited_for(
     tmp_path: Path, command: str
@@ -328,6 +329,7 @@ def test_without_json_an_error_is_a_line_and_a_hint(served_engine: ServedEngine)
     assert "tinkex run list" in hint
 
 
+@pytest.mark.slow
 def test_everything_works_on_the_engine_in_this_process(tiny_model: Path, tmp_path: Path) -> None:
     models = f"tiny={tiny_model}"
     made = tinkex(

@@ -90,6 +90,7 @@ def test_help_is_known_by_its_short_name_whoever_asked_first() -> None:
     assert CliRunner().invoke(leaf, ["-h"]).exit_code == 0
 
 
+@pytest.mark.slow
 def test_the_commands_and_options_of_the_official_program_are_all_there() -> None:
     from tinker.cli.__main__ import main_cli  # type: ignore[import-not-found]
 

@@ -180,6 +180,7 @@ def test_an_observer_that_raises_ends_nothing(limited: Backend, kind: str) -> No
     )
 
 
+@pytest.mark.slow
 def test_a_server_whose_worker_was_killed_says_so_and_the_operation_completes(
     server: tuple[Backend, KillableServer],
 ) -> None:

@@ -17,6 +17,7 @@ from tests.durability.performer import Performance, differences
 from tests.durability.programs import DIALECTS, KINDS, make_program
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # every start of a server takes longer on a machine that has other work
 @pytest.mark.parametrize(
     ("exact", "seed", "at_once"), [(True, 11, 3), (False, 12, 2)], ids=["alone", "packed"]

@@ -76,6 +76,7 @@ def environment(name: str, model: Path, home: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_runs_and_shows_what_it_says(name: str, tiny: Path, tmp_path: Path) -> None:
     assert name in CHECKS, f"examples/{name}.py runs, but nothing here says what it must print"

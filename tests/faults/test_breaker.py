@@ -100,6 +100,7 @@ def plain_where_tls_is_spoken(folder: Path) -> Iterator[str]:
         yield secured.url.replace("https://", "http://")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trouble",
     [nobody, no_such_name, no_name_at_all, strange_authority, plain_where_tls_is_spoken, listening],
@@ -178,6 +179,7 @@ def test_callers_that_give_up_waiting_say_nothing_about_the_server(heard: Heard)
         assert breakers.of(server_of(url), "rest").state == "closed"
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_at_one_kind_of_call_is_asked_for_all_others(heard: Heard) -> None:
     with running(FaultyServer("optim_step", refuses(500))) as server:
         config = tinkex.Config(api_key=KEY, base_url=server.url, max_retries=0)

@@ -169,6 +169,7 @@ def test_an_answer_lost_once_is_fetched_by_sending_the_same_again(call: Call, na
         assert sent[0] == sent[1]  # the same numbers: a server that carried it out recognises it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("call", CALLS, ids=NAMES)
 def test_a_way_that_stays_broken_ends_in_a_connection_error(call: Call, name: str) -> None:
@@ -242,6 +243,7 @@ def faulty_result(kind: str, fault: Fault, times: int = 1_000_000) -> FaultyServ
     return FaultyServer("retrieve_future", fault, times, request_type=kind, scripted=scripted())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [drops, breaks_off, refuses(408), refuses(500), refuses(503), refuses(400)],
@@ -317,6 +319,7 @@ def test_an_operation_that_failed_is_told_in_the_server_s_words(kind: str) -> No
         assert "datum 3 is too long" in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [408, 500])
 def test_a_server_that_answers_polls_at_once_is_not_asked_without_end(status: int) -> None:
     with running(faulty_result("Sample", refuses(status))) as server, client_of(server) as service:

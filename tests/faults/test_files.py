@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 import tinkex
 from tests.servers import ServedEngine
 
@@ -34,6 +36,7 @@ class Blocked(io.RawIOBase):
         return PNG
 
 
+@pytest.mark.slow
 def test_many_pipes_that_give_nothing_hold_up_no_new_connection(served_engine: ServedEngine) -> None:
     begun, release = threading.Semaphore(0), threading.Event()
     # A name has to be looked up, in a thread.

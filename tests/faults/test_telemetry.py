@@ -89,6 +89,7 @@ def test_reports_that_a_server_will_never_take_are_counted_and_the_next_ones_arr
     assert caplog.text == "", "nothing that a user should worry about"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PASSING)
 def test_reports_that_a_server_takes_at_the_second_try_are_not_lost(name: str) -> None:
     with running(FaultyServer("telemetry", PASSING[name], times=1, scripted=Taking())) as server:
@@ -100,6 +101,7 @@ def test_reports_that_a_server_takes_at_the_second_try_are_not_lost(name: str) -
         service.close("success").result(60)
 
 
+@pytest.mark.slow
 def test_a_program_ends_with_its_own_error_whatever_the_server_does_with_reports() -> None:
     program = """
 import sys, tinkex

@@ -18,6 +18,7 @@ from tinkex import types
 MODEL = "tiny/llama"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collector", [nobody, listening], ids=["nobody is there", "nobody answers"])
 def test_a_collector_that_takes_nothing_holds_up_neither_the_work_nor_the_end(
     collector: object, tiny_model: Path, tmp_path: Path

@@ -292,6 +292,7 @@ def test_bombs_are_refused_before_they_fill_the_memory(fuzzed: Client) -> None:
     assert send(fuzzed, ENDPOINTS["create_session"], b'{"user_metadata":' + deep).status == 400
 
 
+@pytest.mark.slow
 def test_nonsense_leaves_nothing_behind_in_memory(fuzzed: Client, caplog: pytest.LogCaptureFixture) -> None:
     """What the second half of many rounds leaves is small beside one round's own bodies."""
 
