@@ -185,6 +185,7 @@ def test_the_doctor_reports_an_unusable_data_directory(tmp_path: Path) -> None:
     assert not new.exists(), "the check creates nothing"
 
 
+@pytest.mark.slow
 def test_a_login_at_an_unreachable_server_fails_fast(tmp_path: Path) -> None:
     done = tinkex(
         "auth", "login", "--with-key", "tml-x", "--base-url", "http://127.0.0.1:9", home=tmp_path, process=True

@@ -274,6 +274,7 @@ def test_an_unreachable_server_is_an_error_that_names_its_url(tmp_path: Path) ->
     assert "http://127.0.0.1:9" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["download", "merge", "push-hf"])
 def test_checkpoint_commands_fail_fast_if_the_server_is_unreachable(tmp_path: Path, command: str) -> None:
     more = ("out",) if command == "merge" else ("--hf-token", "hf_x") if command == "push-hf" else ()
@@ -332,6 +333,7 @@ def test_without_json_an_error_is_one_line_and_a_hint(served_engine: ServedEngin
     assert "tinkex run list" in hint
 
 
+@pytest.mark.slow
 def test_every_checkpoint_command_works_on_the_embedded_engine(tiny_model: Path, tmp_path: Path) -> None:
     models = f"tiny={tiny_model}"
     made = tinkex(

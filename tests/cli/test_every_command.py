@@ -24,6 +24,8 @@ from tests.servers import ServedEngine
 from tests.unit.checkpoints.hub_standin import hub
 from tinkex.cli import tinkex as root
 
+pytestmark = pytest.mark.slow
+
 Command = tuple[str, ...]
 TARGETS = ("local", "server")
 

@@ -91,6 +91,7 @@ def test_the_short_help_option_works_in_every_context() -> None:
     assert CliRunner().invoke(leaf, ["-h"]).exit_code == 0
 
 
+@pytest.mark.slow
 def test_all_commands_and_options_of_the_official_program_exist() -> None:
     from tinker.cli.__main__ import main_cli  # type: ignore[import-not-found]
 

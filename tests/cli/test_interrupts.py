@@ -18,6 +18,8 @@ from tests.servers import ServedEngine
 from tests.unit.checkpoints.hub_standin import hub
 from tests.unit.engine.model.hub_server import hub_server
 
+pytestmark = pytest.mark.slow
+
 RESUME_HINT = "Hint: run the same command again to resume the download\n"
 
 

@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.servers import ServedEngine
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import json, sys

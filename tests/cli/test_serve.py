@@ -20,6 +20,8 @@ import pytest
 
 from tests.servers import ServedEngine, serve
 
+pytestmark = pytest.mark.slow
+
 TINKEX = [sys.executable, "-m", "tinkex"]
 
 

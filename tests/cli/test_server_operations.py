@@ -24,6 +24,8 @@ import pytest
 import tinkex
 from tests.unit.transport.tls import certificates
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Running:

@@ -16,6 +16,8 @@ from tests.servers import ServedEngine
 from tinkex.cli import run
 from tinkex.cli.failures import failure_of
 
+pytestmark = pytest.mark.slow
+
 TINKEX = [sys.executable, "-m", "tinkex"]
 
 

@@ -15,6 +15,8 @@ import pytest
 from tests.cli.commands import tinkex
 from tests.servers import ServedEngine
 
+pytestmark = pytest.mark.slow
+
 COMMON = ("--rank", "2", "--batch-size", "2", "--sample-tokens", "4")
 
 

@@ -65,6 +65,7 @@ def find_again(rest: tinkex.RestClient) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_is_left_alone_and_taken_up_again_when_it_is_back(
     killable: KillableServer,
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_server_that_dies_is_left_alone_and_taken_up_again_when_it_is_back(
         assert again.result(timeout=180).metrics["loss:sum"] == before.metrics["loss:sum"]
 
 
+@pytest.mark.slow
 def test_of_many_threads_that_wait_for_a_dead_server_one_at_a_time_tries_it(killable: KillableServer) -> None:
     recorder = RecordingSink()
     sink = MetricsSink(then=recorder)

@@ -182,6 +182,7 @@ def test_an_observer_that_raises_does_not_affect_the_operation(limited: Backend,
     )
 
 
+@pytest.mark.slow
 def test_a_server_whose_worker_was_killed_says_so_and_the_operation_completes(
     server: tuple[Backend, KillableServer],
 ) -> None:

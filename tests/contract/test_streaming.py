@@ -23,6 +23,7 @@ def tokens(events: list[types.SampleStreamEvent], sample: int) -> list[types.Sam
     return [e for e in events if isinstance(e, types.SampledToken) and e.sample == sample]
 
 
+@pytest.mark.slow
 @pytest.mark.backends(*WITH_A_MODEL)
 def test_a_stream_holds_what_a_sample_with_the_same_seed_returns(sampler: tinkex.SamplingClient) -> None:
     whole = sampler.sample(PROMPT, 2, PARAMS).result(60)

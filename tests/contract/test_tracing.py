@@ -140,6 +140,7 @@ def test_without_the_clients_tracing_the_engine_in_its_process_begins_no_trace(
 # ---- a server
 
 
+@pytest.mark.slow
 def test_one_trace_leads_from_user_code_through_a_server_to_its_engine(
     traces: Traces, tiny_model: Path, tmp_path: Path
 ) -> None:

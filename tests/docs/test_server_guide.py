@@ -22,6 +22,8 @@ from tinkex.engine.api.request_metrics import RequestMetrics
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.engine import Engine
 
+pytestmark = pytest.mark.slow
+
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "server.md").read_text()
 
 

@@ -68,6 +68,7 @@ def test_the_readme_runs(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_blocks_of_a_page_run(
     page: Path, pages_program: subprocess.Popen[str], small_model: Path, tmp_path: Path

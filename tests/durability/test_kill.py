@@ -20,6 +20,8 @@ import tinkex
 from tests.durability.killable import MODEL, KillableServer
 from tinkex import types
 
+pytestmark = pytest.mark.slow
+
 STEPS = 12
 
 

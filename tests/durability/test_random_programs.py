@@ -17,6 +17,7 @@ from tests.durability.kill_rounds import Tally
 from tests.durability.programs import DIALECTS, KINDS, make_program
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # servers start slowly on a busy machine
 @pytest.mark.parametrize(
     ("exact", "seed", "concurrency"), [(True, 11, 3), (False, 12, 2)], ids=["alone", "packed"]

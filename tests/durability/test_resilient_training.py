@@ -131,6 +131,7 @@ def once(at: int, deed: Callable[[], None]) -> Callable[[int], None]:
     return disturb
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_a_delay(server: KillableServer, quiet: End) -> None:
     end, history, recovered = program(server, "killed", once(4, server.restart))
     assert end.is_like(quiet)
@@ -148,6 +149,7 @@ def destroy(server: KillableServer) -> None:
     server.wait()
 
 
+@pytest.mark.slow
 def test_a_lost_run_resumes_from_its_checkpoint(server: KillableServer, quiet: End) -> None:
     end, history, recovered = program(server, "lost", once(7, lambda: destroy(server)))
     assert end.is_like(quiet)
@@ -171,6 +173,7 @@ def forget_sessions(server: KillableServer) -> None:
     server.wait()
 
 
+@pytest.mark.slow
 def test_a_lost_session_is_replaced_and_the_training_resumes_from_its_checkpoint(
     server: KillableServer, quiet: End
 ) -> None:
@@ -194,11 +197,13 @@ def start_afresh(server: KillableServer) -> None:
     server.wait()
 
 
+@pytest.mark.slow
 def test_a_server_that_lost_its_data_raises_an_error_that_says_what_to_do(server: KillableServer) -> None:
     with pytest.raises(tinkex.RecoveryError, match=r"no checkpoint of the training 'gone'.*resume='never'"):
         program(server, "gone", once(4, lambda: start_afresh(server)))
 
 
+@pytest.mark.slow
 def test_a_monitor_finds_a_corrupted_run_and_restarts_it_with_its_optimizer(server: KillableServer) -> None:
     recoveries: queue.Queue[RecoveryResult] = queue.Queue()
     policy = replace(POLICY, poll_interval_s=0.2, on_recovery=recoveries.put)
@@ -296,6 +301,7 @@ def test_a_killed_program_resumes_when_it_is_restarted(server: KillableServer, q
     assert end.is_like(quiet)
 
 
+@pytest.mark.slow
 def test_program_and_server_may_be_killed_together(server: KillableServer, quiet: End) -> None:
     process = started(server, "both")
     follow(process, until=4)

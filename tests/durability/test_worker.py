@@ -76,6 +76,7 @@ def next_worker(server: KillableServer) -> psutil.Process:
     return psutil.Process(health(server)["worker"]["pid"])
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_a_delay_with_the_same_results(server: KillableServer) -> None:
     expected = program(server, lambda _: None)
 
@@ -96,6 +97,7 @@ def test_a_killed_worker_is_a_delay_with_the_same_results(server: KillableServer
     assert "other digits" not in server.log
 
 
+@pytest.mark.slow
 def test_the_server_responds_while_there_is_no_worker(server: KillableServer) -> None:
     with tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service:
         training = service.create_lora_training_client(MODEL, rank=4, seed=3)
@@ -134,6 +136,7 @@ def test_a_stream_resumes_where_it_was(server: KillableServer) -> None:
     wait_until(lambda: health(server)["worker"]["restarts"] > restarts and health(server)["status"] == "ok")
 
 
+@pytest.mark.slow
 def test_a_worker_exits_with_its_server(tiny_model: Path, tmp_path: Path) -> None:
     with KillableServer(tmp_path, tiny_model) as server:
         (worker,) = server.workers()

@@ -75,6 +75,7 @@ def environment(name: str, model: Path, home: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_runs_and_prints_what_it_describes(name: str, tiny: Path, tmp_path: Path) -> None:
     assert name in CHECKS, f"examples/{name}.py has no check of its output"

@@ -100,6 +100,7 @@ def plain_where_tls_is_spoken(folder: Path) -> Iterator[str]:
         yield secured.url.replace("https://", "http://")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trouble",
     [nobody, no_such_name, no_name_at_all, strange_authority, plain_where_tls_is_spoken, listening],
@@ -178,6 +179,7 @@ def test_cancelled_calls_do_not_count_as_failures(sink: RecordingSink) -> None:
         assert breakers.of(server_of(url), "rest").state == "closed"
 
 
+@pytest.mark.slow
 def test_a_circuit_is_per_endpoint(sink: RecordingSink) -> None:
     with running(FaultyServer("optim_step", fails_with(500))) as server:
         config = tinkex.Config(api_key=KEY, base_url=server.url, max_retries=0)

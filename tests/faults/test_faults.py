@@ -169,6 +169,7 @@ def test_a_lost_response_is_retried_with_the_same_request(call: Call, name: str)
         assert sent[0] == sent[1]  # the same seq_id: a server that processed it recognises it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("call", CALLS, ids=NAMES)
 def test_a_permanent_network_failure_is_a_connection_error(call: Call, name: str) -> None:
@@ -242,6 +243,7 @@ def faulty_result(kind: str, fault: Fault, times: int = 1_000_000) -> FaultyServ
     return FaultyServer("retrieve_future", fault, times, request_type=kind, scripted=scripted())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [drops, breaks_off, fails_with(408), fails_with(500), fails_with(503), fails_with(400)],
@@ -315,6 +317,7 @@ def test_a_failed_operation_raises_the_servers_message(kind: str) -> None:
         assert "datum 3 is too long" in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [408, 500])
 def test_polls_that_return_immediately_back_off(status: int) -> None:
     with running(faulty_result("Sample", fails_with(status))) as server, client_of(server) as service:

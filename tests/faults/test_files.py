@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 import tinkex
 from tests.servers import ServedEngine
 
@@ -34,6 +36,7 @@ class Blocked(io.RawIOBase):
         return PNG
 
 
+@pytest.mark.slow
 def test_blocked_uploads_do_not_block_new_connections(served_engine: ServedEngine) -> None:
     begun, release = threading.Semaphore(0), threading.Event()
     # A host name, which is resolved on a thread.

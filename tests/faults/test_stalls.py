@@ -15,6 +15,8 @@ import pytest
 import tinkex
 from tests.servers import ServedEngine, serve
 
+pytestmark = pytest.mark.slow
+
 STALL_S = 3.0
 PNG = b"\x89PNG\r\n\x1a\n"
 

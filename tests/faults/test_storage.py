@@ -19,7 +19,10 @@ import pytest
 
 from tests.durability.killable import MODEL, KillableServer
 
-pytestmark = pytest.mark.timeout(600)  # servers start slowly on a busy machine
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),  # servers start slowly on a busy machine
+]
 
 TOKENS = [5, 6, 7, 8, 9, 10]
 

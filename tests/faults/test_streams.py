@@ -116,6 +116,7 @@ def test_a_connection_lost_before_the_first_token_is_retried(
     nothing_is_sampled(served_engine)
 
 
+@pytest.mark.slow
 def test_a_stalled_stream_times_out(served_engine: ServedEngine) -> None:
     with sampler_behind(served_engine, stalls_after(SECOND_TOKEN), timeout=2.0) as (sampler, _):
         stream = sampler.sample_stream(PROMPT, 1, LONG)
@@ -198,6 +199,7 @@ def killable(tiny_model: Path, tmp_path: Path) -> Iterator[KillableServer]:
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_a_server_that_stops_ends_the_stream_with_the_received_tokens(
     killable: KillableServer, how: str
@@ -215,6 +217,7 @@ def test_a_server_that_stops_ends_the_stream_with_the_received_tokens(
         ending.join()
 
 
+@pytest.mark.slow
 def test_closing_an_embedded_engine_ends_its_streams(tiny_model: Path) -> None:
     with local_engine(tiny_model) as engine:
         sampler = engine.service().create_sampling_client(base_model=engine.base_model, retry_config=QUICK)

@@ -89,6 +89,7 @@ def test_permanently_rejected_reports_are_counted_and_later_ones_arrive(
     assert caplog.text == "", "nothing that a user should worry about"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PASSING)
 def test_reports_that_succeed_on_retry_are_not_lost(name: str) -> None:
     with running(FaultyServer("telemetry", PASSING[name], times=1, scripted=AcceptingServer())) as server:
@@ -100,6 +101,7 @@ def test_reports_that_succeed_on_retry_are_not_lost(name: str) -> None:
         service.close("success").result(60)
 
 
+@pytest.mark.slow
 def test_a_program_exits_with_its_own_error_when_reports_fail() -> None:
     program = """
 import sys, tinkex

@@ -18,6 +18,7 @@ from tinkex import types
 MODEL = "tiny/llama"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collector", [nobody, listening], ids=["unreachable", "silent"])
 def test_a_failing_collector_delays_neither_work_nor_shutdown(
     collector: object, tiny_model: Path, tmp_path: Path

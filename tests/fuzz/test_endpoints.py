@@ -309,6 +309,7 @@ def test_decompression_bombs_are_rejected_before_they_fill_the_memory(fuzzed: Cl
     assert send(fuzzed, ENDPOINTS["create_session"], b'{"user_metadata":' + deep).status == 400
 
 
+@pytest.mark.slow
 def test_invalid_requests_do_not_leak_memory(fuzzed: Client, caplog: pytest.LogCaptureFixture) -> None:
     """The growth over the second half of the rounds is small compared with the bodies of one round."""
 

@@ -26,7 +26,7 @@ from tinkex.engine.trainer.checkpoint import verify_manifest
 from tinkex.errors import InvalidInput
 
 # PEFT warns about tied embeddings and about saving them; nothing is merged here.
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:peft")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:peft")]
 
 TOKENS = np.random.default_rng(3).integers(5, 500, 20).tolist()
 

@@ -24,6 +24,7 @@ has_compiler = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @has_compiler
 def test_the_sources_compile_without_a_warning_and_the_result_loads(tmp_path: Path) -> None:
     library = build_core(tmp_path / "core.so", extra_flags=("-Werror",))
@@ -116,6 +117,7 @@ def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
         load_core(broken)
 
 
+@pytest.mark.slow
 @has_compiler
 def test_a_core_of_other_sources_is_refused(tmp_path: Path) -> None:
     stale = build_core(tmp_path / "core.so", extra_flags=("-O0",))
