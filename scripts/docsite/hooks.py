@@ -78,12 +78,12 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 
 
 def readme_table(begins: str) -> str:
-    """The table of the README whose first cell begins with these words; measured numbers stand in one place."""
-    tables = re.findall(r"^(?:\|.*\n)+", (ROOT / "README.md").read_text(), re.MULTILINE)
+    """The table of docs/performance.md whose first cell begins with these words; measured numbers are in one place."""
+    tables = re.findall(r"^(?:\|.*\n)+", (ROOT / "docs" / "performance.md").read_text(), re.MULTILINE)
     for table in tables:
         if table.startswith(f"| {begins}"):
             return table
-    raise SystemExit(f"README.md has no table that begins with {begins!r}")
+    raise SystemExit(f"docs/performance.md has no table that begins with {begins!r}")
 
 
 def example_page(program: Path) -> str:

@@ -11,7 +11,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -111,11 +111,13 @@ def test_the_key_stays_the_same_and_data_survives_a_restart(tiny_model: Path, tm
 
 
 @contextmanager
-def started(home: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A server that the test itself ends, and its address."""
+def started(
+    home: Path, *arguments: str, launcher: Sequence[str] = ()
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A server that the test itself ends, and its address; a ``launcher`` is a program that becomes the server."""
     log = (home / "log").open("ab")
     process = subprocess.Popen(
-        [*TINKEX, "serve", "--port", "0", "--no-auth", *arguments],
+        [*launcher, *TINKEX, "serve", "--port", "0", "--no-auth", *arguments],
         stdout=subprocess.PIPE,
         stderr=log,
         env={**os.environ, "TINKEX_HOME": str(home)},
@@ -182,6 +184,17 @@ def test_a_signal_stops_the_server_cleanly_while_clients_wait(
         poll.join()
         assert answers == [408]
     assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_a_server_under_nohup_survives_the_terminal_and_stops_on_sigterm(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    nohup = ("sh", "-c", 'trap "" HUP INT; exec "$@"', "sh")
+    with started(tmp_path, "--model", f"tiny={tiny_model}", launcher=nohup) as (process, url):
+        process.send_signal(signal.SIGHUP)
+        assert new_run(url)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
 
 
 def test_after_a_kill_the_server_starts_again_and_goes_on(tiny_model: Path, tmp_path: Path) -> None:

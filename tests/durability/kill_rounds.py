@@ -30,7 +30,7 @@ from tests.durability.stubborn import PATIENCE_S, Stubborn
 from tests.models import tiny_llama
 
 ARMS = ("api", "worker", "both")
-UNWANTED = ("Traceback", "other digits", "cannot be restored", "in a way it should not", "records contradict")
+UNWANTED = ("Traceback", "other digits", "cannot be restored", "failed unexpectedly", "records contradict")
 """What the log of a server that was only killed never says."""
 
 

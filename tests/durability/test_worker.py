@@ -100,7 +100,7 @@ def test_the_server_answers_while_there_is_no_worker(server: KillableServer) -> 
     with tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service:
         training = service.create_lora_training_client(MODEL, rank=4, seed=3)
         with no_worker(server) as told:
-            assert told["status"].startswith("degraded: the worker died (it was ended by SIGKILL")
+            assert told["status"].startswith("degraded: the worker was lost (it was terminated by SIGKILL")
             passed = training.forward_backward([datum(1)], "cross_entropy")
             stepped = training.optim_step(types.AdamParams(learning_rate=1e-2))
             sampled = service.create_sampling_client(base_model=MODEL).sample(

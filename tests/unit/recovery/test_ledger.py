@@ -88,7 +88,7 @@ class Ledger(Runs):
             self.weights[value.model_id] = list(self.files[value.path])
             return super(Ledger, self).on_load_weights(value, request)
 
-        if self.troubles.get(self.operations + 1) == "refused":
+        while self.troubles.get(self.operations + 1) == "refused":
             self.operations += 1  # of a load it would say that the checkpoint is gone, and it is not
         return self.troubled(value.model_id or "", deed)
 

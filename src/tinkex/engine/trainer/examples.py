@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +72,7 @@ class Example:
 
 
 def read_pass(
-    data: Sequence[Datum],
+    data: Sequence[Datum] | Sequence[Example],
     loss_fn: str,
     loss_fn_config: Mapping[str, float | str] | None,
     limits: Limits,
@@ -80,7 +80,7 @@ def read_pass(
 ) -> tuple[Loss, list[Example]]:
     """The loss and the examples of a pass; raises ``InvalidInput`` if it cannot run.
 
-    Needs no weights and no torch; safe to call from any thread.
+    Needs no weights and no torch; safe to call from any thread. Datums that have been read already are returned as they are.
 
     Example:
         >>> datum = Datum(model_input=ModelInput.from_ints([5, 6]), loss_fn_inputs={"target_tokens": [6, 7]})
@@ -89,6 +89,8 @@ def read_pass(
         ('cross_entropy', 1)
     """
     loss = find_loss(loss_fn)
+    if data and isinstance(data[0], Example):
+        return loss, cast("list[Example]", data)
     settings = read_settings(loss, loss_fn_config)
     if loss is CUSTOM and custom_loss is None:
         raise InvalidInput(
@@ -96,7 +98,7 @@ def read_pass(
         )
     if loss is not CUSTOM and custom_loss is not None:
         raise InvalidInput(f"loss_fn {loss.name!r} takes no custom loss; send loss_fn 'custom' to run it")
-    return loss, read_examples(data, loss, settings, limits, custom_loss)
+    return loss, read_examples(cast("Sequence[Datum]", data), loss, settings, limits, custom_loss)
 
 
 def read_examples(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from tinkex.engine.model.lora import Adapter
+from tinkex.engine.trainer.examples import Example
 from tinkex.engine.trainer.loss_graph import LossGraph
 from tinkex.types.inputs import Datum
 
@@ -46,7 +47,8 @@ class TrainJob:
     """
 
     state: TrainState
-    data: Sequence[Datum]
+    data: Sequence[Datum] | Sequence[Example]
+    """Datums, or what was read of them before."""
     loss_fn: str
     loss_fn_config: Mapping[str, float | str] | None = None
     backward: bool = True
