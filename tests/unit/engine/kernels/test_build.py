@@ -1,15 +1,10 @@
 from __future__ import annotations
 
-import os
-import platform
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.unit.engine.kernels.cores import CORES
 from tinkex.engine.kernels import CoreUnavailable, load_core
 from tinkex.engine.kernels.build import (
     BuildError,
@@ -70,32 +65,6 @@ def test_the_package_gets_the_core_or_the_reason_why_not(
     monkeypatch.setenv("CC", "/nowhere/cc")
     build_for_package(library)
     assert list(tmp_path.iterdir()) == [build_error_file(library)]
-
-
-@pytest.mark.skipif(
-    shutil.which("qemu-x86_64") is None or platform.machine() != "x86_64", reason="no qemu-x86_64 here"
-)
-@pytest.mark.parametrize(
-    ("processor", "variant"),
-    [
-        ("Nehalem", "portable"),
-        ("Haswell", "avx2"),
-        ("Haswell,-fma", "portable"),
-        ("Haswell,-f16c", "portable"),  # as a virtual machine may show it
-    ],
-)
-@pytest.mark.skipif(not CORES, reason="the package was installed without its compiled core")
-def test_a_processor_gets_the_fastest_variant_it_can_run(processor: str, variant: str) -> None:
-    code = "from tinkex.engine.kernels import load_core; print(load_core().variant)"
-    done = subprocess.run(
-        ["qemu-x86_64", "-cpu", processor, sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-        env=dict(os.environ),
-    )
-    assert done.stdout.strip() == variant
 
 
 def test_other_sources_have_another_digest(tmp_path: Path) -> None:
