@@ -1,9 +1,12 @@
-"""Fixtures every suite uses: a tiny random model, and the pace of the test process."""
+"""What every suite uses: a tiny random model and a server for it, the fast selection, and the pace of the test process."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,33 +14,105 @@ import pytest
 from hypothesis import settings
 
 from tests.servers import ServedEngine, serve
+from tests.sessions import close_sessions
+
+MIN_FAST_SHARE = 0.6
+"""The part of all tests that the fast selection runs."""
+FAST_SUITES = {"contract", "durability", "parity"}
+"""Suites that the fast selection has tests of."""
+SLOW = ("slow", "real_model", "soak")
+SLOW_MODULE = re.compile(rf"^pytestmark = (?:\[[^\]]*)?pytest\.mark\.(?:{'|'.join(SLOW)})\b", re.MULTILINE)
 
 # Two threads are what the smallest supported machine has; more of them spin against each other.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 # Idle threads sleep instead of spinning: with another process on a core, spinning costs a factor of three.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# The official client phones home on errors and waits for the answer; tests must not.
+# The official client sends telemetry on errors and waits for the reply; tests must not.
 os.environ.setdefault("TINKER_TELEMETRY", "0")
+
+# A shell starts background jobs with SIGINT ignored, and children inherit that. Tests of Ctrl-C need the default, which
+# children get if this process handles the signal.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests never assert absolute times: a busy machine must not fail an example for being slow.
 settings.register_profile("tinkex", deadline=None)
 settings.load_profile("tinkex")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse cases whose name holds an address: the processes that share the tests must agree on their names.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="run no test that is marked slow")
 
-    The longest test comes first: begun last, it would leave the other process with nothing to do.
-    """
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A module that is slow as a whole is not even imported for the fast selection."""
+    if not config.getoption("fast") or collection_path.suffix != ".py":
+        return None
+    return bool(SLOW_MODULE.search(collection_path.read_text(encoding="utf-8"))) or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    _check_names(items)
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.getoption("fast"):
+        _check_fast_selection(items)
+    if config.getoption("fast"):
+        slow = [item for item in items if _is_slow(item)]
+        items[:] = [item for item in items if not _is_slow(item)]
+        config.hook.pytest_deselected(items=slow)
+    yield
+    _put_slow_modules_first(items)
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in SLOW)
+
+
+def _check_names(items: list[pytest.Item]) -> None:
+    """Rejects cases whose name holds an address: the processes that share the tests must agree on their names."""
     nameless = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if nameless:
         raise pytest.UsageError(f"give these cases ids of their own: {', '.join(nameless)}")
-    items.sort(key=lambda item: item.get_closest_marker("soak") is None)
+
+
+def _check_fast_selection(items: list[pytest.Item]) -> None:
+    """Rejects a suite of which ``--fast`` runs too little."""
+    fast = [item for item in items if not _is_slow(item)]
+    if len(fast) < MIN_FAST_SHARE * len(items):
+        raise pytest.UsageError(
+            f"--fast runs {len(fast)} of {len(items)} tests, and {MIN_FAST_SHARE:.0%} are required; "
+            "make tests faster instead of marking them slow"
+        )
+    missing = FAST_SUITES - {part for item in fast for part in item.path.parts}
+    if missing:
+        raise pytest.UsageError(
+            f"--fast runs no test of {', '.join(sorted(missing))}; keep some of them fast"
+        )
+
+
+def _put_slow_modules_first(items: list[pytest.Item]) -> None:
+    """The longest tests start first: one that starts last leaves the other process idle until it ends."""
+    soak = {item.path for item in items if item.get_closest_marker("soak")}
+    slow = {item.path for item in items if _is_slow(item)}
+    items.sort(key=lambda item: (item.path not in soak, item.path not in slow))
+
+
+def pytest_collection_finish() -> None:
+    """Takes what imports and collection made out of garbage collection: scanning it again and again takes seconds."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_session_outlives_its_module() -> Iterator[None]:
+    """Ends the heartbeats of clients that tests leave open, which would fail once their server has stopped."""
+    yield
+    close_sessions()
 
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """Loggers leave a test with the levels they came with: a command that turns them up would feed every test after it."""
+    """Restores the levels of loggers after each test: a command that raises them would fill the output of the next."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     levels = {name: each.level for name, each in _our_loggers()}
@@ -65,7 +140,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served_engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
     """`tinkex serve` with the tiny model, in a process of its own, for the whole run.
 
-    Tests leave sessions open, as programs do, and all their runs count as live as long as this process beats for them.
+    Tests of a module leave sessions open, as programs do, and all their runs count as live until the module ends.
     """
     options = ("--model", f"tiny/llama={tiny_model}", "--max-live-runs", "2000")
     with serve(tmp_path_factory.mktemp("served"), *options) as engine:

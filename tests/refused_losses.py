@@ -85,15 +85,15 @@ ONE = {"logprobs": 1}
 
 REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (branching, ONE, "torch.where"),
-    (no_logprobs, {"advantages": 1}, "begin with the parameter logprobs"),
+    (no_logprobs, {"advantages": 1}, "have logprobs as its first parameter"),
     (with_default, {"logprobs": 1, "beta": 0}, "default for 'beta'"),
     (by_keyword, {"logprobs": 1, "beta": 0}, "by star or keyword"),
     (starred, {"logprobs": 1, "rest": 0}, "by star or keyword"),
     (capitals, {"logprobs": 1, "Beta": 0}, "parameter 'Beta'"),
     (many, ONE, "at most 16"),
-    (leaves_torch, ONE, "leaves torch"),
+    (leaves_torch, ONE, "returns no tensor"),
     (goes_back, ONE, r"calls backward\(\)"),
-    (captures, ONE, "holds a tensor of its own"),
+    (captures, ONE, "captures a tensor"),
     (uses_a_module, ONE, "torch.nn.functional"),
     (no_such_method, ONE, r"frobnicate\(\), which tensors do not have"),
     (only_the_loss, ONE, r"does not return \(loss, metrics\)"),

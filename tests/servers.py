@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.sessions import close_sessions
+
 READY = re.compile(r"(http://\S+)(?:.*?(tml-\S+))?")
 
 
@@ -43,6 +45,7 @@ def serve(
             log.flush()
             raise AssertionError(f"the server said {line!r}\n{(home / 'serve.log').read_text()}")
         yield ServedEngine(match[1], match[2] or "tml-none", process.pid, line)
+        close_sessions(match[1])  # while the server still answers
     finally:
         process.send_signal(signal.SIGTERM)
         try:

@@ -1,6 +1,6 @@
 """Tinkex: the Tinker API in Python, everywhere.
 
-Names are loaded when they are first used, so that importing the package costs next to nothing.
+Names are loaded at first use, so that importing the package is fast.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Every public name, loaded or not."""
+    """Returns every public name, loaded or not."""
     return sorted({*globals(), *_HOMES, *_MODULES})
 
 
@@ -255,7 +255,7 @@ if TYPE_CHECKING:
 
 
 class _MovedModules:
-    """The last entry of ``sys.meta_path``: it is consulted for a module of ours that no file provides."""
+    """The last finder in ``sys.meta_path``: it finds modules of this package by their old paths."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG004

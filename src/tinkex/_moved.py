@@ -1,7 +1,7 @@
-"""Module paths of 0.1: each is importable until 0.3, with a ``DeprecationWarning`` that names the new path.
+"""Module paths and names of 0.1: each works until 0.3, with a ``DeprecationWarning`` that gives the new one.
 
-A path resolves to the module at its new place, so both paths give identical objects, and pickles that name the old one
-load.
+An old path resolves to the module at its new place, so both paths give identical objects, and pickles that contain
+the old one load.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["MOVED", "find_moved", "load_moved"]
+__all__ = ["MOVED", "RENAMED", "find_moved", "load_moved", "load_renamed"]
 
 MOVED: Mapping[str, str] = {
     "tinkex.added_tokens": "tinkex.tokenizers.added_tokens",
@@ -47,31 +47,63 @@ MOVED: Mapping[str, str] = {
     "tinkex.terminal.plot": "tinkex.observability.terminal.plot",
     "tinkex.terminal.training": "tinkex.observability.terminal.training",
     "tinkex.traced_loss": "tinkex.losses.traced",
+    "tinkex.tokenizers.description": "tinkex.tokenizers.tokenizer_config",
+    "tinkex.tokenizers.everyday": "tinkex.tokenizers.base",
     "tinkex.tracing": "tinkex.observability.tracing",
+    "tinkex.train.notebook": "tinkex.train.run_directory",
+    "tinkex.types.settling": "tinkex.types.coercion",
 }
+
+RENAMED: Mapping[str, Mapping[str, str]] = {
+    "tinkex.config": {"Setting": "ClientSetting"},
+    "tinkex.config.settings": {"Setting": "ClientSetting"},
+    "tinkex.observability.events": {"RunTroubled": "RunUnhealthy", "Silent": "NullSink", "guarded": "guard"},
+    "tinkex.recovery": {"Recovered": "RecoveryResult", "Step": "TrainingStep"},
+    "tinkex.recovery.policy": {"Recovered": "RecoveryResult"},
+    "tinkex.recovery.steps": {"Step": "TrainingStep"},
+    "tinkex.tokenizers": {"forget_tokenizers": "clear_tokenizer_cache"},
+    "tinkex.tokenizers.base": {"EverydayTokenizer": "BaseTokenizer"},
+    "tinkex.tokenizers.loading": {"forget_tokenizers": "clear_tokenizer_cache"},
+    "tinkex.train": {"Report": "TrainingReport", "Watcher": "TrainingCallback"},
+    "tinkex.train.loop": {"Watcher": "TrainingCallback"},
+    "tinkex.train.report": {"Report": "TrainingReport"},
+}
+"""Per module, public names of 0.1 and their new names; the module's ``__getattr__`` calls :func:`load_renamed`."""
 
 
 def load_moved(old: str, *, stacklevel: int) -> ModuleType:
-    """Returns the module that ``old`` is called now, and enters it in ``sys.modules`` under ``old`` too."""
+    """Returns the module at the new path of ``old``, and enters it in ``sys.modules`` under ``old`` too."""
     warnings.warn(
         f"{old} is now {MOVED[old]}; the old path is removed in 0.3",
         DeprecationWarning,
         stacklevel=stacklevel + 1,
     )
     for path, new in MOVED.items():
-        # With the modules inside: the import system would find their files in the package, and load them twice.
+        # Including submodules: the import system would find their files in the package and load them twice.
         if path == old or path.startswith(f"{old}."):
             sys.modules[path] = import_module(new)
     return sys.modules[old]
 
 
+def load_renamed(module: str, name: str) -> object:
+    """Returns the object that was called ``name`` in 0.1; raises ``AttributeError`` for every other name."""
+    new = RENAMED.get(module, {}).get(name)
+    if new is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    warnings.warn(
+        f"{module}.{name} is now {new}; the old name is removed in 0.3", DeprecationWarning, stacklevel=3
+    )
+    value: object = getattr(import_module(module), new)
+    return value
+
+
 def find_moved(name: str) -> ModuleSpec | None:
-    """Returns how to load a path of the table; None for every other name."""
+    """Returns the spec of a moved module; None for every other name."""
     return ModuleSpec(name, MovedLoader()) if name in MOVED else None
 
 
 class MovedLoader(Loader):
-    """Loads an old path: what it stands for takes the place of the module that the import system makes."""
+    """Loads a module by its old path, in place of the empty module that the import system creates."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Enters the module at the new path in ``sys.modules``."""

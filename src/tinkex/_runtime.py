@@ -1,8 +1,8 @@
-"""The background event loop: the only module in which one thread hands work to another.
+"""The background event loop: the only module in which one thread submits work to another.
 
-All network work of a process runs on one loop in one daemon thread, started at first use. Callers reach it
-from plain code (:meth:`Background.run`), from any event loop of their own (:func:`arrival`), or by keeping
-the ``concurrent.futures.Future`` that :meth:`Background.submit` returns.
+All network I/O of a process runs on one loop in one daemon thread, started at first use. Callers use it from
+synchronous code (:meth:`Background.run`), from their own event loop (:func:`await_future`), or through the
+``concurrent.futures.Future`` that :meth:`Background.submit` returns.
 """
 
 from __future__ import annotations
@@ -22,55 +22,63 @@ from typing import Any, TypeAlias, TypeVar
 
 from tinkex.errors import ClosedError
 
-__all__ = ["Background", "arrival", "background", "before_stop", "in_own_thread", "on_exit", "start_alone"]
+__all__ = [
+    "Background",
+    "await_future",
+    "background",
+    "before_stop",
+    "create_detached_task",
+    "on_exit",
+    "run_in_daemon_thread",
+]
 
 T = TypeVar("T")
 
-Ended: TypeAlias = Callable[[BaseException | None], None]
-"""Hears how a coroutine ended, before those who wait for it do."""
+DoneCallback: TypeAlias = Callable[[BaseException | None], None]
+"""Called with a coroutine's exception, or None, before its waiters are notified."""
 
 STOP_TIMEOUT_S = 5.0
 
 
-class Handed(Future[T]):
-    """The outcome of a coroutine on the background loop; cancelling it cancels the coroutine."""
+class LoopFuture(Future[T]):
+    """The future of a coroutine on the background loop; cancelling it cancels the coroutine."""
 
-    def __init__(self, home: Background, ended: Ended | None) -> None:
+    def __init__(self, owner: Background, on_done: DoneCallback | None) -> None:
         super().__init__()
         self.task: asyncio.Task[T] | None = None
-        self._home = home
-        self._ended = ended
+        self._owner = owner
+        self._on_done = on_done
 
     def result(self, timeout: float | None = None) -> T:
-        """The outcome, once it is there; after the end of the program there will be none."""
-        if self._home.ending and not self.done():
+        """Waits for the coroutine's value; raises ``CancelledError`` while the interpreter exits."""
+        if self._owner.stopping and not self.done():
             super().cancel()
         return super().result(timeout)
 
     def cancel(self) -> bool:
-        """Cancels the coroutine, unless it has ended."""
+        """Cancels the coroutine, unless it is done."""
         if not super().cancel():
             return False
-        if self._ended is not None:
-            self._ended(asyncio.CancelledError())
+        if self._on_done is not None:
+            self._on_done(asyncio.CancelledError())
         task = self.task
         if task is not None:
-            with contextlib.suppress(RuntimeError):  # a loop that has stopped has cancelled it already
-                self._home.loop.call_soon_threadsafe(task.cancel)
+            with contextlib.suppress(RuntimeError):  # a stopped loop has cancelled it already
+                self._owner.loop.call_soon_threadsafe(task.cancel)
         return True
 
-    def arrived(self, task: asyncio.Task[T]) -> None:
-        """Takes over the outcome of the coroutine."""
+    def copy_outcome(self, task: asyncio.Task[T]) -> None:
+        """Copies the result or exception of the finished task."""
         self.task = None
-        if self._ended is not None:
-            self._ended(asyncio.CancelledError() if task.cancelled() else task.exception())
-        if task.cancelled() and self._home.ending:
-            return  # only daemon threads can be waiting: left asleep, they end with the program and in silence
+        if self._on_done is not None:
+            self._on_done(asyncio.CancelledError() if task.cancelled() else task.exception())
+        if task.cancelled() and self._owner.stopping:
+            return  # only daemon threads can be waiting: left blocked, they exit quietly with the process
         if task.cancelled():
             super().cancel()
             self.set_running_or_notify_cancel()
         elif not self.set_running_or_notify_cancel():
-            task.exception()  # nobody waits any more; read, so that asyncio does not complain
+            task.exception()  # there is no waiter; retrieved so that asyncio logs no warning
         elif (error := task.exception()) is not None:
             self.set_exception(error)
         else:
@@ -88,11 +96,13 @@ class Background:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.ending = False
-        """Whether the program is ending, and the loop with it."""
+        self.stopping = False
+        """Whether the loop is stopping because the interpreter exits."""
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._inbox: deque[tuple[Coroutine[Any, Any, Any], Handed[Any], contextvars.Context]] = deque()
-        self._told = False
+        self._submitted: deque[tuple[Coroutine[Any, Any, Any], LoopFuture[Any], contextvars.Context]] = (
+            deque()
+        )
+        self._wake_pending = False
         self._thread = threading.Thread(target=self._serve, name="tinkex", daemon=True)
         self._thread.start()
 
@@ -102,75 +112,75 @@ class Background:
             try:
                 self.loop.run_forever()
             except (SystemExit, KeyboardInterrupt):
-                # A function of the program's called sys.exit() here. Whoever waits for that call gets it; asyncio would
-                # end the loop as well, and leave all others waiting for ever.
+                # A user callback called sys.exit() here. Its waiter receives the exception; asyncio would also stop the
+                # loop and leave all other waiters blocked forever.
                 continue
             return
 
     @property
     def is_current_thread(self) -> bool:
-        """Whether the caller runs on the loop's own thread, where waiting for the loop would never end."""
+        """Whether the caller runs on the loop's own thread, where waiting for the loop would deadlock."""
         return threading.current_thread() is self._thread
 
-    def submit(self, coroutine: Coroutine[Any, Any, T], ended: Ended | None = None) -> Future[T]:
+    def submit(self, coroutine: Coroutine[Any, Any, T], on_done: DoneCallback | None = None) -> Future[T]:
         """Starts a coroutine on the loop, in the caller's context; cancelling the returned future cancels it."""
-        future: Handed[T] = Handed(self, ended)
-        self._inbox.append((coroutine, future, contextvars.copy_context()))
-        if not self._told:
-            # Waking the loop costs more than the rest: one call does it for all that arrive meanwhile.
+        future: LoopFuture[T] = LoopFuture(self, on_done)
+        self._submitted.append((coroutine, future, contextvars.copy_context()))
+        if not self._wake_pending:
+            # Waking the loop is the expensive part: one wake-up serves every coroutine submitted until it runs.
             try:
-                self._told = True
-                self.loop.call_soon_threadsafe(self._begin_all)
+                self._wake_pending = True
+                self.loop.call_soon_threadsafe(self._start_submitted)
             except KeyboardInterrupt:
-                self._told = False  # it may not have been told: whoever comes next tells it
+                self._wake_pending = False  # the wake-up may be lost: the next submit repeats it
                 raise
             except RuntimeError as error:
-                self._inbox.clear()
-                self._told = False
+                self._submitted.clear()
+                self._wake_pending = False
                 coroutine.close()
                 stopped = ClosedError(
                     "the background loop has stopped because the program is ending; "
                     "finish calls before the interpreter exits"
                 )
-                if ended is not None:
-                    ended(stopped)
+                if on_done is not None:
+                    on_done(stopped)
                 raise stopped from error
         return future
 
-    def _begin_all(self) -> None:
-        self._told = False  # before the inbox is emptied: whoever adds to it from now on tells us again
-        while self._inbox:
-            coroutine, future, context = self._inbox.popleft()
+    def _start_submitted(self) -> None:
+        self._wake_pending = False  # before the queue is drained: a later submit must wake the loop again
+        while self._submitted:
+            coroutine, future, context = self._submitted.popleft()
             if future.cancelled():
                 coroutine.close()
             else:
                 future.task = task = self.loop.create_task(coroutine, context=context)
-                # Held until it ends: the loop alone would let it be collected while it waits.
+                # The loop holds only a weak reference: without this one the task could be garbage-collected.
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-                task.add_done_callback(future.arrived)
+                task.add_done_callback(future.copy_outcome)
                 if future.cancelled():
                     task.cancel()
 
-    def start(self, coroutine: Coroutine[Any, Any, None], *, alone: bool = False) -> None:
-        """Starts a coroutine that nobody waits for and nobody can cancel; it must handle its own errors.
+    def start(self, coroutine: Coroutine[Any, Any, None], *, detached: bool = False) -> None:
+        """Starts a coroutine that has no future and cannot be cancelled; it must handle its own errors.
 
-        It runs in the caller's context, or ``alone`` in none: then it belongs to the client, not to a call.
+        It runs in the caller's context, or in an empty one if ``detached``: then it belongs to the client, not to a call.
         """
-        context = contextvars.Context() if alone else contextvars.copy_context()
-        if not self.call(functools.partial(self.hold, coroutine, context)):
-            coroutine.close()  # the program is ending: whoever waits for the outcome is told by submit()
+        context = contextvars.Context() if detached else contextvars.copy_context()
+        if not self.call(functools.partial(self.spawn, coroutine, context)):
+            coroutine.close()  # the interpreter exits
 
     def call(self, function: Callable[[], None]) -> bool:
-        """Has the loop call a function soon; False where the loop has stopped."""
+        """Schedules a function on the loop; returns False if the loop has stopped."""
         try:
             self.loop.call_soon_threadsafe(function)
         except RuntimeError:
             return False
         return True
 
-    def hold(self, coroutine: Coroutine[Any, Any, None], context: contextvars.Context) -> None:
-        """Starts a coroutine, from the loop itself; it is held until it ends, or it could be collected meanwhile."""
+    def spawn(self, coroutine: Coroutine[Any, Any, None], context: contextvars.Context) -> None:
+        """Starts a coroutine from the loop's own thread, and keeps a reference to its task until it is done."""
         task = self.loop.create_task(coroutine, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -188,7 +198,7 @@ class Background:
         """Raises ``RuntimeError`` on the loop's own thread, which a blocking call would block for ever."""
         if self.is_current_thread:
             raise RuntimeError(
-                "a blocking call was made on the client's own event loop, where it would wait for itself; "
+                "a blocking call was made on the client's own event loop, where it would deadlock; "
                 "use the *_async form there"
             )
 
@@ -201,11 +211,11 @@ class Background:
             raise
 
     def stop(self) -> None:
-        """Cancels what still runs, ends the thread and closes the loop."""
-        self.ending = True
+        """Cancels all tasks, joins the thread and closes the loop."""
+        self.stopping = True
 
-        async def wind_down() -> None:
-            # Again and again: what ends may begin something else, such as telling the server of samples given up.
+        async def shut_down() -> None:
+            # Repeated: a cancelled task may start another one, such as the one that sends cancellations to the server.
             while others := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
                 for task in others:
                     task.cancel()
@@ -215,57 +225,57 @@ class Background:
             await self.loop.shutdown_asyncgens()
 
         with contextlib.suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(wind_down(), self.loop).result(STOP_TIMEOUT_S)
+            asyncio.run_coroutine_threadsafe(shut_down(), self.loop).result(STOP_TIMEOUT_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(STOP_TIMEOUT_S)
         if not self._thread.is_alive():
             self.loop.close()
 
 
-class _Mailbox:
-    """Wakes one loop for all results that arrive there at about the same time."""
+class _BatchNotifier:
+    """Completes futures of one loop from other threads, with one wake-up for those that come close together."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
-        self._arrived: deque[asyncio.Future[None]] = deque()
-        self._told = False
+        self._ready: deque[asyncio.Future[None]] = deque()
+        self._wake_pending = False
 
-    def put(self, arrived: asyncio.Future[None], _: Future[Any]) -> None:
-        """Releases whoever waits for ``arrived`` on the loop."""
-        self._arrived.append(arrived)
+    def notify(self, ready: asyncio.Future[None], _: Future[Any]) -> None:
+        """Completes ``ready`` on its loop."""
+        self._ready.append(ready)
         loop = self._loop()
-        if loop is not None and not self._told:
-            self._told = True
-            # The caller's loop may have been closed before the answer came: then nobody waits any more.
+        if loop is not None and not self._wake_pending:
+            self._wake_pending = True
+            # The caller's loop may be closed by now: then there is no waiter.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._deliver)
+                loop.call_soon_threadsafe(self._complete_ready)
 
-    def _deliver(self) -> None:
-        self._told = False  # before the box is emptied: whoever adds to it from now on tells the loop again
-        while self._arrived:
-            arrived = self._arrived.popleft()
-            if not arrived.done():
-                arrived.set_result(None)
-
-
-_mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = weakref.WeakKeyDictionary()
+    def _complete_ready(self) -> None:
+        self._wake_pending = False  # before the queue is drained: a later notify must wake the loop again
+        while self._ready:
+            ready = self._ready.popleft()
+            if not ready.done():
+                ready.set_result(None)
 
 
-async def arrival(future: Future[T], *, cancel_with_me: bool = False) -> T:
-    """Waits, on the caller's own loop, for a future of the background loop.
+_notifiers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _BatchNotifier] = weakref.WeakKeyDictionary()
 
-    When the waiting task is cancelled, the work goes on, unless ``cancel_with_me``.
+
+async def await_future(future: Future[T], *, propagate_cancel: bool = False) -> T:
+    """Awaits a future of the background loop on the caller's own loop.
+
+    Cancelling the awaiting task cancels the future only if ``propagate_cancel`` is set.
     """
     loop = asyncio.get_running_loop()
-    arrived: asyncio.Future[None] = loop.create_future()
-    mailbox = _mailboxes.get(loop)
-    if mailbox is None:
-        mailbox = _mailboxes[loop] = _Mailbox(loop)
-    future.add_done_callback(functools.partial(mailbox.put, arrived))
+    ready: asyncio.Future[None] = loop.create_future()
+    notifier = _notifiers.get(loop)
+    if notifier is None:
+        notifier = _notifiers[loop] = _BatchNotifier(loop)
+    future.add_done_callback(functools.partial(notifier.notify, ready))
     try:
-        await arrived
+        await ready
     except asyncio.CancelledError:
-        if cancel_with_me:
+        if propagate_cancel:
             future.cancel()
         raise
     if future.cancelled():
@@ -273,33 +283,33 @@ async def arrival(future: Future[T], *, cancel_with_me: bool = False) -> T:
     return future.result()
 
 
-def start_alone(coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task on the running loop that many calls share: it is in the context of none of them."""
+def create_detached_task(coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Creates a task on the running loop in an empty context, for work that several calls share."""
     return asyncio.get_running_loop().create_task(coroutine, context=contextvars.Context())
 
 
-async def in_own_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Runs a function that may take for ever: in a daemon thread of its own, which holds up nobody, nor the program's end.
+async def run_in_daemon_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Runs a function that may block forever in its own daemon thread, which does not delay interpreter exit.
 
-    The threads that a loop keeps for such work are few, and looking up the names of hosts needs them too.
+    The loop's default executor has few threads, and DNS lookups need them.
 
-    >>> background().run(in_own_thread(sum, [1, 2]))
+    >>> background().run(run_in_daemon_thread(sum, [1, 2]))
     3
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
-    def tell(how: Callable[[Any], None], what: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has stopped meanwhile
-            loop.call_soon_threadsafe(lambda: None if outcome.done() else how(what))
+    def complete(setter: Callable[[Any], None], value: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has stopped
+            loop.call_soon_threadsafe(lambda: None if outcome.done() else setter(value))
 
     def work() -> None:
         try:
             value = function(*arguments)
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
-            tell(outcome.set_exception, error)
+        except BaseException as error:  # noqa: BLE001 - raised in the awaiting task
+            complete(outcome.set_exception, error)
         else:
-            tell(outcome.set_result, value)
+            complete(outcome.set_result, value)
 
     threading.Thread(target=contextvars.copy_context().run, args=(work,), name="tinkex", daemon=True).start()
     return await outcome
@@ -310,13 +320,13 @@ _current: Background | None = None
 _hooked = False
 _exit_callbacks: list[Callable[[], None]] = []
 _stop_callbacks: list[Callable[[], None]] = []
-# A loop inherited through fork shares its kernel objects with the parent: closing it here would break the
-# parent's, so it is kept and never touched again.
+# A loop inherited through fork shares its kernel objects with the parent. Closing it here would break the parent's,
+# so a reference is kept to prevent its finalizer from running.
 _abandoned: list[Background] = []
 
 
 def background() -> Background:
-    """The background loop of this process, started at the first call; a forked child gets its own."""
+    """Returns the background loop of this process, started at the first call; a forked child gets its own."""
     global _current, _hooked  # noqa: PLW0603 - one loop per process is the point
     current = _current
     if current is not None:
@@ -326,7 +336,7 @@ def background() -> Background:
             _current = Background()
             if not _hooked:
                 _hooked = True
-                if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+                if hasattr(os, "register_at_fork"):  # absent on Windows
                     os.register_at_fork(after_in_child=_after_fork)
                 atexit.register(_at_exit)
         return _current
@@ -339,7 +349,7 @@ def on_exit(callback: Callable[[], None]) -> None:
 
 
 def before_stop(callback: Callable[[], None]) -> None:
-    """Runs ``callback`` on every background loop that is about to stop, after its tasks have ended."""
+    """Runs ``callback`` on every background loop that is about to stop, after its tasks are done."""
     _stop_callbacks.append(callback)
 
 

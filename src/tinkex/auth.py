@@ -1,4 +1,4 @@
-"""Whether this machine has a key, and whether a server accepts it."""
+"""Checks whether this machine has an API key, and whether the server accepts it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["get_tinker_token", "raise_if_tinker_not_accessible", "tinker_has_cre
 
 
 def get_tinker_token() -> str | None:
-    """The configured API key, from ``TINKER_API_KEY`` or the credentials file; None if there is none.
+    """Returns the API key from ``TINKER_API_KEY`` or the credentials file; None if there is none.
 
-    Looks on this machine only, and runs no command.
+    Makes no network request and runs no credential command.
 
     ::
 
@@ -22,29 +22,29 @@ def get_tinker_token() -> str | None:
     """
     environ = {name: value for name, value in os.environ.items() if name != "TINKER_CREDENTIAL_CMD"}
     try:
-        # Whichever server is configured: the engine in this process would need no key at all.
+        # The configured server is ignored: with the embedded engine, no key would be looked up.
         return Config.resolve(environ={**environ, "TINKER_BASE_URL": ""}, needs_key=False).api_key
     except ConfigError:
         return None
 
 
 def tinker_has_credentials() -> bool:
-    """Whether a credential is configured: a key, or a command that prints one (it is not run)."""
+    """Returns whether a credential is configured: a key, or a command that prints one (it is not run)."""
     return get_tinker_token() is not None or bool(os.environ.get("TINKER_CREDENTIAL_CMD", "").strip())
 
 
 def raise_if_tinker_not_accessible() -> None:
-    """Asks the configured server what it offers, once; raises a ``TinkexError`` that says what is wrong.
+    """Requests the configured server's capabilities, once; raises a ``TinkexError`` if that fails.
 
-    ``AuthenticationError`` means the key was refused, ``BillingError`` that the account is not set up,
-    ``APIConnectionError`` that nobody answered, ``ConfigError`` that there is no key.
+    ``AuthenticationError`` means the key was rejected, ``BillingError`` that the account is not set up,
+    ``APIConnectionError`` that the server is unreachable, ``ConfigError`` that there is no key.
     """
     from tinkex._runtime import background
     from tinkex._transport.retry import RetryPolicy
     from tinkex.clients._connection import connect
     from tinkex.clients._rest_calls import RestCalls
 
-    async def ask() -> None:
+    async def request_capabilities() -> None:
         try:
             await RestCalls(caller).capabilities()
         finally:
@@ -53,7 +53,7 @@ def raise_if_tinker_not_accessible() -> None:
     try:
         caller = connect(config=None, transport=None, events=None)
         caller.policy = RetryPolicy(max_retries=0)
-        background().run(ask())
+        background().run(request_capabilities())
     except TinkexError:
         raise
     except (OSError, ValueError) as error:

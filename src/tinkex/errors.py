@@ -3,8 +3,8 @@
 ::
 
     TinkexError (= TinkerError)
-    ├── APIError                          a call to a server went wrong
-    │   ├── APIStatusError                it answered with a 4xx or 5xx      .status_code
+    ├── APIError                          a call to a server failed
+    │   ├── APIStatusError                the server responded with 4xx or 5xx    .status_code
     │   │   ├── BadRequestError 400       ├── NotFoundError 404
     │   │   ├── AuthenticationError 401   ├── ConflictError 409
     │   │   ├── BillingError 402          ├── UnprocessableEntityError 422
@@ -12,19 +12,19 @@
     │   │   ├── PayloadTooLargeError 413
     │   │   └── InternalServerError ≥500
     │   │       └── InsufficientStorageError 507
-    │   ├── APIResponseValidationError    it answered with something we cannot read
-    │   └── APIConnectionError            it did not answer
+    │   ├── APIResponseValidationError    the response does not follow the protocol
+    │   └── APIConnectionError            there was no response
     │       ├── APITimeoutError           …in time
-    │       ├── CircuitOpenError          it was not asked, for it keeps failing   .retry_after_s
-    │       └── StreamInterruptedError    it broke off in the middle         .received
+    │       ├── CircuitOpenError          the call was not sent: the server keeps failing    .retry_after_s
+    │       └── StreamInterruptedError    the stream ended early             .received
     ├── RequestFailedError                an accepted operation failed       .request_id .category
-    ├── ResultExpiredError                the result of an operation is gone from the server
-    ├── ConfigError (ValueError)          a setting is missing or wrong
+    ├── ResultExpiredError                the server has deleted the result of an operation
+    ├── ConfigError (ValueError)          a setting is missing or invalid
     │   └── MissingApiKeyError            there is no API key, and the server needs one
-    ├── SetupError                        this machine lacks something: a model, an extra, a port
+    ├── SetupError                        something is missing on this machine: a model, an extra, a port
     ├── ClosedError (RuntimeError)        the client was closed before this call
     ├── RecoveryError                     a run could not be restarted       .run_id
-    ├── UploadError (ValueError)          a file to be sent cannot be read, or not again
+    ├── UploadError (ValueError)          a file to upload cannot be read, or not a second time
     └── EngineError                       raised inside the engine           .status .category
         ├── InvalidInput 400 (ValueError)     ├── Expired 410
         ├── Unauthorized 401                  ├── TooLarge 413
@@ -35,8 +35,8 @@
         ├── NoRoom 507                        └── StorageUnavailable 503
     ExperimentalWarning (FutureWarning)
 
-Engine errors are turned into HTTP answers in one place, ``engine/api/errors.py``, and come back to the
-user of the client as an ``APIStatusError`` (refused at once) or a ``RequestFailedError`` (failed later).
+``engine/api/errors.py`` turns engine errors into HTTP responses. The client raises them as an ``APIStatusError``
+(rejected immediately) or a ``RequestFailedError`` (failed later).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ __all__ = [
 
 
 class RequestErrorCategory(StrEnum):
-    """Whose fault a failed operation was, as the server sees it."""
+    """The category the server assigns to a failed operation."""
 
     Unknown = "unknown"
     Server = "server"
@@ -107,11 +107,11 @@ class RequestErrorCategory(StrEnum):
 
     @classmethod
     def parse(cls, text: object) -> RequestErrorCategory:
-        """Reads the wire value; anything unknown is ``Unknown``.
+        """Parses the wire value; returns ``Unknown`` for any other.
 
         >>> RequestErrorCategory.parse("user").name
         'User'
-        >>> RequestErrorCategory.parse("gremlins").name
+        >>> RequestErrorCategory.parse("network").name
         'Unknown'
         """
         try:
@@ -122,7 +122,7 @@ class RequestErrorCategory(StrEnum):
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """The request an error is about: method and URL, never headers or body (they may hold secrets)."""
+    """The request of an error: method and URL, never headers or body (they may hold secrets)."""
 
     method: str
     url: str
@@ -132,7 +132,7 @@ class HttpRequest:
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """The answer an error is about."""
+    """The response of an error."""
 
     status_code: int
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -155,7 +155,7 @@ TinkerError = TinkexError
 
 
 class APIError(TinkexError):
-    """A call to a server went wrong."""
+    """A call to a server failed."""
 
     message: str
     request: HttpRequest | None
@@ -171,10 +171,10 @@ class APIError(TinkexError):
 
 
 class APIStatusError(APIError):
-    """The server answered with an error status.
+    """The server responded with an error status.
 
-    ``response`` is what the answer was: ours, or in your tests anything with a ``status_code``, such as the
-    response object of an HTTP library.
+    ``response`` is an ``HttpResponse``, or in your tests any object with a ``status_code``, such as the response of
+    an HTTP library.
 
     >>> RateLimitError("slow down", response=HttpResponse(429), body=None).status_code
     429
@@ -190,7 +190,7 @@ class APIStatusError(APIError):
 
 
 class BadRequestError(APIStatusError):
-    """400: the request itself is wrong; the message says how."""
+    """400: the request is invalid; the message gives the reason."""
 
     status_code = 400
 
@@ -226,13 +226,13 @@ class ConflictError(APIStatusError):
 
 
 class PayloadTooLargeError(APIStatusError):
-    """413: what was sent is larger than this server takes; the message says how large it may be."""
+    """413: the request exceeds a size limit of the server; the message states the limit."""
 
     status_code = 413
 
 
 class UnprocessableEntityError(APIStatusError):
-    """422: well-formed, but the values make no sense together."""
+    """422: well-formed, but the values are inconsistent."""
 
     status_code = 422
 
@@ -248,13 +248,13 @@ class InternalServerError(APIStatusError):
 
 
 class InsufficientStorageError(InternalServerError):
-    """507: there is no room for what is to be kept; it is not tried again before something is deleted."""
+    """507: the storage is full; the client does not retry, delete something first."""
 
     status_code = 507
 
 
 class APIResponseValidationError(APIError):
-    """The server answered with something that does not follow the protocol."""
+    """The server's response does not follow the protocol."""
 
     response: HttpResponse | None
     status_code: int
@@ -262,7 +262,7 @@ class APIResponseValidationError(APIError):
     def __init__(
         self, response: HttpResponse | None, body: object | None = None, message: str | None = None
     ) -> None:
-        message = message or "The server's answer does not follow the protocol."
+        message = message or "The server's response does not follow the protocol."
         super().__init__(message, getattr(response, "request", None), body=body)
         self.response = response
         self.status_code = response.status_code if response is not None else 0
@@ -276,14 +276,14 @@ class APIConnectionError(APIError):
 
 
 class APITimeoutError(APIConnectionError):
-    """The server did not answer in time."""
+    """The server did not respond in time."""
 
     def __init__(self, request: HttpRequest | None = None, message: str = "Request timed out.") -> None:
         super().__init__(request, message)
 
 
 class CircuitOpenError(APIConnectionError):
-    """A call was not sent, because the server has failed several times in a row; ``retry_after_s`` says when one will be."""
+    """The circuit breaker blocked a call, because the server keeps failing; the next call is sent after ``retry_after_s``."""
 
     retry_after_s: float
 
@@ -298,10 +298,10 @@ class CircuitOpenError(APIConnectionError):
 
 
 class StreamInterruptedError(APIConnectionError):
-    """A stream broke off after its first token; ``received`` is what had come until then.
+    """A stream ended early, after its first token; ``received`` holds the tokens until then.
 
-    It is not repeated by itself, because the tokens were handed out already: sample again, with what was
-    received as part of the prompt if it is to go on from there.
+    The client does not retry it, because the caller has already received tokens. To continue from there, sample
+    again with the received tokens appended to the prompt.
     """
 
     received: Sequence[Any]
@@ -309,7 +309,7 @@ class StreamInterruptedError(APIConnectionError):
     def __init__(
         self,
         request: HttpRequest | None = None,
-        message: str = "The stream broke off.",
+        message: str = "The stream ended early.",
         received: Sequence[Any] = (),
     ) -> None:
         super().__init__(request, message)
@@ -317,7 +317,7 @@ class StreamInterruptedError(APIConnectionError):
 
 
 class RequestFailedError(TinkexError):
-    """An operation was accepted and failed later; ``category`` says whose fault it was."""
+    """An operation was accepted and failed later; ``category`` says whether the user or the server is at fault."""
 
     def __init__(self, message: str, request_id: str, category: RequestErrorCategory) -> None:
         super().__init__(message)
@@ -327,7 +327,7 @@ class RequestFailedError(TinkexError):
 
 
 class ResultExpiredError(TinkexError):
-    """The server no longer holds the result of this operation; submit it again."""
+    """The server has deleted the result of this operation; submit it again."""
 
     def __init__(self, message: str, request_id: str) -> None:
         super().__init__(message)
@@ -335,7 +335,7 @@ class ResultExpiredError(TinkexError):
 
 
 class ConfigError(TinkexError, ValueError):
-    """A setting is missing or wrong; the message names it and where it came from."""
+    """A setting is missing or invalid; the message names it and its source."""
 
 
 class MissingApiKeyError(ConfigError):
@@ -343,7 +343,7 @@ class MissingApiKeyError(ConfigError):
 
 
 class SetupError(TinkexError):
-    """This machine lacks something the call needs; the message says how to provide it."""
+    """Something the call needs is missing on this machine; the message says how to install it."""
 
 
 class ClosedError(TinkexError, RuntimeError):
@@ -351,7 +351,7 @@ class ClosedError(TinkexError, RuntimeError):
 
 
 class RecoveryError(TinkexError):
-    """A run could not be restarted from a checkpoint; ``run_id`` is the run, the cause the last error."""
+    """A run could not be restarted from a checkpoint; ``run_id`` is the run, ``__cause__`` the last error."""
 
     def __init__(self, message: str, run_id: str) -> None:
         super().__init__(message)
@@ -359,32 +359,32 @@ class RecoveryError(TinkexError):
 
 
 class UploadError(TinkexError, ValueError):
-    """A file that is to be sent cannot be read, or cannot be read again; the message names it."""
+    """A file to upload cannot be read, or not a second time; the message names it."""
 
 
 class EngineError(TinkexError):
-    """Raised inside the engine; ``status`` and ``category`` say how it leaves over the wire."""
+    """Raised inside the engine; ``status`` and ``category`` are its form on the wire."""
 
     status: ClassVar[int] = 500
     category: ClassVar[RequestErrorCategory] = RequestErrorCategory.Server
 
 
 class InvalidInput(EngineError, ValueError):
-    """The caller's input is wrong; nothing was executed."""
+    """The input is invalid; nothing was executed."""
 
     status = 400
     category = RequestErrorCategory.User
 
 
 class Unauthorized(EngineError):
-    """No key, or one this server does not know."""
+    """The API key is missing or unknown."""
 
     status = 401
     category = RequestErrorCategory.User
 
 
 class NotAllowed(EngineError):
-    """The object belongs to someone else."""
+    """The object belongs to another user."""
 
     status = 403
     category = RequestErrorCategory.User
@@ -405,7 +405,7 @@ class Conflict(EngineError):
 
 
 class Expired(EngineError):
-    """It was here, and its time is over."""
+    """The object has expired and is deleted."""
 
     status = 410
     category = RequestErrorCategory.User
@@ -426,24 +426,24 @@ class NumericalError(EngineError):
 
 
 class Busy(EngineError):
-    """The engine has no room for this now; try again later."""
+    """The engine has no capacity for this request now; try again later."""
 
     status = 429
     retry_after_s: float | None = None
 
 
 class OverQuota(Busy):
-    """This user has used up their share, while others may go on; try again when there is room in it."""
+    """This user's quota is exhausted; try again when some of it is free."""
 
 
 class EngineFailure(EngineError):
-    """The engine failed at something the caller did right."""
+    """The engine failed on a valid request."""
 
     status = 500
 
 
 class Unsupported(EngineError):
-    """A part of the protocol this server refuses by name."""
+    """A part of the protocol that this server does not support."""
 
     status = 501
     category = RequestErrorCategory.User
@@ -456,13 +456,13 @@ class ModelUnavailable(EngineError):
 
 
 class StorageUnavailable(EngineError):
-    """The engine cannot write down what it would promise: disk full, database locked or damaged."""
+    """The engine cannot record the request: disk full, database locked or corrupt."""
 
     status = 503
 
 
 class NoRoom(EngineError):
-    """What is to be kept is more than there is room for; it is refused until something is deleted."""
+    """The storage quota or disk budget is exhausted; delete something first."""
 
     status = 507
     category = RequestErrorCategory.User
@@ -481,7 +481,7 @@ STATUS_ERRORS: Mapping[int, type[APIStatusError]] = {
 
 
 def status_error(response: HttpResponse, body: object | None) -> APIStatusError:
-    """The typed error for an answer with an error status.
+    """Returns the typed error for a response with an error status.
 
     >>> status_error(HttpResponse(404), {"detail": "no such run"})
     NotFoundError("Error code: 404 - {'detail': 'no such run'}")

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tinkex._runtime import arrival, background
+from tinkex._runtime import await_future, background
 from tinkex._transport.caller import PROTOBUF, error_of, is_proxy_error
 from tinkex._transport.retry import PAYMENT_PAUSE_S, is_transient, retry_after
 from tinkex._wire import json
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tinkex._transport.budget import ByteBudget
     from tinkex._transport.caller import Caller
     from tinkex._wire.endpoints import Endpoint
-    from tinkex.observability.tracing import Operation
+    from tinkex.observability.tracing import OperationSpan
     from tinkex.types import UntypedAPIFuture
 
 __all__ = ["APIFuture", "AwaitableConcurrentFuture", "Results", "gather"]
@@ -99,7 +99,7 @@ class AwaitableConcurrentFuture(APIFuture[T]):
     async def result_async(self, timeout: float | None = None) -> T:
         """The result, on any event loop; a timeout or cancellation leaves the operation running."""
         async with asyncio.timeout(timeout):
-            return await arrival(self._future)
+            return await await_future(self._future)
 
     def future(self) -> Future[T]:
         """The underlying future, for callbacks and ``concurrent.futures.wait``."""
@@ -341,7 +341,7 @@ class Results:
         self._about = caller.about(_RETRIEVE)
 
     def _queue_changed(
-        self, event: QueueStateChanged, operation: Operation | None, on_queue: QueueCallback | None
+        self, event: QueueStateChanged, operation: OperationSpan | None, on_queue: QueueCallback | None
     ) -> None:
         """Emits the queue's state, which the operation's span and its queue observer receive too."""
         bus = self._caller.sink
@@ -367,7 +367,7 @@ class Results:
         kind = request_type or row.request_type or row.name
         operation = current()
         if operation is not None:
-            operation.accepted(accepted.request_id)
+            operation.add_request_id(accepted.request_id)
         polled = Polled(
             accepted.request_id,
             row.result_wire == "proto",

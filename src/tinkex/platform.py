@@ -1,8 +1,8 @@
-"""A training platform as other frameworks see one: four calls, on any backend.
+"""The training-platform interface for other frameworks: four calls, on any backend.
 
-A framework that trains through :class:`TrainingPlatform` runs on everything that implements it: on
-:class:`TinkexPlatform`, which is the Tinker API (the hosted service, a server of your own, or the engine in this
-process), or on a backend of somebody else's. The protocol is structural: a backend needs no base class of ours.
+A framework that trains through :class:`TrainingPlatform` runs on every implementation: on :class:`TinkexPlatform`,
+which is the Tinker API (the hosted service, your own server, or the embedded engine), or on a third-party backend.
+The protocol is structural: a backend needs no base class.
 
 ::
 
@@ -36,20 +36,20 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Deferred(Protocol[T_co]):
-    """A value that comes later: ``.result()`` waits for it, and so does ``await``."""
+    """A pending value: ``.result()`` waits for it, and so does ``await``."""
 
     def result(self, timeout: float | None = None) -> T_co:
-        """The value; waits up to ``timeout`` seconds, without limit by default."""
+        """Returns the value; waits up to ``timeout`` seconds, without limit by default."""
         ...
 
     def __await__(self) -> Generator[Any, None, T_co]:
-        """The value, for callers with an event loop."""
+        """Returns the value to callers with an event loop."""
         ...
 
 
 @dataclass(frozen=True)
 class Done(Generic[T]):
-    """A :class:`Deferred` that is there already, for backends that compute in the call itself.
+    """A completed :class:`Deferred`, for backends that compute synchronously.
 
     >>> Done(3).result()
     3
@@ -58,19 +58,19 @@ class Done(Generic[T]):
     value: T
 
     def result(self, timeout: float | None = None) -> T:  # noqa: ARG002 - part of the protocol
-        """The value."""
+        """Returns the value."""
         return self.value
 
-    async def _at_once(self) -> T:
+    async def _value(self) -> T:
         return self.value
 
     def __await__(self) -> Generator[Any, None, T]:
-        return self._at_once().__await__()
+        return self._value().__await__()
 
 
 @dataclass(frozen=True)
 class PlatformSession:
-    """One model in training, as its platform names it."""
+    """One model in training, identified by its platform's id."""
 
     session_id: str
     model: str
@@ -78,22 +78,22 @@ class PlatformSession:
 
 @dataclass(frozen=True)
 class PassResult:
-    """What a pass gave: the loss, summed as the loss function says, metrics, and the logprobs of each datum's targets."""
+    """The result of a pass: the summed loss, metrics, and the logprobs of each datum's targets."""
 
     loss: float
     metrics: Mapping[str, float] = field(default_factory=dict)
     logprobs: Sequence[Any] = ()
-    """One array per datum, of the shape of its ``target_tokens``; empty where a loss has none."""
+    """One array per datum, of the shape of its ``target_tokens``; empty if the loss returns none."""
 
 
 @runtime_checkable
 class TrainingPlatform(Protocol):
-    """What a backend offers to be trained on. Calls on one session take effect in the order they are made."""
+    """The interface of a training backend. Calls on one session take effect in the order they are made."""
 
     def create_session(
         self, model: str, options: Mapping[str, Any] | None = None
     ) -> Deferred[PlatformSession]:
-        """Loads a model for training; an option that the backend does not know is an error."""
+        """Loads a model for training; raises an error for an option that the backend does not support."""
         ...
 
     def forward_backward(
@@ -103,17 +103,17 @@ class TrainingPlatform(Protocol):
         loss_fn: types.LossFnType = "cross_entropy",
         loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> Deferred[PassResult]:
-        """Computes a loss and adds its gradient to what the next step applies."""
+        """Computes a loss and accumulates its gradient for the next step."""
         ...
 
     def optim_step(
         self, session: PlatformSession, optim_params: types.AdamParams
     ) -> Deferred[Mapping[str, float]]:
-        """Applies the gradient added up so far; the result is the step's metrics."""
+        """Applies the accumulated gradient; the result is the step's metrics."""
         ...
 
     def save_checkpoint(self, session: PlatformSession, name: str) -> Deferred[str]:
-        """Saves weights and optimizer state; the result is where, in the backend's own words."""
+        """Saves weights and optimizer state; the result is the checkpoint's path on the backend."""
         ...
 
 
@@ -126,8 +126,8 @@ class TinkexPlatform:
             platform = tinkex.platform.TinkexPlatform(service)
             session = platform.create_session("HuggingFaceTB/SmolLM2-135M-Instruct", {"rank": 8}).result()
 
-    The options of ``create_session`` are those of ``create_lora_training_client``, or ``{"checkpoint": path}`` to go
-    on from a saved one.
+    The options of ``create_session`` are those of ``create_lora_training_client``, or ``{"checkpoint": path}`` to
+    resume from a checkpoint.
     """
 
     def __init__(self, service: ServiceClient) -> None:
@@ -137,11 +137,11 @@ class TinkexPlatform:
     def create_session(
         self, model: str, options: Mapping[str, Any] | None = None
     ) -> Deferred[PlatformSession]:
-        """A new run on a base model, or one that goes on from a checkpoint."""
+        """Creates a run on a base model, or one that resumes from a checkpoint."""
         chosen = dict(options or {})
         checkpoint = chosen.pop("checkpoint", None)
         if checkpoint is not None and chosen:
-            raise ValueError(f"a checkpoint brings its own settings; {min(chosen)!r} cannot be given with it")
+            raise ValueError(f"a checkpoint has its own settings; {min(chosen)!r} cannot be combined with it")
 
         async def create() -> PlatformSession:
             if checkpoint is not None:
@@ -161,18 +161,18 @@ class TinkexPlatform:
         loss_fn: types.LossFnType = "cross_entropy",
         loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> Deferred[PassResult]:
-        """Starts the pass in its turn and returns at once."""
-        passing = self.training(session).forward_backward(data, loss_fn, loss_fn_config)
+        """Submits the pass and returns immediately."""
+        future = self.training(session).forward_backward(data, loss_fn, loss_fn_config)
 
         async def result() -> PassResult:
-            output = await passing
+            output = await future
             logprobs = [one["logprobs"].to_numpy() for one in output.loss_fn_outputs if "logprobs" in one]
             loss = output.metrics.get("loss:sum")
             if loss is None:
                 raise APIResponseValidationError(
                     None,
                     None,
-                    f"the server gave no loss:sum, only {sorted(output.metrics)}; use training(session) for what it gives",
+                    f"the server returned no loss:sum, only {sorted(output.metrics)}; use training(session) to read them",
                 )
             return PassResult(loss, output.metrics, logprobs)
 
@@ -181,29 +181,29 @@ class TinkexPlatform:
     def optim_step(
         self, session: PlatformSession, optim_params: types.AdamParams
     ) -> Deferred[Mapping[str, float]]:
-        """Starts the step in its turn and returns at once."""
-        stepping = self.training(session).optim_step(optim_params)
+        """Submits the step and returns immediately."""
+        future = self.training(session).optim_step(optim_params)
 
         async def result() -> Mapping[str, float]:
-            return (await stepping).metrics or {}
+            return (await future).metrics or {}
 
         return AwaitableConcurrentFuture(background().submit(result()))
 
     def save_checkpoint(self, session: PlatformSession, name: str) -> Deferred[str]:
-        """Saves a checkpoint in its turn; the result is its ``tinker://`` path."""
-        saving = self.training(session).save_state(name)
+        """Submits the saving of a checkpoint; the result is its ``tinker://`` path."""
+        future = self.training(session).save_state(name)
 
         async def result() -> str:
-            return (await saving).path
+            return (await future).path
 
         return AwaitableConcurrentFuture(background().submit(result()))
 
     def training(self, session: PlatformSession) -> TrainingClient:
-        """The training client behind a session, for all that the four calls do not cover."""
+        """Returns the training client of a session, for everything that the four calls do not cover."""
         try:
             return self._runs[session.session_id]
         except KeyError:
             raise ValueError(
                 f"this platform did not create the session {session.session_id!r}; create it with create_session, "
-                "from a checkpoint if it is to go on from one"
+                "with a checkpoint to resume from one"
             ) from None

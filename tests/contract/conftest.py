@@ -15,8 +15,9 @@ from tinkex._transport.local import LocalTransport
 from tinkex.testing import MockTransport
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def embedded_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One engine per module: the runs of all modules exceed its limit, and each further run would wait for another to end."""
     return tmp_path_factory.mktemp("embedded")
 
 

@@ -87,7 +87,7 @@ def test_cached_decode_equals_the_full_forward(model: Transformer) -> None:
     caches, _ = prefill(model, prompts, [[len(prompt)] for prompt in prompts])
     expected = [full_logits(model, prompt + future) for prompt, future in zip(prompts, futures, strict=True)]
     table = SlotTable(model.arch, model.dtype)
-    slots = [table.join(cache) for cache in caches]
+    slots = [table.add(cache) for cache in caches]
     for step in range(40):
         for slot in slots:
             if table.is_full(slot):
@@ -107,14 +107,14 @@ def test_sequences_that_join_and_leave_do_not_disturb_the_others(model: Transfor
     prompts = [random_tokens(20 + 5 * index, index) for index in range(6)]
     caches, _ = prefill(model, prompts, [[len(prompt)] for prompt in prompts])
     table = SlotTable(model.arch, model.dtype)
-    running = {index: table.join(caches[index]) for index in (0, 1, 2)}
+    running = {index: table.add(caches[index]) for index in (0, 1, 2)}
     said = {index: random_tokens(12, 50 + index) for index in range(6)}
     expected = {index: full_logits(model, prompts[index] + said[index]) for index in range(6)}
     for step in range(10):
         if step in {2, 4, 6}:
             leaver, joiner = {2: (0, 3), 4: (3, 4), 6: (1, 5)}[step]
-            table.leave(running.pop(leaver))
-            running[joiner] = table.join(caches[joiner])
+            table.remove(running.pop(leaver))
+            running[joiner] = table.add(caches[joiner])
         slots = list(running.values())
         done = [slot.length - len(prompts[index]) for index, slot in running.items()]
         hidden = model.hidden(
@@ -146,7 +146,7 @@ def test_several_adapters_in_one_decode_batch_equal_each_alone(model: Transforme
             prefill_attend([(cache, len(prompt))], model.arch),
             LoraRows([(adapter, len(prompt))]),
         )
-        slots.append(table.join(cache))
+        slots.append(table.add(cache))
     rows = LoraRows([(adapter, 1) for adapter in adapters])
     positions = torch.tensor([len(prompt) for prompt in prompts])
     logits = model.logits(model.hidden(torch.tensor([said] * 4), positions, table.attend(slots), rows), rows)
@@ -161,7 +161,7 @@ def test_a_prompt_may_be_filled_from_another_that_begins_the_same(model: Transfo
     head, tail = random_tokens(50, 1), random_tokens(30, 2)
     [source], _ = prefill(model, [[*head, 7, 8]], [[52]])
     cache = PromptKV(model.arch, model.dtype, 80)
-    cache.copy_head(source, 50)
+    cache.copy_prefix(source, 50)
     hidden = model.hidden(torch.tensor(tail), torch.arange(50, 80), prefill_attend([(cache, 30)], model.arch))
     assert gap(model.logits(hidden), full_logits(model, head + tail)[50:]) <= TOLERANCE
     assert np.isfinite(cache.kv_L2KPd.numpy()).all()

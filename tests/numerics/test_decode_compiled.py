@@ -134,7 +134,7 @@ def test_prompts_and_steps_have_the_logprobs_of_a_plain_forward(
         pieces = [len(prompt)] if len(prompt) < 64 else [50, len(prompt) - 50]
         kv, logits = prefilled(compiled, model, prompt, pieces, adapter)
         assert gap(logits, expected[: len(prompt)]) <= TOLERANCE
-        slots.append(table.join(kv))
+        slots.append(table.add(kv))
     segments = [(adapter, 1) for adapter in adapters]
     for step in range(12):
         for slot in slots:
@@ -161,7 +161,7 @@ def test_a_row_has_the_same_bits_in_any_company(model: Transformer, compiled: Co
         slots = []
         for index in members:
             kv, _ = prefilled(compiled, model, prompts[index], [len(prompts[index])], adapters[index])
-            slots.append(table.join(kv))
+            slots.append(table.add(kv))
             if table.is_full(slots[-1]):
                 table.grow(slots[-1])
         hidden = compiled.decode([7] * len(members), table, slots, segments)
@@ -190,7 +190,7 @@ def test_a_step_has_the_bits_it_would_have_in_a_prompt(model: Transformer, compi
     _, whole = prefilled(compiled, model, tokens, [150], adapter)
     kv, _ = prefilled(compiled, model, tokens[:37], [37], adapter)
     table = BlockTable(model.arch, model.dtype)
-    slot = table.join(kv)
+    slot = table.add(kv)
     for place in range(37, 150):
         if table.is_full(slot):
             table.grow(slot)

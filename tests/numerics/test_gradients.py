@@ -243,9 +243,9 @@ def test_tenants_who_share_a_pass_get_the_gradients_they_get_alone(model: Transf
 def test_logits_in_small_chunks_give_the_gradient_of_all_at_once(double: Transformer) -> None:
     data = data_for("cross_entropy", 9, 4, 13)
     gradients = []
-    for most_rows in (3, 1000):
+    for max_rows in (3, 1000):
         trainer = Trainer(double)
-        trainer._head = Head(double.unembedding_VD, most_rows=most_rows)
+        trainer._head = Head(double.unembedding_VD, max_rows=max_rows)
         gradients.append(gradient_of(trainer, trained_state(trainer, dtype=torch.float64), data))
     np.testing.assert_allclose(gradients[0], gradients[1], rtol=1e-8, atol=1e-12)
 

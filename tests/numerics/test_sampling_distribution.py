@@ -13,7 +13,7 @@ import torch
 from tests.unit.engine.sampler.harness import finish, full_logits, job, one_thread, random_tokens, sample
 from tinkex.engine.model.loader import load_transformer
 from tinkex.engine.model.tokenizer import EngineTokenizer
-from tinkex.engine.sampler.logits import RowSettings, draw, generator_of
+from tinkex.engine.sampler.logits import RowSettings, draw, sample_rng
 from tinkex.engine.sampler.sampler import Sampler
 
 __all__ = ["one_thread"]
@@ -83,7 +83,7 @@ def test_drawn_frequencies_are_those_of_the_distribution(settings: RowSettings) 
 def test_samples_of_different_seeds_are_independent_draws(index: int) -> None:
     """Seeds that follow each other, as programs choose them, and the samples of each."""
     logits = 2 * torch.randn(300, generator=torch.Generator().manual_seed(0))
-    uniforms = [generator_of(seed, index).random() for seed in range(NUM_DRAWS // 4)]
+    uniforms = [sample_rng(seed, index).random() for seed in range(NUM_DRAWS // 4)]
     drawn = draw(logits.expand(len(uniforms), -1), [RowSettings()] * len(uniforms), uniforms).tokens_B
     assert_drawn_from(drawn.numpy(), reference(logits.double().numpy(), RowSettings()))
     pairs = np.floor(np.array(uniforms) * 8).astype(np.int64)

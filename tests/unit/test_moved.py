@@ -11,7 +11,7 @@ from importlib import import_module
 import pytest
 
 import tinkex
-from tinkex._moved import MOVED
+from tinkex._moved import MOVED, RENAMED
 from tinkex.observability.events import RequestFinished
 
 
@@ -92,3 +92,20 @@ def test_nothing_of_ours_uses_an_old_path() -> None:
         ).returncode
         == 0
     )
+
+
+@pytest.mark.parametrize(("module", "old"), [(module, old) for module in RENAMED for old in RENAMED[module]])
+def test_an_old_name_is_the_object_under_the_new_one(module: str, old: str) -> None:
+    loaded, new = import_module(module), RENAMED[module][old]
+    with pytest.warns(
+        DeprecationWarning, match=f"{module}.{old} is now {new}; the old name is removed in"
+    ) as warned:
+        found = getattr(loaded, old)
+    assert found is getattr(loaded, new)
+    assert warned[0].filename == __file__
+
+
+def test_a_name_that_never_was_is_an_attribute_error() -> None:
+    for module in RENAMED:
+        with pytest.raises(AttributeError, match="has no attribute 'never'"):
+            _ = import_module(module).never

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from tinkex._runtime import arrival, background
+from tinkex._runtime import await_future, background
 
 
 async def double(value: int) -> int:
@@ -49,7 +49,7 @@ def test_many_threads_share_one_loop() -> None:
 
 def test_any_number_of_event_loops_may_wait_one_after_the_other() -> None:
     async def main(value: int) -> int:
-        return await arrival(background().submit(double(value)))
+        return await await_future(background().submit(double(value)))
 
     assert [asyncio.run(main(value)) for value in range(5)] == [0, 2, 4, 6, 8]
 
@@ -67,7 +67,7 @@ def test_a_loop_that_was_closed_before_the_answer_does_no_harm() -> None:
     async def impatient() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await arrival(future)
+                await await_future(future)
 
     asyncio.run(impatient())
     release.set()
@@ -78,19 +78,19 @@ def test_cancelling_the_waiter_cancels_the_work_only_if_asked() -> None:
     async def forever() -> None:
         await asyncio.Event().wait()
 
-    async def wait_and_cancel(future: Future[None], *, cancel_with_me: bool) -> None:
-        waiting = asyncio.ensure_future(arrival(future, cancel_with_me=cancel_with_me))
+    async def wait_and_cancel(future: Future[None], *, propagate_cancel: bool) -> None:
+        waiting = asyncio.ensure_future(await_future(future, propagate_cancel=propagate_cancel))
         await asyncio.sleep(0.01)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
 
     kept = background().submit(forever())
-    asyncio.run(wait_and_cancel(kept, cancel_with_me=False))
+    asyncio.run(wait_and_cancel(kept, propagate_cancel=False))
     assert not kept.done()
     kept.cancel()
     dropped = background().submit(forever())
-    asyncio.run(wait_and_cancel(dropped, cancel_with_me=True))
+    asyncio.run(wait_and_cancel(dropped, propagate_cancel=True))
     assert dropped.cancelled()
 
 
@@ -103,7 +103,7 @@ def test_a_cancelled_future_reads_as_cancelled_on_every_loop() -> None:
 
     async def main() -> None:
         with pytest.raises(asyncio.CancelledError):
-            await arrival(future)
+            await await_future(future)
 
     asyncio.run(main())
 
@@ -201,7 +201,7 @@ def test_leaving_with_work_under_way_is_quick_and_silent() -> None:
 def test_leaving_ends_also_what_is_begun_by_what_ends() -> None:
     program = """
     import asyncio
-    from tinkex._runtime import background, start_alone
+    from tinkex._runtime import background, create_detached_task
 
     begun = []
 
@@ -212,7 +212,7 @@ def test_leaving_ends_also_what_is_begun_by_what_ends() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            begun.append(start_alone(tell_others()))
+            begun.append(create_detached_task(tell_others()))
 
     background().submit(work())
     background().run(asyncio.sleep(0))

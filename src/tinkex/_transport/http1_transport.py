@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from tinkex._runtime import before_stop, start_alone
+from tinkex._runtime import before_stop, create_detached_task
 from tinkex._transport.base import Reply, Request
 from tinkex._transport.budget import Slots
 from tinkex._transport.connection import Connection, ConnectionLost, DeadlineExceeded
@@ -224,7 +224,9 @@ class _Pool:
         return self._size is not None and len(self._open) + len(self._connecting) >= self._size
 
     def _start_connecting(self) -> None:
-        connecting = start_alone(self._connect())  # a connection outlives the call that needed it first
+        connecting = create_detached_task(
+            self._connect()
+        )  # a connection outlives the call that needed it first
         self._connecting.add(connecting)
         connecting.add_done_callback(self._connecting.discard)
 

@@ -11,7 +11,7 @@ from tinkex.errors import APIStatusError
 
 if TYPE_CHECKING:
     from tinkex._wire.endpoints import Endpoint
-    from tinkex.observability.tracing import Operation
+    from tinkex.observability.tracing import OperationSpan
 
 __all__ = ["traced"]
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 async def traced(
-    operation: Operation,
+    operation: OperationSpan,
     send: Callable[[Endpoint, Request, int], Awaitable[T]],
     endpoint: Endpoint,
     request: Request,
@@ -27,7 +27,7 @@ async def traced(
     base_url: str,
 ) -> T:
     """What ``send`` returns for the request with its trace headers; headers that the user set take precedence."""
-    started = operation.attempt(endpoint.method, endpoint.path, attempt, base_url)
+    started = operation.start_request(endpoint.method, endpoint.path, attempt, base_url)
     if started is None:
         return await send(endpoint, request, attempt)
     with started as span:
@@ -36,10 +36,10 @@ async def traced(
                 endpoint, replace(request, headers={**span.headers, **request.headers}), attempt
             )
         except APIStatusError as error:
-            span.answered(error.status_code, failed=True)
+            span.record_status(error.status_code, failed=True)
             raise
         status = result.status if isinstance(result, Reply) else 200  # an error status of a stream is raised
         # A long poll that ends without a result (408) is not a failure.
         is_poll_timeout = status == 408 and endpoint.purpose == "retrieve"
-        span.answered(status, failed=status >= 400 and not is_poll_timeout)
+        span.record_status(status, failed=status >= 400 and not is_poll_timeout)
         return result

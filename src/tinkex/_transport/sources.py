@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from tinkex._runtime import in_own_thread
+from tinkex._runtime import run_in_daemon_thread
 from tinkex.errors import UploadError
 
 __all__ = ["CHUNK_BYTES", "BytesSource", "FileSource", "ObjectSource", "Readable", "UploadSource"]
@@ -88,11 +88,11 @@ class FileSource:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yields as many bytes as the file had when the upload was prepared; raises ``UploadError`` if there are fewer."""
-        file = self._file = await in_own_thread(self._open)
+        file = self._file = await run_in_daemon_thread(self._open)
         remaining = self.size
         try:
             while remaining:
-                chunk = await in_own_thread(self._read, file, min(CHUNK_BYTES, remaining))
+                chunk = await run_in_daemon_thread(self._read, file, min(CHUNK_BYTES, remaining))
                 if not chunk:
                     raise UploadError(f"{self._path} was truncated during the upload; send it again")
                 remaining -= len(chunk)
@@ -158,7 +158,7 @@ class ObjectSource:
         first, self._started = True, True
         while remaining is None or remaining:
             size = CHUNK_BYTES if remaining is None else min(CHUNK_BYTES, remaining)
-            chunk = await in_own_thread(self._read, size, first)
+            chunk = await run_in_daemon_thread(self._read, size, first)
             first = False
             if not chunk:
                 if remaining:

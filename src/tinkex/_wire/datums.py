@@ -1,8 +1,8 @@
-"""Training data on its way out: protobuf bytes written straight from the arrays.
+"""Encodes training data as protobuf, directly from the arrays.
 
-A call may carry megabytes. The protobuf library copies them into its own message and again, several times
-while its buffer grows, into the result; here every array is copied once, by the join at the end. What is small
-or rare (images, spans, sparse tensors) goes through the library.
+A request may hold megabytes. The protobuf library copies them into its message and again, several times while its
+buffer grows, into the result; here every array is copied once, by the final join. Small or rare parts (images, spans,
+sparse tensors) use the library.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAP_KEY, _MAP_VALUE = 1, 2
 
 
 def message_field(parts: list[Buffer], number: int, body: list[Buffer]) -> None:
-    r"""Appends a field that holds the body: its tag, its length, its parts.
+    r"""Appends a length-delimited field: tag, length, body.
 
     >>> parts = []
     >>> message_field(parts, 3, [b"ab", b"c"])
@@ -56,7 +56,7 @@ def message_field(parts: list[Buffer], number: int, body: list[Buffer]) -> None:
 
 
 def datum_parts(datum: Datum) -> list[Buffer]:
-    r"""The datum as the parts of a ``Datum`` message, to be joined.
+    r"""Encodes the datum as a ``Datum`` message, in parts to be joined.
 
     >>> from tinkex.types import ModelInput
     >>> b"".join(datum_parts(Datum(ModelInput.from_ints([5]))))
@@ -103,7 +103,7 @@ def _chunk_parts(chunk: ModelInputChunk) -> list[Buffer]:
         message.dmel.dmel = chunk.dmel
     else:
         raise ValueError(
-            f"a chunk of type {chunk.type!r} cannot be trained on; send the image itself as an ImageChunk"
+            f"a chunk of type {chunk.type!r} is not supported in training data; send the image as an ImageChunk"
         )
     return [message.SerializeToString()]
 

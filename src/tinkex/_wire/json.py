@@ -16,11 +16,11 @@ _decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
 
 class Malformed(ValueError):
-    """The bytes are not the JSON that was expected; the message names the field."""
+    """The bytes are not the expected JSON; the message names the field."""
 
 
 def encode(value: Any, *, omit_none: bool = True) -> bytes:
-    """The value as JSON; fields that are ``None`` are left out.
+    """Encodes a value as JSON; fields that are ``None`` are omitted.
 
     >>> from tinkex.types import LoraConfig
     >>> encode(LoraConfig(rank=8))
@@ -30,13 +30,13 @@ def encode(value: Any, *, omit_none: bool = True) -> bytes:
         return _encoder.encode(without_none(value) if omit_none else value)
     except UnicodeEncodeError as error:
         raise InvalidInput(
-            f"the text {error.object[:80]!r} holds {error.object[error.start]!r}, which is half a character and cannot be "
-            "sent; remove it"
+            f"the string {error.object[:80]!r} contains the lone surrogate {error.object[error.start]!r}, which cannot be "
+            "encoded; remove it"
         ) from error
 
 
 def decode(data: bytes, kind: type[T]) -> T:
-    """A value of the given type, or ``Malformed`` saying which field is wrong.
+    """Decodes a value of the given type; raises ``Malformed``, which names the invalid field.
 
     >>> from tinkex.types import UntypedAPIFuture
     >>> decode(b'{"request_id": "r1", "news": 1}', UntypedAPIFuture).request_id
@@ -53,7 +53,7 @@ def decode(data: bytes, kind: type[T]) -> T:
 
 
 def decode_any(data: bytes) -> Any:
-    """Whatever JSON the bytes hold, or ``Malformed``."""
+    """Decodes any JSON value; raises ``Malformed``."""
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError as error:

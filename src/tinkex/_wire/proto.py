@@ -1,6 +1,6 @@
 """The protobuf codec: forward_backward requests, and the results of training passes and sampling.
 
-Numbers travel as raw little-endian bytes and are handed to numpy without a detour through lists.
+Numbers are raw little-endian bytes on the wire, which numpy reads without conversion.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _I32, _I64, _F32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
 
 
 def encode_forward_backward(request: ForwardBackwardRequest) -> bytes:
-    """The request as bytes; numbers of the loss configuration go into both maps, texts into the second."""
+    """Encodes the request; numbers of the loss configuration go into both maps, strings into the second only."""
     message = pb.ForwardBackwardRequest(
         model_id=request.model_id,
         seq_id=request.seq_id,
@@ -66,13 +66,13 @@ def encode_forward_backward(request: ForwardBackwardRequest) -> bytes:
 
 
 def decode_forward_backward(data: bytes) -> ForwardBackwardRequest:
-    """The request in the bytes, or ``Malformed`` naming the datum and field that is wrong."""
+    """Decodes a request; raises ``Malformed``, which names the invalid datum and field."""
     message = _parse(pb.ForwardBackwardRequest, data)
     config: LossFnConfig = dict(message.loss_fn_config)
     for key, value in message.loss_fn_config_v2.items():
         kind = value.WhichOneof("value")
         if kind is None:
-            raise Malformed(f"loss_fn_config_v2[{key!r}] is neither a number nor a text")
+            raise Malformed(f"loss_fn_config_v2[{key!r}] is neither a number nor a string")
         config[key] = getattr(value, kind)
     datums: list[Datum] = []
     for index, item in enumerate(message.data):
@@ -105,7 +105,7 @@ def _read_spans(spans: Sequence[Any]) -> ProvenanceSpans:
     for span in spans:
         which = span.WhichOneof("source")
         if which is None:
-            raise ValueError("a provenance span names no source")
+            raise ValueError("a provenance span has no source")
         side = getattr(span, which)
         kind = PromptProvenanceSpan if which == "prompt_tokens" else SampledProvenanceSpan
         out.append(kind(sequence_id=side.sequence_id, offset=side.offset, length=side.length))
@@ -154,12 +154,12 @@ def _widened(data: bytes | memoryview, dtype: int) -> tuple[npt.NDArray[Any], An
     if dtype == pb.DTYPE_BFLOAT16:
         halves = _numbers(data, np.dtype("<u2"), "bfloat16 tensor")
         return (halves.astype("<u4") << 16).view(_F32), "float32"
-    raise ValueError(f"a tensor has the unknown dtype number {dtype}")
+    raise ValueError(f"unknown tensor dtype {dtype}")
 
 
 def _numbers(data: bytes | memoryview, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
     if len(data) % dtype.itemsize:
-        raise ValueError(f"{what}: {len(data)} bytes are not a whole number of {dtype.itemsize}-byte values")
+        raise ValueError(f"{what}: {len(data)} bytes are not a multiple of {dtype.itemsize}")
     return np.frombuffer(data, dtype=dtype)
 
 
@@ -167,7 +167,7 @@ def _numbers(data: bytes | memoryview, dtype: np.dtype[Any], what: str) -> npt.N
 
 
 def encode_forward_backward_output(output: ForwardBackwardOutput) -> bytes:
-    """The result as bytes; neighbouring datums with the same fields and trailing shape share a record."""
+    """Encodes the result; consecutive datums with the same fields and trailing shape share a record."""
     message = pb.ForwardBackwardOutput(loss_fn_output_type=output.loss_fn_output_type)
     for name, value in output.metrics.items():
         message.metrics[name] = float(value)
@@ -184,7 +184,7 @@ def encode_forward_backward_output(output: ForwardBackwardOutput) -> bytes:
 
 
 def decode_forward_backward_output(data: bytes) -> ForwardBackwardOutput:
-    """The result in the bytes, one dictionary of tensors per datum, in order."""
+    """Decodes a result: one dictionary of tensors per datum, in order."""
     message = _parse(pb.ForwardBackwardOutput, data)
     outputs: list[LossFnOutput] = []
     try:
@@ -222,12 +222,11 @@ def _read_record(record: Any) -> list[LossFnOutput]:
         if len(offsets) != record.num_datums + 1:
             raise ValueError(f"{name}: {len(offsets)} offsets for {record.num_datums} datums")
         trailing = list(field.trailing_shape)
-        per_row = max(1, math.prod(trailing))
-        data = memoryview(field.data)  # the field is copied out of the message once, not for every datum
+        item_size = max(1, math.prod(trailing))
+        data = memoryview(field.data)  # copied out of the message once, not per datum
         for index, output in enumerate(outputs):
             values, dtype = _widened(data[offsets[index] : offsets[index + 1]], field.dtype)
-            rows = values.size // per_row
-            output[name] = TensorData(data=values, dtype=dtype, shape=[rows, *trailing])
+            output[name] = TensorData(data=values, dtype=dtype, shape=[values.size // item_size, *trailing])
     return outputs
 
 
@@ -235,7 +234,7 @@ def _read_record(record: Any) -> list[LossFnOutput]:
 
 
 def encode_sample_response(response: SampleResponse) -> bytes:
-    """The result as bytes; sequence ids travelled with the answer to the submission and are not repeated."""
+    """Encodes the result without sequence ids, which the response to the submission contains."""
     message = pb.SampleResponse(prompt_cache_hit_tokens=response.prompt_cache_hit_tokens)
     for sequence in response.sequences:
         entry = message.sequences.add()
@@ -258,7 +257,7 @@ def encode_sample_response(response: SampleResponse) -> bytes:
 
 
 def decode_sample_response(data: bytes, sequence_ids: Sequence[str]) -> SampleResponse:
-    """The result in the bytes; ``sequence_ids`` are those the submission was answered with."""
+    """Decodes a result; ``sequence_ids`` are those of the response to the submission."""
     message = _parse(pb.SampleResponse, data)
     if len(message.sequences) != len(sequence_ids):
         raise Malformed(
@@ -314,7 +313,7 @@ def _read_topk(message: Any) -> TopkLogprobs:
     ids = _numbers(message.token_ids, _I32, "top-k token ids")
     logprobs = _numbers(message.logprobs, _F32, "top-k logprobs")
     if ids.size != logprobs.size or ids.size != message.length * message.k:
-        raise ValueError(f"a top-k table says {shape} and holds {ids.size} ids and {logprobs.size} logprobs")
+        raise ValueError(f"a top-k table of shape {shape} has {ids.size} ids and {logprobs.size} logprobs")
     return TopkLogprobs(ids.reshape(shape), logprobs.reshape(shape))
 
 

@@ -1,4 +1,4 @@
-"""Server-sent events: pieces of a byte stream in, named events out."""
+"""An incremental parser of server-sent events."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 
 __all__ = ["EventParser", "ServerSentEvent"]
 
-LONGEST_EVENT = 16 * 1024 * 1024
+MAX_EVENT_BYTES = 16 * 1024 * 1024
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""May stand before the first line, and means nothing there."""
+"""May precede the first line; it is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSentEvent:
-    """One event: its name (``message`` where it has none) and its data."""
+    """One event: its name (``message`` by default) and its data."""
 
     name: str
     data: bytes
 
 
 class EventParser:
-    r"""Puts events together however the stream was cut; raises ``ValueError`` for one that never ends.
+    r"""Parses events from a stream in arbitrary pieces; raises ``ValueError`` for an event that is too long.
 
     >>> parser = EventParser()
     >>> parser.feed(b"event: tok"), parser.feed(b"en\ndata: 1\n\n: comment\n")
@@ -29,29 +29,29 @@ class EventParser:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._begun = False
+        self._started = False
         self._name = ""
         self._data: list[bytes] = []
         self._size = 0
 
     def feed(self, piece: bytes) -> list[ServerSentEvent]:
-        """The events that this piece completes."""
+        """Returns the events that this piece completes."""
         ends_a_line = b"\n" in piece or b"\r" in piece or self._buffer.endswith(b"\r")
         self._buffer += piece
-        if len(self._buffer) + self._size > LONGEST_EVENT:
-            raise ValueError(f"an event is longer than {LONGEST_EVENT} bytes")
+        if len(self._buffer) + self._size > MAX_EVENT_BYTES:
+            raise ValueError(f"an event is longer than {MAX_EVENT_BYTES} bytes")
         if not ends_a_line:
-            return []  # what is held is not gone through again for every piece
-        # A return at the very end may be the first half of a line end.
-        held = b"\r" if self._buffer.endswith(b"\r") else b""
-        text = bytes(self._buffer[: len(self._buffer) - len(held)])
+            return []  # the buffer is not scanned again for every piece
+        # A trailing CR may be the first half of a CRLF.
+        pending = b"\r" if self._buffer.endswith(b"\r") else b""
+        text = bytes(self._buffer[: len(self._buffer) - len(pending)])
         *lines, rest = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        self._buffer = bytearray(rest + held)
+        self._buffer = bytearray(rest + pending)
         return [event for line in lines if (event := self._line(line)) is not None]
 
     def _line(self, line: bytes) -> ServerSentEvent | None:
-        if not self._begun:
-            self._begun = True
+        if not self._started:
+            self._started = True
             line = line.removeprefix(BYTE_ORDER_MARK)
         if not line:
             name, data = self._name or "message", self._data
@@ -63,5 +63,5 @@ class EventParser:
             self._name = value.decode("utf-8", "replace")
         elif field == b"data":
             self._data.append(value)
-            self._size += len(value) + 1  # lines without anything in them count, too
+            self._size += len(value) + 1  # empty lines count too
         return None

@@ -100,13 +100,30 @@ def extras() -> Iterator[Finding]:
 
 
 def compiled_core() -> Finding:
-    """Whether the engine samples with its compiled core."""
+    """Whether the engine samples with its compiled core, and if not, why."""
+    import platform
+
+    from tinkex.engine.config import sampler_compute_from_env
     from tinkex.engine.kernels.library import CoreUnavailable, load_core
 
+    check, slow = "compiled core", "sampling runs on torch, at about half the speed"
+    compute = sampler_compute_from_env()
+    if compute == "torch":
+        fix = "unset TINKEX_SAMPLER_COMPUTE"
+        return Finding(check, "note", f"disabled by TINKEX_SAMPLER_COMPUTE=torch; {slow}", fix)
     try:
-        return Finding("compiled core", "ok", f"present, uses {load_core().variant}")
+        variant = load_core().variant
     except CoreUnavailable as error:
-        return Finding("compiled core", "note", "absent, so sampling is slower", str(error))
+        if compute == "compiled":
+            wanted = "TINKEX_SAMPLER_COMPUTE=compiled asks for it"
+            return Finding(check, "problem", f"not available: {error.reason}; {wanted}", error.fix)
+        return Finding(check, "note", f"not available: {error.reason}; {slow}", error.fix)
+    if variant == "portable" and platform.machine().lower() in {"x86_64", "amd64"}:
+        slow = "sampling takes about 2.5 times as long as with them"
+        return Finding(
+            check, "note", f"available (portable): this CPU lacks AVX2, FMA or F16C instructions; {slow}"
+        )
+    return Finding(check, "ok", f"available ({variant})")
 
 
 def cached_model() -> Finding:

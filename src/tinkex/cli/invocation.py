@@ -98,9 +98,9 @@ class Invocation:
         """Keeps loading lines and warnings off stderr until :meth:`leave`."""
         import logging
 
-        from tinkex.observability.terminal.loading import hush
+        from tinkex.observability.terminal.loading import set_quiet
 
-        hush()
+        set_quiet()
         if self._level is None:
             logger = logging.getLogger("tinkex")
             self._level = logger.level
@@ -111,9 +111,9 @@ class Invocation:
         if self._level is not None:
             import logging
 
-            from tinkex.observability.terminal.loading import hush
+            from tinkex.observability.terminal.loading import set_quiet
 
-            hush(silent=False)
+            set_quiet(quiet=False)
             logging.getLogger("tinkex").setLevel(self._level)
             self._level = None
         if self._light:

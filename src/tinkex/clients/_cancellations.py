@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tinkex import types
-from tinkex._runtime import start_alone
+from tinkex._runtime import create_detached_task
 from tinkex._wire.endpoints import endpoint
 from tinkex.errors import TinkexError
 from tinkex.observability.events import RetryScheduled
@@ -41,7 +41,7 @@ class Cancellations:
             return
         self._pending.append(request_id)
         if self._draining is None or self._draining.done():
-            self._draining = start_alone(self._drain())
+            self._draining = create_detached_task(self._drain())
 
     async def _drain(self) -> None:
         while self._pending:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tinkex.types import Datum, ImageAssetPointerChunk, ModelInput, SampleRequest, SamplingParams
-from tinkex.types.settling import real_number, whole_number
+from tinkex.types.coercion import as_float, as_int
 
 __all__ = ["check_data", "check_loss", "check_name", "check_prompt_options", "check_sample", "check_ttl"]
 
@@ -24,7 +24,7 @@ def check_name(name: str) -> None:
 
 def check_ttl(ttl_seconds: int | None) -> None:
     """Refuses lifetimes that are over before they begin."""
-    if ttl_seconds is not None and whole_number(ttl_seconds, "ttl_seconds") <= 0:
+    if ttl_seconds is not None and as_int(ttl_seconds, "ttl_seconds") <= 0:
         raise ValueError(
             f"ttl_seconds is the life of the checkpoint in seconds, and positive; got {ttl_seconds}"
         )
@@ -64,7 +64,7 @@ def check_loss(
         where = f"loss_fn_config[{key!r}]"
         if not isinstance(key, str) or not (isinstance(given, str) or hasattr(given, "__float__")):
             raise TypeError(f"{where} must be a number or a text, got {type(given).__name__}")
-        value = given if isinstance(given, str | int) else real_number(given, where)
+        value = given if isinstance(given, str | int) else as_float(given, where)
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{where} must be finite, got {value}")
         sent[key] = value
@@ -79,7 +79,7 @@ def check_sample(prompt: Any, num_samples: Any, sampling_params: Any) -> None:
         )
     if not isinstance(sampling_params, SamplingParams | Mapping):
         raise TypeError(f"sampling_params is a SamplingParams, got {type(sampling_params).__name__}")
-    if whole_number(num_samples, "num_samples") < 1:
+    if as_int(num_samples, "num_samples") < 1:
         raise ValueError(f"num_samples is a whole number ≥ 1, got {num_samples!r}")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from tinkex import types
-from tinkex._runtime import start_alone
+from tinkex._runtime import create_detached_task
 from tinkex._transport.caller import error_of, is_proxy_error
 from tinkex._transport.retry import PAYMENT_PAUSE_S, is_transient
 from tinkex._wire import json
@@ -64,7 +64,7 @@ class Completions:
         finished: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = finished
         if self._poller is None or self._poller.done():
-            self._poller = start_alone(self._poll())
+            self._poller = create_detached_task(self._poll())
         try:
             return await finished
         finally:
@@ -133,7 +133,7 @@ class Completions:
             self._quiet_since = now
         elif self._waiting and idle and now - self._quiet_since >= self._ask_every_s:
             self._quiet_since = now
-            self._asking = start_alone(self._ask_after(next(iter(self._waiting))))
+            self._asking = create_detached_task(self._ask_after(next(iter(self._waiting))))
 
     async def _ask_after(self, request_id: str) -> None:
         with contextlib.suppress(TinkexError):  # the poll for all samples says what is wrong with the server

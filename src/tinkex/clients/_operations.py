@@ -13,7 +13,7 @@ from tinkex._transport.caller import encode
 from tinkex.clients._ordering import Send, Turn, Turnstile
 from tinkex.clients._spans import note_submitted
 from tinkex.futures import AwaitableConcurrentFuture
-from tinkex.observability.tracing import begin, entered
+from tinkex.observability.tracing import start_operation, use_operation
 
 if TYPE_CHECKING:
     from tinkex._wire.endpoints import Endpoint
@@ -85,8 +85,8 @@ class Operations:
         """
         self._session.check_open()
         name = "forward" if request_type == "Forward" else CALLED.get(row.name, row.name)
-        operation = begin(name, on=self._session.caller.config.tracing)
-        with entered(operation):
+        operation = start_operation(name, on=self._session.caller.config.tracing)
+        with use_operation(operation):
             loop = background()
             accepted: list[asyncio.Future[Accepted]] = [loop.loop.create_future() for _ in sizes]
             for slot in accepted:
@@ -100,7 +100,7 @@ class Operations:
                 raise
             finishing = self._finish(row, accepted, finish, request_type)
             return AwaitableConcurrentFuture(
-                loop.submit(finishing, None if operation is None else operation.ended)
+                loop.submit(finishing, None if operation is None else operation.end)
             )
 
     def _prepared(
@@ -128,7 +128,7 @@ class Operations:
         for turn in self._turnstile.due():
             send, turn.send = turn.send, None
             if send is not None:
-                background().hold(send(), turn.context)
+                background().spawn(send(), turn.context)
 
     async def _submit(
         self,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from tinkex._runtime import arrival
+from tinkex._runtime import await_future
 
 __all__ = ["PageIterator", "by_offset"]
 
@@ -46,7 +46,7 @@ class PageIterator(Iterator[T], AsyncIterator[T], Generic[P, T]):
             future = self._next_page()
             if future is None:
                 raise StopAsyncIteration
-            self._take(await arrival(future, cancel_with_me=True))
+            self._take(await await_future(future, propagate_cancel=True))
 
     def _next_page(self) -> Future[P] | None:
         future = None if self._finished else self._request(self._page)

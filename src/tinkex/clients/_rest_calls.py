@@ -23,7 +23,7 @@ from tinkex._wire import json as wire_json
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._tokens import use_tokens
 from tinkex.errors import APIResponseValidationError, APIStatusError
-from tinkex.observability.tracing import Operation, operating
+from tinkex.observability.tracing import OperationSpan, trace_operation
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller
@@ -281,8 +281,8 @@ class RestCalls:
             await self._ready()
             return await self.caller.call(row, value, headers=headers, **more)
 
-    def _operating(self, name: str) -> AbstractContextManager[Operation | None]:
-        return operating(name, on=self.caller.config.tracing)
+    def _operating(self, name: str) -> AbstractContextManager[OperationSpan | None]:
+        return trace_operation(name, on=self.caller.config.tracing)
 
     async def _ready(self, *, always: bool = False) -> None:
         """Asks once whether the server wants tokens; servers of your own take the key and are not asked."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinkex import types
 from tinkex._runtime import background
-from tinkex.observability.tracing import Operation, Value, begin, current, entered
+from tinkex.observability.tracing import OperationSpan, Value, current, start_operation, use_operation
 
 if TYPE_CHECKING:
     from tinkex.clients.session import OpenSession, Session
@@ -21,12 +21,12 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def follow(operation: Operation | None, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+def follow(operation: OperationSpan | None, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
     """Starts a coroutine as the work of an operation, if there is one; the operation ends with it."""
     if operation is None:
         return background().submit(coroutine)
-    with operation.entered():
-        return background().submit(coroutine, operation.ended)
+    with operation.activate():
+        return background().submit(coroutine, operation.end)
 
 
 def note_submitted(opened: OpenSession, values: Sequence[Any], seq_ids: Sequence[int]) -> None:
@@ -34,17 +34,17 @@ def note_submitted(opened: OpenSession, values: Sequence[Any], seq_ids: Sequence
     operation = current()
     if operation is not None:
         facts = _facts(values)
-        operation.note({"session.id": opened.session_id, "tinkex.seq_ids": tuple(seq_ids), **facts})
+        operation.set_attributes({"session.id": opened.session_id, "tinkex.seq_ids": tuple(seq_ids), **facts})
 
 
 def sampling_span(
     name: str, session: Session, opened: OpenSession, request: types.SampleRequest
-) -> Operation | None:
+) -> OperationSpan | None:
     """The span of a sample that is called here; None where nothing is traced."""
-    operation = begin(name, on=session.caller.config.tracing)
+    operation = start_operation(name, on=session.caller.config.tracing)
     if operation is not None:
         params = request.sampling_params
-        operation.note(
+        operation.set_attributes(
             {
                 "session.id": opened.session_id,
                 "tinkex.sampling_session_id": request.sampling_session_id,
@@ -64,7 +64,7 @@ def note_sampled(response: types.SampleResponse) -> None:
     operation = current()
     if operation is not None:
         drawn = response.sequences
-        operation.note(
+        operation.set_attributes(
             {
                 "gen_ai.usage.output_tokens": sum(len(sequence.tokens) for sequence in drawn),
                 "gen_ai.response.finish_reasons": tuple(sequence.stop_reason for sequence in drawn),
@@ -80,22 +80,22 @@ def spanning(name: str) -> Callable[[F], F]:
 
             @functools.wraps(method)
             async def call_async(self: Any, *args: Any, **options: Any) -> Any:
-                operation = begin(name, on=self.holder.caller.config.tracing)
-                with entered(operation):
+                operation = start_operation(name, on=self.holder.caller.config.tracing)
+                with use_operation(operation):
                     future = await method(self, *args, **options)
                 if operation is not None:
-                    operation.ends_with_those_inside()
+                    operation.end_with_children()
                 return future
 
             return call_async  # type: ignore[return-value]
 
         @functools.wraps(method)
         def call(self: Any, *args: Any, **options: Any) -> Any:
-            operation = begin(name, on=self.holder.caller.config.tracing)
-            with entered(operation):
+            operation = start_operation(name, on=self.holder.caller.config.tracing)
+            with use_operation(operation):
                 future = method(self, *args, **options)
             if operation is not None:
-                operation.ends_with_those_inside()
+                operation.end_with_children()
             return future
 
         return call  # type: ignore[return-value]

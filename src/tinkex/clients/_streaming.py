@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from tinkex import types
-from tinkex._runtime import arrival, background
+from tinkex._runtime import await_future, background
 from tinkex._transport.caller import EVENT_STREAM
 from tinkex._wire import json
 from tinkex._wire.endpoints import endpoint
@@ -35,7 +35,7 @@ from tinkex.errors import (
     TinkexError,
 )
 from tinkex.observability.events import StreamingUnavailable
-from tinkex.observability.tracing import Operation, entered
+from tinkex.observability.tracing import OperationSpan, use_operation
 
 if TYPE_CHECKING:
     from tinkex._transport.budget import Slots
@@ -70,7 +70,9 @@ class StreamSource:
     because the tokens were handed out.
     """
 
-    def __init__(self, road: Road, request: types.SampleRequest, operation: Operation | None = None) -> None:
+    def __init__(
+        self, road: Road, request: types.SampleRequest, operation: OperationSpan | None = None
+    ) -> None:
         self._road = road
         self._request = request
         self._operation = operation
@@ -119,7 +121,7 @@ class StreamSource:
         self._reading = reading = asyncio.current_task()
         assert reading is not None
         try:
-            with entered(self._operation):
+            with use_operation(self._operation):
                 events = await self._next()
         except BaseException as error:
             was_closed = self._is_closed()
@@ -135,7 +137,7 @@ class StreamSource:
         if self._is_closed():
             return ()
         if self._operation is not None and not self.received:
-            self._operation.happened("tinkex.first_token", {})
+            self._operation.add_event("tinkex.first_token", {})
         self.received += [event for event in events if isinstance(event, types.SampledToken)]
         if isinstance(events[-1], types.SampleStreamDone):
             self._done = events[-1]
@@ -151,14 +153,14 @@ class StreamSource:
         self.over = True
         if self._operation is not None:
             done = self._done
-            self._operation.note(
+            self._operation.set_attributes(
                 {
                     "tinkex.streamed": self.streamed,
                     "gen_ai.usage.output_tokens": len(self.received),
                     "gen_ai.response.finish_reasons": None if done is None else tuple(done.stop_reasons),
                 }
             )
-            self._operation.ended(asyncio.CancelledError() if done is None else None)
+            self._operation.end(asyncio.CancelledError() if done is None else None)
         stream, self._stream = self._stream, None
         if self._holds_slot:
             self._holds_slot = False
@@ -265,7 +267,7 @@ class StreamSource:
             case "accepted":
                 self.request_id = json.decode(event.data, types.UntypedAPIFuture).request_id
                 if self._operation is not None:
-                    self._operation.accepted(self.request_id)
+                    self._operation.add_request_id(self.request_id)
             case "error":
                 said = json.decode_any(event.data)
                 if not isinstance(said, dict):
@@ -398,7 +400,7 @@ class AsyncSampleStream(_Face):
     async def __anext__(self) -> types.SampleStreamEvent:
         if not self._events:
             self._events.extend(
-                await arrival(background().submit(self._source.next_events()), cancel_with_me=True)
+                await await_future(background().submit(self._source.next_events()), propagate_cancel=True)
             )
         if not self._events:
             raise StopAsyncIteration
@@ -407,7 +409,7 @@ class AsyncSampleStream(_Face):
     async def aclose(self) -> None:
         """Ends the sample; closing twice does nothing."""
         self._events.clear()
-        await arrival(background().submit(self._source.close()))
+        await await_future(background().submit(self._source.close()))
 
     async def __aenter__(self) -> Self:
         return self

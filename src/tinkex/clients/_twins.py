@@ -19,7 +19,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
-from tinkex._runtime import arrival, background
+from tinkex._runtime import await_future, background
 from tinkex.futures import APIFuture, AwaitableConcurrentFuture
 
 __all__ = ["async_call", "async_iterator", "async_result", "blocking"]
@@ -60,7 +60,7 @@ def async_result(method: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any
         future = getattr(self, name)(*args, **kwargs)
         if isinstance(future, AwaitableConcurrentFuture):
             future = future.future()
-        return await arrival(future, cancel_with_me=True)
+        return await await_future(future, propagate_cancel=True)
 
     return _describe(call, method, f"{name}_async", f"As :meth:`{name}`, awaited.", _result_type(method))
 
@@ -77,7 +77,7 @@ def async_call(
 
     async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if start is not None:
-            return await arrival(start(self, *args, **kwargs), cancel_with_me=True)
+            return await await_future(start(self, *args, **kwargs), propagate_cancel=True)
         returned: T = getattr(self, name)(*args, **kwargs)
         return returned
 

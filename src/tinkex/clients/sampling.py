@@ -31,7 +31,7 @@ from tinkex.clients._twins import async_call, async_result, blocking
 from tinkex.clients.retry_config import RetryConfig
 from tinkex.errors import APIResponseValidationError
 from tinkex.futures import AwaitableConcurrentFuture
-from tinkex.observability.tracing import operating
+from tinkex.observability.tracing import trace_operation
 
 if TYPE_CHECKING:
     from tinkex.clients.session import OpenSession, Session
@@ -393,7 +393,7 @@ class SamplingClient(QueueWatching):
     async def _base_model(self) -> str:
         self._session.check_open()
         caller = self._session.caller
-        with operating("get_base_model", on=caller.config.tracing):
+        with trace_operation("get_base_model", on=caller.config.tracing):
             sampler: types.GetSamplerResponse = await caller.call(
                 endpoint("get_sampler"), path={"sampler_id": self._sampling_session_id}
             )
@@ -427,7 +427,7 @@ async def open_sampling_client(
         raise ValueError(
             f"model_path starts with tinker://, got {model_path!r}; a base model goes into base_model"
         )
-    with operating("create_sampling_client", on=session.caller.config.tracing) as operation:
+    with trace_operation("create_sampling_client", on=session.caller.config.tracing) as operation:
         opened = await session.opened()
         created: types.CreateSamplingSessionResponse = await session.caller.call(
             endpoint("create_sampling_session"),
@@ -440,7 +440,7 @@ async def open_sampling_client(
         )
         if operation is not None:
             facts = {"session.id": opened.session_id, "gen_ai.request.model": base_model}
-            operation.note({**facts, "tinkex.sampling_session_id": created.sampling_session_id})
+            operation.set_attributes({**facts, "tinkex.sampling_session_id": created.sampling_session_id})
     return SamplingClient(
         session,
         opened,

@@ -21,7 +21,7 @@ from tinkex.clients.session import FinishStatus, Session
 from tinkex.clients.training import TrainingClient
 from tinkex.errors import ClosedError, TinkexError
 from tinkex.futures import AwaitableConcurrentFuture
-from tinkex.observability.tracing import operating
+from tinkex.observability.tracing import trace_operation
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Transport
@@ -278,7 +278,7 @@ class ServiceClient:
         user_metadata: Mapping[str, str] | None,
         optimizer: dict[str, Any],
     ) -> TrainingClient:
-        with operating("create_lora_training_client", on=self._caller.config.tracing) as operation:
+        with trace_operation("create_lora_training_client", on=self._caller.config.tracing) as operation:
             opened = await self._session.opened()
             row = endpoint("create_model")
             model_seq_id = self._session.next_model_seq_id()
@@ -296,7 +296,9 @@ class ServiceClient:
             created: types.CreateModelResponse = await opened.results.fetch(row, accepted)
             if operation is not None:
                 facts = {"session.id": opened.session_id, "gen_ai.request.model": base_model}
-                operation.note({**facts, "tinkex.model_id": created.model_id, "tinkex.lora_rank": lora.rank})
+                operation.set_attributes(
+                    {**facts, "tinkex.model_id": created.model_id, "tinkex.lora_rank": lora.rank}
+                )
         return TrainingClient(self._session, opened, model_seq_id, created.model_id)
 
     async def _restore(
@@ -311,7 +313,7 @@ class ServiceClient:
     ) -> TrainingClient:
         self._session.check_open()
         name = f"create_training_client_from_state{'_with_optimizer' if with_optimizer else ''}"
-        with operating(name, on=self._caller.config.tracing):
+        with trace_operation(name, on=self._caller.config.tracing):
             return await self._restore_now(
                 path,
                 base_model,
@@ -353,13 +355,13 @@ class ServiceClient:
         return client
 
     async def _custom_loss(self, traced: LossHandle) -> LossHandle:
-        with operating("create_custom_loss", on=self._caller.config.tracing):
+        with trace_operation("create_custom_loss", on=self._caller.config.tracing):
             return await self._session.custom_losses.create(await self._session.opened(), traced)
 
     async def _capabilities(self) -> types.GetServerCapabilitiesResponse:
         self._session.check_open()
         row = endpoint("get_server_capabilities")
-        with operating(row.name, on=self._caller.config.tracing):
+        with trace_operation(row.name, on=self._caller.config.tracing):
             found: types.GetServerCapabilitiesResponse = await self._caller.call(row)
         return found
 

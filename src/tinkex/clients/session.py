@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from tinkex import types
-from tinkex._runtime import background, start_alone
+from tinkex._runtime import background, create_detached_task
 from tinkex._transport.budget import ByteBudget
 from tinkex._transport.caller import PROTOCOL_VERSION
 from tinkex._transport.limiter import Limiter, limiter_for
@@ -37,7 +37,7 @@ from tinkex.observability.events import (
     SessionOpened,
 )
 from tinkex.observability.telemetry.reporter import Reporter, TelemetrySink
-from tinkex.observability.tracing import operating
+from tinkex.observability.tracing import trace_operation
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller
@@ -162,7 +162,7 @@ class Session:
         if self.telemetry is not None:
             assert self._telemetry_sink is not None
             self.caller.sink.unsubscribe(self._telemetry_sink)
-            start_alone(self.telemetry.close())
+            create_detached_task(self.telemetry.close())
             self.telemetry = None
         self.custom_losses = CustomLosses(self.caller)  # the next session knows none of them
         self._open = None
@@ -170,7 +170,7 @@ class Session:
     def join(self, session_id: str, client_config: types.ClientConfigResponse) -> OpenSession:
         """Takes part in a session that another process opened: nothing is sent, and heartbeats begin."""
         use_tokens(self.caller, client_config)
-        background().start(self._beat(session_id), alone=True)
+        background().start(self._beat(session_id), detached=True)
         return self._enter(session_id, client_config)
 
     def next_model_seq_id(self) -> int:
@@ -213,7 +213,7 @@ class Session:
             session_id = self._open.session_id
             failure = None
             try:
-                with operating("close", on=self.caller.config.tracing):
+                with trace_operation("close", on=self.caller.config.tracing):
                     await self.caller.call(
                         endpoint("finish_session"),
                         types.FinishSessionRequest(reason=types.FinishReason(type=status), detail=detail),
@@ -257,7 +257,7 @@ class Session:
             text = getattr(created, f"{level}_message")
             if text:
                 self.caller.sink.emit(ServerMessage(created.session_id, level, text))
-        self._heart = start_alone(self._beat(created.session_id))
+        self._heart = create_detached_task(self._beat(created.session_id))
         return opened
 
     def _enter(self, session_id: str, client_config: types.ClientConfigResponse) -> OpenSession:

@@ -21,7 +21,7 @@ from tinkex.clients._warnings import warn_caller
 from tinkex.clients.sampling import SamplingClient, open_sampling_client
 from tinkex.errors import APIResponseValidationError
 from tinkex.losses.custom import SURROGATE
-from tinkex.observability.tracing import operating
+from tinkex.observability.tracing import trace_operation
 from tinkex.types import Datum
 
 if TYPE_CHECKING:
@@ -417,7 +417,7 @@ class TrainingClient(QueueWatching):
     async def _info(self) -> types.GetInfoResponse:
         self._session.check_open()
         request = types.GetInfoRequest(model_id=self.model_id)
-        with operating("get_info", on=self._session.caller.config.tracing):
+        with trace_operation("get_info", on=self._session.caller.config.tracing):
             info: types.GetInfoResponse = await self._session.caller.call(endpoint("get_info"), request)
         return info
 

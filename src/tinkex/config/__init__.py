@@ -1,4 +1,4 @@
-"""Every setting of the client: what it accepts, where it is read from, and the keys that a login stores.
+"""The client's settings: accepted values, sources, and the keys that a login stores.
 
 >>> from tinkex.config import Config
 >>> Config.resolve(api_key="tml-0123456789abcdef", environ={}).timeout
@@ -7,6 +7,17 @@
 
 from __future__ import annotations
 
-from tinkex.config.settings import DEFAULT_BASE_URL, LOCAL, SETTINGS, Config, Setting, mask
+from typing import TYPE_CHECKING
 
-__all__ = ["DEFAULT_BASE_URL", "LOCAL", "SETTINGS", "Config", "Setting", "mask"]
+from tinkex.config.settings import DEFAULT_BASE_URL, LOCAL, SETTINGS, ClientSetting, Config, mask
+
+__all__ = ["DEFAULT_BASE_URL", "LOCAL", "SETTINGS", "ClientSetting", "Config", "mask"]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Loads a name of 0.1, with a ``DeprecationWarning``."""
+        from tinkex._moved import load_renamed
+
+        return load_renamed(__name__, name)

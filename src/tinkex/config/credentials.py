@@ -1,4 +1,4 @@
-"""The keys that a login leaves on this machine: ``~/.tinker/credentials.json``, shared with other Tinker tools."""
+"""The credentials file of a login: ``~/.tinker/credentials.json``, shared with other Tinker tools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERSION = 1
 
 
 def credentials_file(environ: Mapping[str, str] | None = None) -> Path:
-    """Where the file lies.
+    """Returns the path of the credentials file.
 
     >>> credentials_file({"HOME": "/home/ada"}).as_posix()
     '/home/ada/.tinker/credentials.json'
@@ -29,7 +29,7 @@ def credentials_file(environ: Mapping[str, str] | None = None) -> Path:
 
 @dataclass(frozen=True)
 class StoredKey:
-    """One key: ``manual`` ones were pasted, ``generated`` ones were made for this machine and die with the logout."""
+    """One key: ``manual`` ones were pasted, ``generated`` ones were created for this machine; a logout revokes them."""
 
     key: str
     name: str
@@ -43,7 +43,7 @@ class StoredKey:
 
 @dataclass
 class Credentials:
-    """The file's content; :meth:`save` replaces the file at once, readable by its owner alone.
+    """The file's content; :meth:`save` replaces the file atomically, with mode 0600.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as home:
@@ -61,13 +61,13 @@ class Credentials:
 
     @classmethod
     def load(cls, file: Path | None = None) -> Credentials:
-        """What is stored; nothing where there is no file."""
+        """Reads the file; returns empty credentials if there is none."""
         file = file or credentials_file()
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             if content["version"] != VERSION:
                 raise ConfigError(
-                    f"{file} has version {content['version']!r}, and this program knows {VERSION}; update tinkex"
+                    f"{file} has version {content['version']!r}, but only {VERSION} is supported; update tinkex"
                 )
             keys = {key_id: _key(entry) for key_id, entry in content["keys"].items()}
             return cls(file, content["default"], keys)
@@ -82,7 +82,7 @@ class Credentials:
 
     @property
     def default_key(self) -> StoredKey | None:
-        """The key that clients use when they are given no other."""
+        """The key that clients use by default."""
         return self.keys.get(self.default) if self.default is not None else None
 
     def add(self, key_id: str, key: StoredKey) -> None:
@@ -91,7 +91,7 @@ class Credentials:
         self.default = key_id
 
     def remove_default(self) -> None:
-        """Forgets the default key."""
+        """Removes the default key."""
         if self.default is not None:
             self.keys.pop(self.default, None)
             self.default = None
@@ -121,7 +121,7 @@ class Credentials:
 def _key(entry: Mapping[str, Any]) -> StoredKey:
     kind = entry["type"]
     if kind not in {"manual", "generated"}:
-        raise ValueError(f"no type of key is called {kind!r}")
+        raise ValueError(f"unknown key type {kind!r}")
     return StoredKey(entry["key"], entry["name"], kind, entry.get("note"), entry.get("details"))
 
 

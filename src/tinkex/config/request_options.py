@@ -1,4 +1,4 @@
-"""How one request is sent: time limits, retries, extra headers; names and fields of the official SDK."""
+"""Options of one request: timeouts, retries, extra headers; with the names and fields of the official SDK."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNSET: Any = object()
 
 
 class Timeout:
-    """Time limits in seconds: one for all phases of a request, or one for each; None means no limit.
+    """Timeouts in seconds: one for all phases of a request, or one for each; None means no limit.
 
     >>> Timeout(60.0, connect=5.0)
     Timeout(connect=5.0, read=60.0, write=60.0, pool=60.0)
@@ -34,7 +34,7 @@ class Timeout:
                 continue
             if timeout is _UNSET:
                 raise ValueError(
-                    f"Timeout needs a limit for all phases, or one for each; {phase!r} was not given"
+                    f"Timeout needs a limit for all phases, or one for each; {phase!r} is missing"
                 )
             if isinstance(timeout, Timeout):
                 given[phase] = getattr(timeout, phase)
@@ -45,7 +45,7 @@ class Timeout:
         self.connect, self.read, self.write, self.pool = given.values()
 
     def as_dict(self) -> dict[str, float | None]:
-        """The four limits by name."""
+        """Returns the four timeouts by name."""
         return {"connect": self.connect, "read": self.read, "write": self.write, "pool": self.pool}
 
     def __eq__(self, other: object) -> bool:
@@ -59,7 +59,7 @@ class Timeout:
 
 
 class RequestOptions(TypedDict, total=False):
-    """What can be said about one request."""
+    """Options of one request."""
 
     headers: Mapping[str, str]
     max_retries: int

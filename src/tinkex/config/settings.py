@@ -1,6 +1,6 @@
-"""Every setting of the client: where it is read from, its default, and what it accepts.
+"""The client's settings: sources, defaults and validation.
 
-A setting given as an argument wins over its environment variable, which wins over the default; an empty
+An argument takes precedence over its environment variable, which takes precedence over the default; an empty
 environment variable counts as unset. The API key has one more source, ``~/.tinker/credentials.json``.
 
 >>> config = Config.resolve(api_key="tml-0123456789abcdef", environ={"TINKER_TAGS": "sweep, lr"})
@@ -15,39 +15,39 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tinkex.config import values as accept
 from tinkex.config.values import DEFAULT_BASE_URL, LOCAL, PARITIES, POLL_BACKOFF, mask
 from tinkex.errors import ConfigError, MissingApiKeyError
 
-__all__ = ["DEFAULT_BASE_URL", "LOCAL", "SETTINGS", "Config", "Setting", "mask"]
+__all__ = ["DEFAULT_BASE_URL", "LOCAL", "SETTINGS", "ClientSetting", "Config", "mask"]
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One row of the table of settings."""
+class ClientSetting:
+    """One entry of the settings table."""
 
     name: str
     env: str | None
     read: Callable[[Any], Any]
-    """Checks a value and brings it into its final form; raises ValueError that says what is wrong."""
+    """Validates and converts a value; raises ``ValueError``."""
     meaning: str
-    env_too: str | None = None
-    """A variable of wider use that is read when ``env`` is not set."""
+    env_fallback: str | None = None
+    """A general variable that is read if ``env`` is not set."""
 
     @property
     def variables(self) -> list[str]:
-        """The environment variables that hold it, the first one first."""
-        return [name for name in (self.env, self.env_too) if name]
+        """The environment variables that set it, in order of precedence."""
+        return [name for name in (self.env, self.env_fallback) if name]
 
 
 @dataclass(frozen=True)
 class Config:
-    """The settings of a client, checked; build one with :meth:`resolve`.
+    """The validated settings of a client; create one with :meth:`resolve`.
 
-    Its text form masks every secret:
+    Its ``repr`` masks every secret:
 
     >>> Config.resolve(api_key="tml-0123456789abcdef", environ={}).api_key == "tml-0123456789abcdef"
     True
@@ -85,9 +85,7 @@ class Config:
             if value is not None:
                 object.__setattr__(self, name, _read(setting, value, f"Config({name}=…)"))
         if self.proxy_headers and self.proxy is None:
-            raise ConfigError(
-                "proxy_headers are for a proxy, and there is none; give proxy=… or TINKEX_PROXY"
-            )
+            raise ConfigError("proxy_headers need a proxy, and none is set; pass proxy=… or set TINKEX_PROXY")
         if self.proxy_headers and urlsplit(self.proxy or "").scheme.startswith("socks"):
             raise ConfigError(
                 "a SOCKS proxy takes no headers; remove proxy_headers (TINKEX_PROXY_HEADERS), and put user and "
@@ -103,14 +101,14 @@ class Config:
         needs_key: bool = True,
         **arguments: Any,
     ) -> Config:
-        """Finds every setting: the argument unless it is None, else the environment, else the default.
+        """Resolves every setting: the argument unless it is None, else the environment, else the default.
 
-        ``needs_key=False`` is for clients with a transport of their own, which may not need a key at all.
+        ``needs_key=False`` is for clients with a custom transport, which may not need a key.
         """
         environ = os.environ if environ is None else environ
         unknown = sorted(set(arguments) - set(SETTINGS))
         if unknown:
-            raise TypeError(f"no setting is called {unknown[0]!r}; there are {', '.join(SETTINGS)}")
+            raise TypeError(f"unknown setting {unknown[0]!r}; available: {', '.join(SETTINGS)}")
         values: dict[str, Any] = {}
         for name, setting in SETTINGS.items():
             given = arguments.get(name)
@@ -132,18 +130,18 @@ class Config:
             elif needs_key:
                 raise MissingApiKeyError(
                     f"no API key for {base_url}: pass api_key=…, set TINKER_API_KEY, or use "
-                    f"base_url={LOCAL!r} for the engine in this process, which needs none"
+                    f"base_url={LOCAL!r} for the embedded engine, which needs none"
                 )
         return cls(**values)
 
     @property
     def is_local(self) -> bool:
-        """Whether calls go to the engine inside this process."""
+        """Whether calls go to the embedded engine."""
         return self.base_url == LOCAL
 
     @property
     def is_hosted(self) -> bool:
-        """Whether calls go to the hosted service rather than to a server somebody runs for themselves."""
+        """Whether calls go to the hosted service rather than to a self-hosted server."""
         return urlsplit(self.base_url).hostname == urlsplit(DEFAULT_BASE_URL).hostname
 
     def __repr__(self) -> str:
@@ -151,46 +149,46 @@ class Config:
         return f"Config({shown})"
 
 
-def _read(setting: Setting, value: Any, source: str) -> Any:
+def _read(setting: ClientSetting, value: Any, source: str) -> Any:
     try:
         return setting.read(value)
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from error
 
 
-SETTINGS: Mapping[str, Setting] = {
-    row.name: row
-    for row in (
-        Setting("api_key", "TINKER_API_KEY", accept.api_key, "the credential sent with every call"),
-        Setting("base_url", "TINKER_BASE_URL", accept.base_url, f"the server, or {LOCAL!r} for the engine in-process"),
-        Setting("project_id", "TINKER_PROJECT_ID", accept.text, "the project new sessions belong to"),
-        Setting("tags", "TINKER_TAGS", accept.tags, "words attached to new sessions, to find them again"),
-        Setting("user_metadata", None, accept.user_metadata, "anything worth keeping with new sessions"),
-        Setting("timeout", "TINKEX_TIMEOUT", accept.timeout, "seconds one request may take"),
-        Setting(
+SETTINGS: Mapping[str, ClientSetting] = {
+    setting.name: setting
+    for setting in (
+        ClientSetting("api_key", "TINKER_API_KEY", accept.api_key, "the credential sent with every call"),
+        ClientSetting("base_url", "TINKER_BASE_URL", accept.base_url, f"the server, or {LOCAL!r} for the engine in-process"),
+        ClientSetting("project_id", "TINKER_PROJECT_ID", accept.text, "the project new sessions belong to"),
+        ClientSetting("tags", "TINKER_TAGS", accept.tags, "labels attached to new sessions"),
+        ClientSetting("user_metadata", None, accept.user_metadata, "metadata stored with new sessions"),
+        ClientSetting("timeout", "TINKEX_TIMEOUT", accept.timeout, "timeout of one request, in seconds"),
+        ClientSetting(
             "max_retries",
             "TINKEX_MAX_RETRIES",
             accept.max_retries,
-            "further tries of a failed request; unset: as many as fit into 300 s",
+            "retries of a failed request; unset: as many as fit into 300 s",
         ),
-        Setting("default_headers", "TINKEX_DEFAULT_HEADERS", accept.headers, "headers added to every request"),
-        Setting("default_query", "TINKEX_DEFAULT_QUERY", accept.pairs, "query parameters added to every request"),
-        Setting("cloudflare_client_id", "CLOUDFLARE_ACCESS_CLIENT_ID", accept.header_value, "Cloudflare Access id"),
-        Setting(
+        ClientSetting("default_headers", "TINKEX_DEFAULT_HEADERS", accept.headers, "headers added to every request"),
+        ClientSetting("default_query", "TINKEX_DEFAULT_QUERY", accept.pairs, "query parameters added to every request"),
+        ClientSetting("cloudflare_client_id", "CLOUDFLARE_ACCESS_CLIENT_ID", accept.header_value, "Cloudflare Access id"),
+        ClientSetting(
             "cloudflare_client_secret", "CLOUDFLARE_ACCESS_CLIENT_SECRET", accept.header_value, "Cloudflare Access secret"
         ),
-        Setting("proxy", "TINKEX_PROXY", accept.proxy, "the proxy that all requests use, downloads and streams included: http, https, socks5 (names are resolved here) or socks5h (names are resolved by the proxy)"),
-        Setting("proxy_headers", "TINKEX_PROXY_HEADERS", accept.proxy_headers, "headers that only an http or https proxy receives; a proxy-authorization replaces the user and password in its address"),
-        Setting("ca_file", "TINKEX_CA_FILE", accept.certificates, "certificates (PEM) of authorities to trust besides the system's", "SSL_CERT_FILE"),
-        Setting("pool_size", "TINKEX_POOL_SIZE", accept.pool_size, "maximum number of connections per purpose (submitting, polling, heartbeats …), and of streams per purpose; unset: as many as requests wait"),
-        Setting("poll_backoff", "TINKEX_POLL_BACKOFF", accept.poll_backoff, "first and longest wait, in seconds, between polls that the server answers at once"),
-        Setting("circuit_breaker", "TINKEX_CIRCUIT_BREAKER", accept.flag, "whether a server that failed five times in a row is left alone for 5 s, per kind of call"),
-        Setting("telemetry", "TINKER_TELEMETRY", accept.flag, "whether anything may be reported to the server about this program"),
-        Setting("tracing", "TINKEX_TRACING", accept.flag, "whether OpenTelemetry spans are made, where the program has set up a tracer provider"),
-        Setting("log_level", "TINKER_LOG", accept.log_level, "how much the logger 'tinkex' says: debug, info, warning or error"),
-        Setting("dump_headers", "TINKEX_DUMP_HEADERS", accept.flag, "whether every request is logged (at info) with its headers, secrets masked"),
-        Setting("parity", "TINKEX_PARITY", accept.parity, "whose defaults hold for timeout and max_retries: 'python' (60 s, as many as fit into 300 s) or 'beam' (120 s, 2)"),
-        Setting("credential_cmd", "TINKER_CREDENTIAL_CMD", accept.text, "a shell command that prints the credential, for servers that hand out short-lived tokens"),
+        ClientSetting("proxy", "TINKEX_PROXY", accept.proxy, "the proxy of all requests, downloads and streams included: http, https, socks5 (names are resolved here) or socks5h (names are resolved by the proxy)"),
+        ClientSetting("proxy_headers", "TINKEX_PROXY_HEADERS", accept.proxy_headers, "headers sent to an http or https proxy only; a proxy-authorization here replaces the proxy's user and password"),
+        ClientSetting("ca_file", "TINKEX_CA_FILE", accept.certificates, "certificates (PEM) of authorities trusted in addition to the system's", "SSL_CERT_FILE"),
+        ClientSetting("pool_size", "TINKEX_POOL_SIZE", accept.pool_size, "maximum number of connections per purpose (submitting, polling, heartbeats …), and of streams per purpose; unset: one per concurrent request"),
+        ClientSetting("poll_backoff", "TINKEX_POLL_BACKOFF", accept.poll_backoff, "initial and maximum back-off, in seconds, between polls that the server answers immediately"),
+        ClientSetting("circuit_breaker", "TINKEX_CIRCUIT_BREAKER", accept.flag, "whether calls pause for 5 s after five consecutive failures, per kind of call"),
+        ClientSetting("telemetry", "TINKER_TELEMETRY", accept.flag, "whether telemetry is sent to the server"),
+        ClientSetting("tracing", "TINKEX_TRACING", accept.flag, "whether OpenTelemetry spans are created, if the program has set up a tracer provider"),
+        ClientSetting("log_level", "TINKER_LOG", accept.log_level, "level of the logger 'tinkex': debug, info, warning or error"),
+        ClientSetting("dump_headers", "TINKEX_DUMP_HEADERS", accept.flag, "whether every request is logged (at info) with its headers, secrets masked"),
+        ClientSetting("parity", "TINKEX_PARITY", accept.parity, "defaults of timeout and max_retries: 'python' (60 s, as many as fit into 300 s) or 'beam' (120 s, 2)"),
+        ClientSetting("credential_cmd", "TINKER_CREDENTIAL_CMD", accept.text, "a shell command that prints the credential, for servers with short-lived tokens"),
     )
 }  # fmt: skip
 
@@ -199,7 +197,7 @@ SETTINGS: Mapping[str, Setting] = {
 
 
 def _stored_key(path: Path | None, environ: Mapping[str, str]) -> str | None:
-    """The default key that a login left behind, if there is one."""
+    """Returns the default key of the credentials file, if there is one."""
     home = environ.get("HOME")
     file = path or (Path(home) if home else Path.home()) / ".tinker" / "credentials.json"
     try:
@@ -214,6 +212,15 @@ def _stored_key(path: Path | None, environ: Mapping[str, str]) -> str | None:
             return None
         return accept.api_key(stored["keys"][default]["key"])
     except (KeyError, TypeError) as error:
-        raise ConfigError(f"{file} is no credentials file: {error!r} is missing; log in again") from error
+        raise ConfigError(f"{file} is not a credentials file: {error!r} is missing; log in again") from error
     except ValueError as error:
         raise ConfigError(f"the default key in {file}: {error}") from error
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Loads a name of 0.1, with a ``DeprecationWarning``."""
+        from tinkex._moved import load_renamed
+
+        return load_renamed(__name__, name)

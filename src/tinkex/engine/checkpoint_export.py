@@ -1,4 +1,4 @@
-"""Turns a checkpoint into a full model directory: its adapter merged into its base model."""
+"""Exports a checkpoint as a full model directory, with its adapter merged into its base model."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def export_checkpoint(
     max_shard_bytes: int = 5_000_000_000,
     progress: Progress | None = None,
 ) -> Path:
-    """Writes the model that ``checkpoint`` stands for, base and adapter in one, as the new directory ``target``.
+    """Writes the base model with the adapter of ``checkpoint`` merged into it as the new directory ``target``.
 
-    ``checkpoint`` is a checkpoint of this engine, which must be whole, or any PEFT directory; ``base`` is the directory
-    of its base model. ``target`` must not exist, and appears complete or not at all.
+    ``checkpoint`` is a checkpoint of this engine, which must match its manifest, or any PEFT directory; ``base`` is the
+    directory of its base model. ``target`` must not exist; it is created atomically.
 
     Example:
         >>> row = find_checkpoint(engine.store, "local", "tinker://run-7/weights/0010")

@@ -1,8 +1,8 @@
-"""Brings LoRA adapters made elsewhere into the engine: a PEFT directory becomes a checkpoint.
+"""Imports LoRA adapters: a PEFT directory becomes a checkpoint.
 
-Nothing of the source is used in place. Its two files are copied without following links, what they say is checked and
-put into the engine's own form, and the result is written like any other checkpoint: sealed with the hashes of its
-files, complete or not there at all. Other files of the source are not looked at, and pickles are never read.
+The source is not used in place. Its two files are copied without following links, validated and converted to the engine's
+format, and the result is written like any other checkpoint: atomically, with a manifest. Other files of the source are
+ignored, and pickles are never read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tinkex.engine.model.adapter_files import (
     UNEMBED_BASE_NAMES,
     WEIGHTS_FILE,
     load_adapter,
-    refuse_pickle,
+    reject_pickle,
     save_adapter,
 )
 from tinkex.engine.model.lora import Adapter
@@ -54,18 +54,18 @@ MAX_WEIGHTS_BYTES = 16 << 30
 
 @dataclass(frozen=True)
 class ImportedAdapter:
-    """What an import found: what a training client for it must be created with, and what it says about itself."""
+    """The result of an import: the settings for a training client, and what the adapter's config declares."""
 
     lora: LoraConfig
     scale: float
     declared_base: str | None
-    """The base model the adapter's config names; only the shapes of the tensors are checked against the base used."""
+    """The base model that the adapter's config names; only tensor shapes are checked against the base."""
 
 
 def import_adapter(source: Path, target: Path, *, base: Path, base_model: str) -> ImportedAdapter:
     """Writes the PEFT adapter in ``source`` as the checkpoint directory ``target``, which must not exist.
 
-    ``base`` is the directory of the base model the adapter belongs to, and ``base_model`` the name it is served under.
+    ``base`` is the directory of the adapter's base model, and ``base_model`` the name under which it is served.
 
     Example:
         >>> import_adapter(Path("my-peft-run"), Path("imported"), base=model_directory, base_model="Qwen/Qwen3-0.6B")
@@ -85,7 +85,7 @@ def import_adapter(source: Path, target: Path, *, base: Path, base_model: str) -
             raise
     except OSError as error:
         raise SetupError(
-            f"{target} cannot be written ({error.strerror or error}); make room, or choose another directory"
+            f"{target} cannot be written ({error.strerror or error}); free disk space, or choose another directory"
         ) from error
     return imported
 
@@ -100,10 +100,10 @@ def import_checkpoint(
     owner: str = LOCAL_USER,
     user_metadata: Mapping[str, Any] | None = None,
 ) -> CheckpointRow:
-    """Makes the PEFT adapter in ``source`` a checkpoint of a new run of ``owner``; ``path`` of the result names it.
+    """Imports the PEFT adapter in ``source`` as a checkpoint of a new run of ``owner``; ``path`` of the result names it.
 
-    From there it is like a checkpoint saved by training, without an optimizer: create a training client from it,
-    sample from it, list, publish or delete it.
+    It is then like a checkpoint saved by training, without an optimizer: create a training client from it, sample from
+    it, list, publish or delete it.
 
     Example:
         >>> base = engine.models.find("Qwen/Qwen3-0.6B").find_directory()
@@ -125,7 +125,7 @@ def import_checkpoint(
         base_model=base_model,
         created_at=now,
         used_at=now,
-        status=RunStatus.RELEASED,  # it has a checkpoint, and no weights in memory
+        status=RunStatus.RELEASED,  # no weights in memory
         lora=imported.lora,
         user_metadata=metadata,
     )
@@ -151,7 +151,7 @@ def import_checkpoint(
 
 
 def _write_checkpoint(source: Path, directory: Path, base: Path, base_model: str) -> ImportedAdapter:
-    """Reads a copy of the source's files, and writes adapter and manifest into ``directory``."""
+    """Reads a copy of the source's files, and writes the adapter and manifest into ``directory``."""
     arch = read_architecture(base)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".source-") as copied:
         copy = Path(copied)
@@ -175,56 +175,56 @@ def _write_checkpoint(source: Path, directory: Path, base: Path, base_model: str
 def _copy_source(source: Path, copy: Path) -> None:
     if source.is_symlink() or not source.is_dir():
         raise InvalidInput(
-            f"{source} is no directory; give the directory of a PEFT adapter itself, not a link to it"
+            f"{source} is not a directory; pass the directory of a PEFT adapter itself, not a link to it"
         )
-    for name, most in ((CONFIG_FILE, MAX_CONFIG_BYTES), (WEIGHTS_FILE, MAX_WEIGHTS_BYTES)):
-        with _open_ordinary(source / name) as file, (copy / name).open("xb") as target:
+    for name, maximum in ((CONFIG_FILE, MAX_CONFIG_BYTES), (WEIGHTS_FILE, MAX_WEIGHTS_BYTES)):
+        with _open_regular(source / name) as file, (copy / name).open("xb") as target:
             size = os.fstat(file.fileno()).st_size
-            if size > most:
-                raise InvalidInput(f"{source / name} has {size} bytes, and at most {most} are read")
+            if size > maximum:
+                raise InvalidInput(f"{source / name} has {size} bytes, and at most {maximum} are supported")
             shutil.copyfileobj(file, target, length=1 << 20)
 
 
-def _open_ordinary(path: Path) -> BinaryIO:
-    """Opens a file that is neither a link nor a device; asked again once it is open, so it cannot be swapped."""
+def _open_regular(path: Path) -> BinaryIO:
+    """Opens a regular file, not a link or device; checked again after opening, so it cannot be swapped."""
     if path.is_symlink():
         raise InvalidInput(
             f"{path} is a link, and links are not followed; copy the adapter with its content first (cp -rL)"
         )
-    # What opening a pipe would wait for never comes.
+    # Opening a pipe must not block.
     flags = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
     try:
         descriptor = os.open(path, flags)
     except FileNotFoundError:
-        refuse_pickle(path.parent)
+        reject_pickle(path.parent)
         raise InvalidInput(f"{path.parent} is not a PEFT adapter: it has no {path.name}") from None
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read ({error.strerror})") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise InvalidInput(f"{path} is no ordinary file")
+        raise InvalidInput(f"{path} is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
 def _check_finite(adapter: Adapter, source: Path) -> None:
     if not bool(torch.isfinite(adapter.params).all()):
         raise InvalidInput(
-            f"adapter {source} holds numbers that are not finite; import an earlier checkpoint of it"
+            f"adapter {source} has weights that are not finite; import an earlier checkpoint of it"
         )
 
 
 def _check_unembedding(weights: Path, source: Path, base: Path, *, tied: bool) -> None:
-    """Refuses an adapter that brings an unembedding of its own, unless it is the base model's."""
+    """Raises ``InvalidInput`` for an adapter with its own unembedding, unless that is the base model's."""
     with safe_open(weights, framework="pt") as file, ExitStack() as files:
-        brought = [name for name in file.keys() if name in UNEMBED_BASE_NAMES]  # noqa: SIM118 -- no mapping
-        if not brought:
+        included = [name for name in file.keys() if name in UNEMBED_BASE_NAMES]  # noqa: SIM118 -- no mapping
+        if not included:
             return
-        theirs = file.get_tensor(brought[0])
+        theirs = file.get_tensor(included[0])
         stored = StoredTensors(base, files)
         ours = stored.read("embed_tokens.weight" if tied else "lm_head.weight", tuple(theirs.shape))
-        # Either side may have been rounded to a narrower type.
+        # Either side can be rounded to a narrower type.
         if not (torch.equal(ours.to(theirs.dtype), theirs) or torch.equal(theirs.to(ours.dtype), ours)):
             raise InvalidInput(
-                f"adapter {source} brings an unembedding of its own ({brought[0]}), which is not the base model's; import "
-                "it onto the base it was trained on, or save it with save_embedding_layers=False"
+                f"adapter {source} has its own unembedding ({included[0]}), which is not the base model's; import "
+                "it with the base it was trained on, or save it with save_embedding_layers=False"
             )

@@ -8,13 +8,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from tinkex.engine.lanes.lane import Report
+from tinkex.engine.lanes.lane import Report, settle
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Call:
+class LoopCall:
     """A function to run on the engine thread."""
 
     function: Callable[[], Any]
@@ -22,15 +22,10 @@ class Call:
 
     def run(self) -> None:
         """Run it, and set its result."""
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            self.future.set_result(self.function())
-        except BaseException as error:  # noqa: BLE001 -- raised where the result is awaited
-            self.future.set_exception(error)
+        settle(self.future, self.function)
 
 
-Item: TypeAlias = Report | Call
+Item: TypeAlias = Report | LoopCall
 
 
 class Inbox:
@@ -52,7 +47,7 @@ class Inbox:
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run a function on the engine thread."""
         future: Future[T] = Future()
-        self._items.put(Call(function, future))
+        self._items.put(LoopCall(function, future))
         return future
 
     def wake(self) -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 
 from tinkex.engine.integrity import CheckpointIntegrity
-from tinkex.engine.lanes.interface import UploadedLoss
 from tinkex.engine.served_models import ServedModel, ServedModels
 from tinkex.engine.store import (
     CheckpointKind,
@@ -21,9 +20,7 @@ from tinkex.engine.store import (
     Store,
 )
 from tinkex.errors import EngineError, Expired, InvalidInput, ModelUnavailable, UnknownObject
-from tinkex.types import ForwardBackwardRequest, ParsedCheckpointTinkerPath, SampleRequest
-
-CUSTOM_LOSS = "custom"
+from tinkex.types import ParsedCheckpointTinkerPath, SampleRequest
 
 
 def find_session(store: Store, owner: str, session_id: str) -> SessionRow:
@@ -148,23 +145,6 @@ def check_name_is_free(
 def is_expired(row: CheckpointRow) -> bool:
     """Whether the TTL of a checkpoint has passed."""
     return row.expires_at is not None and row.expires_at <= time.time()
-
-
-def find_custom_loss(store: Store, owner: str, request: ForwardBackwardRequest) -> UploadedLoss | None:
-    """The uploaded loss that a pass names, or None if it uses a built-in one."""
-    if request.loss_fn != CUSTOM_LOSS:
-        return None
-    loss_id = (request.loss_fn_config or {}).get("loss_id")
-    if not isinstance(loss_id, str):
-        raise InvalidInput(
-            "loss_fn 'custom' needs a loss_id, as text, in its loss_fn_config; create_custom_loss returns one."
-        )
-    row = store.losses.get(loss_id)
-    if row is None or row.owner != owner:
-        raise UnknownObject(
-            f"there is no custom loss {loss_id!r} of yours; create one with create_custom_loss."
-        )
-    return UploadedLoss(loss_id, row.definition)
 
 
 def resolve_sampler(

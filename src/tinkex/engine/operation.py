@@ -20,6 +20,7 @@ from tinkex.types import (
 )
 
 if TYPE_CHECKING:
+    from tinkex.engine.lanes.interface import PassJob
     from tinkex.engine.store import Outcome, UsageKind
 
 OperationRequest: TypeAlias = (
@@ -143,6 +144,9 @@ class Operation:
     kind: Kind
     num_tokens: int
     request: OperationRequest | None = field(default=None, repr=False)
+    """What it asks for; None for a pass whose datums have been read into ``job``."""
+    job: PassJob | None = field(default=None, repr=False)
+    """A pass as a lane runs it; None until its datums have been read."""
     state: State = State.RECORDED
     attempt: int = 1
     """How many times it has been dispatched, or will have been with the next one."""

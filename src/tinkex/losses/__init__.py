@@ -1,4 +1,4 @@
-"""Losses of the user's own: as a function (``custom``), as a graph that the server runs (``traced``), and terms added to them (``regularizers``)."""
+"""User-defined losses: as a function (``custom``), as a graph that the server runs (``traced``), and terms added to them (``regularizers``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["custom", "regularizers", "traced"]
 
 
 def __getattr__(name: str) -> object:
-    """Loads a module at its first use: a training client needs no regularizers."""
+    """Loads a module at its first use."""
     from importlib import import_module
 
     if name in __all__:

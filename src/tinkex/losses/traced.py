@@ -1,8 +1,8 @@
-"""Losses as graphs: a function traced once, checked, and written down so that a server can run it.
+"""Losses as graphs: a function is traced once, checked, and serialized so that a server can run it.
 
-The function sees one datum at a time: the logprobs of its targets, and those of its ``loss_fn_inputs`` that
-it names as parameters. What it does with them is recorded by ``torch.fx``; the record is what runs, here or
-on the server, never the function itself.
+The function receives one datum at a time: the logprobs of its targets, and the ``loss_fn_inputs`` that it names as
+parameters. ``torch.fx`` records its operations; the recorded graph runs, here or on the server, never the function
+itself.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["LossHandle", "PerDatumLossFn", "check_inputs", "run_handle", "trace_
 PerDatumLossFn: TypeAlias = Callable[
     Concatenate["torch.Tensor", ...], tuple["torch.Tensor", Mapping[str, "torch.Tensor"]]
 ]
-"""Takes the logprobs of one datum and the inputs it names; returns its loss and metrics, all as tensors."""
+"""Takes the logprobs of one datum and its named inputs; returns the loss and metrics, all as tensors."""
 
-MOST_INPUTS: Final = 16
+MAX_INPUTS: Final = 16
 _INPUT_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,63}")
 _METRIC_NAME: Final = re.compile(r"custom/[a-z0-9_./-]{1,64}:(sum|mean)")
 _LIBRARIES: Final = frozenset({"torch", "math", "operator", "_operator"})
@@ -38,10 +38,10 @@ _LEAVES_TORCH: Final = frozenset({"item", "numpy", "tolist"})
 
 @dataclass(frozen=True)
 class LossHandle:
-    """A loss that a session knows, from ``ServiceClient.create_custom_loss``.
+    """A registered loss of a session, from ``ServiceClient.create_custom_loss``.
 
     Pass it to ``TrainingClient.forward_backward_custom`` instead of a function. Only clients of the session
-    that made it can use it.
+    that created it can use it.
     """
 
     name: str
@@ -50,11 +50,11 @@ class LossHandle:
     session_id: str
     graph: torch.fx.GraphModule = field(repr=False, compare=False)
     loss_id: str | None = None
-    """The server's name for the loss; None where the loss runs in this process."""
+    """The server's id of the loss; None if the loss runs in this process."""
 
     @property
     def key(self) -> str:
-        """The SHA-256 of what the loss computes and of its inputs: equal for equal losses."""
+        """The SHA-256 of the graph's code and inputs: equal for equal losses."""
         return hashlib.sha256(self.graph.code.encode() + repr(self.inputs).encode()).hexdigest()
 
     @property
@@ -63,13 +63,13 @@ class LossHandle:
         return tuple(one.name for one in self.inputs[1:])
 
 
-# ---- from function to graph ----
+# ---- tracing ----
 
 
 def trace_loss(
     fn: PerDatumLossFn, input_ranks: Mapping[str, CustomLossInputRank], session_id: str = ""
 ) -> LossHandle:
-    """The loss as a graph; a ``ValueError`` says which rule a function breaks.
+    """Traces a loss; raises ``ValueError`` for a function that cannot run as a graph.
 
     >>> def neg_ll(logprobs, weights):
     ...     loss = -(logprobs * weights).sum()
@@ -86,7 +86,7 @@ def trace_loss(
         graph = symbolic_trace(fn)
     except Exception as error:
         raise ValueError(
-            f"create_custom_loss: {name} cannot be recorded by torch.fx ({error}); a loss takes the same steps for "
+            f"create_custom_loss: torch.fx cannot trace {name} ({error}); a loss must run the same operations for "
             "all values: use torch.where instead of if, torch.nn.functional instead of modules, and no libraries "
             "besides torch and math"
         ) from error
@@ -105,24 +105,24 @@ def _inputs(
     parameters = inspect.signature(fn).parameters
     names = list(parameters)
     if names[:1] != ["logprobs"]:
-        raise _broken(
-            name, "does not begin with the parameter logprobs; write def loss(logprobs, advantages): …"
+        raise _invalid(
+            name, "does not have logprobs as its first parameter; write def loss(logprobs, advantages): …"
         )
-    if len(names) > MOST_INPUTS:
-        raise _broken(name, f"has {len(names)} parameters; a loss has at most {MOST_INPUTS}, with logprobs")
+    if len(names) > MAX_INPUTS:
+        raise _invalid(name, f"has {len(names)} parameters; a loss has at most {MAX_INPUTS}, with logprobs")
     for parameter in parameters.values():
         if not _INPUT_NAME.fullmatch(parameter.name):
-            raise _broken(
-                name, f"has a parameter {parameter.name!r}; use a to z, 0 to 9 and _, at most 64 of them"
+            raise _invalid(
+                name, f"has a parameter {parameter.name!r}; use a to z, 0 to 9 and _, at most 64 characters"
             )
         if parameter.kind not in {parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD}:
-            raise _broken(name, f"takes {parameter.name!r} by star or keyword; name every input by itself")
+            raise _invalid(name, f"takes {parameter.name!r} by star or keyword; name every input explicitly")
         if parameter.default is not parameter.empty:
-            raise _broken(
-                name, f"has a default for {parameter.name!r}; every datum must have every input, so drop it"
+            raise _invalid(
+                name, f"has a default for {parameter.name!r}; every datum must have every input, so remove it"
             )
     if set(input_ranks) != set(names):
-        raise _broken(
+        raise _invalid(
             name,
             f"has the parameters {', '.join(names)}; input_ranks must give a rank for each and no other, "
             f"got {', '.join(sorted(map(str, input_ranks))) or 'none'}",
@@ -130,7 +130,7 @@ def _inputs(
     for given, rank in input_ranks.items():
         if isinstance(rank, bool) or rank not in {0, 1, 2} or (given == "logprobs" and rank == 0):
             allowed = "1 ([T]) or 2 ([T, K])" if given == "logprobs" else "0, 1 ([T]) or 2 ([T, K])"
-            raise _broken(name, f"has {given} of rank {rank!r}; it is {allowed}")
+            raise _invalid(name, f"has {given} of rank {rank!r}; it must be {allowed}")
     return tuple(CustomLossInput(name=given, rank=input_ranks[given]) for given in names)
 
 
@@ -141,91 +141,91 @@ def _check_node(name: str, node: torch.fx.Node) -> None:
             module = str(getattr(target, "__module__", None) or "")
             if target is not getattr and module.partition(".")[0] not in _LIBRARIES:
                 called = getattr(target, "__qualname__", target)
-                raise _broken(
+                raise _invalid(
                     name, f"calls {called} of {module or 'an unknown module'}; use torch and math only"
                 )
         case "call_method":
             _check_method(name, str(target))
         case "call_module":
-            raise _broken(
+            raise _invalid(
                 name, f"calls the module {target}; use functions such as those of torch.nn.functional"
             )
         case "get_attr":
-            raise _broken(
+            raise _invalid(
                 name,
-                f"holds a tensor of its own ({target}); pass tensors as loss_fn_inputs, and numbers as numbers",
+                f"captures a tensor ({target}); pass tensors as loss_fn_inputs, and numbers as numbers",
             )
         case "output":
-            _check_output(name, node.args[0])
+            _check_graph_output(name, node.args[0])
 
 
 def _check_method(name: str, method: str) -> None:
     import torch
 
     if not hasattr(torch.Tensor, method):
-        raise _broken(name, f"calls {method}(), which tensors do not have")
+        raise _invalid(name, f"calls {method}(), which tensors do not have")
     if method == "backward":
-        raise _broken(
-            name, "calls backward(); return the loss, and forward_backward_custom takes its gradient"
+        raise _invalid(
+            name, "calls backward(); return the loss, and forward_backward_custom computes its gradient"
         )
     if method in _LEAVES_TORCH:
-        raise _broken(name, f"calls {method}(), which leaves torch; keep metrics as tensors too")
+        raise _invalid(name, f"calls {method}(), which returns no tensor; keep metrics as tensors too")
 
 
-def _check_output(name: str, output: Any) -> None:
+def _check_graph_output(name: str, output: Any) -> None:
     import torch.fx
 
     if not isinstance(output, tuple | list) or len(output) != 2:
-        raise _broken(name, "does not return (loss, metrics), such as (loss, {})")
+        raise _invalid(name, "does not return (loss, metrics), such as (loss, {})")
     loss, metrics = output
     if not isinstance(loss, torch.fx.Node):
-        raise _broken(name, f"returns the loss {loss!r}; it must be a tensor computed from the inputs")
+        raise _invalid(name, f"returns the loss {loss!r}; it must be a tensor computed from the inputs")
     if not isinstance(metrics, dict):
-        raise _broken(name, f"returns {type(metrics).__name__} as metrics; return a dict")
+        raise _invalid(name, f"returns {type(metrics).__name__} as metrics; return a dict")
     for key, value in metrics.items():
         if not isinstance(key, str) or not _METRIC_NAME.fullmatch(key):
-            raise _broken(
+            raise _invalid(
                 name,
-                f"has a metric {key!r}; call it custom/<name>:sum or custom/<name>:mean, in small letters",
+                f"has a metric {key!r}; name it custom/<name>:sum or custom/<name>:mean, in lower case",
             )
         if not isinstance(value, torch.fx.Node):
-            raise _broken(
+            raise _invalid(
                 name,
                 f"has a metric {key!r} with the value {value!r}; it must be a tensor computed from the inputs",
             )
 
 
-def _broken(name: str, what: str) -> ValueError:
+def _invalid(name: str, what: str) -> ValueError:
     return ValueError(f"create_custom_loss: {name} {what}")
 
 
-# ---- the graph on the wire ----
+# ---- serialization ----
 
 
 def write_graph(handle: LossHandle) -> CustomLossGraph:
-    """The graph as data, format 1: one entry per step, in order."""
+    """Serializes the graph, format 1: one entry per node, in order."""
     from torch.fx.node import _get_qualified_name
 
     nodes = []
     for node in handle.graph.graph.nodes:
         target = str(node.target)
         if node.op == "call_function":
-            # Operators such as + live in a private module; the format names their public one.
+            # Operators such as + are in a private module; the format uses the public one.
             target = re.sub(r"^_operator\.", "operator.", _get_qualified_name(node.target))
         nodes.append(
             CustomLossNode(
                 op=node.op,
                 name=node.name,
                 target=target,
-                args=[_written(handle.name, one) for one in node.args],
-                kwargs={key: _written(handle.name, one) for key, one in node.kwargs.items()},
+                args=[_encode_argument(handle.name, one) for one in node.args],
+                kwargs={key: _encode_argument(handle.name, one) for key, one in node.kwargs.items()},
             )
         )
     return CustomLossGraph(nodes=nodes)
 
 
-def _written(name: str, value: Any) -> Any:
-    """An argument of a step: itself where JSON has it, else an object with one key that says its kind."""
+def _encode_argument(name: str, value: Any) -> Any:
+    """Encodes an argument of a node: a JSON value as it is, anything else as an object whose one key is its kind."""
     import torch
     import torch.fx
 
@@ -237,32 +237,32 @@ def _written(name: str, value: Any) -> Any:
         case torch.fx.Node():
             return {"ref": value.name}
         case tuple():
-            return {"tuple": [_written(name, one) for one in value]}
+            return {"tuple": [_encode_argument(name, one) for one in value]}
         case list():
-            return [_written(name, one) for one in value]
+            return [_encode_argument(name, one) for one in value]
         case dict() if all(isinstance(key, str) for key in value):
-            return {"dict": {key: _written(name, one) for key, one in value.items()}}
+            return {"dict": {key: _encode_argument(name, one) for key, one in value.items()}}
         case slice():
-            return {"slice": [_written(name, one) for one in (value.start, value.stop, value.step)]}
+            return {"slice": [_encode_argument(name, one) for one in (value.start, value.stop, value.step)]}
     if value is ...:
         return {"ellipsis": True}
     for kind in (torch.dtype, torch.device, torch.layout, torch.memory_format):
         if isinstance(value, kind):
             return {kind.__name__: str(value).removeprefix("torch.")}
-    raise _broken(
+    raise _invalid(
         name,
-        f"passes a {type(value).__name__} to a step, for which graphs have no form; use numbers or tensors",
+        f"passes a {type(value).__name__} to an operation, which graphs cannot represent; use numbers or tensors",
     )
 
 
-# ---- running it here ----
+# ---- local execution ----
 
 
 def check_inputs(handle: LossHandle, data: Sequence[Datum]) -> None:
-    """Refuses data without an input of the loss, or with one of another rank."""
+    """Raises ``ValueError`` for data that lacks an input of the loss, or has one of the wrong rank."""
     for index, datum in enumerate(data):
         for one in handle.inputs:
-            # the logprobs have the shape of the targets they belong to
+            # the logprobs have the shape of their targets
             key = "target_tokens" if one is handle.inputs[0] else one.name
             given = datum.loss_fn_inputs.get(key)
             if given is None:
@@ -270,7 +270,7 @@ def check_inputs(handle: LossHandle, data: Sequence[Datum]) -> None:
             rank = 1 if given.shape is None else len(given.shape)
             if rank != one.rank:
                 raise ValueError(
-                    f"{key} of data[{index}] has rank {rank}; the loss {handle.name!r} was made for "
+                    f"{key} of data[{index}] has rank {rank}; the loss {handle.name!r} was traced for "
                     f"{one.name} of rank {one.rank}"
                 )
 
@@ -278,7 +278,7 @@ def check_inputs(handle: LossHandle, data: Sequence[Datum]) -> None:
 def run_handle(
     handle: LossHandle, data: Sequence[Datum], logprobs: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """The sum of the losses of all datums, and their metrics combined as their names say."""
+    """Returns the summed loss of all datums, and their metrics reduced by the suffixes of their names."""
     losses: list[torch.Tensor] = []
     metrics: dict[str, float] = {}
     for datum, one in zip(data, logprobs, strict=True):

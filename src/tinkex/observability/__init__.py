@@ -21,7 +21,7 @@ __all__ = ["bus", "events", "metrics", "queues", "telemetry", "terminal", "traci
 
 
 def __getattr__(name: str) -> object:
-    """Loads a module at its first use: the engine needs the spans alone."""
+    """Loads a module at its first use: the engine needs only ``tracing``."""
     from importlib import import_module
 
     if name in __all__:

@@ -21,10 +21,9 @@ __all__ = ["EventBus"]
 
 
 class EventBus:
-    """Delivers events to its subscribers, in the order in which they subscribed; a sink itself.
+    """Delivers events to its subscribers, in the order in which they subscribed; it is itself a sink.
 
-    Events may come from any thread. A sink of the user's is subscribed as ``guarded`` returns it, so that none of them
-    raises.
+    Events may come from any thread. A user's sink is wrapped by ``guard`` before it subscribes, so no sink raises.
     """
 
     def __init__(self, *sinks: Sink) -> None:

@@ -1,4 +1,4 @@
-"""What the client says about itself while it works: typed events, and the sink they go to.
+"""Typed events that the client emits, and the sinks that receive them.
 
 Events hold names, numbers and ids only, never headers, bodies, prompts or keys, so a sink may write them
 anywhere. Pass your own sink to a client::
@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 __all__ = [
     "CallbackFailed",
@@ -26,6 +26,7 @@ __all__ = [
     "Event",
     "HeartbeatLost",
     "LogSink",
+    "NullSink",
     "QueueStateChanged",
     "RecoveryFailed",
     "RecoveryStarted",
@@ -36,23 +37,22 @@ __all__ = [
     "RetryScheduled",
     "RunCheckFailed",
     "RunRecovered",
-    "RunTroubled",
+    "RunUnhealthy",
     "SamplingPaused",
     "ServerMessage",
     "SessionClosed",
     "SessionLost",
     "SessionOpened",
-    "Silent",
     "Sink",
     "StillWaiting",
     "StreamingUnavailable",
-    "guarded",
+    "guard",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStarted:
-    """A request goes out; ``attempt`` is 0 for the first try."""
+    """A request is sent; ``attempt`` is 0 for the first try."""
 
     endpoint: str
     attempt: int
@@ -60,7 +60,7 @@ class RequestStarted:
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """A request came back with a status, or failed before one (``status`` is None, ``error`` says why)."""
+    """A response was received, or the request failed without one (``status`` is None, ``error`` gives the reason)."""
 
     endpoint: str
     attempt: int
@@ -71,7 +71,7 @@ class RequestFinished:
 
 @dataclass(frozen=True, slots=True)
 class RetryScheduled:
-    """A request failed in a way that is worth another try."""
+    """A request failed with a retryable error and is sent again after ``after_s`` seconds."""
 
     endpoint: str
     attempt: int
@@ -81,7 +81,7 @@ class RetryScheduled:
 
 @dataclass(frozen=True, slots=True)
 class QueueStateChanged:
-    """The server says how it treats an operation that waits; ``client`` is the run or sampler it belongs to."""
+    """The queue state of a waiting operation changed; ``client`` is the run or sampler it belongs to."""
 
     request_id: str
     request_type: str
@@ -92,7 +92,7 @@ class QueueStateChanged:
 
 @dataclass(frozen=True, slots=True)
 class StillWaiting:
-    """A result has not come for a while; ``state`` and ``reason`` are what the server last said."""
+    """A result is still pending after a long wait; ``state`` and ``reason`` are the last that the server reported."""
 
     request_id: str
     request_type: str
@@ -104,7 +104,7 @@ class StillWaiting:
 
 @dataclass(frozen=True, slots=True)
 class SamplingPaused:
-    """The server pushed back; no sample of this session is submitted for a while."""
+    """The server applied backpressure; the session submits no samples for ``after_s`` seconds."""
 
     session_id: str
     after_s: float
@@ -112,14 +112,14 @@ class SamplingPaused:
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
-    """The server knows this program now."""
+    """The server created the session."""
 
     session_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ServerMessage:
-    """Something the server wants its user to read; ``level`` is info, warning or error."""
+    """A message from the server to the user; ``level`` is info, warning or error."""
 
     session_id: str
     level: str
@@ -128,7 +128,7 @@ class ServerMessage:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatLost:
-    """No heartbeat has got through for a while; the server may think that this program is gone."""
+    """No heartbeat has reached the server for ``silent_s`` seconds; the server may end the session."""
 
     session_id: str
     silent_s: float
@@ -136,7 +136,7 @@ class HeartbeatLost:
 
 @dataclass(frozen=True, slots=True)
 class SessionLost:
-    """The server does not want this session's heartbeats any more."""
+    """The server rejects this session's heartbeats: the session has ended."""
 
     session_id: str
     reason: str
@@ -144,7 +144,7 @@ class SessionLost:
 
 @dataclass(frozen=True, slots=True)
 class SessionClosed:
-    """The session was finished by the program; ``error`` says why the server could not be told."""
+    """The program closed the session; ``error`` is set if the server could not be notified."""
 
     session_id: str
     status: str
@@ -152,8 +152,8 @@ class SessionClosed:
 
 
 @dataclass(frozen=True, slots=True)
-class RunTroubled:
-    """A watched run cannot go on: it is ``corrupted``, ``lost`` or ``unreachable``."""
+class RunUnhealthy:
+    """A monitored run cannot continue: it is ``corrupted``, ``lost`` or ``unreachable``."""
 
     run_id: str
     condition: str
@@ -162,7 +162,7 @@ class RunTroubled:
 
 @dataclass(frozen=True, slots=True)
 class RunCheckFailed:
-    """The server could not be asked how a watched run is; it is asked again at the next round."""
+    """A health check of a monitored run failed; the next check tries again."""
 
     run_id: str
     reason: str
@@ -179,7 +179,7 @@ class RecoveryStarted:
 
 @dataclass(frozen=True, slots=True)
 class RunRecovered:
-    """A run goes on as another one, from a checkpoint."""
+    """A run was restored from a checkpoint and continues as a new run."""
 
     run_id: str
     new_run_id: str
@@ -189,7 +189,7 @@ class RunRecovered:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryFailed:
-    """A try to restart a run failed; the next one is after so many seconds, or never (None)."""
+    """An attempt to restart a run failed; the next one is in ``after_s`` seconds, or never if that is None."""
 
     run_id: str
     attempt: int
@@ -199,7 +199,7 @@ class RecoveryFailed:
 
 @dataclass(frozen=True, slots=True)
 class CallbackFailed:
-    """A function of the user's, called with news, raised; the news stands."""
+    """A user callback raised an exception; the client continues."""
 
     callback: str
     reason: str
@@ -207,7 +207,7 @@ class CallbackFailed:
 
 @dataclass(frozen=True, slots=True)
 class StreamingUnavailable:
-    """The server has no streaming (it answered with this status), so a sample came all at once."""
+    """The server does not stream (it responded with this status), so the sample was delivered in one piece."""
 
     sampling_session_id: str
     status: int
@@ -215,7 +215,7 @@ class StreamingUnavailable:
 
 @dataclass(frozen=True, slots=True)
 class CircuitChanged:
-    """Calls of a kind are no longer sent to a server that keeps failing (``open``), or are again (``closed``)."""
+    """A circuit breaker stopped sending calls to a failing server (``open``), or resumed (``closed``)."""
 
     base_url: str
     purpose: str
@@ -225,7 +225,7 @@ class CircuitChanged:
 
 @dataclass(frozen=True, slots=True)
 class RegularizerStarted:
-    """A term of a loss begins to be computed, on the thread that computes the loss."""
+    """The computation of a loss term starts, on the thread that computes the loss."""
 
     name: str
     weight: float
@@ -233,7 +233,7 @@ class RegularizerStarted:
 
 @dataclass(frozen=True, slots=True)
 class RegularizerFinished:
-    """A term of a loss is known, with the length of its gradient; or it failed (``error`` says why) and so does the pass."""
+    """A loss term was computed, with its gradient norm; or it failed (``error`` gives the reason), and so does the pass."""
 
     name: str
     weight: float
@@ -255,7 +255,7 @@ Event: TypeAlias = (
     | HeartbeatLost
     | SessionLost
     | SessionClosed
-    | RunTroubled
+    | RunUnhealthy
     | RunCheckFailed
     | RecoveryStarted
     | RunRecovered
@@ -269,16 +269,16 @@ Event: TypeAlias = (
 
 
 class Sink(Protocol):
-    """Receives events, on the client's background thread; it must be quick and must not call the client.
+    """Receives events on the client's background thread; it must be fast and must not call the client.
 
-    What it raises is a warning in the log, and ends nothing.
+    An exception it raises is logged as a warning and has no other effect.
     """
 
     def emit(self, event: Event) -> None:
-        """Takes one event."""
+        """Receives one event."""
 
 
-class Silent:
+class NullSink:
     """Drops every event."""
 
     def emit(self, event: Event) -> None:
@@ -286,7 +286,7 @@ class Silent:
 
 
 SAMPLING = "Sample"
-"""The type of requests that are samples; all others belong to training."""
+"""The request type of samples; all others belong to training."""
 
 REASONS = {
     ("Sampling", "paused_rate_limit"): "the limit of concurrent samplers is reached",
@@ -294,26 +294,26 @@ REASONS = {
     ("Sampling", "paused_capacity"): "the server is short of capacity, please wait",
     ("Training", "paused_capacity"): "the server is short of capacity, please wait",
 }
-"""What a pause means where the server does not say it."""
+"""The reason to log for a pause if the server gives none."""
 
-MOST_KINDS = 1000
-"""Kinds of news that are remembered; beyond it those of the last minute only."""
+MAX_REMEMBERED_KINDS = 1000
+"""Number of warning kinds remembered for rate limiting; beyond it, only recent ones are kept."""
 
 LONG_WAIT_S = 600.0
-"""From here on a result that does not come is worth a warning, even if the server says that all is well."""
+"""A result pending for this long is logged as a warning, even if its queue is active."""
 
 
 class LogSink:
-    """Writes events to a standard logger: what a user should know as warnings, the rest for debugging.
+    """Logs events to a standard logger: those a user should see as warnings, the rest at debug level.
 
-    Repeated news of the same kind (a paused queue, a server that cannot be reached) is a warning at most
-    once per ``every_s`` seconds.
+    Repeated events of the same kind (a paused queue, an unreachable server) are logged as a warning at most once per
+    ``every_s`` seconds.
 
     >>> LogSink().emit(SessionOpened("session-1"))
     """
 
     QUIET_ATTEMPTS = 2
-    """Retries that are not worth a warning: most of them succeed."""
+    """Number of retries that are logged at debug level only: most of them succeed."""
 
     def __init__(self, logger: logging.Logger | None = None, *, every_s: float = 60.0) -> None:
         self._logger = logger or logging.getLogger("tinkex")
@@ -322,7 +322,7 @@ class LogSink:
 
     def emit(self, event: Event) -> None:
         """Logs one event."""
-        if isinstance(event, RequestStarted | RequestFinished):  # by far the most frequent news
+        if isinstance(event, RequestStarted | RequestFinished):  # by far the most frequent events
             if self._logger.isEnabledFor(logging.DEBUG):
                 self._logger.debug("%r", event)
             return
@@ -340,68 +340,68 @@ class LogSink:
         last = self._last.get(kind)
         if last is not None and now - last < self._every_s:
             return False
-        if len(self._last) >= MOST_KINDS:
-            # What was said long ago may be said again, so it need not be remembered.
+        if len(self._last) >= MAX_REMEMBERED_KINDS:
+            # Kinds older than the interval may be logged again, so they are dropped.
             self._last = {kind: last for kind, last in self._last.items() if now - last < self._every_s}
         self._last[kind] = now
         return True
 
 
-def guarded(sink: Sink | None) -> Sink:
-    """A sink whose mistakes end nothing: what it raises is a warning in the log; without one, events are logged.
+def guard(sink: Sink | None) -> Sink:
+    """Wraps a sink so that its exceptions are logged as warnings; returns a ``LogSink`` for None.
 
     >>> class Counter:
     ...     def emit(self, event):
     ...         raise RuntimeError("a mistake")
-    >>> guarded(Counter()).emit(SessionOpened("session-1"))
+    >>> guard(Counter()).emit(SessionOpened("session-1"))
     """
     if sink is None:
         return LogSink()
-    if isinstance(sink, LogSink | Silent | Guarded):
+    if isinstance(sink, LogSink | NullSink | GuardedSink):
         return sink
     if not callable(getattr(sink, "emit", None)):
-        raise TypeError(f"events is an object with a method emit(event), got {type(sink).__name__}")
-    return Guarded(sink)
+        raise TypeError(f"events must be an object with a method emit(event), got {type(sink).__name__}")
+    return GuardedSink(sink)
 
 
-class Guarded:
-    """A sink of the program's, between which and the client its exceptions stay."""
+class GuardedSink:
+    """Wraps a user's sink and logs its exceptions, so that they do not reach the client."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._log = LogSink()
 
     def emit(self, event: Event) -> None:
-        """Passes one event on."""
+        """Forwards one event."""
         try:
             self._sink.emit(event)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whoever watches must not end what is watched; the log says so
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - logged; an observer must not fail the operation
             failed = f"{type(error).__name__}: {error}"
             self._log.emit(CallbackFailed(f"{type(self._sink).__name__}.emit", failed))
 
 
 def _warning(event: Event, quiet_attempts: int) -> tuple[str | None, str]:
-    """The text of an event that deserves a warning, and the kind under which repetitions are counted."""
+    """Returns the warning for an event, or None, and the kind by which repetitions are rate-limited."""
     match event:
         case RetryScheduled() if event.attempt >= quiet_attempts:
-            text = f"{event.endpoint}: {event.reason}; try {event.attempt + 2} in {event.after_s:.1f} s"
+            text = f"{event.endpoint}: {event.reason}; attempt {event.attempt + 2} in {event.after_s:.1f} s"
             return text, f"retry {event.endpoint}"
         case QueueStateChanged() if event.state != "active":
             work = "Sampling" if event.request_type == SAMPLING else "Training"
             why = event.reason or REASONS.get((work, event.state), "the server gives no reason")
-            whose = event.client or event.request_id
-            return f"{work} is paused for {whose}. Reason: {why}", f"queue {whose} {event.state}"
+            owner = event.client or event.request_id
+            return f"{work} is paused for {owner}. Reason: {why}", f"queue {owner} {event.state}"
         case StillWaiting() if event.state not in {None, "active"} or event.waited_s >= LONG_WAIT_S:
-            said = event.reason or (event.state or "nothing about its queue").replace("_", " ")
+            state = event.reason or (event.state or "unknown").replace("_", " ")
             text = (
                 f"{event.request_type} {event.request_id} has been waiting for {event.waited_s:.0f} s; "
-                f"the server says: {said}"
+                f"queue state: {state}"
             )
             return text, f"waiting {event.client or event.request_type}"
         case HeartbeatLost():
             text = (
                 f"no heartbeat of session {event.session_id} has reached the server for {event.silent_s:.0f} s; "
-                "it may end the session. Check the network"
+                "the server may end the session. Check the network"
             )
             return text, f"heartbeat {event.session_id}"
         case SessionLost():
@@ -411,24 +411,31 @@ def _warning(event: Event, quiet_attempts: int) -> tuple[str | None, str]:
                 f"session {event.session_id} is closed, but not on the server: {event.error}",
                 event.session_id,
             )
-        case RunTroubled():
-            return f"run {event.run_id} is {event.condition}: {event.reason}", f"trouble {event.run_id}"
+        case RunUnhealthy():
+            return f"run {event.run_id} is {event.condition}: {event.reason}", f"unhealthy {event.run_id}"
         case RunRecovered():
-            text = f"run {event.run_id} goes on as {event.new_run_id}, from {event.checkpoint}"
+            text = f"run {event.run_id} continues as {event.new_run_id}, from {event.checkpoint}"
             return text, f"recovered {event.run_id}"
         case RecoveryFailed():
-            then = "no more tries" if event.after_s is None else f"next try in {event.after_s:.1f} s"
+            then = "giving up" if event.after_s is None else f"next attempt in {event.after_s:.1f} s"
             text = f"run {event.run_id} could not be restarted: {event.reason}; {then}"
             return text, f"recovery {event.run_id} {event.attempt}"
         case CircuitChanged() if event.state == "open":
-            text = f"{event.base_url} keeps failing ({event.purpose}: {event.reason}); it is left alone for a moment"
+            text = f"{event.base_url} keeps failing ({event.purpose}: {event.reason}); circuit open, calls are paused"
             return text, f"circuit {event.purpose}"
         case StreamingUnavailable():
-            text = (
-                f"the server does not stream (status {event.status}); the tokens of a sample come all at once"
-            )
+            text = f"the server does not stream (status {event.status}); a sample's tokens are delivered all together"
             return text, "streaming"
         case CallbackFailed():
             return f"{event.callback} raised {event.reason}", f"callback {event.callback}"
         case _:
             return None, ""
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Loads a name of 0.1, with a ``DeprecationWarning``."""
+        from tinkex._moved import load_renamed
+
+        return load_renamed(__name__, name)

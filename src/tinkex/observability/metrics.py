@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 
 __all__ = ["HistogramSummary", "Metrics", "MetricsSink", "Snapshot"]
 
-NEWEST = 1000
-"""Percentiles are those of the newest observations; count, mean, smallest and largest of all."""
+WINDOW = 1000
+"""Percentiles cover this many latest observations; count, mean, min and max cover all."""
 BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
-MOST_SERIES = 1000
-"""More combinations of names and labels than this are dropped, so that a label that varies costs no memory."""
+MAX_SERIES = 1000
+"""Further combinations of name and labels are dropped, so that a high-cardinality label cannot exhaust memory."""
 
 
-OWN_KINDS = {"tinkex_requests_total": "counter", "tinkex_request_duration_ms": "histogram"}
-"""What every client counts, the short way."""
+BUILTIN_KINDS = {"tinkex_requests_total": "counter", "tinkex_request_duration_ms": "histogram"}
+"""Metrics of every client, which ``count_request`` updates without checking names."""
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramSummary:
-    """What was observed under one name."""
+    """Summary of the observations of one series."""
 
     count: int
     mean: float
@@ -64,7 +64,7 @@ class HistogramSummary:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Every metric at one moment, by name and labels."""
+    """All metrics at one moment, by name and labels."""
 
     counters: Mapping[str, float] = field(default_factory=dict)
     gauges: Mapping[str, float] = field(default_factory=dict)
@@ -73,34 +73,34 @@ class Snapshot:
 
 
 class _Histogram:
-    __slots__ = ("buckets", "count", "largest", "newest", "smallest", "total")
+    __slots__ = ("buckets", "count", "max", "min", "total", "window")
 
     def __init__(self) -> None:
         self.count, self.total = 0, 0.0
-        self.smallest, self.largest = math.inf, -math.inf
-        self.newest: deque[float] = deque(maxlen=NEWEST)
+        self.min, self.max = math.inf, -math.inf
+        self.window: deque[float] = deque(maxlen=WINDOW)
         self.buckets = [0] * (len(BUCKETS) + 1)
-        """How many lie in each bucket alone; the last holds what is larger than every bound."""
+        """Non-cumulative counts; the last one is for values above every bound."""
 
     def observe(self, value: float) -> None:
         self.count += 1
         self.total += value
-        if value < self.smallest:  # noqa: PLR1730 - every request comes by here, and calls cost
-            self.smallest = value
-        if value > self.largest:  # noqa: PLR1730
-            self.largest = value
-        self.newest.append(value)
+        if value < self.min:  # noqa: PLR1730 - on the hot path of every request; a function call is slower
+            self.min = value
+        if value > self.max:  # noqa: PLR1730
+            self.max = value
+        self.window.append(value)
         self.buckets[bisect_left(BUCKETS, value)] += 1
 
     def summary(self) -> HistogramSummary:
-        ordered = sorted(self.newest)
+        ordered = sorted(self.window)
         middle = len(ordered) // 2
         median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
         return HistogramSummary(
             self.count,
             self.total / self.count,
-            self.smallest,
-            self.largest,
+            self.min,
+            self.max,
             median,
             _rank(ordered, 95),
             _rank(ordered, 99),
@@ -124,14 +124,14 @@ class Metrics:
         self._counters: dict[str, float] = {}
         self._gauges: dict[str, float] = {}
         self._histograms: dict[str, _Histogram] = {}
-        self._kinds: dict[str, str] = dict(OWN_KINDS)
+        self._kinds: dict[str, str] = dict(BUILTIN_KINDS)
         self._dropped = 0
 
     def increment(self, name: str, by: float = 1.0, **labels: str) -> None:
-        """Adds to a counter; what would make it smaller, or no number, is a ``ValueError``."""
+        """Adds to a counter; raises ``ValueError`` for negative and non-finite amounts."""
         if not 0 <= by < math.inf:
             raise ValueError(
-                f"a counter only grows: {name} cannot grow by {by!r}; use set_gauge for what falls too"
+                f"counter {name} cannot be incremented by {by!r}; use set_gauge for values that decrease"
             )
         self._check_name(name, "counter", labels)
         self._add(_series(name, labels), by)
@@ -145,7 +145,7 @@ class Metrics:
                 self._gauges[series] = value
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        """Adds an observation to a histogram; one that is no finite number is left out."""
+        """Adds an observation to a histogram; non-finite values are skipped."""
         self._check_name(name, "histogram", labels)
         if math.isfinite(value):
             self._add(None, 0.0, _series(name, labels), value)
@@ -154,62 +154,62 @@ class Metrics:
         """Adds to a counter and to a histogram, by their full names, under one lock."""
         with self._lock:
             if counter is not None:
-                known = self._counters.get(counter)
-                if known is not None or self._has_room(counter, self._counters):
-                    self._counters[counter] = by if known is None else known + by
+                count = self._counters.get(counter)
+                if count is not None or self._has_room(counter, self._counters):
+                    self._counters[counter] = by if count is None else count + by
             if histogram is not None:
-                found = self._histograms.get(histogram)
-                if found is None and self._has_room(histogram, self._histograms):
-                    found = self._histograms[histogram] = _Histogram()
-                if found is not None:
-                    found.observe(value)
+                series = self._histograms.get(histogram)
+                if series is None and self._has_room(histogram, self._histograms):
+                    series = self._histograms[histogram] = _Histogram()
+                if series is not None:
+                    series.observe(value)
 
     def _check_name(self, name: str, kind: str, labels: Mapping[str, str]) -> None:
-        """Refuses what Prometheus could not read: one such line spoils the whole page."""
+        """Rejects names that Prometheus cannot parse: one such line invalidates the whole page."""
         if not _NAME.fullmatch(name) or not all(map(_LABEL.fullmatch, labels)):
             raise ValueError(
-                f"{name!r} with labels {sorted(labels)} cannot be a metric; names are letters, digits and _, such as "
+                f"{name!r} with labels {sorted(labels)} is not a valid metric name; use letters, digits and _, such as "
                 "my_steps_total"
             )
         if kind == "histogram" and "le" in labels:
-            raise ValueError(f"the histogram {name} has a label 'le' by itself; name yours otherwise")
+            raise ValueError(f"the label 'le' of histogram {name} is reserved; rename yours")
         with self._lock:
             known = self._kinds.get(name, kind)
-            if len(self._kinds) < MOST_SERIES:
+            if len(self._kinds) < MAX_SERIES:
                 self._kinds[name] = known
         if known != kind:
-            raise ValueError(f"{name} is a {known} already, and cannot be a {kind} too; choose another name")
+            raise ValueError(f"{name} is already a {known}, so it cannot be a {kind}; choose another name")
 
     def count_request(self, event: RequestFinished) -> None:
-        """Counts and times a request; every client does this at every request, so it takes the short way."""
+        """Counts and times a request; a fast path, because every request calls it."""
         status = event.status
         series = _request_series(event.endpoint, status is not None and 200 <= status < 400)
         self._add(series[0], 1.0, series[1], event.elapsed_s * 1000)
 
     def snapshot(self) -> Snapshot:
-        """Everything at this moment."""
+        """Returns all metrics at this moment."""
         with self._lock:
             histograms = {series: each.summary() for series, each in self._histograms.items()}
             return Snapshot(dict(self._counters), dict(self._gauges), histograms, self._dropped)
 
     def reset(self) -> None:
-        """Forgets everything."""
+        """Deletes all metrics."""
         with self._lock:
             self._clear()
 
     def prometheus(self) -> str:
-        """The metrics in the text format of Prometheus."""
+        """Returns the metrics in Prometheus text format."""
         with self._lock:
             lines = [
                 *_family("counter", {s: f"{_number(v)}" for s, v in self._counters.items()}),
                 *_family("gauge", {s: f"{_number(v)}" for s, v in self._gauges.items()}),
             ]
-            told: set[str] = set()
+            declared: set[str] = set()
             for series in sorted(self._histograms):
                 each = self._histograms[series]
                 name, _, labels = series.partition("{")
-                if name not in told:
-                    told.add(name)
+                if name not in declared:
+                    declared.add(name)
                     lines.append(f"# TYPE {name} histogram")
                 inside = labels.removesuffix("}")
                 start = f"{inside}," if inside else ""
@@ -223,14 +223,14 @@ class Metrics:
     def _has_room(self, series: str, known: Mapping[str, object]) -> bool:
         if series in known:
             return True
-        if len(self._counters) + len(self._gauges) + len(self._histograms) < MOST_SERIES:
+        if len(self._counters) + len(self._gauges) + len(self._histograms) < MAX_SERIES:
             return True
         self._dropped += 1
         return False
 
 
 class MetricsSink:
-    """Counts a client's events, and passes each on to ``then`` (by default to the log).
+    """Counts a client's events, and forwards each to ``then`` (by default to the log).
 
     ::
 
@@ -271,10 +271,10 @@ class MetricsSink:
 
 
 @functools.lru_cache(maxsize=1024)
-def _request_series(endpoint: str, well: bool) -> tuple[str, str]:
-    """The counter and the histogram of a request."""
+def _request_series(endpoint: str, ok: bool) -> tuple[str, str]:
+    """Returns the names of a request's counter and histogram series."""
     return (
-        _series("tinkex_requests_total", {"endpoint": endpoint, "outcome": "ok" if well else "error"}),
+        _series("tinkex_requests_total", {"endpoint": endpoint, "outcome": "ok" if ok else "error"}),
         _series("tinkex_request_duration_ms", {"endpoint": endpoint}),
     )
 
@@ -295,7 +295,7 @@ def _rank(ordered: list[float], percent: int) -> float:
 
 
 def _number(value: float) -> str:
-    """A number as Prometheus reads it.
+    """Formats a number for Prometheus.
 
     >>> [_number(value) for value in (2.0, 1.5, math.inf, math.nan)]
     ['2', '1.5', '+Inf', 'NaN']
@@ -307,11 +307,11 @@ def _number(value: float) -> str:
 
 def _family(kind: str, series: Mapping[str, str]) -> list[str]:
     lines: list[str] = []
-    told: set[str] = set()
+    declared: set[str] = set()
     for each in sorted(series):
         name = each.partition("{")[0]
-        if name not in told:
-            told.add(name)
+        if name not in declared:
+            declared.add(name)
             lines.append(f"# TYPE {name} {kind}")
         lines.append(f"{each} {series[each]}")
     return lines

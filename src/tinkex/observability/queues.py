@@ -1,4 +1,4 @@
-"""Queue observers: functions of the user's that are called when the server pauses or resumes an operation."""
+"""Queue observers: user callbacks for when the server pauses or resumes an operation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["QueueCallback", "QueueSink", "QueueStateObserver"]
 
 QueueCallback: TypeAlias = Callable[[str, str | None], None]
-"""Takes the queue's state and the server's reason for it."""
+"""Called with the queue state and the server's reason for it."""
 
 
 @runtime_checkable
@@ -26,10 +26,10 @@ class QueueStateObserver(Protocol):
 
 
 class QueueSink:
-    """Calls a queue observer with the events of one operation; what it raises becomes an event itself.
+    """Calls a queue observer with the events of one operation; emits ``CallbackFailed`` if it raises.
 
-    >>> from tinkex.observability.events import Silent
-    >>> QueueSink(print, Silent()).emit(QueueStateChanged("r1", "Sample", "paused_capacity", "busy"))
+    >>> from tinkex.observability.events import NullSink
+    >>> QueueSink(print, NullSink()).emit(QueueStateChanged("r1", "Sample", "paused_capacity", "busy"))
     paused_capacity busy
     """
 
@@ -38,7 +38,7 @@ class QueueSink:
         self._failures = failures
 
     def emit(self, event: Event) -> None:
-        """Takes one event."""
+        """Receives one event."""
         if not isinstance(event, QueueStateChanged):
             return
         try:

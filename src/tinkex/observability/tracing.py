@@ -1,11 +1,11 @@
-"""OpenTelemetry: spans of what a client does, where the program has set up a tracer provider.
+"""OpenTelemetry spans of a client's calls, if the program has set up a tracer provider.
 
-Without one, and without the extra ``tinkex[otel]``, nothing is imported and next to nothing is done. With one, every
-call of the user's is a span, every request it takes a child of it, and the trace goes on in the server.
+Without one, and without the extra ``tinkex[otel]``, nothing is imported and the cost is negligible. With one, every
+call is a span, every request it sends is a child span, and the trace continues in the server.
 
-Spans hold names, numbers and ids only: no headers, texts of errors, prompts, tokens or keys.
+Spans hold names, numbers and ids only: no headers, error messages, prompts, tokens or keys.
 
->>> begin("sample") is None  # this program has set up nothing
+>>> start_operation("sample") is None  # this program has no tracer provider
 True
 """
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from tinkex.observability.events import Event
 
 __all__ = [
-    "Attempt",
-    "Operation",
-    "begin",
+    "OperationSpan",
+    "RequestSpan",
     "current",
     "end_span",
-    "entered",
-    "extracted",
+    "extract_context",
     "find_tracer",
-    "harmless",
-    "operating",
+    "log_errors",
+    "start_operation",
+    "trace_operation",
+    "use_operation",
     "use_provider",
 ]
 
@@ -54,40 +54,40 @@ T = TypeVar("T")
 Value: TypeAlias = str | bool | int | float | Sequence[str] | Sequence[int]
 
 
-# ---- whether spans are made at all ----
+# ---- tracer ----
 
-_chosen: TracerProvider | None = None
-_known: tuple[object, Tracer | None] | None = None
+_provider: TracerProvider | None = None
+_cached_tracer: tuple[object, Tracer | None] | None = None
 
 
 def find_tracer() -> Tracer | None:
-    """What makes our spans, or None where the program has set up no tracer provider.
+    """Returns the tracer for our spans, or None if the program has set up no tracer provider.
 
-    A program that has one has imported OpenTelemetry, so there is no need to import it here to find out.
+    A program that has one has imported OpenTelemetry already, so this function never imports it.
     """
-    global _known  # noqa: PLW0603 - a fact about the process
+    global _cached_tracer  # noqa: PLW0603 - a fact about the process
     trace: Any = sys.modules.get("opentelemetry.trace")
-    if trace is None or not hasattr(trace, "get_tracer_provider"):  # not imported, or not to its end
+    if trace is None or not hasattr(trace, "get_tracer_provider"):  # not imported, or partially imported
         return None
-    provider = trace.get_tracer_provider() if _chosen is None else _chosen
-    known = _known
-    if known is None or known[0] is not provider:
-        does_nothing = isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider)
-        tracer = None if does_nothing else provider.get_tracer("tinkex", __version__)
-        known = _known = (provider, tracer)
-    return known[1]
+    provider = trace.get_tracer_provider() if _provider is None else _provider
+    cached = _cached_tracer
+    if cached is None or cached[0] is not provider:
+        is_noop = isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider)
+        tracer = None if is_noop else provider.get_tracer("tinkex", __version__)
+        cached = _cached_tracer = (provider, tracer)
+    return cached[1]
 
 
 def use_provider(provider: TracerProvider | None) -> None:
-    """Has spans made by this provider, instead of by the one that is set for the whole program; None: by that one."""
-    global _chosen  # noqa: PLW0603 - a setting of the process
-    _chosen = provider
+    """Uses this tracer provider instead of the global one; None restores the global one."""
+    global _provider  # noqa: PLW0603 - a setting of the process
+    _provider = provider
 
 
-def harmless(function: Callable[P, T]) -> Callable[P, T | None]:
-    """The function, with what it raises logged, and None instead of a value.
+def log_errors(function: Callable[P, T]) -> Callable[P, T | None]:
+    """Decorates a function to log what it raises and return None instead.
 
-    Span processors of the program run where spans begin and end: whatever they do, its calls must go on.
+    The program's span processors run when spans start and end; an exception of theirs must not fail the call.
     """
 
     @functools.wraps(function)
@@ -95,17 +95,17 @@ def harmless(function: Callable[P, T]) -> Callable[P, T | None]:
         try:
             return function(*args, **options)
         except Exception:
-            logger.exception("a span could not be made or ended")
+            logger.exception("a span could not be started or ended")
             return None
 
     return run
 
 
-# ---- what a span may say ----
+# ---- span attributes ----
 
 
 def end_span(span: Span, error: BaseException | None = None) -> None:
-    """Ends a span, and says how: of an error only its kind, for its text may quote anything."""
+    """Ends a span and records the error's type, but not its message, which may quote user data."""
     if isinstance(error, asyncio.CancelledError):
         span.set_attributes({"tinkex.cancelled": True})
     elif error is not None:
@@ -116,25 +116,27 @@ def end_span(span: Span, error: BaseException | None = None) -> None:
             if value is not None:
                 span.set_attribute(f"tinkex.error.{name}", getattr(value, "value", value))
         span.add_event("exception", {"exception.type": kind})
-        _mark_failed(span, type(error).__name__)
+        _set_error(span, type(error).__name__)
     span.end()
 
 
-def _mark_failed(span: Span, what: str) -> None:
+def _set_error(span: Span, what: str) -> None:
     from opentelemetry.trace import Status, StatusCode
 
     span.set_status(Status(StatusCode.ERROR, what))
 
 
-# ---- a call of the user's ----
+# ---- operations ----
 
-_current: contextvars.ContextVar[Operation | None] = contextvars.ContextVar("tinkex_operation", default=None)
+_current: contextvars.ContextVar[OperationSpan | None] = contextvars.ContextVar(
+    "tinkex_operation", default=None
+)
 
 
-class Operation:
-    """The span of one call of the user's, from the call to its result, whether or not anybody waits for it.
+class OperationSpan:
+    """The span of one call, from the call to its result, whether or not the caller waits for the result.
 
-    It is made in the thread or task of the caller, so it belongs to what is traced there. Any thread may end it.
+    It is created in the caller's thread or task, as a child of the current span there. Any thread may end it.
     """
 
     def __init__(self, tracer: Tracer, name: str) -> None:
@@ -144,116 +146,116 @@ class Operation:
         self._span = tracer.start_span(f"tinkex.{name}")
         self._context = set_span_in_context(self._span)
         self._lock = threading.Lock()
-        self._over = False
+        self._ended = False
         self._request_ids: list[str] = []
-        self._outer = _current.get()
-        self._num_inside = 0
-        self._ends_with_those_inside = False
-        if self._outer is not None:
-            self._outer._enter_inside()  # noqa: SLF001 - one of us
-        _remember(self)
+        self._parent = _current.get()
+        self._num_children = 0
+        self._end_with_children = False
+        if self._parent is not None:
+            self._parent._add_child()  # noqa: SLF001 - one of us
+        _end_at_exit(self)
 
-    def note(self, facts: Mapping[str, Value | None]) -> None:
-        """Adds facts, by the names of their attributes; those that are None are left out."""
+    def set_attributes(self, attributes: Mapping[str, Value | None]) -> None:
+        """Sets attributes of the span; values that are None are skipped."""
         with self._lock:
-            if not self._over:
-                self._span.set_attributes({k: value for k, value in facts.items() if value is not None})
+            if not self._ended:
+                self._span.set_attributes({k: value for k, value in attributes.items() if value is not None})
 
-    def happened(self, event: str, facts: Mapping[str, Value]) -> None:
-        """Notes that something happened on the way."""
+    def add_event(self, event: str, attributes: Mapping[str, Value]) -> None:
+        """Adds an event to the span."""
         with self._lock:
-            if not self._over:
-                self._span.add_event(event, dict(facts))
+            if not self._ended:
+                self._span.add_event(event, dict(attributes))
 
     def emit(self, event: Event) -> None:
-        """Adds an event of the client's about this operation to the span."""
+        """Adds a client event about this operation to the span."""
         from tinkex.observability.events import QueueStateChanged
 
         if isinstance(event, QueueStateChanged):
-            self.happened("tinkex.queue_state", {"tinkex.queue_state": event.state})
+            self.add_event("tinkex.queue_state", {"tinkex.queue_state": event.state})
 
-    def accepted(self, request_id: str) -> None:
-        """Notes the server's name for the operation, or for a part of it."""
+    def add_request_id(self, request_id: str) -> None:
+        """Records the server's id of the operation, or of one of its requests."""
         self._request_ids.append(request_id)
-        self.note({"tinkex.request_ids": tuple(self._request_ids)})
+        self.set_attributes({"tinkex.request_ids": tuple(self._request_ids)})
 
-    def ended(self, error: BaseException | None = None) -> None:
-        """Ends the span; the second time nothing happens."""
+    def end(self, error: BaseException | None = None) -> None:
+        """Ends the span; idempotent."""
         with self._lock:
-            if self._over:
+            if self._ended:
                 return
-            self._over = True
+            self._ended = True
         _open.discard(self)
-        harmless(end_span)(self._span, error)
-        if self._outer is not None:
-            self._outer._leave_inside(error)  # noqa: SLF001 - one of us
+        log_errors(end_span)(self._span, error)
+        if self._parent is not None:
+            self._parent._child_ended(error)  # noqa: SLF001 - one of us
 
-    def ends_with_those_inside(self) -> None:
-        """Ends the span as soon as no operation inside of it is under way."""
+    def end_with_children(self) -> None:
+        """Ends the span as soon as no child operation is in flight."""
         with self._lock:
-            self._ends_with_those_inside = True
-            over = self._num_inside == 0
-        if over:
-            self.ended()
+            self._end_with_children = True
+            should_end = self._num_children == 0
+        if should_end:
+            self.end()
 
-    def _enter_inside(self) -> None:
+    def _add_child(self) -> None:
         with self._lock:
-            self._num_inside += 1
+            self._num_children += 1
 
-    def _leave_inside(self, error: BaseException | None) -> None:
+    def _child_ended(self, error: BaseException | None) -> None:
         with self._lock:
-            self._num_inside -= 1
-            over = self._ends_with_those_inside and self._num_inside == 0
-        if over:
-            self.ended(error)
+            self._num_children -= 1
+            should_end = self._end_with_children and self._num_children == 0
+        if should_end:
+            self.end(error)
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[Self]:
-        """Makes it the current operation of the block, and of the tasks that the block starts; an error ends it."""
+    def activate(self) -> Iterator[Self]:
+        """Makes this the current operation of the block and of tasks started in it; an exception ends the span."""
         from opentelemetry.context import attach, detach
 
         mine, theirs = _current.set(self), attach(self._context)
         try:
             yield self
         except BaseException as error:
-            self.ended(error)
+            self.end(error)
             raise
         finally:
             detach(theirs)
             _current.reset(mine)
 
-    @harmless
-    def attempt(self, method: str, path: str, tries: int, base_url: str) -> Attempt:
-        """One request of this operation, as a block."""
-        return Attempt(self._tracer, self._context, method, path, tries, base_url)
+    @log_errors
+    def start_request(self, method: str, path: str, attempt: int, base_url: str) -> RequestSpan:
+        """Starts the span of one request of this operation; a context manager."""
+        return RequestSpan(self._tracer, self._context, method, path, attempt, base_url)
 
 
-class Attempt:
-    """The span of one request; ``headers`` carry the trace to the server."""
+class RequestSpan:
+    """The span of one request; ``headers`` propagate the trace context to the server."""
 
     def __init__(
-        self, tracer: Tracer, context: Context, method: str, path: str, tries: int, base_url: str
+        self, tracer: Tracer, context: Context, method: str, path: str, attempt: int, base_url: str
     ) -> None:
         from opentelemetry.trace import SpanKind, set_span_in_context
 
         template = path.replace(":path}", "}")
-        facts: dict[str, str | int] = {
+        attributes: dict[str, str | int] = {
             "http.request.method": method,
             "url.template": template,
             **_server(base_url),
         }
-        if tries:
-            facts["http.request.resend_count"] = tries
-        self._span = tracer.start_span(f"{method} {template}", context, SpanKind.CLIENT, facts)
+        if attempt:
+            attributes["http.request.resend_count"] = attempt
+        self._span = tracer.start_span(f"{method} {template}", context, SpanKind.CLIENT, attributes)
         self._context = set_span_in_context(self._span, context)
-        self.headers: dict[str, str] = _injected(self._context)
+        self.headers: dict[str, str] = _inject(self._context)
 
-    def answered(self, status: int, *, failed: bool) -> None:
-        """Notes the status that came back, and whether it is a failure."""
+    def record_status(self, status: int, *, failed: bool) -> None:
+        """Records the response status, and whether it is a failure."""
         self._span.set_attribute("http.response.status_code", status)
         if failed:
             self._span.set_attribute("error.type", str(status))
-            _mark_failed(self._span, f"status {status}")
+            _set_error(self._span, f"status {status}")
 
     def __enter__(self) -> Self:
         from opentelemetry.context import attach
@@ -267,36 +269,36 @@ class Attempt:
         from opentelemetry.context import detach
 
         detach(self._token)
-        harmless(end_span)(self._span, error)
+        log_errors(end_span)(self._span, error)
 
 
-def begin(name: str, *, on: bool = True) -> Operation | None:
-    """The span of a call that begins here; None where nothing is traced. Whoever has it must end it."""
+def start_operation(name: str, *, on: bool = True) -> OperationSpan | None:
+    """Starts the span of a call; returns None if tracing is off. The caller must end it."""
     tracer = find_tracer() if on else None
-    return None if tracer is None else harmless(Operation)(tracer, name)
+    return None if tracer is None else log_errors(OperationSpan)(tracer, name)
 
 
-def current() -> Operation | None:
-    """The operation that the running task works for."""
+def current() -> OperationSpan | None:
+    """Returns the span of the operation that the running task is part of."""
     return _current.get()
 
 
-def entered(operation: Operation | None) -> contextlib.AbstractContextManager[object]:
-    """Makes an operation, if there is one, the current one of a block."""
-    return contextlib.nullcontext() if operation is None else operation.entered()
+def use_operation(operation: OperationSpan | None) -> contextlib.AbstractContextManager[object]:
+    """Makes an operation, if there is one, the current operation of a block."""
+    return contextlib.nullcontext() if operation is None else operation.activate()
 
 
 @contextlib.contextmanager
-def operating(name: str, *, on: bool = True) -> Iterator[Operation | None]:
-    """Traces a block as an operation; inside of another one it is a part of that."""
-    known = current()
-    operation = begin(name, on=on) if known is None else None
+def trace_operation(name: str, *, on: bool = True) -> Iterator[OperationSpan | None]:
+    """Traces a block as an operation; inside another operation it adds no span of its own."""
+    outer = current()
+    operation = start_operation(name, on=on) if outer is None else None
     if operation is None:
-        yield known
+        yield outer
         return
-    with operation.entered():
+    with operation.activate():
         yield operation
-    operation.ended()
+    operation.end()
 
 
 @functools.lru_cache(maxsize=64)
@@ -310,55 +312,55 @@ def _server(base_url: str) -> Mapping[str, str | int]:
     }
 
 
-# ---- from one process to another ----
+# ---- context propagation ----
 
 
 @functools.lru_cache(maxsize=1)
-def _propagation() -> Any:
-    """What writes and reads the headers of a trace; None where it was configured in a way it cannot be used."""
+def _propagator() -> Any:
+    """Returns the module that injects and extracts trace headers; None if its configuration is invalid."""
     try:
         from opentelemetry import propagate
-    except Exception as error:  # noqa: BLE001 - logged; a misspelt variable must not stop the program's own calls
-        logger.warning("traces are not passed on, because OTEL_PROPAGATORS cannot be used: %s", error)
+    except Exception as error:  # noqa: BLE001 - logged; a misspelt variable must not fail the program's calls
+        logger.warning("trace context is not propagated, because OTEL_PROPAGATORS is invalid: %s", error)
         return None
     return propagate
 
 
-def _injected(context: Context) -> dict[str, str]:
+def _inject(context: Context) -> dict[str, str]:
     headers: dict[str, str] = {}
-    propagation = _propagation()
+    propagation = _propagator()
     if propagation is not None:
         propagation.inject(headers, context)
     return headers
 
 
-def extracted(headers: Mapping[str, str]) -> Context:
-    """The trace that a request belongs to, by its headers; nothing of what is traced here otherwise."""
+def extract_context(headers: Mapping[str, str]) -> Context:
+    """Returns the trace context in a request's headers; an empty one, not the current one, if there is none."""
     from opentelemetry.context import Context
 
-    propagation = _propagation()
+    propagation = _propagator()
     context: Context = Context() if propagation is None else propagation.extract(headers, Context())
     return context
 
 
-# ---- the end of the program ----
+# ---- interpreter exit ----
 
-_open: set[Operation] = set()
+_open: set[OperationSpan] = set()
 _hooked = False
 
 
-def _remember(operation: Operation) -> None:
-    """Sees to it that the span ends with the program, before the provider, which is older, hands in what it has."""
+def _end_at_exit(operation: OperationSpan) -> None:
+    """Ends the span at interpreter exit; exit hooks run last in first out, so this runs before the provider's flush."""
     global _hooked  # noqa: PLW0603 - once per process
     if not _hooked:
         _hooked = True
         atexit.register(_end_all)
         if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
-            os.register_at_fork(after_in_child=_open.clear)  # they end where they began
+            os.register_at_fork(after_in_child=_open.clear)  # the parent ends them
     _open.add(operation)
 
 
 def _end_all() -> None:
     for operation in list(_open):
-        operation.note({"tinkex.unfinished": True})
-        operation.ended(asyncio.CancelledError())
+        operation.set_attributes({"tinkex.unfinished": True})
+        operation.end(asyncio.CancelledError())

@@ -1,28 +1,39 @@
-"""Recovery: runs that are corrupted, lost or out of reach go on from a checkpoint.
+"""Recovery: restarts corrupted, lost or unreachable runs from a checkpoint.
 
-:class:`RecoveryMonitor` watches runs and has them restarted by a :class:`RecoveryExecutor`, as a
-:class:`RecoveryPolicy` says. :func:`resilient_training` does it for a whole training loop.
+:class:`RecoveryMonitor` polls runs, and a :class:`RecoveryExecutor` restarts them according to a
+:class:`RecoveryPolicy`. :func:`resilient_training` does this for a whole training loop.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from tinkex.errors import RecoveryError
 from tinkex.recovery.executor import RecoveryExecutor
 from tinkex.recovery.loop import ResilientTraining
 from tinkex.recovery.monitor import RecoveryMonitor
-from tinkex.recovery.policy import Best, Condition, Recovered, RecoveryPolicy
+from tinkex.recovery.policy import Best, Condition, RecoveryPolicy, RecoveryResult
 from tinkex.recovery.resilient import resilient_training
-from tinkex.recovery.steps import Step
+from tinkex.recovery.steps import TrainingStep
 
 __all__ = [
     "Best",
     "Condition",
-    "Recovered",
     "RecoveryError",
     "RecoveryExecutor",
     "RecoveryMonitor",
     "RecoveryPolicy",
+    "RecoveryResult",
     "ResilientTraining",
-    "Step",
+    "TrainingStep",
     "resilient_training",
 ]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Loads a name of 0.1, with a ``DeprecationWarning``."""
+        from tinkex._moved import load_renamed
+
+        return load_renamed(__name__, name)

@@ -1,4 +1,4 @@
-"""The policy of recovery: from which checkpoint a run restarts, how often it is tried, and who is told."""
+"""The recovery policy: the checkpoint to restart from, the number of attempts, and callbacks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tinkex.types import Checkpoint, ParsedCheckpointTinkerPath
 if TYPE_CHECKING:
     from tinkex.clients.training import TrainingClient
 
-__all__ = ["Best", "Chooser", "Condition", "Recovered", "RecoveryPolicy", "ranked"]
+__all__ = ["Best", "CheckpointSelector", "Condition", "RecoveryPolicy", "RecoveryResult", "rank_checkpoints"]
 
 Condition = Literal["corrupted", "lost", "unreachable"]
-"""Why a run cannot go on: the server says its weights are damaged, does not have it any more, or is silent."""
+"""Why a run cannot continue: its weights are corrupt, the server has lost it, or the server does not respond."""
 
-Chooser: TypeAlias = Callable[[str, Sequence[Checkpoint]], Any]
+CheckpointSelector: TypeAlias = Callable[[str, Sequence[Checkpoint]], Any]
 """Takes a run id and its training checkpoints, newest first; returns one of them or a path. May be async."""
 
 
@@ -37,7 +37,7 @@ class Best:
     highest: bool = False
 
     def value(self, metadata: Mapping[str, Any] | None) -> float | None:
-        """The metric of a checkpoint; None where it has none that is a finite number."""
+        """Returns the metric of a checkpoint; None unless it is a finite number."""
         try:
             number = float((metadata or {}).get(self.metric, math.nan))
         except (TypeError, ValueError):
@@ -46,12 +46,12 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Recovered:
-    """A run that goes on as another one."""
+class RecoveryResult:
+    """A run that was restored as a new run."""
 
     run_id: str
     training: TrainingClient
-    """The new run, which stands where the checkpoint does: what came after it is to be repeated."""
+    """The new run, in the state of the checkpoint: repeat the operations after it."""
     checkpoint: str
     attempts: int
     condition: Condition
@@ -59,26 +59,26 @@ class Recovered:
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryPolicy:
-    """How a run that cannot go on is restarted.
+    """How to restart a run that cannot continue.
 
     ``checkpoint`` is ``"latest"``, ``Best("loss")``, a ``tinker://`` path, or a function of the run id and its
-    checkpoints. Where latest or best cannot be loaded, the next in line is tried. After a failure that may
-    pass, the next attempt waits ``backoff_s``, then twice as long, up to ``max_backoff_s``; one that will not pass
-    (a wrong key, no checkpoint) ends the recovery at once. A server is ``unreachable`` after so many seconds
-    without an answer. Functions are called on a thread of their own; what they raise is an event.
+    checkpoints. If the latest or best one cannot be loaded, the next one is tried. After a transient failure, the next
+    attempt waits ``backoff_s``, then twice as long, up to ``max_backoff_s``; a permanent one (an invalid key, no
+    checkpoint) ends the recovery immediately. A server is ``unreachable`` after ``unreachable_after_s`` seconds
+    without a response. Callbacks run on their own thread; their exceptions are emitted as events.
 
     >>> RecoveryPolicy(max_attempts=5).retries.max_retries
     4
     """
 
-    checkpoint: str | Best | Chooser = "latest"
+    checkpoint: str | Best | CheckpointSelector = "latest"
     restore_optimizer: bool = True
     max_attempts: int = 3
     backoff_s: float = 5.0
     max_backoff_s: float = 60.0
     poll_interval_s: float = 30.0
     unreachable_after_s: float = 300.0
-    on_recovery: Callable[[Recovered], Any] | None = None
+    on_recovery: Callable[[RecoveryResult], Any] | None = None
     on_failure: Callable[[str, Exception], Any] | None = None
 
     def __post_init__(self) -> None:
@@ -87,26 +87,26 @@ class RecoveryPolicy:
                 _check_path(self.checkpoint)
         elif not isinstance(self.checkpoint, Best) and not callable(self.checkpoint):
             raise ConfigError(
-                f"checkpoint is 'latest', Best(metric), a tinker:// path or a function; got {self.checkpoint!r}"
+                f"checkpoint must be 'latest', Best(metric), a tinker:// path or a function, got {self.checkpoint!r}"
             )
         if (
             isinstance(self.max_attempts, bool)
             or not isinstance(self.max_attempts, int)
             or self.max_attempts < 1
         ):
-            raise ConfigError(f"max_attempts is a whole number from 1 up, got {self.max_attempts!r}")
+            raise ConfigError(f"max_attempts must be an integer ≥ 1, got {self.max_attempts!r}")
         for name in ("backoff_s", "max_backoff_s", "poll_interval_s", "unreachable_after_s"):
             seconds = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-                raise ConfigError(f"{name} is a number of seconds above 0, got {seconds!r}")
+                raise ConfigError(f"{name} must be a positive number of seconds, got {seconds!r}")
         for name in ("on_recovery", "on_failure"):
             callback = getattr(self, name)
             if callback is not None and not callable(callback):
-                raise ConfigError(f"{name} is a function, got {callback!r}")
+                raise ConfigError(f"{name} must be a function, got {callback!r}")
 
     @property
     def retries(self) -> RetryPolicy:
-        """The same in terms of the one retry policy, whose back-off this is."""
+        """The retry policy with these attempts and this back-off."""
         return RetryPolicy(
             max_retries=self.max_attempts - 1,
             total_s=math.inf,
@@ -118,10 +118,10 @@ class RecoveryPolicy:
 TRAINING: Final = "training"
 
 
-def ranked(choice: str | Best, run_id: str, checkpoints: Sequence[Checkpoint]) -> list[str]:
-    """The paths to restart from, best first; a ``RecoveryError`` says why there are none.
+def rank_checkpoints(choice: str | Best, run_id: str, checkpoints: Sequence[Checkpoint]) -> list[str]:
+    """Returns the paths to restart from, best first; raises ``RecoveryError`` if there are none.
 
-    >>> ranked("tinker://run-1/weights/0010", "run-1", [])
+    >>> rank_checkpoints("tinker://run-1/weights/0010", "run-1", [])
     ['tinker://run-1/weights/0010']
     """
     if isinstance(choice, str) and choice != "latest":
@@ -129,7 +129,7 @@ def ranked(choice: str | Best, run_id: str, checkpoints: Sequence[Checkpoint]) -
     usable = newest_first(checkpoints)
     if not usable:
         raise RecoveryError(
-            f"run {run_id} has no checkpoint to restart from; save some on the way with save_state", run_id
+            f"run {run_id} has no checkpoint to restart from; save checkpoints with save_state", run_id
         )
     if isinstance(choice, Best):
         scored = [(choice.value(one.user_metadata), one) for one in usable]
@@ -145,17 +145,28 @@ def ranked(choice: str | Best, run_id: str, checkpoints: Sequence[Checkpoint]) -
 
 
 def newest_first(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Those that hold an optimizer state, newest first."""
-    held = [one for one in checkpoints if one.checkpoint_type == TRAINING]
-    return sorted(held, key=lambda one: one.time, reverse=True)
+    """Returns the checkpoints with an optimizer state, newest first."""
+    training = [one for one in checkpoints if one.checkpoint_type == TRAINING]
+    return sorted(training, key=lambda one: one.time, reverse=True)
 
 
 def _check_path(path: str) -> None:
     try:
         parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
     except ValueError as error:
-        raise ConfigError(f"checkpoint is 'latest', Best(metric), a function or a path; {error}") from error
+        raise ConfigError(
+            f"checkpoint must be 'latest', Best(metric), a function or a path; {error}"
+        ) from error
     if parsed.checkpoint_type != TRAINING:
         raise ConfigError(
-            f"checkpoint {path} holds weights for sampling; a run restarts from tinker://<run>/weights/<name>"
+            f"checkpoint {path} is for sampling; a run restarts from tinker://<run>/weights/<name>"
         )
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Loads a name of 0.1, with a ``DeprecationWarning``."""
+        from tinkex._moved import load_renamed
+
+        return load_renamed(__name__, name)

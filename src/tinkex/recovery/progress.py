@@ -1,7 +1,7 @@
-"""How far a named training is, as its server knows it: runs and checkpoints that carry its name.
+"""The progress of a named training, stored on its server: the runs and checkpoints with its name.
 
-The position in the data is part of a checkpoint's ``user_metadata``. Weights and position are saved by one
-operation, so they cannot disagree, and whoever knows the name finds both, from any process and any machine.
+The position in the data is in the checkpoint's ``user_metadata``. One operation saves weights and position, so they
+are always consistent, and any process on any machine can find both by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tinkex.types import Checkpoint
 if TYPE_CHECKING:
     from tinkex.clients.rest import RestClient
 
-__all__ = ["Progress", "Saved"]
+__all__ = ["SavedCheckpoint", "TrainingProgress"]
 
 NAME = "tinkex_training"
 START = "tinkex_start"
@@ -28,19 +28,19 @@ _START = re.compile(r"\d{8,}-[0-9a-f]+")
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A checkpoint of the training: where it is, and how many batches its weights have seen."""
+class SavedCheckpoint:
+    """A checkpoint of the training, and the number of batches applied to its weights."""
 
     position: int
     checkpoint: Checkpoint
 
     @property
     def path(self) -> str:
-        """What it is loaded by."""
+        """The path to load it from."""
         return self.checkpoint.tinker_path
 
 
-class Progress:
+class TrainingProgress:
     """The runs and checkpoints of one training; a training that starts over has a new ``start``."""
 
     def __init__(self, name: str) -> None:
@@ -49,26 +49,26 @@ class Progress:
         self._runs: list[str] = []
 
     def begin(self) -> None:
-        """Starts over: nothing that was found belongs to the training any more."""
+        """Starts over with a new ``start`` and no runs."""
         number = int(self.start.partition("-")[0]) + 1 if self.start else 1
         self.start = f"{number:08d}-{secrets.token_hex(4)}"
         self._runs = []
 
     def add_run(self, run_id: str) -> None:
-        """Counts a run as part of the training."""
+        """Adds a run to the training."""
         self._runs.append(run_id)
 
     def run_metadata(self, own: Mapping[str, str]) -> dict[str, str]:
-        """What marks a run as part of this training."""
+        """Returns the metadata that marks a run as part of this training."""
         return {**own, NAME: self.name, START: self.start}
 
     def checkpoint_metadata(self, position: int, numbers: Mapping[str, float]) -> dict[str, str]:
-        """What marks a checkpoint, with the numbers of its last step."""
+        """Returns the metadata of a checkpoint, with the metrics of its last step."""
         own = {name: repr(float(number)) for name, number in numbers.items()}
         return {**own, NAME: self.name, START: self.start, STEP: str(position)}
 
     async def find(self, rest: RestClient) -> bool:
-        """Looks for earlier runs of this name, and takes up the latest start; whether there is one."""
+        """Finds earlier runs of this name and continues the latest start; returns whether there is one."""
         starts: dict[str, list[str]] = {}
         async for run in rest.iter_training_runs_async():
             metadata = run.user_metadata or {}
@@ -77,13 +77,13 @@ class Progress:
                 starts.setdefault(start, []).append(run.training_run_id)
         if not starts:
             return False
-        self.start = max(starts)  # they begin with their number, so the latest is the greatest
+        self.start = max(starts)  # they start with their number, so the latest is the maximum
         self._runs = starts[self.start]
         return True
 
-    async def saved(self, rest: RestClient) -> list[Saved]:
-        """The checkpoints of the training, those furthest on first."""
-        found: list[Saved] = []
+    async def saved(self, rest: RestClient) -> list[SavedCheckpoint]:
+        """Returns the checkpoints of the training, by decreasing position."""
+        found: list[SavedCheckpoint] = []
         for run_id in self._runs:
             found += self._of_run(await self._listed(rest, run_id))
         return sorted(found, key=lambda one: (one.position, one.checkpoint.time), reverse=True)
@@ -93,14 +93,14 @@ class Progress:
             return (await rest.list_checkpoints_async(run_id)).checkpoints
         except APIStatusError as error:
             if says_gone(error):
-                return []  # a run that the server has forgotten has nothing to go on from
+                return []  # the server has deleted the run, and its checkpoints with it
             raise
 
-    def _of_run(self, checkpoints: Sequence[Checkpoint]) -> list[Saved]:
+    def _of_run(self, checkpoints: Sequence[Checkpoint]) -> list[SavedCheckpoint]:
         saved = []
         for one in checkpoints:
             metadata = one.user_metadata or {}
             step = str(metadata.get(STEP, ""))
             if one.checkpoint_type == "training" and metadata.get(START) == self.start and step.isdigit():
-                saved.append(Saved(int(step), one))
+                saved.append(SavedCheckpoint(int(step), one))
         return saved

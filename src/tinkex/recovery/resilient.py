@@ -1,4 +1,4 @@
-"""Where a resilient training begins: its settings, checked, and the loop they make."""
+"""The entry point of resilient training: validates the settings and creates the loop."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
-from tinkex.observability.events import guarded
+from tinkex.observability.events import guard
 from tinkex.recovery.batches import Batches, Data
 from tinkex.recovery.loop import ResilientTraining
 from tinkex.recovery.policy import RecoveryPolicy
-from tinkex.recovery.progress import Progress
+from tinkex.recovery.progress import TrainingProgress
 
 if TYPE_CHECKING:
     from tinkex.clients.service import ServiceClient
@@ -47,7 +47,7 @@ def resilient_training(
     progress: bool = False,
     events: Sink | None = None,
 ) -> ResilientTraining[B]:
-    """A loop over the data that survives crashes of the server, of the run, and of this program.
+    """Returns a training loop that survives crashes of the server, of the run, and of this process.
 
     ::
 
@@ -61,37 +61,37 @@ def resilient_training(
                 step.report(loss=passed.result().metrics["loss:sum"])
         sampler = loop.training.save_weights_and_get_sampling_client()
 
-    ``async for`` and ``async with`` do the same on an event loop. ``name`` is what the training is found by: a
-    program that is started again under the same name goes on where its last checkpoint stands (``resume="never"``
-    starts over, ``"must"`` refuses to). Give it the same data in the same order: a sequence of batches, anything
-    to iterate over, or a function of the position with ``steps``. One program at a time per name.
+    ``async for`` and ``async with`` do the same on an event loop. ``name`` identifies the training: a program that is
+    started again with the same name resumes from the last checkpoint (``resume="never"`` starts over, ``"must"`` raises
+    if there is nothing to resume). Pass the same data in the same order: a sequence of batches, an iterable, or a
+    function of the position with ``steps``. Only one process at a time may use a name.
 
-    A new run is made on ``base_model`` with the LoRA settings, or with ``start_from`` on saved weights with a
-    fresh optimizer. A checkpoint is saved every so many steps or seconds and at the end; ``keep`` deletes all but
-    the last few. ``policy`` says how often a restart is tried at the same place, from which checkpoint, and who is told (nothing
-    is polled here, so its intervals for that are a monitor's).
-    ``progress`` shows a line with the ``loss`` that is reported.
+    A new run starts on ``base_model`` with the LoRA settings, or from the weights of ``start_from`` with a new
+    optimizer. A checkpoint is saved every ``checkpoint_every`` steps or ``checkpoint_every_s`` seconds and at the end;
+    ``keep`` deletes all but the last few. ``policy`` sets the number of restarts at the same position, the checkpoint to
+    use, and callbacks (its polling intervals apply to a monitor only). ``progress`` shows a line with the reported
+    ``loss``.
     """
     if (base_model is None) == (start_from is None):
-        raise ValueError(
-            "a training begins on base_model=… or on start_from=… (saved weights); give one of them"
-        )
+        raise ValueError("set exactly one of base_model=… and start_from=… (saved weights)")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"name is 1–100 letters, digits, dots, dashes and underscores, got {name!r}")
+        raise ValueError(f"name must be 1–100 letters, digits, dots, dashes and underscores, got {name!r}")
     for setting, number in (
         ("checkpoint_every", checkpoint_every),
         ("checkpoint_every_s", checkpoint_every_s),
         ("keep", keep),
     ):
         if number is not None and not number > 0:
-            raise ValueError(f"{setting} is above 0, or None; got {number!r}")
+            raise ValueError(f"{setting} must be positive or None, got {number!r}")
     if checkpoint_every is None and checkpoint_every_s is None:
-        raise ValueError("without checkpoints there is nothing to go on from; set checkpoint_every, in steps")
+        raise ValueError(
+            "a resilient training needs checkpoints to restart from; set checkpoint_every, in steps"
+        )
     if resume not in {"auto", "never", "must"}:
-        raise ValueError(f"resume is 'auto', 'never' or 'must', got {resume!r}")
+        raise ValueError(f"resume must be 'auto', 'never' or 'must', got {resume!r}")
     batches = Batches(data, steps)
     if progress and batches.total is None:
-        raise ValueError("progress needs to know how many batches there are; say it with steps=…")
+        raise ValueError("progress needs the number of batches; set steps=…")
     metadata = dict(user_metadata or {})
 
     async def create(marked: Mapping[str, str]) -> TrainingClient:
@@ -105,7 +105,7 @@ def resilient_training(
     return ResilientTraining(
         service,
         batches,
-        Progress(name),
+        TrainingProgress(name),
         create,
         every_steps=checkpoint_every,
         every_s=checkpoint_every_s,
@@ -114,5 +114,5 @@ def resilient_training(
         policy=policy or POLICY,
         user_metadata=metadata,
         show_progress=progress,
-        sink=guarded(events),
+        sink=guard(events),
     )

@@ -1,4 +1,4 @@
-"""Restarting a run: asking for its checkpoints, and making a new run from one."""
+"""Restarts a run: lists its checkpoints, and creates a new run from one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tinkex._runtime import in_own_thread
+from tinkex._runtime import run_in_daemon_thread
 from tinkex._transport.retry import GiveUp
 from tinkex.errors import APIStatusError, RecoveryError, RequestFailedError
 from tinkex.recovery.diagnosis import outcome_of, says_gone
-from tinkex.recovery.policy import Best, RecoveryPolicy, newest_first, ranked
+from tinkex.recovery.policy import Best, RecoveryPolicy, newest_first, rank_checkpoints
 from tinkex.types import Checkpoint
 
 if TYPE_CHECKING:
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from tinkex.clients.service import ServiceClient
     from tinkex.clients.training import TrainingClient
 
-__all__ = ["called", "checkpoints_of", "paths_for", "restore_first"]
+__all__ = ["call_user_function", "checkpoints_of", "paths_for", "restore_first"]
 
 
-async def called(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a user's function returns, sync or async, called on a thread where it may block."""
+async def call_user_function(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a user's function, sync or async, on a thread where it may block; returns its result."""
 
     def call() -> Any:
         returned = function(*arguments)
         return asyncio.run(_awaited(returned)) if inspect.isawaitable(returned) else returned
 
-    return await in_own_thread(call)
+    return await run_in_daemon_thread(call)
 
 
 async def checkpoints_of(rest: RestClient, run_id: str, known: Sequence[Checkpoint] = ()) -> list[Checkpoint]:
-    """The training checkpoints of a run, newest first; those known of old where the server has forgotten it."""
+    """Returns the training checkpoints of a run, newest first; the ``known`` ones if the server has lost it."""
     try:
         listed: Sequence[Checkpoint] = (await rest.list_checkpoints_async(run_id)).checkpoints
     except APIStatusError as error:
@@ -44,22 +44,22 @@ async def checkpoints_of(rest: RestClient, run_id: str, known: Sequence[Checkpoi
 
 
 async def paths_for(policy: RecoveryPolicy, run_id: str, checkpoints: Sequence[Checkpoint]) -> list[str]:
-    """What the policy would restart from, first choice first."""
+    """Returns the checkpoints to restart from by the policy, in order of preference."""
     choice = policy.checkpoint
     if isinstance(choice, str | Best):
-        return ranked(choice, run_id, checkpoints)
+        return rank_checkpoints(choice, run_id, checkpoints)
     try:
-        picked = await called(choice, run_id, list(checkpoints))
+        picked = await call_user_function(choice, run_id, list(checkpoints))
     except (Exception, SystemExit) as error:
         raise RecoveryError(
-            f"the function that chooses a checkpoint of run {run_id} raised {type(error).__name__}: {error}",
+            f"the checkpoint function for run {run_id} raised {type(error).__name__}: {error}",
             run_id,
         ) from error
     path = picked.tinker_path if isinstance(picked, Checkpoint) else picked
     if not isinstance(path, str):
         raise RecoveryError(
-            f"the function that chooses a checkpoint of run {run_id} returned {picked!r}; it returns one of those it "
-            "was given, or a tinker:// path",
+            f"the checkpoint function for run {run_id} returned {picked!r}; it must return one of its arguments, or a "
+            "tinker:// path",
             run_id,
         )
     return [path]
@@ -72,32 +72,32 @@ async def restore_first(
     *,
     optimizer: bool,
     user_metadata: Mapping[str, str] | None = None,
-    trying: Callable[[str], None],
+    on_attempt: Callable[[str], None],
 ) -> tuple[TrainingClient, str]:
-    """A new run from the first of these checkpoints that can be loaded, and which one that was.
+    """Creates a new run from the first of these checkpoints that can be loaded; returns it and the path.
 
-    ``trying`` hears of every path before it is tried.
+    ``on_attempt`` is called with every path before it is tried.
     """
-    refusals: list[Exception] = []
+    rejections: list[Exception] = []
     make = (
         service.create_training_client_from_state_with_optimizer_async
         if optimizer
         else service.create_training_client_from_state_async
     )
     for path in paths:
-        trying(path)
+        on_attempt(path)
         try:
             return await make(path, user_metadata=user_metadata), path
         except (APIStatusError, RequestFailedError, ValueError) as error:
-            if not _is_refusal(error):
+            if not _is_checkpoint_error(error):
                 raise
-            refusals.append(error)
-    tried = "; ".join(f"{path}: {error}" for path, error in zip(paths, refusals, strict=True))
-    raise RecoveryError(f"no checkpoint of run {run_id} can be loaded ({tried})", run_id) from refusals[-1]
+            rejections.append(error)
+    tried = "; ".join(f"{path}: {error}" for path, error in zip(paths, rejections, strict=True))
+    raise RecoveryError(f"no checkpoint of run {run_id} can be loaded ({tried})", run_id) from rejections[-1]
 
 
-def _is_refusal(error: Exception) -> bool:
-    """Whether the fault is the checkpoint's, so that another one may do; not a key's or the account's."""
+def _is_checkpoint_error(error: Exception) -> bool:
+    """Returns whether the error is specific to the checkpoint, so that another one may load."""
     if isinstance(error, APIStatusError):
         return error.status_code in {400, 404, 410, 422}
     return isinstance(outcome_of(error), GiveUp)

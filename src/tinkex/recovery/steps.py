@@ -1,4 +1,4 @@
-"""One step of a resilient training: the batch, the run to train, and a block that may be interrupted."""
+"""One step of a resilient training: the batch, the run to train, and a context manager for the step."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tinkex.recovery.diagnosis import is_interruption, says_run_is_gone
 if TYPE_CHECKING:
     from tinkex.clients.training import TrainingClient
 
-__all__ = ["Step"]
+__all__ = ["TrainingStep"]
 
 B = TypeVar("B")
 
 
-class Step(Generic[B]):
-    """A batch and the run to apply it to; use it in a ``with`` block, in which the whole step happens.
+class TrainingStep(Generic[B]):
+    """A batch and the run to apply it to; run the whole step inside its ``with`` block.
 
-    A failure of the server or the way to it inside the block is taken care of: the block ends there, and the
-    loop goes on from the last checkpoint. Every other error is yours. The first Ctrl-C lets the block finish and a
-    checkpoint be saved; the second ends it at once.
+    A failure of the server or the connection ends the block, and the loop restarts from the last checkpoint. Every
+    other exception propagates. On the first Ctrl-C the block completes and a checkpoint is saved; a second one stops
+    immediately.
     """
 
     def __init__(self, index: int, batch: B, training: TrainingClient, total: int | None) -> None:
@@ -32,19 +32,19 @@ class Step(Generic[B]):
         """The position of the batch, from 0."""
         self.batch = batch
         self.training = training
-        """The run as it is; another one after a restart, so take it from here in every step."""
+        """The current run; a restart replaces it, so read it in every step."""
         self.total = total
-        """How many batches there are, where that is known."""
+        """The number of batches, if known."""
         self.metrics: dict[str, float] = {}
-        """What was reported; the next checkpoint carries it in its ``user_metadata``."""
+        """The reported metrics; the next checkpoint has them in its ``user_metadata``."""
         self.entered = False
-        self.trouble: Exception | None = None
-        self.asked_to_stop = False
+        self.failure: Exception | None = None
+        self.stop_requested = False
         self.is_last = False
         self._handler: Any = None
 
     def report(self, **numbers: float) -> None:
-        """Notes numbers of this step, such as ``loss=1.5``: for the progress line and the next checkpoint."""
+        """Reports metrics of this step, such as ``loss=1.5``, for the progress line and the next checkpoint."""
         for name, number in numbers.items():
             if not math.isfinite(number):
                 raise ValueError(f"{name} of step {self.index} is {number}; report finite numbers")
@@ -52,13 +52,13 @@ class Step(Generic[B]):
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether a checkpoint follows this step in any case."""
-        return self.asked_to_stop or self.is_last
+        """Whether a checkpoint must follow this step."""
+        return self.stop_requested or self.is_last
 
     def stop(self) -> None:
-        """Makes this step the last one, with a checkpoint after it: for a training that is good enough.
+        """Makes this step the last one, with a checkpoint after it, for early stopping.
 
-        Leaving the loop with ``break`` saves nothing.
+        Leaving the loop with ``break`` saves no checkpoint.
         """
         self.is_last = True
 
@@ -66,7 +66,7 @@ class Step(Generic[B]):
         self.entered = True
         if threading.current_thread() is threading.main_thread():
             handler = signal.getsignal(signal.SIGINT)
-            if handler is signal.default_int_handler:  # a program's own handler is its own business
+            if handler is signal.default_int_handler:  # a program's own handler stays in place
                 self._handler = handler
                 signal.signal(signal.SIGINT, self._on_interrupt)
         return self
@@ -77,7 +77,7 @@ class Step(Generic[B]):
         if self._handler is not None:
             signal.signal(signal.SIGINT, self._handler)
             self._handler = None
-        return self._takes(error)
+        return self._suppresses(error)
 
     async def __aenter__(self) -> Self:
         self.entered = True
@@ -86,21 +86,30 @@ class Step(Generic[B]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        return self._takes(error)
+        return self._suppresses(error)
 
-    def _takes(self, error: BaseException | None) -> bool:
+    def _suppresses(self, error: BaseException | None) -> bool:
         if isinstance(error, Exception) and (is_interruption(error) or says_run_is_gone(error)):
-            self.trouble = error
+            self.failure = error
             return True
         return False
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self.asked_to_stop:
+        if self.stop_requested:
             signal.default_int_handler(number, frame)
-        self.asked_to_stop = True
+        self.stop_requested = True
         sys.stderr.write(
-            "\nfinishing this step and saving a checkpoint; press Ctrl-C again to stop at once\n"
+            "\nfinishing this step and saving a checkpoint; press Ctrl-C again to stop immediately\n"
         )
 
     def __repr__(self) -> str:
-        return f"Step({self.index}{'' if self.total is None else f' of {self.total}'})"
+        return f"TrainingStep({self.index}{'' if self.total is None else f' of {self.total}'})"
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Loads a name of 0.1, with a ``DeprecationWarning``."""
+        from tinkex._moved import load_renamed
+
+        return load_renamed(__name__, name)

@@ -1,4 +1,4 @@
-"""The run of a resilient loop: what changes its weights is known to have succeeded before a checkpoint says so."""
+"""The training client of a resilient loop: tracks operations, so that a checkpoint follows only successful ones."""
 
 from __future__ import annotations
 
@@ -22,53 +22,53 @@ __all__ = ["TrackedTraining"]
 T = TypeVar("T")
 
 
-class Tracked(AwaitableConcurrentFuture[T]):
-    """A future that remembers whether the program has looked at its outcome."""
+class TrackedFuture(AwaitableConcurrentFuture[T]):
+    """A future that records whether the program has retrieved its result."""
 
     def __init__(self, future: Future[T], step: int) -> None:
         super().__init__(future)
         self.step = step
-        self.seen = False
+        self.retrieved = False
 
     def result(self, timeout: float | None = None) -> T:
-        """The result; the program knows it from here on."""
+        """Returns the result and marks it as retrieved."""
         try:
             return super().result(timeout)
         finally:
-            self.seen = self.done()
+            self.retrieved = self.done()
 
     async def result_async(self, timeout: float | None = None) -> T:
-        """The result; the program knows it from here on."""
+        """Returns the result and marks it as retrieved."""
         try:
             return await super().result_async(timeout)
         finally:
-            self.seen = self.done()
+            self.retrieved = self.done()
 
     def future(self) -> Future[T]:
-        """The underlying future, which is the program's own business."""
-        self.seen = True
+        """Returns the underlying future; from then on the program handles its errors."""
+        self.retrieved = True
         return super().future()
 
     def error(self) -> BaseException | None:
-        """Why it failed, if it is done and did; what the program cancelled is its own business."""
+        """Returns the exception of a failed operation; None for pending, successful and cancelled ones."""
         underlying = super().future()
         return None if not underlying.done() or underlying.cancelled() else underlying.exception()
 
-    async def ended(self) -> None:
-        """Waits for it, whatever comes of it."""
-        with contextlib.suppress(Exception):  # error() gives it to whoever asks
+    async def wait(self) -> None:
+        """Waits until it is done; raises nothing."""
+        with contextlib.suppress(Exception):  # error() returns it
             await super().result_async()
 
 
 class TrackedTraining(TrainingClient):
-    """A training client that keeps count of passes and steps until they are known to have succeeded."""
+    """A training client that tracks passes and steps until they have succeeded."""
 
     def __init__(self, client: TrainingClient) -> None:
         self.__dict__.update(client.__dict__)  # the same run, the same order of operations
         self._operations.on_queue = self._hear_queue
-        self._unsettled: list[Tracked[Any]] = []
+        self._pending: list[TrackedFuture[Any]] = []
         self.step = 0
-        """The step that operations belong to."""
+        """The index of the step that operations belong to."""
 
     def forward_backward(
         self,
@@ -76,7 +76,7 @@ class TrackedTraining(TrainingClient):
         loss_fn: types.LossFnType,
         loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> APIFuture[types.ForwardBackwardOutput]:
-        """As of every training client."""
+        """See ``TrainingClient``."""
         return self._tracked(super().forward_backward(data, loss_fn, loss_fn_config))
 
     def forward_backward_custom(
@@ -87,7 +87,7 @@ class TrackedTraining(TrainingClient):
         loss_type_input: Literal["logprobs"] | None = None,
         regularizers: Sequence[types.RegularizerSpec] = (),
     ) -> APIFuture[types.ForwardBackwardOutput]:
-        """As of every training client."""
+        """See ``TrainingClient``."""
         return self._tracked(
             super().forward_backward_custom(
                 data, loss_fn, loss_type_input=loss_type_input, regularizers=regularizers
@@ -102,7 +102,7 @@ class TrackedTraining(TrainingClient):
         loss_type_input: Literal["logprobs"] | None = None,
         regularizers: Sequence[types.RegularizerSpec] = (),
     ) -> APIFuture[types.ForwardBackwardOutput]:
-        """As of every training client."""
+        """See ``TrainingClient``."""
         return self._tracked(
             await super().forward_backward_custom_async(
                 data, loss_fn, loss_type_input=loss_type_input, regularizers=regularizers
@@ -115,40 +115,40 @@ class TrackedTraining(TrainingClient):
         *,
         adam_params: types.AdamParams | None = None,
     ) -> APIFuture[types.OptimStepResponse]:
-        """As of every training client."""
+        """See ``TrainingClient``."""
         return self._tracked(super().optim_step(optim_params, adam_params=adam_params))
 
-    async def settle(self) -> None:
-        """Waits for everything called so far; raises what :meth:`check` does."""
-        for one in self._unsettled:
-            await one.ended()
+    async def wait_all(self) -> None:
+        """Waits for all operations so far; raises as :meth:`check` does."""
+        for one in self._pending:
+            await one.wait()
         self.check()
 
     def has_failures(self) -> bool:
-        """Whether something has ended badly; what has ended well is forgotten."""
-        self._unsettled = [one for one in self._unsettled if not one.done() or one.error() is not None]
-        return any(one.done() for one in self._unsettled)
+        """Returns whether an operation has failed; drops those that have succeeded."""
+        self._pending = [one for one in self._pending if not one.done() or one.error() is not None]
+        return any(one.done() for one in self._pending)
 
     def check(self) -> None:
-        """Raises the first failure among what has ended that leaves the weights without a batch unawares.
+        """Raises the first failure of a finished operation that would leave a batch out of the weights unnoticed.
 
-        A failure of the server's always does. One of the program's own making does unless the program has seen it.
+        A server failure always counts; a user error counts unless the program has retrieved it.
         """
-        unsettled = []
-        for one in self._unsettled:
+        pending = []
+        for one in self._pending:
             error = one.error()
             if error is None:
                 if not one.done():
-                    unsettled.append(one)
-            elif is_interruption(error) or says_run_is_gone(error) or not one.seen:
+                    pending.append(one)
+            elif is_interruption(error) or says_run_is_gone(error) or not one.retrieved:
                 error.add_note(f"raised by an operation of step {one.step}")
                 raise error
-        self._unsettled = unsettled
+        self._pending = pending
 
     def _tracked(self, started: APIFuture[T]) -> APIFuture[T]:
-        if isinstance(started, Tracked):
+        if isinstance(started, TrackedFuture):
             return started
         assert isinstance(started, AwaitableConcurrentFuture)
-        tracked: Tracked[T] = Tracked(started.future(), self.step)
-        self._unsettled.append(tracked)
+        tracked: TrackedFuture[T] = TrackedFuture(started.future(), self.step)
+        self._pending.append(tracked)
         return tracked

@@ -1,6 +1,6 @@
-"""Tools for testing programs that use a client: a server made of a function, and a real engine on a tiny model.
+"""Tools for testing programs that use a client: a mock server, and a real engine on a tiny model.
 
-Nothing is patched; what stands behind the client is an argument.
+Nothing is patched; the client takes its transport as an argument.
 
 >>> import tinkex
 >>> from tinkex.testing import MockTransport, reply
@@ -10,7 +10,7 @@ Nothing is patched; what stands behind the client is an argument.
 >>> service.get_server_capabilities().supported_models[0].model_name
 'toy'
 
-:func:`local_engine` runs the real engine in this process, on a tiny random model that it makes in a second::
+:func:`local_engine` runs the real engine in this process, on a tiny random model that it creates in a second::
 
     with local_engine() as engine, engine.service() as service:
         training = service.create_lora_training_client(engine.base_model, rank=4)

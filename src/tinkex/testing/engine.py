@@ -1,4 +1,4 @@
-"""A real engine for tests: in this process, in a directory of its own, on a tiny model."""
+"""A real engine for tests: in this process, in its own directory, on a tiny model."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ TINY = "tinkex/tiny"
 
 
 class LocalEngine:
-    """A running engine; make as many clients of it as you like."""
+    """A running engine; it accepts any number of clients."""
 
     def __init__(self, base_model: str, home: Path, model_directory: Path) -> None:
         self.base_model = base_model
-        """What the model is called: pass it to ``create_lora_training_client``."""
+        """The model's name: pass it to ``create_lora_training_client``."""
         self.home = home
-        """Where the engine keeps its runs and checkpoints."""
+        """The directory of the engine's runs and checkpoints."""
         self.model_directory = model_directory
         self._transports: list[LocalTransport] = []
-        # An engine stops with its last client; this one keeps it running between those of the tests.
+        # An engine stops with its last client; this one keeps it running between tests.
         self.rest().get_health().result()
 
     def service(self, **options: Any) -> ServiceClient:
-        """A service client of this engine; the options are those of ``ServiceClient``."""
+        """Returns a service client of this engine; the options are those of ``ServiceClient``."""
         return ServiceClient(base_url="local", transport=self._transport(), **options)
 
     def rest(self) -> RestClient:
-        """A REST client of this engine."""
+        """Returns a REST client of this engine."""
         return RestClient(base_url="local", transport=self._transport())
 
     def close(self) -> None:
-        """Stops the engine, also under clients that are still open."""
+        """Stops the engine, even if clients are still open."""
         for transport in self._transports:
             background().run(transport.close())
 
@@ -54,10 +54,10 @@ class LocalEngine:
 def local_engine(
     model: str | Path | None = None, *, name: str = TINY, home: Path | None = None
 ) -> Iterator[LocalEngine]:
-    """The engine on a model directory, or on a tiny random model, until the block ends.
+    """Runs the engine on a model directory, or on a tiny random model, until the block ends.
 
-    Its state lies in ``home``, by default in a temporary directory that goes with the block. It needs
-    ``tinkex[engine]``. The tiny model has real gradients and its own tokenizer, and knows nothing::
+    Its state is in ``home``, by default a temporary directory that is deleted after the block. It needs
+    ``tinkex[engine]``. The tiny model has real gradients, random weights and its own tokenizer::
 
         with local_engine() as engine, engine.service() as service:
             training = service.create_lora_training_client(engine.base_model, rank=4)

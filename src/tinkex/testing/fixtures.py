@@ -17,13 +17,13 @@ __all__ = ["tinkex_engine", "tinkex_service"]
 
 @pytest.fixture(scope="session")
 def tinkex_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
-    """An engine on a tiny random model, for the whole run of the tests."""
+    """An engine on a tiny random model, for the whole test session."""
     with local_engine(home=tmp_path_factory.mktemp("tinkex-engine")) as engine:
         yield engine
 
 
 @pytest.fixture
 def tinkex_service(tinkex_engine: LocalEngine) -> Iterator[ServiceClient]:
-    """A service client of that engine, with a session of its own for each test."""
+    """A service client of that engine, with a new session for each test."""
     with tinkex_engine.service() as service:
         yield service

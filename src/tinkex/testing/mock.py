@@ -1,4 +1,4 @@
-"""A server made of one function of yours."""
+"""A mock server: a transport that calls a handler function."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Handler: TypeAlias = Callable[[Request], Reply | Awaitable[Reply]]
 
 
 class MockTransport:
-    """Answers requests with a function of yours, plain or async; errors it raises reach the client.
+    """Answers requests with a handler function, sync or async; the client raises the handler's exceptions.
 
-    ``requests`` holds every request in the order of arrival.
+    ``requests`` holds every request in the order received.
     """
 
     def __init__(self, handler: Handler) -> None:
@@ -26,13 +26,13 @@ class MockTransport:
         self.closed = False
 
     async def send(self, request: Request) -> Reply:
-        """Hands one request to the handler."""
+        """Passes one request to the handler."""
         self.requests.append(request)
         answer = self._handler(request)
         return await answer if inspect.isawaitable(answer) else answer
 
     async def close(self) -> None:
-        """Notes that the client let go."""
+        """Records that the client closed the transport."""
         self.closed = True
 
     @property
@@ -42,7 +42,7 @@ class MockTransport:
 
 
 def reply(value: Any = None, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
-    """A reply: bytes as protobuf, anything else as JSON.
+    """Builds a reply: bytes as protobuf, anything else as JSON.
 
     >>> reply({"request_id": "r1"}).body
     b'{"request_id":"r1"}'

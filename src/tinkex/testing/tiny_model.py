@@ -1,4 +1,4 @@
-"""A tiny random Llama as an ordinary Hugging Face directory, made in about a second."""
+"""Writes a tiny random Llama as a Hugging Face directory, in about a second."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_tiny_model(directory: Path, *, seed: int = 0) -> Path:
         from safetensors.numpy import save_file
     except ModuleNotFoundError as error:
         raise SetupError(
-            f"a model for tests needs {error.name}; install it with: pip install 'tinkex[engine]'"
+            f"the test model needs {error.name}; install it with: pip install 'tinkex[engine]'"
         ) from error
     directory.mkdir(parents=True, exist_ok=True)
     begin, end = _write_tokenizer(directory)
@@ -87,12 +87,12 @@ def _weights(random: np.random.Generator) -> dict[str, np.ndarray[Any, np.dtype[
 
 
 def _write_tokenizer(directory: Path) -> tuple[int, int]:
-    """Bytes as tokens, and two special ones; gives the ids of these."""
+    """Writes a byte-level tokenizer with two special tokens; returns their ids."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(
-        models.BPE(vocab={letter: place for place, letter in enumerate(letters)}, merges=[])
+        models.BPE(vocab={char: token_id for token_id, char in enumerate(alphabet)}, merges=[])
     )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,16 +1,18 @@
-"""Tokenizers: found by model name, loaded once per process, with or without ``transformers``.
+"""Tokenizers by model name, cached per process, with or without ``transformers``.
 
-Where ``transformers`` is installed its own tokenizer is returned; otherwise, or where ``TINKEX_TOKENIZERS`` is
-``light``, a light one over the ``tokenizers`` package with the same everyday methods, which is there at once: importing
-``transformers`` takes seconds. The Kimi models have one over ``tiktoken`` in both
-cases, because ``transformers`` would run code from the hub for them.
+If ``transformers`` is installed, its tokenizer is returned; otherwise, or with ``TINKEX_TOKENIZERS=light``, a
+``LightTokenizer`` on the ``tokenizers`` package with the same common methods, which loads faster: importing
+``transformers`` takes seconds. The Kimi models always use ``tiktoken``, because ``transformers`` would run code from
+the hub for them.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tinkex.tokenizers.loading import (
     Tokenizer,
-    forget_tokenizers,
+    clear_tokenizer_cache,
     get_tokenizer,
     load_tokenizer,
     prefer_light,
@@ -20,10 +22,19 @@ from tinkex.tokenizers.names import hub_name
 
 __all__ = [
     "Tokenizer",
-    "forget_tokenizers",
+    "clear_tokenizer_cache",
     "get_tokenizer",
     "hub_name",
     "load_tokenizer",
     "prefer_light",
     "tokenizer_from_directory",
 ]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Loads a name of 0.1, with a ``DeprecationWarning``."""
+        from tinkex._moved import load_renamed
+
+        return load_renamed(__name__, name)

@@ -1,4 +1,4 @@
-"""A model's chat template: where it lies, and how it is rendered in a sandbox, with what templates expect to find there."""
+"""Finds a model's chat template and renders it in a sandbox."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["chat_template_of", "render_chat"]
 
 
 def chat_template_of(directory: Path, config: Mapping[str, Any]) -> str | None:
-    """The chat template in a model's directory: its own file, or what ``tokenizer_config.json`` says; None without one.
+    """Returns the chat template of a model directory: its own file, or that of ``tokenizer_config.json``; None if there is none.
 
     Example:
-        >>> chat_template_of(directory, read_settings(directory / "tokenizer_config.json"))[:20]
+        >>> chat_template_of(directory, read_json_object(directory / "tokenizer_config.json"))[:20]
         '{% for message in me'
     """
     file = directory / "chat_template.jinja"
@@ -35,10 +35,10 @@ def chat_template_of(directory: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def render_chat(template: str, **variables: Any) -> str:
-    """The text ``template`` makes of ``variables`` (``messages``, ``add_generation_prompt``…).
+    """Renders ``template`` with ``variables`` (``messages``, ``add_generation_prompt``…).
 
-    Templates come with downloaded models, so they run in Jinja's immutable sandbox. A template that refuses
-    the messages, or cannot be rendered, is an ``InvalidInput`` with its own words.
+    Templates come with downloaded models, so they run in Jinja's immutable sandbox. Raises ``InvalidInput`` with the
+    template's message if it rejects the messages or cannot be rendered.
 
     Example:
         >>> render_chat("{{ messages[0]['content'] }}!", messages=[{"role": "user", "content": "Hi"}])
@@ -60,7 +60,7 @@ def _compiled(template: str) -> Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """``{% generation %}`` marks the assistant's own words; here its body is just rendered."""
+        """``{% generation %}`` marks the assistant's text; only its body is rendered."""
 
         tags = {"generation"}  # noqa: RUF012 -- Jinja reads it from the class
 

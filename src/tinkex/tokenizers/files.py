@@ -1,4 +1,4 @@
-"""Tokenizer files from a server or from the hub, as a directory on this machine."""
+"""Downloads tokenizer files from a server or the hub into a local directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tinkex._runtime import background
 from tinkex._wire.endpoints import endpoint
 from tinkex.errors import NotFoundError, SetupError
-from tinkex.observability.tracing import operating
+from tinkex.observability.tracing import trace_operation
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["fetch_from_hub", "fetch_from_server"]
 
 VOCABULARIES = ("tokenizer.json", "tiktoken.model")
-"""What a tokenizer cannot be without: one of these."""
+"""A tokenizer needs one of these."""
 OPTIONAL = (
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -32,9 +32,9 @@ OPTIONAL = (
 
 
 def fetch_from_server(caller: Caller, model: str) -> Path | None:
-    """The tokenizer files of a served model, or None if the server hands out none.
+    """Downloads the tokenizer files of a served model; returns None if the server has none.
 
-    They are stored under a name made from their contents, so a stored copy is never out of date.
+    They are stored under a hash of their contents, so a cached copy is never stale.
     """
     try:
         files = background().run(_download(caller, model))
@@ -44,7 +44,7 @@ def fetch_from_server(caller: Caller, model: str) -> Path | None:
     for name, content in sorted(files.items()):
         digest.update(f"{name} {len(content)} ".encode())
         digest.update(content)
-    return _stored(_cache_home() / digest.hexdigest()[:32], files)
+    return _store(_cache_home() / digest.hexdigest()[:32], files)
 
 
 def fetch_from_hub(
@@ -55,17 +55,16 @@ def fetch_from_hub(
     token: str | None = None,
     cache_dir: str | Path | None = None,
 ) -> Path:
-    """The tokenizer files of a hub repository, in the hub's own cache; raises OSError when it cannot give them.
+    """Downloads the tokenizer files of a hub repository into the hub's cache; raises ``OSError`` if that fails.
 
-    Files that lie in the cache in that revision are not asked for again.
+    Files of that revision that are in the cache are not downloaded again.
     """
     try:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ModuleNotFoundError as error:
         raise SetupError(
-            f"the tokenizer of {name!r} lies on the Hugging Face Hub; install what fetches it with: "
-            "pip install 'tinkex[hub]'"
+            f"the tokenizer of {name!r} is on the Hugging Face Hub; to download it: pip install 'tinkex[hub]'"
         ) from error
 
     def fetch(file: str) -> Path:
@@ -76,21 +75,21 @@ def fetch_from_hub(
         try:
             fetch(optional)
         except LocalEntryNotFoundError:
-            continue  # without the hub the cache is all there is
+            continue  # offline: only the cache is available
         except EntryNotFoundError:
             continue
     return found.parent
 
 
 async def _download(caller: Caller, model: str) -> dict[str, bytes]:
-    """The files that the server has; no vocabulary is a ``NotFoundError``."""
-    row = endpoint("tokenizer_file")
+    """Downloads the files that the server has; raises ``NotFoundError`` if it has no vocabulary."""
+    tokenizer_file = endpoint("tokenizer_file")
 
     async def fetch(name: str) -> bytes:
-        return (await caller.exchange(row, path={"file": name}, query={"model": model})).body
+        return (await caller.exchange(tokenizer_file, path={"file": name}, query={"model": model})).body
 
     files: dict[str, bytes] = {}
-    with operating("get_tokenizer", on=caller.config.tracing):
+    with trace_operation("get_tokenizer", on=caller.config.tracing):
         try:
             files[VOCABULARIES[0]] = await fetch(VOCABULARIES[0])
         except NotFoundError:
@@ -103,8 +102,8 @@ async def _download(caller: Caller, model: str) -> dict[str, bytes]:
     return files
 
 
-def _stored(directory: Path, files: Mapping[str, bytes]) -> Path:
-    """Writes the files beside their final place and moves them there, so that no reader sees half of them."""
+def _store(directory: Path, files: Mapping[str, bytes]) -> Path:
+    """Writes the files to a temporary directory and renames it, so that readers never see a partial copy."""
     if directory.is_dir():
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +115,7 @@ def _stored(directory: Path, files: Mapping[str, bytes]) -> Path:
         try:
             fresh.rename(directory)
         except OSError:
-            if not directory.is_dir():  # else another process was quicker, with the same contents
+            if not directory.is_dir():  # else another process has stored the same contents
                 raise
     return directory
 

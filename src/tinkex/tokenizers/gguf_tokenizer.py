@@ -1,4 +1,4 @@
-"""Builds an ordinary tokenizer out of the metadata of a GGUF file."""
+"""Builds a ``tokenizers.Tokenizer`` from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["build_tokenizer", "special_tokens"]
 # Values of tokenizer.ggml.token_type.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 
-# How words are cut before merging, by the name a GGUF file gives it.
+# Pre-tokenization patterns, by their name in GGUF files.
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2_WORDS = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
@@ -26,9 +26,9 @@ _PRE_TOKENIZERS = ("smollm", "gpt-2", "default", "qwen2", "llama-bpe", "llama-v3
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that ``metadata`` describes; refuses, by name, what it cannot rebuild exactly.
+    """Builds the tokenizer of ``metadata``; raises ``SetupError`` for one that it cannot rebuild exactly.
 
-    Byte-level BPE (``gpt2``) with a known way of cutting words, and the SentencePiece BPE of Llama 2, Mistral and
+    Supports byte-level BPE (``gpt2``) with a known pre-tokenizer, and the SentencePiece BPE of Llama 2, Mistral and
     TinyLlama (``llama``).
 
     Example:
@@ -42,7 +42,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
             "('llama') are; use the model's Hugging Face directory instead"
         )
     if not metadata.get("tokenizer.ggml.tokens"):
-        raise SetupError("the GGUF file has no tokenizer (tokenizer.ggml.tokens); fetch it again")
+        raise SetupError("the GGUF file has no tokenizer (tokenizer.ggml.tokens); download it again")
     try:
         tokenizer = _byte_level(metadata) if kind == "gpt2" else _sentencepiece(metadata)
         _add_special(tokenizer, metadata)
@@ -51,9 +51,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     except (
         Exception
     ) as error:  # tokenizers raises bare Exception for a vocabulary that does not fit its merges
-        raise SetupError(
-            f"the GGUF file's tokenizer does not fit together ({error}); fetch it again"
-        ) from error
+        raise SetupError(f"the GGUF file's tokenizer is inconsistent ({error}); download it again") from error
     return tokenizer
 
 
@@ -63,13 +61,13 @@ def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
     pre = str(metadata.get("tokenizer.ggml.pre", "default"))
     tokens, merges = metadata["tokenizer.ggml.tokens"], metadata.get("tokenizer.ggml.merges")
     if not merges:
-        raise SetupError("the GGUF file's tokenizer has no tokenizer.ggml.merges; fetch it again")
+        raise SetupError("the GGUF file's tokenizer has no tokenizer.ggml.merges; download it again")
     kinds = _token_kinds(metadata)
     tokenizer = Tokenizer(
         models.BPE(
-            vocab={token: place for place, token in enumerate(tokens) if kinds[place] != _UNUSED},
+            vocab={token: token_id for token_id, token in enumerate(tokens) if kinds[token_id] != _UNUSED},
             merges=[_pair(merge) for merge in merges],
-            # Llama 3 keeps a whole word that is a token, whatever the merges would make of it.
+            # Llama 3 encodes a whole word that is a token without applying merges.
             ignore_merges=pre in _LLAMA3_NAMES,
         )
     )
@@ -81,23 +79,23 @@ def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
-    """BPE whose merges follow from the scores of the pieces: of all that are possible, the best goes first."""
+    """Builds BPE merges from the scores of the pieces: the best-scoring piece merges first."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     tokens, scores = metadata["tokenizer.ggml.tokens"], metadata.get("tokenizer.ggml.scores")
     if not scores or len(scores) != len(tokens):
         raise SetupError(
-            "the GGUF file's tokenizer has no tokenizer.ggml.scores for its tokens; fetch it again"
+            "the GGUF file's tokenizer has no tokenizer.ggml.scores for its tokens; download it again"
         )
     kinds = _token_kinds(metadata)
-    vocab = {token: place for place, token in enumerate(tokens) if kinds[place] != _UNUSED}
+    vocab = {token: token_id for token_id, token in enumerate(tokens) if kinds[token_id] != _UNUSED}
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     if unknown is None or any(f"<0x{byte:02X}>" not in vocab for byte in range(256)):
         raise SetupError(
-            "the GGUF file's SentencePiece tokenizer lacks an unknown token or tokens for single bytes, and is not supported "
-            "without; use the model's Hugging Face directory instead"
+            "the GGUF file's SentencePiece tokenizer has no unknown token or no byte tokens, which is not supported; "
+            "use the model's Hugging Face directory instead"
         )
-    pieces = {token for token, place in vocab.items() if kinds[place] == _NORMAL}
+    pieces = {token for token, token_id in vocab.items() if kinds[token_id] == _NORMAL}
     by_score = sorted(pieces, key=lambda piece: (-scores[vocab[piece]], vocab[piece]))
     merges = [
         (piece[:cut], piece[cut:])
@@ -119,14 +117,14 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _add_special(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
-    """Adds the tokens that are found in a text as they are, and those that begin and end every text."""
+    """Adds special and user-defined tokens, and the post-processor for BOS and EOS."""
     from tokenizers import AddedToken
 
     kinds = _token_kinds(metadata)
     added = [
-        AddedToken(token, special=kinds[place] != _USER_DEFINED, normalized=False)
-        for place, token in enumerate(metadata["tokenizer.ggml.tokens"])
-        if kinds[place] in {_UNKNOWN, _CONTROL, _USER_DEFINED}
+        AddedToken(token, special=kinds[token_id] != _USER_DEFINED, normalized=False)
+        for token_id, token in enumerate(metadata["tokenizer.ggml.tokens"])
+        if kinds[token_id] in {_UNKNOWN, _CONTROL, _USER_DEFINED}
     ]
     tokenizer.add_tokens(added)
     _add_ends(tokenizer, metadata)
@@ -138,11 +136,11 @@ def _token_kinds(metadata: Mapping[str, Any]) -> Sequence[int]:
 
 
 def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The named special tokens (``bos_token``, ``eos_token``…) by their text."""
+    """Returns the named special tokens (``bos_token``, ``eos_token``…)."""
     tokens = metadata["tokenizer.ggml.tokens"]
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in named.items()}
-    return {name: tokens[place] for name, place in ids.items() if place is not None}
+    return {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None}
 
 
 def _pair(merge: str) -> tuple[str, str]:
@@ -160,7 +158,7 @@ def _pre_tokenizer(name: str) -> PreTokenizer:
         return pre_tokenizers.ByteLevel(add_prefix_space=False)
     if name not in _PRE_TOKENIZERS:
         raise SetupError(
-            f"the GGUF file's pre-tokenizer {name!r} is not supported; supported are {', '.join(_PRE_TOKENIZERS)}. "
+            f"the GGUF file's pre-tokenizer {name!r} is not supported, only {', '.join(_PRE_TOKENIZERS)} are. "
             "Use the model's Hugging Face directory instead"
         )
     words = Regex(_QWEN2_WORDS if name == "qwen2" else _LLAMA3_WORDS)
@@ -173,7 +171,7 @@ def _pre_tokenizer(name: str) -> PreTokenizer:
 
 
 def _add_ends(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
-    """Puts the beginning- and end-of-text tokens around every text, where the model was trained so."""
+    """Adds BOS and EOS to every text, as the metadata specifies."""
     from tokenizers import processors
 
     bos_by_default = (

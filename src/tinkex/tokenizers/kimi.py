@@ -1,4 +1,4 @@
-"""The tokenizer of the Kimi models, over ``tiktoken``: no code from the hub is run."""
+"""The tokenizer of the Kimi models, on ``tiktoken``: no code from the hub runs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinkex.errors import SetupError
-from tinkex.tokenizers.description import describe
-from tinkex.tokenizers.everyday import EverydayTokenizer
+from tinkex.tokenizers.base import BaseTokenizer
+from tinkex.tokenizers.tokenizer_config import read_tokenizer_config
 
 if TYPE_CHECKING:
     import tiktoken
@@ -21,12 +21,12 @@ __all__ = ["RANKS_FILE", "KimiTokenizer"]
 
 RANKS_FILE = "tiktoken.model"
 NUM_SPECIAL = 256
-"""Special tokens follow the trained ones; those without a name in the configuration are reserved."""
+"""Special tokens follow the trained ones; those that the configuration does not name are reserved."""
 
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
-WORDS = "|".join(
+SPLIT_PATTERN = "|".join(
     (
         r"[\p{Han}]+",
         rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDING}",
@@ -38,17 +38,17 @@ WORDS = "|".join(
         r"\s+",
     )
 )
-"""How the models cut text into words before merging: Chinese by itself, numbers by three digits."""
+"""The pre-tokenization pattern: Chinese separately, numbers in groups of three digits."""
 
-_LONGEST_PIECE, _LONGEST_RUN = 400_000, 25_000
-_RUN = re.compile(rf"\s{{1,{_LONGEST_RUN}}}|\S{{1,{_LONGEST_RUN}}}")
+_MAX_PIECE_CHARS, _MAX_RUN_CHARS = 400_000, 25_000
+_RUN = re.compile(rf"\s{{1,{_MAX_RUN_CHARS}}}|\S{{1,{_MAX_RUN_CHARS}}}")
 
 
-class KimiTokenizer(EverydayTokenizer):
-    """Text to tokens and back as the Kimi models see it.
+class KimiTokenizer(BaseTokenizer):
+    """The tokenizer of the Kimi models.
 
-    The models put nothing around a text, so ``add_special_tokens`` adds nothing. Special tokens written out
-    in a text become those tokens, unless ``allow_special_tokens=False``.
+    The models add no special tokens to a text, so ``add_special_tokens`` has no effect. Special tokens that occur in a
+    text are encoded as such, unless ``allow_special_tokens=False``.
     """
 
     is_fast = False
@@ -61,7 +61,7 @@ class KimiTokenizer(EverydayTokenizer):
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | None = None,
         name_or_path: str = "",
-        pattern: str = WORDS,
+        pattern: str = SPLIT_PATTERN,
     ) -> None:
         super().__init__(
             special_tokens=special_tokens, chat_template=chat_template, name_or_path=name_or_path
@@ -77,23 +77,25 @@ class KimiTokenizer(EverydayTokenizer):
 
     @classmethod
     def from_directory(cls, directory: Path) -> KimiTokenizer:
-        """Reads ``tiktoken.model`` and, beside it, ``tokenizer_config.json`` and the chat template."""
+        """Reads ``tiktoken.model``, ``tokenizer_config.json`` and the chat template of a directory."""
         ranks = _read_ranks(directory / RANKS_FILE)
-        described = describe(directory)
-        named = described.config.get("added_tokens_decoder") or {}
-        special = {_name(named, place): place for place in range(len(ranks), len(ranks) + NUM_SPECIAL)}
+        config = read_tokenizer_config(directory)
+        named = config.raw.get("added_tokens_decoder") or {}
+        special = {
+            _name(named, token_id): token_id for token_id in range(len(ranks), len(ranks) + NUM_SPECIAL)
+        }
         return cls(
             ranks,
             special,
-            special_tokens=described.special_tokens,
-            chat_template=described.chat_template,
+            special_tokens=config.special_tokens,
+            chat_template=config.chat_template,
             name_or_path=str(directory),
         )
 
     def encode(
         self, text: str, add_special_tokens: bool = True, allow_special_tokens: bool = True
     ) -> list[int]:
-        """The tokens of a text; the models put nothing around it, whatever ``add_special_tokens`` says."""
+        """Returns the token ids of a text; ``add_special_tokens`` has no effect."""
         del add_special_tokens
         ids: list[int] = []
         for piece in _pieces(text):
@@ -104,20 +106,20 @@ class KimiTokenizer(EverydayTokenizer):
         return ids
 
     def tokenize(self, text: str) -> list[str]:
-        """The pieces a text is cut into, one character per byte."""
-        return [self._spelled(one) for one in self.encode(text)]
+        """Splits a text into tokens, with one character per byte."""
+        return [self._token_text(one) for one in self.encode(text)]
 
     def get_vocab(self) -> dict[str, int]:
-        """Every token and its id."""
-        return {self._spelled(one): one for one in range(len(self))}
+        """Returns all tokens with their ids."""
+        return {self._token_text(one): one for one in range(len(self))}
 
     def get_added_vocab(self) -> dict[str, int]:
-        """The special tokens and their ids."""
+        """Returns the special tokens with their ids."""
         return dict(self._added)
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens; the special ones are part of the vocabulary."""
+        """The number of tokens, special ones included."""
         return len(self._ranks) + len(self._added)
 
     def __len__(self) -> int:
@@ -125,7 +127,7 @@ class KimiTokenizer(EverydayTokenizer):
 
     @property
     def all_special_ids(self) -> list[int]:
-        """Every token that is no text."""
+        """The ids of all special tokens."""
         return sorted(self._added_ids)
 
     def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
@@ -136,29 +138,29 @@ class KimiTokenizer(EverydayTokenizer):
         if token in self._added:
             return self._added[token]
         try:
-            return self._ranks.get(bytes(self._bytes_by_letter[letter] for letter in token))
+            return self._ranks.get(bytes(self._bytes_by_char[char] for char in token))
         except KeyError:
             return None
 
     def _token_of(self, token_id: int) -> str | None:
-        return self._spelled(token_id) if 0 <= token_id < len(self) else None
+        return self._token_text(token_id) if 0 <= token_id < len(self) else None
 
-    def _spelled(self, token_id: int) -> str:
+    def _token_text(self, token_id: int) -> str:
         if token_id in self._added_ids:
             return self._added_ids[token_id]
-        return "".join(_letters()[byte] for byte in self._encoding.decode_single_token_bytes(token_id))
+        return "".join(_byte_chars()[byte] for byte in self._encoding.decode_single_token_bytes(token_id))
 
     @cached_property
-    def _bytes_by_letter(self) -> dict[str, int]:
-        return {letter: byte for byte, letter in enumerate(_letters())}
+    def _bytes_by_char(self) -> dict[str, int]:
+        return {char: byte for byte, char in enumerate(_byte_chars())}
 
 
 @lru_cache(maxsize=1)
-def _letters() -> list[str]:
-    """The letter that stands for each byte in a token's text: itself where it prints, else one from U+0100 on."""
-    prints = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (chr(place) for place in range(0x100, 0x200))
-    return [chr(byte) if byte in prints else next(others) for byte in range(256)]
+def _byte_chars() -> list[str]:
+    """Returns the character of each byte in a token's text: itself if printable, else one from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (chr(code) for code in range(0x100, 0x200))
+    return [chr(byte) if byte in printable else next(others) for byte in range(256)]
 
 
 def _tiktoken() -> Any:
@@ -172,9 +174,9 @@ def _tiktoken() -> Any:
 
 
 def _read_ranks(file: Path) -> dict[bytes, int]:
-    """The tokens of a ``tiktoken.model`` file, whose lines are a token in base64 and its number."""
+    """Reads a ``tiktoken.model`` file, whose lines are a token in base64 and its rank."""
     if not file.is_file():
-        raise SetupError(f"{file.parent} has no {RANKS_FILE}; fetch the tokenizer of the Kimi model again")
+        raise SetupError(f"{file.parent} has no {RANKS_FILE}; download the tokenizer of the Kimi model again")
     ranks: dict[bytes, int] = {}
     try:
         for line in file.read_bytes().splitlines():
@@ -182,27 +184,27 @@ def _read_ranks(file: Path) -> dict[bytes, int]:
                 token, rank = line.split()
                 ranks[base64.b64decode(token, validate=True)] = int(rank)
     except (ValueError, binascii.Error) as error:
-        raise SetupError(f"{file} is no tiktoken file ({error}); fetch it again") from error
+        raise SetupError(f"{file} is not a tiktoken file ({error}); download it again") from error
     if sorted(ranks.values()) != list(range(len(ranks))) or not ranks:
-        raise SetupError(f"{file} does not number its tokens from 0 on; fetch it again")
+        raise SetupError(f"{file} does not number its tokens from 0; download it again")
     return ranks
 
 
-def _name(named: Mapping[str, Any], place: int) -> str:
-    entry = named.get(str(place))
+def _name(named: Mapping[str, Any], token_id: int) -> str:
+    entry = named.get(str(token_id))
     content = entry.get("content") if isinstance(entry, Mapping) else None
-    return content if isinstance(content, str) else f"<|reserved_token_{place}|>"
+    return content if isinstance(content, str) else f"<|reserved_token_{token_id}|>"
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The text in pieces that the word pattern can work through; only enormous texts have more than one."""
-    for start in range(0, len(text), _LONGEST_PIECE):
-        part = text[start : start + _LONGEST_PIECE]
-        begun = 0
+    """Splits a text into pieces that the split pattern can process; only very long texts have more than one."""
+    for offset in range(0, len(text), _MAX_PIECE_CHARS):
+        part = text[offset : offset + _MAX_PIECE_CHARS]
+        start = 0
         for run in _RUN.finditer(part):
-            goes_on = run.end() < len(part) and part[run.end()].isspace() == part[run.start()].isspace()
-            if goes_on:  # a run longer than the pattern may see is cut off here
-                yield part[begun : run.end()]
-                begun = run.end()
-        if begun < len(part):
-            yield part[begun:]
+            continues = run.end() < len(part) and part[run.end()].isspace() == part[run.start()].isspace()
+            if continues:  # a run longer than the limit is split here
+                yield part[start : run.end()]
+                start = run.end()
+        if start < len(part):
+            yield part[start:]

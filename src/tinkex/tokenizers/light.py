@@ -1,4 +1,4 @@
-"""A light tokenizer over the ``tokenizers`` package, with the everyday methods of the usual ones."""
+"""A tokenizer on the ``tokenizers`` package, without ``transformers``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tinkex.errors import SetupError
-from tinkex.tokenizers.added_tokens import add_stated_tokens
-from tinkex.tokenizers.description import Description, describe
-from tinkex.tokenizers.everyday import EverydayTokenizer
+from tinkex.tokenizers.added_tokens import add_configured_tokens
+from tinkex.tokenizers.base import BaseTokenizer
+from tinkex.tokenizers.tokenizer_config import TokenizerConfig, read_tokenizer_config
 
 if TYPE_CHECKING:
     import tokenizers
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["LightTokenizer"]
 
 
-class LightTokenizer(EverydayTokenizer):
-    """Text to tokens and back, and chats to prompts.
+class LightTokenizer(BaseTokenizer):
+    """A tokenizer with the common methods of a ``transformers`` tokenizer.
 
-    Build one with :meth:`from_directory`; ``encode``, ``decode``, ``apply_chat_template`` and the special
-    tokens work as those of a ``transformers`` tokenizer do.
+    Create one with :meth:`from_directory`; ``encode``, ``decode``, ``apply_chat_template`` and the special
+    tokens work as in ``transformers``.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LightTokenizer(EverydayTokenizer):
 
     @classmethod
     def from_directory(cls, directory: Path) -> LightTokenizer:
-        """Reads ``tokenizer.json``, and what lies beside it: added and special tokens and the chat template."""
+        """Reads ``tokenizer.json``, and added tokens, special tokens and the chat template from the files next to it."""
         import tokenizers
 
         file = directory / "tokenizer.json"
@@ -48,36 +48,36 @@ class LightTokenizer(EverydayTokenizer):
                 f"{directory} has no tokenizer.json; save the model's fast tokenizer there, "
                 "or install transformers to read other formats"
             )
-        described: Description = describe(directory)
+        config: TokenizerConfig = read_tokenizer_config(directory)
         backend = tokenizers.Tokenizer.from_file(str(file))
-        add_stated_tokens(backend, directory)
+        add_configured_tokens(backend, directory)
         return cls(
             backend,
-            special_tokens=described.special_tokens,
-            chat_template=described.chat_template,
+            special_tokens=config.special_tokens,
+            chat_template=config.chat_template,
             name_or_path=str(directory),
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a text, with what the model puts around a text unless told otherwise."""
+        """Returns the token ids of a text, by default with the special tokens that the model adds."""
         return list(self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def tokenize(self, text: str) -> list[str]:
-        """The pieces a text is cut into, without special tokens around it."""
+        """Splits a text into tokens, without adding special tokens."""
         return list(self.backend_tokenizer.encode(text, add_special_tokens=False).tokens)
 
     def get_vocab(self) -> dict[str, int]:
-        """Every token and its id."""
+        """Returns all tokens with their ids."""
         return dict(self.backend_tokenizer.get_vocab(with_added_tokens=True))
 
     def get_added_vocab(self) -> dict[str, int]:
-        """The tokens added to the trained ones, and their ids."""
+        """Returns the tokens added to the trained vocabulary, with their ids."""
         added = self.backend_tokenizer.get_added_tokens_decoder()
         return {token.content: token_id for token_id, token in sorted(added.items())}
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, without the added ones; ``len(tokenizer)`` counts all."""
+        """The number of tokens without added ones; ``len(tokenizer)`` counts all."""
         return int(self.backend_tokenizer.get_vocab_size(with_added_tokens=False))
 
     def __len__(self) -> int:
@@ -85,9 +85,9 @@ class LightTokenizer(EverydayTokenizer):
 
     @property
     def all_special_ids(self) -> list[int]:
-        """Every token that is no text: those with a name, and those the tokenizer marks so."""
+        """The ids of all special tokens: named ones, and those the tokenizer marks as special."""
         added = self.backend_tokenizer.get_added_tokens_decoder()
-        return sorted({*self._named_ids(), *(place for place, token in added.items() if token.special)})
+        return sorted({*self._named_ids(), *(token_id for token_id, token in added.items() if token.special)})
 
     def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         return str(self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))

@@ -1,4 +1,4 @@
-"""From a model's name, directory or server to its tokenizer, loaded once per process."""
+"""Loads the tokenizer of a model by name, directory or server, with a cache per process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Tokenizer",
-    "forget_tokenizers",
+    "clear_tokenizer_cache",
     "get_tokenizer",
     "load_tokenizer",
     "prefer_light",
@@ -27,24 +27,24 @@ __all__ = [
 
 
 class Tokenizer(Protocol):
-    """What every tokenizer here can do; ``transformers`` tokenizers can do more."""
+    """The methods of every tokenizer here; ``transformers`` tokenizers have more."""
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text."""
+        """The id of the end-of-sequence token."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, without the added ones."""
+        """The number of tokens without added ones."""
         ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a text."""
+        """Returns the token ids of a text."""
         ...
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
-        """The text of tokens."""
+        """Returns the text of token ids."""
         ...
 
     def apply_chat_template(
@@ -54,16 +54,16 @@ class Tokenizer(Protocol):
         add_generation_prompt: bool = False,
         **options: Any,
     ) -> Any:
-        """The prompt of a chat, as tokens or (``tokenize=False``) as text."""
+        """Renders the prompt of a chat, as token ids or (``tokenize=False``) as text."""
         ...
 
 
-MOST_KEPT = 64
-"""A tokenizer takes megabytes: the one that was loaded longest ago gives way when there are more."""
+MAX_CACHED = 64
+"""A tokenizer takes megabytes of memory; beyond this number the oldest one is evicted."""
 
 _cache: dict[object, Tokenizer] = {}
 _lock = threading.Lock()
-_light = threading.Event()
+_prefer_light = threading.Event()
 
 
 def get_tokenizer(
@@ -73,36 +73,36 @@ def get_tokenizer(
     token: str | None = None,
     cache_dir: str | Path | None = None,
 ) -> Tokenizer:
-    """The tokenizer of a model: a directory or a ``.gguf`` file here, or a model's name on the hub.
+    """Returns the tokenizer of a model: a local directory or ``.gguf`` file, or a model's name on the hub.
 
-    ``revision``, ``token`` and ``cache_dir`` are for the hub; without them ``HF_TOKEN``, ``HF_HOME`` and
-    ``HF_ENDPOINT`` hold. Every tokenizer is loaded once per process, of the newest 64::
+    ``revision``, ``token`` and ``cache_dir`` are for the hub; their defaults are ``HF_TOKEN``, ``HF_HOME`` and
+    ``HF_ENDPOINT``. The process caches the latest 64 tokenizers::
 
         tokenizer = tinkex.tokenizers.get_tokenizer("Qwen/Qwen3-8B")
         tokens = tokenizer.encode("Hello")
     """
     path = Path(model).expanduser()
     if path.suffix == ".gguf" and path.is_file():
-        return _once(_key_of(path), lambda: _from_gguf(path))
+        return _cached(_cache_key(path), lambda: _from_gguf(path))
     if path.is_dir():
         return tokenizer_from_directory(path)
     name = hub_name(str(model))
     pinned = revision or pinned_revision(name)
     place = str(cache_dir) if cache_dir else None
     key = ("hub", name, pinned, place, os.environ.get("HF_ENDPOINT"), _has_transformers())
-    return _once(key, lambda: _from_hub(name, pinned, token, cache_dir))
+    return _cached(key, lambda: _from_hub(name, pinned, token, cache_dir))
 
 
 def load_tokenizer(caller: Caller, *, tokenizer_id: str | None, base_model: str | None) -> Tokenizer:
-    """The tokenizer of a model on a server: from a path here, from the server, or from the hub.
+    """Returns the tokenizer of a model on a server: from a local path, the server, or the hub.
 
-    A server that somebody runs for themselves is asked before the hub: it may serve any model under any
-    name, and only its own files are sure to fit.
+    A self-hosted server takes precedence over the hub: it may serve any model under any name, so only its own files
+    are sure to match.
     """
     wanted = tokenizer_id or base_model
     if not wanted:
         raise SetupError(
-            "the server does not say which tokenizer its model uses; load one by its name yourself"
+            "the server does not report a tokenizer for its model; load one by name with get_tokenizer"
         )
     if Path(wanted).exists():
         return get_tokenizer(wanted)
@@ -115,55 +115,59 @@ def load_tokenizer(caller: Caller, *, tokenizer_id: str | None, base_model: str 
 
         directory = fetch_from_server(caller, base_model or wanted)
         if directory is not None:
-            return _remember(key, tokenizer_from_directory(directory))
-    # The name of a tokenizer is taken at its word; a model's name leads to one by rules.
+            return _store(key, tokenizer_from_directory(directory))
+    # A tokenizer's name is used as it is; a model's name is mapped to a repository.
     name = tokenizer_id.partition(":")[0] if tokenizer_id else hub_name(wanted)
-    return _remember(key, _from_hub(name, pinned_revision(name), None, None))
+    return _store(key, _from_hub(name, pinned_revision(name), None, None))
 
 
 def tokenizer_from_directory(directory: Path) -> Tokenizer:
-    """The tokenizer in a model directory: ``tokenizer.json``, or the ``tiktoken.model`` of a Kimi model."""
-    return _once(_key_of(directory), lambda: _from_directory(directory))
+    """Returns the tokenizer in a model directory: ``tokenizer.json``, or the ``tiktoken.model`` of a Kimi model."""
+    return _cached(_cache_key(directory), lambda: _from_directory(directory))
 
 
-def forget_tokenizers() -> None:
-    """Empties the cache, so that files that have changed are read again."""
+def clear_tokenizer_cache() -> None:
+    """Clears the cache, so that changed files are read again."""
     with _lock:
         _cache.clear()
 
 
-def _once(key: object, load: Callable[[], Tokenizer]) -> Tokenizer:
+def _cached(key: object, load: Callable[[], Tokenizer]) -> Tokenizer:
     with _lock:
         if key in _cache:
             return _cache[key]
-    return _remember(key, load())
+    return _store(key, load())
 
 
-def _remember(key: object, tokenizer: Tokenizer) -> Tokenizer:
+def _store(key: object, tokenizer: Tokenizer) -> Tokenizer:
     with _lock:
         kept = _cache.setdefault(key, tokenizer)
-        while len(_cache) > MOST_KEPT:
+        while len(_cache) > MAX_CACHED:
             del _cache[next(iter(_cache))]
         return kept
 
 
-def _key_of(path: Path) -> object:
+def _cache_key(path: Path) -> object:
     return (str(path.resolve()), _has_transformers())
 
 
 def _has_transformers() -> bool:
     chosen = os.environ.get("TINKEX_TOKENIZERS", "").strip().lower() or "auto"
     if chosen not in {"auto", "light"}:
-        raise ConfigError(f"environment variable TINKEX_TOKENIZERS is 'auto' or 'light', not {chosen!r}")
-    return chosen == "auto" and not _light.is_set() and importlib.util.find_spec("transformers") is not None
+        raise ConfigError(f"environment variable TINKEX_TOKENIZERS must be 'auto' or 'light', got {chosen!r}")
+    return (
+        chosen == "auto"
+        and not _prefer_light.is_set()
+        and importlib.util.find_spec("transformers") is not None
+    )
 
 
 def prefer_light(light: bool = True) -> None:
-    """Light tokenizers from here on, for programs that only encode and decode; False: as usual again."""
+    """Uses light tokenizers from now on, for programs that only encode and decode; False restores the default."""
     if light:
-        _light.set()
+        _prefer_light.set()
     else:
-        _light.clear()
+        _prefer_light.clear()
 
 
 def _from_directory(directory: Path) -> Tokenizer:
@@ -208,7 +212,7 @@ def _from_hub(name: str, revision: str | None, token: str | None, cache_dir: str
             fetch_from_hub(name, kimi=is_kimi(name), revision=revision, token=token, cache_dir=cache_dir)
         )
     except OSError as error:
-        raise _unreachable(name, error) from error
+        raise _setup_error(name, error) from error
 
 
 def _with_transformers(source: str, **where: Any) -> Tokenizer:
@@ -218,11 +222,11 @@ def _with_transformers(source: str, **where: Any) -> Tokenizer:
     try:
         return cast("Tokenizer", AutoTokenizer.from_pretrained(source, **given))
     except (OSError, ValueError) as error:
-        raise _unreachable(source, error) from error
+        raise _setup_error(source, error) from error
 
 
 def _thinking_machines(name: str) -> Tokenizer:
-    """These models have a tokenizer package of their own, which not everybody can install."""
+    """Loads a tokenizer of the package ``tml_tokenizers``, which is not public."""
     try:
         module = importlib.import_module("tml_tokenizers.tinker_tokenizers")
     except ModuleNotFoundError as error:
@@ -232,13 +236,22 @@ def _thinking_machines(name: str) -> Tokenizer:
         ) from error
     found = module.get_tinker_tokenizer(name)
     if found is None:
-        raise SetupError(f"tml_tokenizers knows no tokenizer for {name!r}; check the model's name")
+        raise SetupError(f"tml_tokenizers has no tokenizer for {name!r}; check the model's name")
     return cast("Tokenizer", found)
 
 
-def _unreachable(source: str, error: Exception) -> SetupError:
+def _setup_error(source: str, error: Exception) -> SetupError:
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return SetupError(
-        f"no tokenizer for {source!r}: {first_line}. Reach the hub once so that it is cached, "
-        "or name a model directory on this machine"
+        f"no tokenizer for {source!r}: {first_line}. Connect to the hub once to cache it, "
+        "or pass a local model directory"
     )
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Loads a name of 0.1, with a ``DeprecationWarning``."""
+        from tinkex._moved import load_renamed
+
+        return load_renamed(__name__, name)

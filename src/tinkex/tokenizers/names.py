@@ -1,4 +1,4 @@
-"""Which hub repository holds the tokenizer of a model, by the model's name."""
+"""Maps a model's name to the hub repository of its tokenizer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 __all__ = ["hub_name", "is_kimi", "pinned_revision"]
 
 LLAMA_3 = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
-"""The tokenizer of all Llama 3 models, without the licence gate of their own repositories."""
+"""The tokenizer of all Llama 3 models, in a repository that is not gated."""
 
 _PINNED: Mapping[str, str] = {
     "moonshotai/Kimi-K2-Thinking": "612681931a8c906ddb349f8ad0f582cb552189cd",
@@ -15,10 +15,9 @@ _PINNED: Mapping[str, str] = {
 
 
 def hub_name(model: str) -> str:
-    """The hub repository that holds the tokenizer of a model name.
+    """Returns the hub repository of a model's tokenizer.
 
-    A suffix after a colon and a variant after a second slash are the server's business; Llama 3 has a copy
-    that everybody may read.
+    A suffix after a colon and a variant after a second slash are ignored; Llama 3 maps to a copy that is not gated.
 
     >>> hub_name("Qwen/Qwen3-8B:peft:262144"), hub_name("moonshotai/Kimi-K2/base")
     ('Qwen/Qwen3-8B', 'moonshotai/Kimi-K2')
@@ -30,7 +29,7 @@ def hub_name(model: str) -> str:
 
 
 def is_kimi(repository: str) -> bool:
-    """Whether a repository holds a ``tiktoken.model`` and code, instead of a ``tokenizer.json``.
+    """Returns whether a repository has a ``tiktoken.model`` and code, instead of a ``tokenizer.json``.
 
     >>> is_kimi("moonshotai/Kimi-K2-Thinking"), is_kimi("Qwen/Qwen3-8B")
     (True, False)
@@ -39,5 +38,5 @@ def is_kimi(repository: str) -> bool:
 
 
 def pinned_revision(repository: str) -> str | None:
-    """The revision of a repository that is known to fit, where its newest one may not."""
+    """Returns the tested revision of a repository whose latest one may be incompatible; None for all others."""
     return _PINNED.get(repository)

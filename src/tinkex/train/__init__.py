@@ -1,4 +1,4 @@
-"""Training recipes: supervised, by preferences, and by rewards, on any server.
+"""Training recipes: supervised fine-tuning, DPO and GRPO, on any server.
 
 ::
 
@@ -9,14 +9,34 @@
         report = train.run(service, train.SftSettings(data=Path("chats.jsonl"), output=Path("run-1")))
         print(report.text)
 
-A run keeps everything in its ``output`` directory: settings, one line per step, checkpoints, and the report. It can be
-stopped at any time and goes on with :func:`resume`.
+A run writes everything to its ``output`` directory: settings, one line per step, checkpoints, and the report. It can be
+interrupted at any time and continued with :func:`resume`.
 """
 
 from __future__ import annotations
 
-from tinkex.train.loop import Watcher, resume, run
-from tinkex.train.report import Report
+from typing import TYPE_CHECKING
+
+from tinkex.train.loop import TrainingCallback, resume, run
+from tinkex.train.report import TrainingReport
 from tinkex.train.settings import DpoSettings, GrpoSettings, Settings, SftSettings
 
-__all__ = ["DpoSettings", "GrpoSettings", "Report", "Settings", "SftSettings", "Watcher", "resume", "run"]
+__all__ = [
+    "DpoSettings",
+    "GrpoSettings",
+    "Settings",
+    "SftSettings",
+    "TrainingCallback",
+    "TrainingReport",
+    "resume",
+    "run",
+]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Loads a name of 0.1, with a ``DeprecationWarning``."""
+        from tinkex._moved import load_renamed
+
+        return load_renamed(__name__, name)

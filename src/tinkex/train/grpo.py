@@ -1,4 +1,4 @@
-"""Training by rewards, relative to the group: several answers per prompt, the better ones become likelier."""
+"""Group-relative policy optimization: several answers per prompt, with advantages relative to the group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinkex.errors import ConfigError
 from tinkex.train.examples import Messages, Prompt, read_prompts, split
-from tinkex.train.recipes import Metrics, Place, Work, greedy
+from tinkex.train.recipes import Metrics, PreparedStep, RunContext, sample_greedy
 from tinkex.train.rewards import Reward, load_reward, pattern_reward
 from tinkex.train.settings import GrpoSettings
 
@@ -26,7 +26,7 @@ class _Task:
 
 
 def advantages(rewards: Sequence[float], *, normalize: bool) -> list[float]:
-    """How much better than its group each answer is, in standard deviations if ``normalize``.
+    """Returns each answer's reward minus the group's mean, divided by the standard deviation if ``normalize``.
 
     >>> advantages([1.0, 0.0, 0.0, 1.0], normalize=False)
     [0.5, -0.5, -0.5, 0.5]
@@ -40,12 +40,12 @@ def advantages(rewards: Sequence[float], *, normalize: bool) -> list[float]:
 
 
 class Grpo:
-    """Answers are drawn at temperature 1 from the weights as they are, so that their logprobs are the policy's own."""
+    """GRPO; answers are sampled at temperature 1 from the current weights, so their logprobs are on-policy."""
 
     headline = "reward"
 
-    def __init__(self, settings: GrpoSettings, place: Place) -> None:
-        self._place = place
+    def __init__(self, settings: GrpoSettings, context: RunContext) -> None:
+        self._context = context
         self._settings = settings
         self._reward = _reward(settings)
         learn = read_prompts(settings.data)
@@ -54,26 +54,26 @@ class Grpo:
             check = read_prompts(settings.eval_data)
         else:
             learn, check = split(learn, settings.eval_fraction, settings.seed)
-        self._learn = self._rendered(learn)
+        self._learn = self._render(learn)
         self._check = check
         self._shown = [one.prompt for one in [*check, *learn]]
 
     @property
     def num_examples(self) -> int:
-        """How many prompts there are to train on."""
+        """The number of training prompts."""
         return len(self._learn)
 
     @property
     def prompts(self) -> Sequence[Messages | str]:
-        """Prompts of the data, those that are not trained on first."""
+        """Prompts of the data, held-out ones first."""
         return self._shown
 
-    def prepare(self, batch: Sequence[int], step: int) -> Work:
-        """Samples groups and scores them; what differs within a group is trained on."""
+    def prepare(self, batch: Sequence[int], step: int) -> PreparedStep:
+        """Samples and scores groups; trains on answers with a non-zero advantage."""
         from tinkex import types
 
         settings = self._settings
-        sampler = self._place.training.save_weights_and_get_sampling_client()
+        sampler = self._context.training.save_weights_and_get_sampling_client()
         tasks = [self._learn[place] for place in batch]
         asked = [
             sampler.sample(
@@ -102,17 +102,17 @@ class Grpo:
             "used_answers": len(data) / len(rewards),
             "num_tokens": float(sum(lengths) + settings.group_size * sum(len(task.tokens) for task in tasks)),
         }
-        if not data:  # all answers of every group are equally good: there is nothing to learn
+        if not data:  # every group has equal rewards: all advantages are zero
             summary["loss"] = 0.0
-        return Work(data, settings.loss, summary)
+        return PreparedStep(data, settings.loss, summary)
 
     def evaluate(self) -> Metrics | None:
-        """The mean reward of the likeliest answers to prompts that are not trained on."""
+        """Returns the mean reward of greedy answers to held-out prompts."""
         if not self._check:
             return None
-        sampler = self._place.training.save_weights_and_get_sampling_client()
+        sampler = self._context.training.save_weights_and_get_sampling_client()
         asked = [one.prompt for one in self._check]
-        answers = greedy(sampler, self._place.renderer, asked, self._settings.max_tokens)
+        answers = sample_greedy(sampler, self._context.renderer, asked, self._settings.max_tokens)
         scores = [
             self._reward(_as_text(one.prompt), answer, one.fields)
             for one, answer in zip(self._check, answers, strict=True)
@@ -120,21 +120,21 @@ class Grpo:
         return {"reward": sum(scores) / len(scores)}
 
     def _score(self, task: _Task, sequence: SampledSequence) -> float:
-        text = self._place.renderer.tokenizer.decode(sequence.tokens, skip_special_tokens=True)
+        text = self._context.renderer.tokenizer.decode(sequence.tokens, skip_special_tokens=True)
         return self._reward(_as_text(task.prompt.prompt), text, task.prompt.fields)
 
-    def _rendered(self, prompts: Sequence[Prompt]) -> list[_Task]:
+    def _render(self, prompts: Sequence[Prompt]) -> list[_Task]:
         settings = self._settings
         room = settings.max_length - settings.max_tokens
         tasks: list[_Task] = []
         for one in prompts:
-            tokens = self._place.renderer.prompt(one.prompt)
+            tokens = self._context.renderer.prompt(one.prompt)
             if len(tokens) <= room:
                 tasks.append(_Task(one, tokens))
             elif settings.too_long == "error":
                 raise ConfigError(
-                    f"{one.where}: the prompt has {len(tokens)} tokens, and {room} fit before an answer of "
-                    f"{settings.max_tokens}. Allow more with --max-length, or say --too-long skip or cut."
+                    f"{one.where}: the prompt has {len(tokens)} tokens, but only {room} fit before an answer of "
+                    f"{settings.max_tokens}. Raise --max-length, or use --too-long skip or cut."
                 )
             elif settings.too_long == "cut" and room > 0:
                 tasks.append(_Task(one, tokens[-room:]))
@@ -154,21 +154,21 @@ def _datum(prompt: Sequence[int], sequence: SampledSequence, advantage: float) -
     from tinkex import types
 
     if sequence.logprobs is None:
-        raise ConfigError("this server samples without logprobs, which this way of training needs")
+        raise ConfigError("this server returns no logprobs of sampled tokens, which GRPO needs")
     tokens = [*prompt, *sequence.tokens]
-    silent = [0.0] * (len(prompt) - 1)
+    padding = [0.0] * (len(prompt) - 1)
     return types.Datum(
         model_input=types.ModelInput.from_ints(tokens[:-1]),
         loss_fn_inputs={
             "target_tokens": tokens[1:],
-            "logprobs": [*silent, *sequence.logprobs],
-            "advantages": [*silent, *([advantage] * len(sequence.tokens))],
+            "logprobs": [*padding, *sequence.logprobs],
+            "advantages": [*padding, *([advantage] * len(sequence.tokens))],
         },
     )
 
 
 def _as_text(prompt: Messages | str) -> str:
-    """What a reward is shown: the text, or the last message of a chat."""
+    """Returns the prompt for the reward function: the text, or the last message of a chat."""
     if isinstance(prompt, str):
         return prompt
     last: Any = prompt[-1]["content"]
@@ -176,5 +176,5 @@ def _as_text(prompt: Messages | str) -> str:
 
 
 def _seed(seed: int, step: int, place: int) -> int:
-    """Another one for every group, and the same when a run is repeated or resumed."""
+    """Returns a different seed for every group, and the same one when a run is repeated or resumed."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{step}:{place}".encode()).digest()[:4]) >> 1

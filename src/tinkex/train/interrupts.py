@@ -1,4 +1,4 @@
-"""Ctrl-C, taken only where nothing is half done."""
+"""Handling of Ctrl-C that defers it in critical sections."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-__all__ = ["Held", "Interrupts"]
+__all__ = ["CriticalSection", "Interrupts"]
 
 
 class Interrupts:
-    """While it is open, Ctrl-C raises ``KeyboardInterrupt`` at once, but for blocks that hold it back to their end.
+    """While it is open, Ctrl-C raises ``KeyboardInterrupt`` immediately, or at the end of a critical section.
 
-    A program's own handler is its own business, and stays; so does everything outside the main thread, where no
-    interrupt comes.
+    A program's own handler stays in place. Outside the main thread, which receives no signals, this does nothing.
 
     >>> with Interrupts() as interrupts:
-    ...     with interrupts.held:
-    ...         pass  # what must be done wholly or not at all
+    ...     with interrupts.critical:
+    ...         pass  # runs completely or not at all
     """
 
     def __init__(self) -> None:
-        self.held = Held()
+        self.critical = CriticalSection()
         self._before: Any = None
 
     def __enter__(self) -> Self:
@@ -40,15 +39,15 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._before)
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        if not self.held.is_open or self.held.is_due:
+        if not self.critical.is_open or self.critical.is_pending:
             signal.default_int_handler(number, frame)
-        self.held.is_due = True
+        self.critical.is_pending = True
 
 
-class Held:
-    """A block in which Ctrl-C waits; it is raised when the block ends. The second one does not wait.
+class CriticalSection:
+    """A block that defers Ctrl-C to its end. A second Ctrl-C is not deferred.
 
-    >>> held = Held()
+    >>> held = CriticalSection()
     >>> with held:
     ...     held.is_open
     True
@@ -56,7 +55,7 @@ class Held:
 
     def __init__(self) -> None:
         self.is_open = False
-        self.is_due = False
+        self.is_pending = False
 
     def __enter__(self) -> Self:
         self.is_open = True
@@ -66,6 +65,6 @@ class Held:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.is_open = False
-        if self.is_due and error is None:
-            self.is_due = False
+        if self.is_pending and error is None:
+            self.is_pending = False
             raise KeyboardInterrupt

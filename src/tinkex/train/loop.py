@@ -1,4 +1,4 @@
-"""The loop all recipes share: batches, learning rate, evaluation, checkpoints, and going on after a stop."""
+"""The training loop of all recipes: batches, learning rate, evaluation, checkpoints, and resuming."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinkex.errors import ConfigError
-from tinkex.train.interrupts import Held, Interrupts
-from tinkex.train.notebook import Notebook
-from tinkex.train.recipes import Metrics, Place, Recipe, Work, greedy
+from tinkex.train.interrupts import CriticalSection, Interrupts
+from tinkex.train.recipes import Metrics, PreparedStep, Recipe, RunContext, sample_greedy
 from tinkex.train.rendering import Renderer
-from tinkex.train.report import Report
+from tinkex.train.report import TrainingReport
+from tinkex.train.run_directory import RunDirectory
 from tinkex.train.settings import DpoSettings, GrpoSettings, Settings, SftSettings
 
 if TYPE_CHECKING:
@@ -23,86 +23,99 @@ if TYPE_CHECKING:
     from tinkex.train.examples import Messages
     from tinkex.types import AdamParams
 
-__all__ = ["Watcher", "batch_of", "learning_rate", "resume", "run"]
+__all__ = ["TrainingCallback", "batch_indices", "learning_rate", "resume", "run"]
 
-IN_FLIGHT = 2
-"""Steps on their way at once: the next batch is sent while the last one is computed."""
-SHOWN_PROMPTS = 3
+MAX_IN_FLIGHT = 2
+"""Maximum number of concurrent steps: the next batch is submitted while the server computes the last one."""
+NUM_SHOWN_PROMPTS = 3
 
 
-class Watcher:
-    """Is told what a run does; override what you want to see."""
+class TrainingCallback:
+    """Receives the progress of a run; override the methods you need."""
 
     def started(self, total_steps: int, first_step: int, headline: str) -> None:
-        """Training begins after ``first_step`` of ``total_steps``."""
+        """Called when training starts after ``first_step`` of ``total_steps``."""
 
     def stepped(self, step: int, metrics: Metrics) -> None:
-        """A step is done."""
+        """Called after a step."""
 
     def evaluated(self, step: int, metrics: Metrics) -> None:
-        """The model was tried on examples it is not trained on."""
+        """Called after an evaluation on held-out examples."""
 
     def saved(self, step: int, path: str) -> None:
-        """A checkpoint was written."""
+        """Called after a checkpoint was saved."""
 
     def stopping(self, steps: int) -> None:
-        """Ctrl-C came: so many steps are still on their way, then the state is saved; another one ends at once."""
+        """Called on Ctrl-C: ``steps`` steps are in flight, then the state is saved; a second Ctrl-C stops immediately."""
 
     def finished(self) -> None:
-        """No more steps come, whatever the reason."""
+        """Called after the last step, also after an error."""
 
 
-def run(service: ServiceClient, settings: Settings, watcher: Watcher | None = None) -> Report:
-    """Trains as the settings say, and returns the report, which is also written into the output directory.
+def run(
+    service: ServiceClient, settings: Settings, watcher: TrainingCallback | None = None
+) -> TrainingReport:
+    """Trains with these settings and returns the report, which is also written to the output directory.
 
-    On ``KeyboardInterrupt`` the state is saved first; :func:`resume` goes on from there.
+    On ``KeyboardInterrupt`` the state is saved first; :func:`resume` continues from there.
     """
     base_model = _base_model(service, settings)
-    place = _place(service, settings, base_model, settings.start_from, with_optimizer=False)
-    recipe = _recipe(settings, place)
-    book = Notebook.new(settings, base_model)
-    return _Run(settings, place, recipe, book, watcher or Watcher()).go(0)
+    context = _create_context(service, settings, base_model, settings.start_from, with_optimizer=False)
+    recipe = _recipe(settings, context)
+    run_directory = RunDirectory.new(settings, base_model)
+    return _Run(settings, context, recipe, run_directory, watcher or TrainingCallback()).go(0)
 
 
 def resume(
-    service: ServiceClient, directory: Path, watcher: Watcher | None = None, *, recipe: str | None = None
-) -> Report:
-    """Goes on with a run from its last checkpoint: the same batches, optimizer state and learning rates.
+    service: ServiceClient,
+    directory: Path,
+    watcher: TrainingCallback | None = None,
+    *,
+    recipe: str | None = None,
+) -> TrainingReport:
+    """Resumes a run from its last checkpoint: with the same batches, optimizer state and learning rates.
 
-    A run that was stopped before its first checkpoint begins anew; one that is complete gives its report again.
-    ``recipe`` is refused if it is another one's.
+    A run without a checkpoint restarts from the beginning; for a complete run, returns its report again. Raises
+    ``ConfigError`` if ``recipe`` is not the run's recipe.
     """
-    book, settings, base_model = Notebook.open(directory)
+    run_directory, settings, base_model = RunDirectory.open(directory)
     if recipe is not None and settings.recipe != recipe:
         raise ConfigError(
-            f"{directory} is a run of {settings.recipe}; go on with: tinkex train {settings.recipe} --resume {directory}"
+            f"{directory} is a run of {settings.recipe}; resume it with: tinkex train {settings.recipe} --resume {directory}"
         )
-    complete = Report.read(directory)
+    complete = TrainingReport.read(directory)
     if complete is not None:
         return complete
-    saved = book.checkpoints()
+    saved = run_directory.checkpoints()
     step = int(saved[-1]["step"]) if saved else 0
     path = str(saved[-1]["path"]) if saved else settings.start_from
-    place = _place(service, settings, base_model, path, with_optimizer=bool(saved))
-    book.rewind(step)
-    return _Run(settings, place, _recipe(settings, place), book, watcher or Watcher()).go(step)
+    context = _create_context(service, settings, base_model, path, with_optimizer=bool(saved))
+    run_directory.rewind(step)
+    return _Run(
+        settings, context, _recipe(settings, context), run_directory, watcher or TrainingCallback()
+    ).go(step)
 
 
 class _Run:
     """One run, from its first or a later step to the end."""
 
     def __init__(
-        self, settings: Settings, place: Place, recipe: Recipe, book: Notebook, watcher: Watcher
+        self,
+        settings: Settings,
+        context: RunContext,
+        recipe: Recipe,
+        run_directory: RunDirectory,
+        watcher: TrainingCallback,
     ) -> None:
-        self._settings, self._place, self._recipe = settings, place, recipe
-        self._book, self._watcher = book, watcher
+        self._settings, self._context, self._recipe = settings, context, recipe
+        self._directory, self._watcher = run_directory, watcher
         self._per_epoch = math.ceil(recipe.num_examples / settings.batch_size)
         self._total = settings.steps or self._per_epoch * settings.epochs
         self._pending: list[tuple[int, Callable[[], Metrics]]] = []
         self._submitted = 0
-        self._held = Held()
+        self._critical = CriticalSection()
 
-    def go(self, first: int) -> Report:
+    def go(self, first: int) -> TrainingReport:
         before = self._before(first)
         began = time.monotonic()
         if first == 0:
@@ -111,11 +124,11 @@ class _Run:
         self._submitted = first
         try:
             with Interrupts() as interrupts:
-                self._held = interrupts.held
+                self._critical = interrupts.critical
                 for step in range(first + 1, self._total + 1):
                     self._submit(step)
-                    self._collect(IN_FLIGHT - 1)
-                    self._between(step)
+                    self._collect(MAX_IN_FLIGHT - 1)
+                    self._evaluate_and_save(step)
                 self._collect(0)
         except KeyboardInterrupt:
             self._watcher.stopping(len(self._pending))
@@ -128,14 +141,14 @@ class _Run:
 
     def _submit(self, step: int) -> None:
         adam = self._adam(step)
-        batch = batch_of(self._recipe.num_examples, self._settings.batch_size, step, self._settings.seed)
+        batch = batch_indices(self._recipe.num_examples, self._settings.batch_size, step, self._settings.seed)
         work = self._recipe.prepare(batch, step)
-        with self._held:  # a pass without its step, or a step that is not counted, would be in what is saved
-            self._pending.append((step, _sent(self._place.training, work, adam)))
+        with self._critical:  # else a checkpoint could contain a pass without its step, or an uncounted step
+            self._pending.append((step, _submit_step(self._context.training, work, adam)))
             self._submitted = step
 
-    def _between(self, step: int) -> None:
-        """What happens after some steps: evaluation and checkpoints; the last ones come at the end."""
+    def _evaluate_and_save(self, step: int) -> None:
+        """Evaluates and saves a checkpoint after this step if due; the last ones follow in the report."""
         if step == self._total:
             return
         if step % (self._settings.eval_every or self._per_epoch) == 0:
@@ -146,29 +159,29 @@ class _Run:
             self._save(step, f"step-{step:06d}", self._settings.ttl_seconds)
 
     def _collect(self, leave: int) -> None:
-        """Waits for steps until at most ``leave`` are on their way."""
+        """Waits for steps until at most ``leave`` are in flight."""
         while len(self._pending) > leave:
             step, metrics = self._pending[0]
             found = metrics()
             for name, value in found.items():
                 if not math.isfinite(value):
                     raise ConfigError(
-                        f"{name} is {value} after step {step}; go on from an earlier checkpoint with a lower learning rate"
+                        f"{name} is {value} after step {step}; resume from an earlier checkpoint with a lower learning rate"
                     )
-            with self._held:  # noted once
-                self._book.add_step(step, dict(found))
+            with self._critical:  # recorded exactly once
+                self._directory.add_step(step, dict(found))
                 self._pending.pop(0)
             self._watcher.stepped(step, found)
 
     def _evaluate(self, step: int) -> None:
         found = self._recipe.evaluate()
         if found is not None:
-            self._book.add_step(step, {f"eval_{name}": value for name, value in found.items()})
+            self._directory.add_step(step, {f"eval_{name}": value for name, value in found.items()})
             self._watcher.evaluated(step, found)
 
     def _save(self, step: int, name: str, ttl_seconds: int | None = None) -> str:
-        path = self._place.training.save_state(name, ttl_seconds, overwrite=True).result().path
-        self._book.add_checkpoint(step, path)
+        path = self._context.training.save_state(name, ttl_seconds, overwrite=True).result().path
+        self._directory.add_checkpoint(step, path)
         self._watcher.saved(step, path)
         return path
 
@@ -185,34 +198,34 @@ class _Run:
         return types.AdamParams(learning_rate=rate)
 
     def _prompts(self) -> list[Messages | str]:
-        return [*self._settings.sample_prompts] or list(self._recipe.prompts[:SHOWN_PROMPTS])
+        return [*self._settings.sample_prompts] or list(self._recipe.prompts[:NUM_SHOWN_PROMPTS])
 
     def _before(self, first: int) -> Sequence[str]:
-        kept = self._book.before()
+        kept = self._directory.baseline()
         if first and kept is not None:
             return [str(answer) for answer in kept["answers"]]
-        place, settings = self._place, self._settings
+        context, settings = self._context, self._settings
         if settings.start_from is not None:
-            sampler = place.service.create_sampling_client(model_path=settings.start_from)
+            sampler = context.service.create_sampling_client(model_path=settings.start_from)
         else:
-            sampler = place.service.create_sampling_client(base_model=place.base_model)
-        answers = greedy(sampler, place.renderer, self._prompts(), settings.sample_tokens)
-        self._book.keep_before({"answers": answers})
+            sampler = context.service.create_sampling_client(base_model=context.base_model)
+        answers = sample_greedy(sampler, context.renderer, self._prompts(), settings.sample_tokens)
+        self._directory.save_baseline({"answers": answers})
         return answers
 
-    def _report(self, before: Sequence[str], seconds: float) -> Report:
-        self._book.rewind(self._total, evaluations=False)  # of a process that was killed while it reported
+    def _report(self, before: Sequence[str], seconds: float) -> TrainingReport:
+        self._directory.rewind(self._total, evaluations=False)  # drop those of a process killed at this point
         self._evaluate(self._total)
-        sampler = self._place.training.save_weights_and_get_sampling_client()
+        sampler = self._context.training.save_weights_and_get_sampling_client()
         prompts = self._prompts()
-        after = greedy(sampler, self._place.renderer, prompts, self._settings.sample_tokens)
+        after = sample_greedy(sampler, self._context.renderer, prompts, self._settings.sample_tokens)
         path = self._save(self._total, "final")
-        sampler_path = self._place.training.save_weights_for_sampler("final").result().path
-        report = Report(
+        sampler_path = self._context.training.save_weights_for_sampler("final").result().path
+        report = TrainingReport(
             recipe=self._settings.recipe,
-            base_model=self._place.base_model,
+            base_model=self._context.base_model,
             headline=self._recipe.headline,
-            metrics=self._book.steps(),
+            metrics=self._directory.steps(),
             samples=[
                 {"prompt": _shown(prompt), "before": old, "after": new}
                 for prompt, old, new in zip(prompts, before, after, strict=True)
@@ -221,14 +234,14 @@ class _Run:
             sampler_checkpoint=str(sampler_path),
             num_examples=self._recipe.num_examples,
             seconds=seconds,
-            output=self._book.directory,
+            output=self._directory.directory,
         )
         report.write()
         return report
 
 
-def _sent(training: TrainingClient, work: Work, adam: AdamParams) -> Callable[[], Metrics]:
-    """Sends a step on its way; what it returns waits for it and gives its metrics."""
+def _submit_step(training: TrainingClient, work: PreparedStep, adam: AdamParams) -> Callable[[], Metrics]:
+    """Submits a step; returns a function that waits for it and returns its metrics."""
     if not work.data:
         return lambda: work.metrics
     passed = training.forward_backward(work.data, work.loss_fn)
@@ -242,21 +255,21 @@ def _sent(training: TrainingClient, work: Work, adam: AdamParams) -> Callable[[]
     return metrics
 
 
-def batch_of(num_examples: int, batch_size: int, step: int, seed: int) -> list[int]:
-    """The places of the examples of a step (from 1), shuffled anew in every epoch; the last batch may be small.
+def batch_indices(num_examples: int, batch_size: int, step: int, seed: int) -> list[int]:
+    """Returns the indices of the examples of a step (from 1), shuffled in every epoch; the last batch may be smaller.
 
-    >>> [batch_of(3, 2, step, seed=0) for step in (1, 2)]
+    >>> [batch_indices(3, 2, step, seed=0) for step in (1, 2)]
     [[1, 0], [2]]
     """
     per_epoch = math.ceil(num_examples / batch_size)
-    epoch, place = divmod(step - 1, per_epoch)
+    epoch, index = divmod(step - 1, per_epoch)
     order = list(range(num_examples))
     random.Random(f"{seed}:{epoch}").shuffle(order)  # noqa: S311 -- repeatable on purpose
-    return order[place * batch_size : (place + 1) * batch_size]
+    return order[index * batch_size : (index + 1) * batch_size]
 
 
 def learning_rate(peak: float, step: int, total: int, schedule: str, warmup_steps: int) -> float:
-    """The rate of a step (from 1): up in a line while warming up, then as the schedule says.
+    """Returns the learning rate of a step (from 1): linear warm-up, then the schedule.
 
     >>> [round(learning_rate(1.0, step, 4, "linear", 0), 2) for step in (1, 2, 3, 4)]
     [1.0, 0.75, 0.5, 0.25]
@@ -274,13 +287,13 @@ def _base_model(service: ServiceClient, settings: Settings) -> str:
         info = service.create_rest_client().get_weights_info_by_tinker_path(settings.start_from).result()
         return info.base_model
     if settings.model is None:
-        raise ConfigError("which model? Give it with --model (model=…)")
+        raise ConfigError("no model is set; choose one with --model (model=…)")
     return settings.model
 
 
-def _place(
+def _create_context(
     service: ServiceClient, settings: Settings, base_model: str, path: str | None, *, with_optimizer: bool
-) -> Place:
+) -> RunContext:
     training: TrainingClient
     if path is None:
         training = service.create_lora_training_client(base_model, rank=settings.rank, seed=settings.seed)
@@ -288,22 +301,22 @@ def _place(
         training = service.create_training_client_from_state_with_optimizer(path)
     else:
         training = service.create_training_client_from_state(path)
-    return Place(service, training, Renderer(training.get_tokenizer(), settings.chat), base_model)
+    return RunContext(service, training, Renderer(training.get_tokenizer(), settings.chat), base_model)
 
 
-def _recipe(settings: Settings, place: Place) -> Recipe:
+def _recipe(settings: Settings, context: RunContext) -> Recipe:
     from tinkex.train.dpo import Dpo
     from tinkex.train.grpo import Grpo
     from tinkex.train.sft import Sft
 
     if isinstance(settings, SftSettings):
-        return Sft(settings, place)
+        return Sft(settings, context)
     if isinstance(settings, DpoSettings):
-        return Dpo(settings, place)
+        return Dpo(settings, context)
     if isinstance(settings, GrpoSettings):
-        return Grpo(settings, place)
+        return Grpo(settings, context)
     raise ConfigError(
-        f"no recipe takes {type(settings).__name__}; there are SftSettings, DpoSettings, GrpoSettings"
+        f"{type(settings).__name__} has no recipe; use SftSettings, DpoSettings or GrpoSettings"
     )
 
 
@@ -312,3 +325,12 @@ def _shown(prompt: Messages | str) -> str:
         return prompt
     last: Mapping[str, Any] = prompt[-1]
     return str(last["content"])
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Loads a name of 0.1, with a ``DeprecationWarning``."""
+        from tinkex._moved import load_renamed
+
+        return load_renamed(__name__, name)

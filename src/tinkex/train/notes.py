@@ -1,4 +1,4 @@
-"""What a look at the numbers and samples of a run says: signs that it went too far, or nowhere."""
+"""Diagnostics of a run's metrics and samples: signs of overfitting, or of no learning."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 __all__ = ["notes"]
 
-WORSE_BY = 0.1
-"""A tenth away from the best evaluation is more than noise."""
-LEAST_WORDS = 12
-"""Shorter answers say nothing about repetition."""
+MIN_REGRESSION = 0.1
+"""Relative distance from the best evaluation that is more than noise."""
+MIN_WORDS = 12
+"""Shorter answers are not checked for repetition."""
 
 
 def notes(
     headline: str, metrics: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, str]]
 ) -> list[str]:
-    """Sentences for the report, each with what to do; none where all looks well.
+    """Returns warnings for the report, each with advice; none if there is no problem.
 
     >>> lines = [{"step": 4, "eval_loss": 1.0}, {"step": 8, "eval_loss": 2.0}]
-    >>> notes("loss", lines, [])[0][:66]
-    'The loss on examples not trained on was best after step 4 (1.000) '
+    >>> notes("loss", lines, [])[0][:59]
+    'The loss on held-out examples was best after step 4 (1.000)'
     """
     found = [_past_its_best(headline, metrics), _chosen_lost(metrics), _nothing_to_learn(metrics)]
     return [note for note in [*found, _repeats(samples)] if note is not None]
@@ -34,11 +34,11 @@ def _past_its_best(headline: str, metrics: Sequence[Mapping[str, Any]]) -> str |
     sign = 1.0 if headline == "reward" else -1.0
     step, best = max(tried, key=lambda one: sign * one[1])
     last = tried[-1][1]
-    if sign * (best - last) <= WORSE_BY * max(abs(best), WORSE_BY):
+    if sign * (best - last) <= MIN_REGRESSION * max(abs(best), MIN_REGRESSION):
         return None
     return (
-        f"The {headline} on examples not trained on was best after step {step} ({best:.3f}) and is {last:.3f} at the "
-        f"end: train shorter (--steps {step}) or with a lower --learning-rate."
+        f"The {headline} on held-out examples was best after step {step} ({best:.3f}) and is {last:.3f} at the end: "
+        f"train for fewer steps (--steps {step}) or with a lower --learning-rate."
     )
 
 
@@ -47,8 +47,8 @@ def _chosen_lost(metrics: Sequence[Mapping[str, Any]]) -> str | None:
     if not shifts or shifts[-1] > -1.0:
         return None
     return (
-        f"The chosen answers have become less likely too (by {-shifts[-1]:.1f} nats): what the model says may be "
-        "neither of the two. Raise --sft-weight or --beta, or lower --learning-rate."
+        f"The chosen answers have become less likely too (by {-shifts[-1]:.1f} nats): the model may produce neither of "
+        "the two. Raise --sft-weight or --beta, or lower --learning-rate."
     )
 
 
@@ -57,8 +57,8 @@ def _nothing_to_learn(metrics: Sequence[Mapping[str, Any]]) -> str | None:
     if not used or max(used) > 0:
         return None
     return (
-        "All answers to a prompt always had the same reward, so nothing was learned: choose a reward that some "
-        "answers get and others do not, or raise --group-size."
+        "All answers to a prompt always had the same reward, so nothing was learned: choose a reward that differs "
+        "between answers, or raise --group-size."
     )
 
 
@@ -66,17 +66,17 @@ def _repeats(samples: Sequence[Mapping[str, str]]) -> str | None:
     worse = [one for one in samples if _is_loop(one["after"]) and not _is_loop(one["before"])]
     if not worse:
         return None
-    return "After training an answer repeats itself, as it did not before: lower --learning-rate, or train shorter."
+    return "After training an answer repeats itself, unlike before: lower --learning-rate, or train for fewer steps."
 
 
 def _is_loop(text: str) -> bool:
-    """Whether most of a text has been said in it before.
+    """Returns whether most of a text is repetition.
 
     >>> _is_loop("the cat sat on the mat " * 4), _is_loop("a fine short answer")
     (True, False)
     """
     words = text.split()
-    if len(words) < LEAST_WORDS:
+    if len(words) < MIN_WORDS:
         return False
     triples = list(zip(words, words[1:], words[2:], strict=False))
     return len(set(triples)) < len(triples) / 2

@@ -1,4 +1,4 @@
-"""What a recipe is, and what the loop needs of it."""
+"""The interface between recipes and the training loop."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from tinkex.train.rendering import Renderer
     from tinkex.types import Datum, LossFnType
 
-__all__ = ["Metrics", "Place", "Recipe", "Work", "greedy"]
+__all__ = ["Metrics", "PreparedStep", "Recipe", "RunContext", "sample_greedy"]
 
 Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a recipe works: the clients of a run and how texts become tokens."""
+class RunContext:
+    """The clients, renderer and base model of a run."""
 
     service: ServiceClient
     training: TrainingClient
@@ -31,44 +31,44 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Work:
-    """One step, ready to be sent: a pass over the data and a step of the optimizer; without data there is neither."""
+class PreparedStep:
+    """One step, ready to submit: a pass over the data and an optimizer step; without data, neither is submitted."""
 
     data: Sequence[Datum]
     loss_fn: LossFnType
     metrics: Metrics
-    """What is known before the step; ``loss`` is the sum over the data where it is not given here."""
+    """Metrics known before the step; without ``loss`` here, it is the sum over the data."""
 
 
 class Recipe(Protocol):
-    """One way to train; made once the model's tokenizer is known."""
+    """A training method; created after the model's tokenizer is loaded."""
 
     headline: str
-    """The metric that is plotted and shown live."""
+    """The metric of the plot and the progress line."""
 
     @property
     def num_examples(self) -> int:
-        """How many examples there are to train on."""
+        """The number of training examples."""
         ...
 
     @property
     def prompts(self) -> Sequence[Messages | str]:
-        """Prompts that show what the model has learned."""
+        """Prompts for the samples before and after training."""
         ...
 
-    def prepare(self, batch: Sequence[int], step: int) -> Work:
-        """Finds out what one step trains on. It may ask the server, and may be stopped at any point."""
+    def prepare(self, batch: Sequence[int], step: int) -> PreparedStep:
+        """Prepares the data of one step. It may call the server, and may be interrupted at any point."""
         ...
 
     def evaluate(self) -> Metrics | None:
-        """How the model does on the examples it is not trained on; None where there are none."""
+        """Evaluates the model on held-out examples; returns None if there are none."""
         ...
 
 
-def greedy(
+def sample_greedy(
     sampler: SamplingClient, renderer: Renderer, prompts: Sequence[Messages | str], max_tokens: int
 ) -> list[str]:
-    """The likeliest answer to each prompt."""
+    """Returns the greedy answer to each prompt."""
     from tinkex import types
 
     params = types.SamplingParams(max_tokens=max_tokens, temperature=0.0)

@@ -1,4 +1,4 @@
-"""From texts and chats to tokens: which a model reads, and which it learns."""
+"""Renders texts and chats as tokens, with the loss mask of each token."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from tinkex.tokenizers import Tokenizer
     from tinkex.types import Datum
 
-__all__ = ["Renderer", "Tokens"]
+__all__ = ["Renderer", "TokenizedExample"]
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """A text as tokens, each with whether it is learned."""
+class TokenizedExample:
+    """A text as tokens, with a loss mask."""
 
     ids: list[int]
     learned: list[bool]
 
     @property
     def num_learned(self) -> int:
-        """How many tokens are learned."""
+        """The number of tokens with a loss."""
         return sum(self.learned)
 
     def datum(self, weight: float = 1.0) -> Datum:
-        """What a server trains on: every token but the last is read, and the next one learned with this weight."""
+        """Returns the training datum: inputs without the last token, targets shifted by one, with this weight."""
         from tinkex import types
 
         return types.Datum(
@@ -40,45 +40,45 @@ class Tokens:
             },
         )
 
-    def cut(self, max_length: int) -> Tokens:
-        """The first so many tokens."""
-        return Tokens(self.ids[:max_length], self.learned[:max_length])
+    def cut(self, max_length: int) -> TokenizedExample:
+        """Truncates to ``max_length`` tokens."""
+        return TokenizedExample(self.ids[:max_length], self.learned[:max_length])
 
 
 class Renderer:
-    """Turns prompts and answers into tokens, by the model's chat template or as they are.
+    """Renders prompts and answers as tokens, with the model's chat template or as plain text.
 
-    Prompts are encoded by themselves, as they are when the model is sampled, so that an answer is learned after exactly
-    the tokens it will follow.
+    Prompts are encoded separately, as in sampling, so that an answer is trained after exactly the tokens that precede
+    it in sampling.
     """
 
     def __init__(self, tokenizer: Tokenizer, chat: bool | None = None) -> None:
         self.tokenizer = tokenizer
         has_template = getattr(tokenizer, "chat_template", None) is not None
         if chat and not has_template:
-            raise ConfigError("this model has no chat template; leave out --chat (chat=True)")
+            raise ConfigError("this model has no chat template; remove --chat (chat=True)")
         self.chat = has_template if chat is None else chat
         eos = getattr(tokenizer, "eos_token", None)
         self._eos = eos if isinstance(eos, str) else ""
 
     def prompt(self, asked: Messages | str) -> list[int]:
-        """The tokens a model continues with its answer."""
+        """Returns the tokens of a prompt, up to the start of the answer."""
         if isinstance(asked, str) and not self.chat:
             return self._encode(asked, special=True)
         return self._encode(self._template(self._messages(asked), prompt=True))
 
-    def pair(self, asked: Messages | str, answer: str) -> Tokens:
-        """A prompt and its answer, which is learned up to the token that ends it."""
+    def pair(self, asked: Messages | str, answer: str) -> TokenizedExample:
+        """Returns a prompt and its answer; the answer has a loss, up to its end token."""
         prompt = self.prompt(asked)
         if isinstance(asked, str) and not self.chat:
             end = self.tokenizer.eos_token_id
             reply = [*self._encode(answer), *([] if end is None else [end])]
         else:
             reply = self._encode(self._answer_text(self._messages(asked), answer))
-        return Tokens(prompt + reply, [False] * len(prompt) + [True] * len(reply))
+        return TokenizedExample(prompt + reply, [False] * len(prompt) + [True] * len(reply))
 
-    def all_answers(self, messages: Messages) -> Tokens:
-        """A whole chat; every message of the assistant is learned."""
+    def all_answers(self, messages: Messages) -> TokenizedExample:
+        """Returns a whole chat; every assistant message has a loss."""
         ids: list[int] = []
         learned: list[bool] = []
         done = ""
@@ -89,8 +89,8 @@ class Renderer:
             after = self._template(messages[: place + 1], prompt=False)
             if not (before.startswith(done) and after.startswith(before)):
                 raise ConfigError(
-                    "this model's chat template writes earlier turns differently once later ones follow, so they cannot "
-                    "be learned together; train on the last answer only (--train-on last)"
+                    "this model's chat template renders earlier turns differently when later ones follow, so they cannot "
+                    "be trained together; train on the last answer only (--train-on last)"
                 )
             answer = self._up_to_end(after[len(before) :])
             for text, is_answer in ((before[len(done) :], False), (answer, True)):
@@ -98,14 +98,14 @@ class Renderer:
                 ids += tokens
                 learned += [is_answer] * len(tokens)
             done = before + answer
-        return Tokens(ids, learned)
+        return TokenizedExample(ids, learned)
 
     def _messages(self, asked: Messages | str) -> Messages:
         if isinstance(asked, str):
             return [{"role": "user", "content": asked}]
         if not self.chat:
             raise ConfigError(
-                "the data holds chats, and this model has no chat template; give texts, or another model"
+                "the data contains chats, but this model has no chat template; use plain text, or another model"
             )
         return asked
 
@@ -115,26 +115,28 @@ class Renderer:
                 messages, add_generation_prompt=prompt, tokenize=False
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"the model's chat template refuses a chat: {error}") from error
+            raise ConfigError(f"the model's chat template rejects a chat: {error}") from error
         return str(text)
 
     def _answer_text(self, asked: Messages, answer: str) -> str:
         before = self._template(asked, prompt=True)
         whole = self._template([*asked, {"role": "assistant", "content": answer}], prompt=False)
-        # Some templates rewrite the prompt once it is answered; the answer itself is then written by hand.
+        # Some templates render the prompt differently once it is answered; then the answer is appended directly.
         return self._up_to_end(whole[len(before) :]) if whole.startswith(before) else answer + self._eos
 
     def _up_to_end(self, text: str) -> str:
-        """Without what a template puts after the end token: a model is stopped there and never reads it."""
+        """Truncates after the end token: sampling stops there, so the model never sees what follows."""
         return text[: text.rindex(self._eos) + len(self._eos)] if self._eos and self._eos in text else text
 
     def _encode(self, text: str, *, special: bool = False) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=special))
 
 
-def fitting(rendered: Sequence[tuple[str, Tokens]], max_length: int, too_long: str) -> list[Tokens]:
-    """The examples that fit, and as ``too_long`` says an error, nothing, or the beginning of the others."""
-    kept: list[Tokens] = []
+def filter_by_length(
+    rendered: Sequence[tuple[str, TokenizedExample]], max_length: int, too_long: str
+) -> list[TokenizedExample]:
+    """Returns the examples within ``max_length``; longer ones raise an error, are skipped or cut, by ``too_long``."""
+    kept: list[TokenizedExample] = []
     long: list[tuple[str, int]] = []
     for where, tokens in rendered:
         if len(tokens.ids) <= max_length:
@@ -147,9 +149,9 @@ def fitting(rendered: Sequence[tuple[str, Tokens]], max_length: int, too_long: s
         where, length = long[0]
         lines = "line" if len(long) == 1 else "lines"
         raise ConfigError(
-            f"{where}: {length} tokens, and at most {max_length} are taken ({len(long)} such {lines}). "
-            "Allow more with --max-length, or say --too-long skip or cut."
+            f"{where}: {length} tokens exceed the limit of {max_length} ({len(long)} such {lines}). "
+            "Raise --max-length, or use --too-long skip or cut."
         )
     if not kept:
-        raise ConfigError(f"every example has more than {max_length} tokens; allow more with --max-length")
+        raise ConfigError(f"every example has more than {max_length} tokens; raise --max-length")
     return kept

@@ -1,4 +1,4 @@
-"""What a run did: curves, samples before and after, and where the result lies."""
+"""The report of a run: curves, samples before and after, and the path of the result."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tinkex.observability.terminal import text_plot
 from tinkex.train.notes import notes
 
-__all__ = ["Report"]
+__all__ = ["TrainingReport"]
 
-SHOWN_EVALUATIONS = 6
+NUM_SHOWN_EVALUATIONS = 6
 
 
 @dataclass(frozen=True)
-class Report:
-    """The end of a run. ``text`` is for people, ``as_json()`` for programs."""
+class TrainingReport:
+    """The report of a run: ``text`` for people, ``as_json()`` for programs."""
 
     recipe: str
     base_model: str
@@ -44,7 +44,7 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        """What the numbers and samples warn of, each with what to do."""
+        """Warnings from the metrics and samples, each with advice."""
         return notes(self.headline, self.metrics, self.samples)
 
     @property
@@ -59,7 +59,7 @@ class Report:
         ]
         if self.evaluations:
             shown = ", ".join(f"{value:.3f} after step {step}" for step, value in _some(self.evaluations))
-            lines += ["", f"{self.headline} on examples not trained on: {shown}"]
+            lines += ["", f"{self.headline} on held-out examples: {shown}"]
         for sample in self.samples:
             lines += ["", f"Prompt   {_one_line(sample['prompt'])}"]
             lines += [f"Before   {_one_line(sample['before'])}", f"After    {_one_line(sample['after'])}"]
@@ -73,7 +73,7 @@ class Report:
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
-        """The report as plain values."""
+        """Returns the report as plain values, for JSON."""
         return {
             "recipe": self.recipe,
             "base_model": self.base_model,
@@ -90,8 +90,8 @@ class Report:
         }
 
     @classmethod
-    def read(cls, directory: Path) -> Report | None:
-        """The report of a run that is complete; None for any other."""
+    def read(cls, directory: Path) -> TrainingReport | None:
+        """Reads the report of a complete run; returns None if there is none."""
         try:
             kept = json.loads((directory / "report.json").read_text(encoding="utf-8"))
             named = {field.name: kept[field.name] for field in fields(cls) if field.name != "output"}
@@ -100,7 +100,7 @@ class Report:
         return cls(**named, output=directory)
 
     def write(self) -> None:
-        """Writes ``report.txt`` and ``report.json``, and ``curve.png`` where matplotlib is installed."""
+        """Writes ``report.txt`` and ``report.json``, and ``curve.png`` if matplotlib is installed."""
         (self.output / "report.txt").write_text(self.text + "\n", encoding="utf-8")
         content = json.dumps(self.as_json(), indent=2, ensure_ascii=False)
         (self.output / "report.json").write_text(content + "\n", encoding="utf-8")
@@ -124,15 +124,16 @@ class Report:
 
 
 def _some(evaluations: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
-    """As many as fit a line: the first, some on the way, and the last.
+    """Returns as many as fit on a line: the first, some in between, and the last.
 
     >>> [step for step, _ in _some([(step, 0.0) for step in range(0, 101, 10)])]
     [0, 20, 40, 60, 80, 100]
     """
-    if len(evaluations) <= SHOWN_EVALUATIONS:
+    if len(evaluations) <= NUM_SHOWN_EVALUATIONS:
         return evaluations
     places = [
-        round(place * (len(evaluations) - 1) / (SHOWN_EVALUATIONS - 1)) for place in range(SHOWN_EVALUATIONS)
+        round(place * (len(evaluations) - 1) / (NUM_SHOWN_EVALUATIONS - 1))
+        for place in range(NUM_SHOWN_EVALUATIONS)
     ]
     return [evaluations[place] for place in places]
 
@@ -140,3 +141,12 @@ def _some(evaluations: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float
 def _one_line(text: str) -> str:
     words = " ".join(text.split())
     return words if len(words) <= 200 else words[:199] + "…"
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Loads a name of 0.1, with a ``DeprecationWarning``."""
+        from tinkex._moved import load_renamed
+
+        return load_renamed(__name__, name)

@@ -1,4 +1,4 @@
-"""What a training run can be told; checked where it is made, and kept with the run."""
+"""The settings of a training run: validated at construction, and stored with the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATHS = frozenset({"data", "output", "eval_data"})
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What all recipes share. The defaults suit a model of about 100 million parameters on a laptop."""
+    """The settings of all recipes. The defaults suit a model of about 100 million parameters on a laptop."""
 
     recipe: ClassVar[str] = ""
 
@@ -28,7 +28,7 @@ class Settings:
     model: str | None = None
     """Base model; None: the server's only one, or the small one for laptops."""
     start_from: str | None = None
-    """A checkpoint to start from instead of a fresh adapter."""
+    """A checkpoint to start from instead of a new adapter."""
     rank: int = 16
     learning_rate: float = 1e-3
     schedule: Schedule = "linear"
@@ -36,21 +36,21 @@ class Settings:
     batch_size: int = 4
     epochs: int = 3
     steps: int | None = None
-    """How many steps in all; None: as many as the epochs take."""
+    """Total number of steps; None: as many as the epochs take."""
     max_length: int = 1024
-    """Most tokens of one example."""
+    """Maximum number of tokens of one example."""
     too_long: TooLong = "error"
     chat: bool | None = None
-    """Whether plain texts are sent as chat messages; None: where the model has a chat template."""
+    """Whether plain text is sent as chat messages; None: if the model has a chat template."""
     eval_data: Path | None = None
     eval_fraction: float = 0.1
-    """Part of the data that is only evaluated on, if there is no ``eval_data``."""
+    """Fraction of the data that is held out for evaluation, if there is no ``eval_data``."""
     eval_every: int | None = None
     """Steps between evaluations; None: after every epoch."""
     save_every: int | None = None
     """Steps between checkpoints; None: only at the end (and when interrupted)."""
     ttl_seconds: int | None = None
-    """How long checkpoints on the way are kept; the final ones are kept for good."""
+    """Time to live of intermediate checkpoints; the final ones do not expire."""
     seed: int = 0
     sample_prompts: tuple[str, ...] = ()
     """Prompts sampled before and after; empty: the first ones of the data."""
@@ -69,19 +69,19 @@ class Settings:
                 _at_least(self, name, 1)
         _at_least(self, "warmup_steps", 0)
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise ConfigError(f"learning_rate is a positive number, got {self.learning_rate}")
+            raise ConfigError(f"learning_rate must be a positive number, got {self.learning_rate}")
         if not 0 <= self.eval_fraction < 1:
-            raise ConfigError(f"eval_fraction is at least 0 and below 1, got {self.eval_fraction}")
+            raise ConfigError(f"eval_fraction must be at least 0 and below 1, got {self.eval_fraction}")
 
     def as_json(self) -> dict[str, Any]:
-        """The settings as plain values, to be kept in a file."""
+        """Returns the settings as plain values, for JSON."""
         plain = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(self).items()}
         return {"recipe": self.recipe, **plain}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SftSettings(Settings):
-    """Supervised training: the model learns to give the answers in the data.
+    """Supervised fine-tuning: the model is trained on the answers in the data.
 
     >>> SftSettings(data=Path("chats.jsonl"), output=Path("run")).learning_rate
     0.001
@@ -90,12 +90,12 @@ class SftSettings(Settings):
     recipe: ClassVar[str] = "sft"
 
     train_on: Literal["last", "all"] = "last"
-    """Which of the assistant's messages are learned."""
+    """The assistant messages to train on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DpoSettings(Settings):
-    """Training by preferences: the chosen answer becomes likelier than the rejected one.
+    """Direct preference optimization: the chosen answer becomes more likely than the rejected one.
 
     >>> DpoSettings(data=Path("pairs.jsonl"), output=Path("run")).beta
     0.1
@@ -105,21 +105,21 @@ class DpoSettings(Settings):
 
     learning_rate: float = 2e-4
     beta: float = 0.1
-    """How far the model may move from where it starts: the smaller, the farther."""
+    """Strength of the penalty on moving away from the reference model."""
     sft_weight: float = 1.0
-    """Weight of the cross-entropy per token of the chosen answers, which keeps them from becoming unlikely too."""
+    """Weight of the cross-entropy per token of the chosen answers, which keeps their likelihood from falling too."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (math.isfinite(self.beta) and self.beta > 0):
-            raise ConfigError(f"beta is a positive number, got {self.beta}")
+            raise ConfigError(f"beta must be a positive number, got {self.beta}")
         if not (math.isfinite(self.sft_weight) and self.sft_weight >= 0):
-            raise ConfigError(f"sft_weight is at least 0, got {self.sft_weight}")
+            raise ConfigError(f"sft_weight must be at least 0, got {self.sft_weight}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GrpoSettings(Settings):
-    """Training by rewards: of several answers to a prompt, those better than their group become likelier.
+    """Group-relative policy optimization: of several answers to a prompt, those above the group's mean become more likely.
 
     >>> GrpoSettings(data=Path("prompts.jsonl"), output=Path("run"), reward_regex="42").group_size
     8
@@ -132,10 +132,10 @@ class GrpoSettings(Settings):
     reward: str | None = None
     """``file.py:function``, called with any of ``prompt``, ``completion`` and ``example`` by name."""
     reward_regex: str | None = None
-    """A pattern: an answer in which it is found is worth 1, any other 0."""
+    """A regular expression: an answer that contains a match gets reward 1, any other 0."""
     group_size: int = 8
     max_tokens: int = 64
-    """Most tokens of one answer."""
+    """Maximum number of tokens of one answer."""
     loss: Literal["importance_sampling", "ppo", "cispo"] = "importance_sampling"
     normalize_advantages: bool = True
     """Whether a group's advantages are divided by their standard deviation."""
@@ -145,7 +145,7 @@ class GrpoSettings(Settings):
         _at_least(self, "group_size", 2)
         _at_least(self, "max_tokens", 1)
         if (self.reward is None) == (self.reward_regex is None):
-            raise ConfigError("a reward is needed: give either reward='file.py:function' or reward_regex")
+            raise ConfigError("set exactly one of reward='file.py:function' and reward_regex")
 
 
 RECIPES: Mapping[str, type[Settings]] = {
@@ -154,7 +154,7 @@ RECIPES: Mapping[str, type[Settings]] = {
 
 
 def settings_from(plain: Mapping[str, Any]) -> Settings:
-    """The settings that :meth:`Settings.as_json` made these values of.
+    """Builds settings from the values of :meth:`Settings.as_json`.
 
     >>> kept = SftSettings(data=Path("a.jsonl"), output=Path("run")).as_json()
     >>> settings_from(kept).data.name
@@ -165,7 +165,7 @@ def settings_from(plain: Mapping[str, Any]) -> Settings:
     return kind(**{name: value for name, value in plain.items() if name in names})
 
 
-def _at_least(settings: Settings, name: str, least: int) -> None:
+def _at_least(settings: Settings, name: str, minimum: int) -> None:
     value = getattr(settings, name)
-    if value < least:
-        raise ConfigError(f"{name} is at least {least}, got {value}")
+    if value < minimum:
+        raise ConfigError(f"{name} must be at least {minimum}, got {value}")

@@ -1,4 +1,4 @@
-"""The values users build, read and send; same names and fields as the official SDK's ``tinker.types``."""
+"""Value types of requests and responses, with the names and fields of the official SDK's ``tinker.types``."""
 
 import sys
 from typing import TYPE_CHECKING

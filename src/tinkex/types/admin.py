@@ -1,4 +1,4 @@
-"""What administrators read: the audit log, usage that was billed, and storage that will be."""
+"""Administration: the audit log, billed usage, and current storage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class AuditLogEntry(Value, frozen=True, kw_only=True):
-    """One thing that somebody did."""
+    """One audited action."""
 
     timestamp: datetime
     event: str
@@ -46,7 +46,7 @@ class AuditLogResponse(Value, frozen=True, kw_only=True):
 
 
 class TrainingBillingEvent(Value, frozen=True, kw_only=True, tag_field="type", tag="training"):
-    """Tokens that were trained on."""
+    """Tokens of training data."""
 
     type: ClassVar[Literal["training"]] = "training"
     token_count: int
@@ -61,21 +61,21 @@ class SamplingPrefillBillingEvent(Value, frozen=True, kw_only=True, tag_field="t
 
 
 class SamplingSampleBillingEvent(Value, frozen=True, kw_only=True, tag_field="type", tag="sampling_sample"):
-    """Tokens that were sampled."""
+    """Sampled tokens."""
 
     type: ClassVar[Literal["sampling_sample"]] = "sampling_sample"
     token_count: int
 
 
 class CheckpointBillingEvent(Value, frozen=True, kw_only=True, tag_field="type", tag="checkpoint"):
-    """Checkpoints that were saved."""
+    """Saved checkpoints."""
 
     type: ClassVar[Literal["checkpoint"]] = "checkpoint"
     count: int
 
 
 class StorageBillingEvent(Value, frozen=True, kw_only=True, tag_field="type", tag="storage"):
-    """Checkpoints that were kept."""
+    """Storage of checkpoints."""
 
     type: ClassVar[Literal["storage"]] = "storage"
     gigabyte_hours: float
@@ -91,7 +91,7 @@ BillingEventInfo: TypeAlias = (
 
 
 class BillingUsageEvent(Value, frozen=True, kw_only=True):
-    """Usage of one kind in one hour, and whose it was."""
+    """Usage of one kind in one hour, by one user."""
 
     bucket_start: datetime
     bucket_end: datetime
@@ -107,13 +107,13 @@ class BillingUsageEvent(Value, frozen=True, kw_only=True):
 
 
 class BillingUsageSession(Value, frozen=True, kw_only=True):
-    """What a user attached to a session that was billed."""
+    """The user metadata of a billed session."""
 
     user_metadata: dict[str, str] | None = None
 
 
 class BillingUsageResponse(Value, frozen=True, kw_only=True):
-    """Usage in a window of time; sessions are described once, by id."""
+    """Usage in a time window, with the metadata of its sessions by id."""
 
     data: list[BillingUsageEvent]
     sessions: dict[str, BillingUsageSession] = msgspec.field(default_factory=dict)
@@ -121,7 +121,7 @@ class BillingUsageResponse(Value, frozen=True, kw_only=True):
 
 
 class GetBillingUsageRequest(Options, frozen=True, kw_only=True):
-    """The window: from ``starting_on``, up to but not including ``ending_before``."""
+    """The time window: from ``starting_on``, up to but not including ``ending_before``."""
 
     starting_on: datetime
     ending_before: datetime
@@ -134,7 +134,7 @@ class GetCurrentCheckpointStorageUsageRequest(Options, frozen=True, kw_only=True
 
 
 class CurrentCheckpointStorageUsageItem(Value, frozen=True, kw_only=True):
-    """What one user keeps in one project."""
+    """The storage of one user in one project."""
 
     project_id: str | None = None
     org_user_urn: str | None = None
@@ -147,7 +147,7 @@ class CurrentCheckpointStorageUsageItem(Value, frozen=True, kw_only=True):
 
 
 class CurrentCheckpointStorageUsageResponse(Value, frozen=True, kw_only=True):
-    """What everybody keeps, and at which rate."""
+    """The storage of all users, and its rate."""
 
     effective_rate_usd_per_gigabyte_month: float | None = None
     data: list[CurrentCheckpointStorageUsageItem]

@@ -1,4 +1,4 @@
-"""Files that lie on a server: images that prompts can point to."""
+"""Files on a server: images that prompts can refer to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Asset(Value, frozen=True, kw_only=True):
 
     asset_id: str
     location: str
-    """What an image chunk points with."""
+    """The ``location`` of an image chunk."""
     name: str
     format: ImageFormat
     size_bytes: int
@@ -33,14 +33,14 @@ class Asset(Value, frozen=True, kw_only=True):
     expires_at: datetime
 
     def chunk(self, expected_tokens: int | None = None) -> ImageAssetPointerChunk:
-        """The image as a part of a prompt, without its bytes."""
+        """Returns a chunk that refers to the image, without its bytes."""
         return ImageAssetPointerChunk(
             location=self.location, format=self.format, expected_tokens=expected_tokens
         )
 
 
 class AssetsResponse(Value, frozen=True, kw_only=True):
-    """What an upload made, in the order of its files."""
+    """The assets of an upload, in the order of its files."""
 
     assets: list[Asset]
 

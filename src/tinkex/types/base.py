@@ -1,4 +1,4 @@
-"""What every JSON value type shares: frozen, keyword-only, and the pydantic methods programs call."""
+"""The base classes of JSON value types: frozen, keyword-only, with the common pydantic methods."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, ClassVar, Self
 
 import msgspec
 
-from tinkex.types.settling import settle
+from tinkex.types.coercion import coerce
 
 __all__ = ["Options", "Value"]
 
 
 class Field:
-    """What a value type says about one field."""
+    """One field of a value type, as pydantic's ``FieldInfo``."""
 
     def __init__(self, info: msgspec.structs.FieldInfo) -> None:
         self.annotation = info.type
@@ -22,11 +22,11 @@ class Field:
         self._required = info.required
 
     def is_required(self) -> bool:
-        """Whether the field must be given."""
+        """Returns whether the field is required."""
         return self._required
 
     def get_default(self, *, call_default_factory: bool = False) -> Any:
-        """The value of the field where none is given."""
+        """Returns the default value of the field."""
         if self.default_factory is not None:
             return self.default_factory() if call_default_factory else None
         return self.default
@@ -45,15 +45,15 @@ class Fields:
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):
-    """A frozen, keyword-only value that crosses the wire as JSON."""
+    """A frozen, keyword-only value that is encoded as JSON on the wire."""
 
     model_fields: ClassVar[Fields] = Fields()
 
     def __post_init__(self) -> None:
-        settle(self)
+        coerce(self)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """The fields with their values, so that ``dict(value)`` is one level of it.
+        """Yields names and values of the fields, so that ``dict(value)`` is a shallow dump.
 
         >>> from tinkex.types import HealthResponse
         >>> dict(HealthResponse(status="ok"))
@@ -62,7 +62,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
         return ((name, getattr(self, name)) for name in self.__struct_fields__)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with some fields changed.
+        """Returns a copy with some fields changed.
 
         >>> from tinkex.types import AdamParams
         >>> AdamParams().model_copy(update={"learning_rate": 0.5}).learning_rate
@@ -84,9 +84,9 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
         exclude_none: bool = False,
         by_alias: bool | None = None,
     ) -> dict[str, Any]:
-        """The value as a plain dictionary; ``mode="json"`` turns times into text as well.
+        """Returns the value as a plain dictionary; ``mode="json"`` converts times to strings as well.
 
-        Fields have no aliases, so ``by_alias`` changes nothing.
+        Fields have no aliases, so ``by_alias`` has no effect.
 
         >>> from tinkex.types import LoraConfig
         >>> LoraConfig(rank=8).model_dump(exclude={"train_mlp", "train_attn"}, exclude_none=True)
@@ -112,7 +112,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
         exclude_none: bool = False,
         by_alias: bool | None = None,
     ) -> str:
-        """The value as JSON text.
+        """Returns the value as JSON.
 
         >>> from tinkex.types import HealthResponse
         >>> HealthResponse(status="ok").model_dump_json()
@@ -131,7 +131,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def model_validate(cls, obj: Any) -> Self:
-        """Builds the value from a mapping (or returns one that already is it).
+        """Builds the value from a mapping; an instance is returned as it is.
 
         >>> from tinkex.types import AdamParams
         >>> AdamParams.model_validate({"learning_rate": 0.01}).beta1
@@ -143,7 +143,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray) -> Self:
-        """Builds the value from JSON text.
+        """Builds the value from JSON.
 
         >>> from tinkex.types import HealthResponse
         >>> HealthResponse.model_validate_json('{"status": "ok"}').status
@@ -156,27 +156,27 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def model_construct(cls, _fields_set: Collection[str] | None = None, **values: Any) -> Self:
-        """The value of these fields; they are checked here too, since checking costs next to nothing.
+        """Builds the value from these fields; unlike pydantic it validates them, which is cheap.
 
         >>> from tinkex.types import HealthResponse
         >>> HealthResponse.model_construct(status="ok").status
         'ok'
         """
-        del _fields_set  # which fields were given is not kept
+        del _fields_set  # not recorded
         return cls(**values)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
-        """Lets values be fields of a user's pydantic models, as the official ones can."""
+        """Supports values as fields of pydantic models, like the official types."""
         return pydantic_field(cls)
 
 
 class Options(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A value whose every field changes what happens: a field we do not know is refused, not dropped."""
+    """A value whose fields are all honoured: an unknown field is rejected, not ignored."""
 
 
 def pydantic_field(kind: Any) -> Any:
-    """How pydantic reads and writes one of our values; pydantic is imported only where it asks."""
+    """Returns the pydantic schema of a value type; pydantic is imported only when it calls this."""
     from pydantic_core import core_schema
 
     def dump(value: Any, info: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Saved weights: paths, requests to save and load, and what is known about a checkpoint."""
+"""Checkpoints: paths, requests to save and load, and descriptions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ KINDS: dict[str, CheckpointType] = {
 
 
 class Cursor(Value, frozen=True, kw_only=True):
-    """Where a page of a listing lies."""
+    """The position of a page in a listing."""
 
     offset: int
     limit: int
@@ -63,7 +63,7 @@ class ParsedCheckpointTinkerPath(Value, frozen=True, kw_only=True):
 
     @classmethod
     def from_tinker_path(cls, tinker_path: str) -> ParsedCheckpointTinkerPath:
-        """Takes a path apart, or raises ``ValueError`` that shows the right form.
+        """Parses a path; raises ``ValueError`` that shows the expected form.
 
         >>> ParsedCheckpointTinkerPath.from_tinker_path("tinker://run-7/weights/0010").checkpoint_id
         'weights/0010'
@@ -73,7 +73,7 @@ class ParsedCheckpointTinkerPath(Value, frozen=True, kw_only=True):
         if not tinker_path.startswith(scheme) or len(parts) != 3 or not all(parts) or parts[1] not in KINDS:
             raise ValueError(
                 f"{tinker_path!r} is not a checkpoint path; "
-                "they look like tinker://<run>/weights/<name> or tinker://<run>/sampler_weights/<name>"
+                "use tinker://<run>/weights/<name> or tinker://<run>/sampler_weights/<name>"
             )
         run, kind, name = parts
         return cls(
@@ -97,18 +97,18 @@ class SaveWeightsRequest(Options, frozen=True, kw_only=True):
 
 
 class SaveWeightsResponse(Value, frozen=True, kw_only=True):
-    """Where the checkpoint is."""
+    """The path of the checkpoint."""
 
     path: str
     type: Literal["save_weights"] | None = None
 
     def get_console_url(self) -> str:
-        """The page of this checkpoint on the hosted service."""
+        """Returns the URL of this checkpoint's page on the hosted service."""
         return console_url(self.path)
 
 
 class SaveWeightsForSamplerRequest(Options, frozen=True, kw_only=True):
-    """Saves weights for sampling: under a name, or unnamed as a sampler of its own."""
+    """Saves weights for sampling: under a name, or unnamed as a new sampler."""
 
     model_id: str
     path: str | None = None
@@ -127,16 +127,16 @@ class SaveWeightsForSamplerResponse(Value, frozen=True, kw_only=True):
     type: Literal["save_weights_for_sampler"] | None = None
 
     def get_console_url(self) -> str:
-        """The page of this checkpoint on the hosted service; an unnamed save has none."""
+        """Returns the URL of this checkpoint's page on the hosted service; raises ``ValueError`` for an unnamed save."""
         return console_url(self._named())
 
     def get_playground_url(self) -> str:
-        """The page of the hosted service where this checkpoint can be tried out; an unnamed save has none."""
+        """Returns the URL of the hosted service's playground for this checkpoint; raises ``ValueError`` for an unnamed save."""
         return f"{CONSOLE}/playground?mode=checkpoint&checkpoint={quote(self._named(), safe='')}"
 
     def _named(self) -> str:
         if self.path is None:
-            raise ValueError("these weights were saved without a name, so there is no page for them")
+            raise ValueError("these weights were saved without a name, so they have no page")
         return self.path
 
 
@@ -152,7 +152,7 @@ class SaveWeightsExternalRequest(Options, frozen=True, kw_only=True):
 
 
 class SaveWeightsExternalResponse(Value, frozen=True, kw_only=True):
-    """Where the exported checkpoint is."""
+    """The path of the exported checkpoint."""
 
     path: str | None = None
     size_bytes: int | None = None
@@ -160,7 +160,7 @@ class SaveWeightsExternalResponse(Value, frozen=True, kw_only=True):
 
 
 class LoadWeightsRequest(Options, frozen=True, kw_only=True):
-    """Loads a checkpoint into a run, or (by session) makes a run from it."""
+    """Loads a checkpoint into a run, or (by session) creates a run from it."""
 
     model_id: str | None = None
     seq_id: int | None = None
@@ -184,13 +184,13 @@ class LoadWeightsResponse(Value, frozen=True, kw_only=True):
 
 
 class WeightsInfoRequest(Options, frozen=True, kw_only=True):
-    """Asks what a checkpoint holds."""
+    """Requests the description of a checkpoint."""
 
     tinker_path: str
 
 
 class WeightsInfoResponse(Value, frozen=True, kw_only=True):
-    """What is needed to make a run that the checkpoint fits."""
+    """The settings of a run that can load the checkpoint."""
 
     base_model: str
     is_lora: bool
@@ -217,33 +217,33 @@ class CopyWeightsRequest(Options, frozen=True, kw_only=True):
 
 
 class CopyWeightsResponse(Value, frozen=True, kw_only=True):
-    """Where the copy is."""
+    """The path of the copy."""
 
     tinker_path: str
 
 
 class SetCheckpointTTLRequest(Options, frozen=True, kw_only=True):
-    """How long a checkpoint is kept from now on; ``None``: until it is deleted."""
+    """Sets the time to live of a checkpoint, from now; ``None`` keeps it until it is deleted."""
 
     ttl_seconds: int | None = None
 
 
 class ExternalWeightsUrlsResponse(Value, frozen=True, kw_only=True):
-    """An address per file of an exported checkpoint, and until when they work."""
+    """A URL per file of an exported checkpoint, and their expiry."""
 
     urls: dict[str, str]
     expires: datetime
 
 
 class CheckpointArchiveUrlResponse(Value, frozen=True, kw_only=True):
-    """Where a checkpoint can be fetched as one file, and until when."""
+    """The URL of a checkpoint's archive, and its expiry."""
 
     url: str
     expires: datetime | None = None
 
 
 class Checkpoint(Value, frozen=True, kw_only=True):
-    """One saved set of weights."""
+    """One checkpoint."""
 
     checkpoint_id: str
     checkpoint_type: CheckpointType
@@ -263,7 +263,7 @@ class CheckpointsListResponse(Value, frozen=True, kw_only=True):
 
 
 def console_url(tinker_path: str) -> str:
-    """The page of a checkpoint on the hosted service."""
+    """Returns the URL of a checkpoint's page on the hosted service."""
     parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
     run, checkpoint = (quote(part, safe="") for part in (parsed.training_run_id, parsed.checkpoint_id))
     return f"{CONSOLE}/checkpoints/{run}/{checkpoint}"

@@ -1,4 +1,4 @@
-"""Losses that a program writes itself and a server runs: a traced graph and its inputs."""
+"""User-defined losses that a server runs: a traced graph and its inputs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ CustomLossNodeOp = Literal["placeholder", "get_attr", "call_function", "call_met
 
 
 class CustomLossInput(Options, frozen=True, kw_only=True):
-    """One input of the loss, and how many dimensions it has."""
+    """One input of the loss, and its number of dimensions."""
 
     name: str
     rank: CustomLossInputRank
 
 
 class CustomLossNode(Options, frozen=True, kw_only=True):
-    """One step of the graph."""
+    """One node of the graph."""
 
     op: CustomLossNodeOp
     name: str
@@ -40,14 +40,14 @@ class CustomLossNode(Options, frozen=True, kw_only=True):
 
 
 class CustomLossGraph(Options, frozen=True, kw_only=True):
-    """The steps, in order."""
+    """The nodes, in order."""
 
     format: Literal[1] = 1
     nodes: list[CustomLossNode]
 
 
 class CreateCustomLossRequest(Options, frozen=True, kw_only=True):
-    """Makes a loss known to a session."""
+    """Registers a loss with a session."""
 
     session_id: str
     custom_loss_seq_id: int
@@ -58,7 +58,7 @@ class CreateCustomLossRequest(Options, frozen=True, kw_only=True):
 
 
 class CreateCustomLossResponse(Value, frozen=True, kw_only=True):
-    """The id under which a pass names the loss."""
+    """The id by which a pass refers to the loss."""
 
     loss_id: str
     type: Literal["create_custom_loss"] = "create_custom_loss"

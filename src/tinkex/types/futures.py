@@ -1,4 +1,4 @@
-"""Operations that finish later: what submission and retrieval say."""
+"""Asynchronous operations: requests and responses of submission and retrieval."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from tinkex.errors import RequestErrorCategory
 from tinkex.types.base import Options, Value
-from tinkex.types.settling import settle
+from tinkex.types.coercion import coerce
 
 __all__ = [
     "CancelFutureRequest",
@@ -33,36 +33,36 @@ QueueState = Literal["active", "paused_capacity", "paused_rate_limit", "unknown"
 
 
 class UntypedAPIFuture(Value, frozen=True, kw_only=True):
-    """The answer to a submission: the id under which the result will be found."""
+    """The response to a submission: the request id by which the result is retrieved."""
 
     request_id: RequestID
     model_id: str | None = None
     sample_sequence_ids: list[str] | None = None
 
     def __post_init__(self) -> None:
-        if type(self.request_id) is not str:  # one is made per request: no closer look where all is well
-            settle(self)
+        if type(self.request_id) is not str:  # fast path: one is created per request
+            coerce(self)
 
 
 class FutureRetrieveRequest(Value, frozen=True, kw_only=True):
-    """Asks for a result; with ``allow_metadata_only`` a large one may be announced first."""
+    """Retrieves a result; with ``allow_metadata_only`` the server may first return the size of a large one."""
 
     request_id: RequestID
     allow_metadata_only: bool = False
 
     def __post_init__(self) -> None:
-        if type(self.request_id) is not str:  # one is made per request: no closer look where all is well
-            settle(self)
+        if type(self.request_id) is not str:  # fast path: one is created per request
+            coerce(self)
 
 
 class CancelFutureRequest(Value, frozen=True, kw_only=True):
-    """Says that nobody waits for this result any more."""
+    """Cancels an operation whose result is no longer needed."""
 
     request_id: RequestID
 
 
 class TryAgainResponse(Value, frozen=True, kw_only=True):
-    """Not ready yet, and why."""
+    """The result is not ready; the queue state gives the reason."""
 
     request_id: RequestID = ""
     queue_state: str = "active"
@@ -78,11 +78,11 @@ class RequestFailedResponse(Value, frozen=True, kw_only=True):
 
 
 FutureRetrieveResponse: TypeAlias = Any
-"""Whatever the operation returns, or one of ``TryAgainResponse`` and ``RequestFailedResponse``."""
+"""The operation's own response type, ``TryAgainResponse`` or ``RequestFailedResponse``."""
 
 
 class FutureFinished(Value, frozen=True, kw_only=True, tag_field="state", tag="finished"):
-    """A result is there to be fetched."""
+    """A result is ready to be retrieved."""
 
     state: ClassVar[Literal["finished"]] = "finished"
     request_id: str
@@ -90,7 +90,7 @@ class FutureFinished(Value, frozen=True, kw_only=True, tag_field="state", tag="f
 
 
 class FutureFailed(Value, frozen=True, kw_only=True, tag_field="state", tag="failed"):
-    """An operation failed; fetching its result says why."""
+    """An operation failed; retrieving its result returns the error."""
 
     state: ClassVar[Literal["failed"]] = "failed"
     request_id: str
@@ -108,7 +108,7 @@ class SamplingSessionFuturesTarget(Options, frozen=True, kw_only=True):
 
 
 class FuturesRetrieveRequest(Options, frozen=True, kw_only=True):
-    """Asks what finished since the last time."""
+    """Retrieves the operations that finished since ``prev_cursor``."""
 
     target: SamplingSessionFuturesTarget
     prev_cursor: int = 0
@@ -117,7 +117,7 @@ class FuturesRetrieveRequest(Options, frozen=True, kw_only=True):
 
 
 class FuturesRetrieveResponse(Value, frozen=True, kw_only=True):
-    """What finished, and where to go on asking."""
+    """Finished operations, and the cursor for the next request."""
 
     completions: list[FutureCompletion]
     cursor: int

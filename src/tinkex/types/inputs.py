@@ -1,4 +1,4 @@
-"""What goes into a model: text, images and audio as chunks, and the datum that adds the loss inputs."""
+"""Model inputs: text, images and audio as chunks, and the datum that adds the loss inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tinkex.types.base import Options, pydantic_field
-from tinkex.types.settling import settle, whole_number
+from tinkex.types.coercion import as_int, coerce
 from tinkex.types.tensors import TensorData, TensorDtype
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class EncodedTextChunk(Options, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "tokens", _token_list(self.tokens))
         kind: str = self.type
         if kind != "encoded_text":
-            settle(self)
+            coerce(self)
 
     @property
     def length(self) -> int:
@@ -60,7 +60,7 @@ class EncodedTextChunk(Options, frozen=True, kw_only=True):
 
 
 class ImageChunk(Options, frozen=True, kw_only=True):
-    """An image, as the bytes of a PNG or JPEG file (base64 text is decoded)."""
+    """An image, as the bytes of a PNG or JPEG file (a base64 string is decoded)."""
 
     data: bytes
     format: ImageFormat
@@ -69,7 +69,7 @@ class ImageChunk(Options, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "data", _file_bytes(self.data, "ImageChunk.data"))
-        settle(self)
+        coerce(self)
 
     @property
     def length(self) -> int:
@@ -78,7 +78,7 @@ class ImageChunk(Options, frozen=True, kw_only=True):
 
 
 class ImageAssetPointerChunk(Options, frozen=True, kw_only=True):
-    """An image that already lies on the server."""
+    """An image that is stored on the server."""
 
     location: str
     format: ImageFormat
@@ -99,7 +99,7 @@ class DmelChunk(Options, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "dmel", _file_bytes(self.dmel, "DmelChunk.dmel"))
-        settle(self)
+        coerce(self)
 
     @property
     def length(self) -> int:
@@ -133,7 +133,7 @@ class ModelInput:
         object.__setattr__(self, "chunks", [_chunk(c) for c in chunks])
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"ModelInput is frozen; build a new one instead of setting {name!r}")
+        raise AttributeError(f"ModelInput is frozen; create a new one instead of setting {name!r}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _model_input, (self.chunks,)
@@ -148,42 +148,44 @@ class ModelInput:
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int]) -> ModelInput:
-        """One chunk of text from token ids."""
+        """Returns an input of one text chunk with these token ids."""
         return cls(chunks=[EncodedTextChunk(tokens=tokens)])
 
     @classmethod
     def empty(cls) -> ModelInput:
-        """No chunks yet; grow it with ``append``."""
+        """Returns an input without chunks, to extend with ``append``."""
         return cls(chunks=[])
 
     def to_ints(self) -> list[int]:
-        """All token ids; a ValueError if there is anything but text."""
+        """Returns all token ids; raises ``ValueError`` for chunks that are not text."""
         tokens: list[int] = []
         for chunk in self.chunks:
             if not isinstance(chunk, EncodedTextChunk):
-                raise ValueError(f"to_ints needs text only, but the input has a chunk of type {chunk.type!r}")
+                raise ValueError(
+                    f"to_ints supports text only, but the input has a chunk of type {chunk.type!r}"
+                )
             tokens.extend(chunk.tokens)
         return tokens
 
     def to_numpy(self) -> npt.NDArray[np.int32]:
-        """All token ids as int32; a ValueError if there is anything but text."""
+        """Returns all token ids as int32; raises ``ValueError`` for chunks that are not text."""
         return np.asarray(self.to_ints(), dtype=np.int32)
 
     def append(self, chunk: ModelInputChunk) -> ModelInput:
-        """A new input with one more chunk at the end."""
+        """Returns a new input with a chunk appended."""
         return ModelInput(chunks=[*self.chunks, chunk])
 
     def append_int(self, token: int) -> ModelInput:
-        """A new input with one more token at the end."""
+        """Returns a new input with a token appended."""
         return self.append(EncodedTextChunk(tokens=[token]))
 
     @property
     def length(self) -> int:
-        """Number of tokens the model sees."""
+        """Number of tokens of the model's input."""
         return sum(chunk.length for chunk in self.chunks)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ModelInput:
-        """A copy, with other chunks if ``update`` has them; values are frozen, so ``deep`` changes nothing."""
+        """Returns a copy, with the chunks of ``update`` if given; values are frozen, so ``deep`` has no effect."""
         del deep
         return ModelInput(chunks=(update or {}).get("chunks", self.chunks))
 
@@ -197,7 +199,7 @@ class ModelInput:
         exclude_none: bool = False,
         by_alias: bool | None = None,
     ) -> dict[str, Any]:
-        """The input as plain dictionaries."""
+        """Returns the input as plain dictionaries."""
         del by_alias  # chunks have none
         if (include is not None and "chunks" not in include) or "chunks" in (exclude or ()):
             return {}
@@ -205,29 +207,29 @@ class ModelInput:
         return {"chunks": [c.model_dump(mode=mode, **options) for c in self.chunks]}
 
     def model_dump_json(self, *, indent: int | None = None, exclude_none: bool = False) -> str:
-        """The input as JSON text."""
+        """Returns the input as JSON."""
         text = msgspec.json.encode(self.model_dump(exclude_none=exclude_none, mode="json"))
         return (text if indent is None else msgspec.json.format(text, indent=indent)).decode()
 
     @classmethod
     def model_validate(cls, obj: Any) -> ModelInput:
-        """Builds the input from a mapping with ``chunks`` (or returns one that already is it)."""
+        """Builds the input from a mapping with ``chunks``; an instance is returned as it is."""
         from tinkex.types import plain
 
         return obj if isinstance(obj, cls) else plain.from_plain(obj, cls)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """The one field with its value, so that ``dict(prompt)`` is one level of it."""
+        """Yields the field and its value, so that ``dict(prompt)`` is a shallow dump."""
         return iter((("chunks", self.chunks),))
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
-        """Lets inputs be fields of a user's pydantic models, as the official ones can."""
+        """Supports inputs as fields of pydantic models, like the official type."""
         return pydantic_field(cls)
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray) -> ModelInput:
-        """Builds the input from JSON text.
+        """Builds the input from JSON.
 
         >>> ModelInput.model_validate_json('{"chunks": [{"type": "encoded_text", "tokens": [7]}]}').to_ints()
         [7]
@@ -240,7 +242,7 @@ class ModelInput:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptProvenanceSpan:
-    """Says that some tokens came from the prompt of a sampled sequence."""
+    """Marks tokens that come from the prompt of a sampled sequence."""
 
     sequence_id: str
     offset: int = 0
@@ -252,7 +254,7 @@ class PromptProvenanceSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class SampledProvenanceSpan:
-    """Says that some tokens were sampled in a given sequence."""
+    """Marks tokens that were sampled in a given sequence."""
 
     sequence_id: str
     offset: int = 0
@@ -280,10 +282,10 @@ _SPARSIFIED = frozenset({"target_tokens", "weights"})
 
 @dataclass(frozen=True, init=False)
 class Datum:
-    """One training example: the input, and per token what the loss needs.
+    """One training example: the model's input, and the per-token inputs of the loss.
 
-    Values of ``loss_fn_inputs`` may be ``TensorData``, torch tensors, numpy arrays, or lists under the
-    known keys; they are held as ``TensorData``.
+    Values of ``loss_fn_inputs`` may be ``TensorData``, torch tensors, numpy arrays, or, for the standard keys, lists;
+    they are converted to ``TensorData``.
 
     >>> d = Datum(model_input=ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [2, 3]})
     >>> d.loss_fn_inputs["target_tokens"].dtype
@@ -308,7 +310,7 @@ class Datum:
                 "build one with ModelInput.from_ints(tokens)"
             )
         if (model_input_spans is None) != (loss_fn_input_spans is None):
-            raise ValueError("model_input_spans and loss_fn_input_spans come in pairs; only one was given")
+            raise ValueError("model_input_spans and loss_fn_input_spans must be given together; only one was")
         put = object.__setattr__
         put(self, "model_input", model_input)
         put(self, "loss_fn_inputs", {k: _tensor(k, v) for k, v in (loss_fn_inputs or {}).items()})
@@ -316,7 +318,7 @@ class Datum:
         put(self, "loss_fn_input_spans", loss_fn_input_spans)
 
     def with_provenance(self, model_input: ProvenanceSpans, loss_fn_inputs: ProvenanceSpans) -> Datum:
-        """The same datum, saying where its tokens came from; the spans must tile both sides."""
+        """Returns the datum with the provenance of its tokens; the spans must cover both sides completely."""
         targets = self.loss_fn_inputs.get("target_tokens")
         if targets is None or targets.to_numpy().ndim != 1:
             raise ValueError("with_provenance needs one-dimensional target_tokens")
@@ -354,25 +356,25 @@ def _token_list(tokens: Sequence[int] | npt.NDArray[Any]) -> list[int]:
     if type(given) is list:
         packed = None if given and type(given[0]) is bool else _packed(given, "i", np.dtype("<i4"))
         if packed is not None and (not given or int(packed.min()) >= 0):
-            # A list of our own: programs fill and clear one for chunk after chunk.
+            # A copy, because programs reuse one list for several chunks.
             return given.copy() if type(given[0] if given else 0) is int else packed.tolist()
     array = np.asarray(given)
     if array.ndim != 1:
         raise ValueError(f"tokens must be a flat sequence of ints, got shape {array.shape}")
     if array.dtype.kind == "U":
-        return _token_list([whole_number(token, "a token id") for token in given])
+        return _token_list([as_int(token, "a token id") for token in given])
     if array.dtype.kind == "f" and bool(np.all((array == np.floor(array)) & (np.abs(array) < 2**53))):
         array = array.astype(np.int64)
     if array.size and array.dtype.kind not in "iu":
         raise ValueError(f"tokens must be ints, got values of type {array.dtype}")
     if array.size and (int(array.min()) < 0 or int(array.max()) > np.iinfo(np.int32).max):
-        raise ValueError(f"token ids must lie in 0…2147483647, got {int(array.min())}…{int(array.max())}")
+        raise ValueError(f"token ids must be in 0…2147483647, got {int(array.min())}…{int(array.max())}")
     found: list[int] = array.tolist()
     return found
 
 
 def _packed(values: Sequence[Any], code: str, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """A flat list of numbers as an array, or None if it is anything else; twice as fast as numpy's own way."""
+    """Converts a flat list of numbers to an array, twice as fast as numpy; returns None for anything else."""
     try:
         return np.frombuffer(struct.pack(f"<{len(values)}{code}", *values), dtype)
     except (struct.error, OverflowError, TypeError):
@@ -387,15 +389,15 @@ def _tensor(key: str, value: Any) -> TensorData:
     if isinstance(value, list | tuple):
         if key not in LIST_DTYPES:
             raise KeyError(
-                f"loss_fn_inputs[{key!r}] is a list, and a dtype is only known for "
-                f"{', '.join(LIST_DTYPES)}; pass a TensorData, numpy array or torch tensor instead"
+                f"loss_fn_inputs[{key!r}] is a list, and only {', '.join(LIST_DTYPES)} have a default dtype; "
+                "pass a TensorData, numpy array or torch tensor instead"
             )
-        whole = LIST_DTYPES[key] == "int64"
-        packed = _packed(value, "q" if whole else "f", np.dtype("<i8" if whole else "<f4"))
+        is_int = LIST_DTYPES[key] == "int64"
+        packed = _packed(value, "q" if is_int else "f", np.dtype("<i8" if is_int else "<f4"))
         if packed is not None:
             return TensorData.from_numpy(packed)
         try:
-            array = np.asarray(value, dtype=np.int64 if whole else np.float32)
+            array = np.asarray(value, dtype=np.int64 if is_int else np.float32)
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"loss_fn_inputs[{key!r}] is not a rectangular list of numbers: {error}"
@@ -418,22 +420,22 @@ def _file_bytes(given: object, where: str) -> bytes:
         try:
             return base64.b64decode("".join(given.split()), validate=True)
         except ValueError as error:
-            raise ValueError(f"{where} is text that is not base64: {error}") from error
+            raise ValueError(f"{where} is not valid base64: {error}") from error
     if isinstance(given, bytes | bytearray | memoryview):
         return bytes(given)
-    raise ValueError(f"{where} must be bytes, or base64 text, got {type(given).__name__}")
+    raise ValueError(f"{where} must be bytes or a base64 string, got {type(given).__name__}")
 
 
 def _check_span(sequence_id: str, offset: int, length: int) -> None:
     if not sequence_id:
-        raise ValueError("a provenance span needs the sequence_id it points to")
+        raise ValueError("a provenance span needs a sequence_id")
     if offset < 0 or length < 0:
         raise ValueError(f"a provenance span needs offset and length ≥ 0, got {offset} and {length}")
 
 
 def _expected(expected_tokens: int | None, kind: str) -> int:
     if expected_tokens is None:
-        raise ValueError(f"the length of an {kind} is only known when expected_tokens is given")
+        raise ValueError(f"the length of an {kind} is unknown; set its expected_tokens")
     return expected_tokens
 
 

@@ -1,4 +1,4 @@
-"""Names of the losses, and what a forward or backward pass returns."""
+"""Losses: names, and the requests and results of forward and backward passes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ForwardBackwardInput:
 
 @dataclass(frozen=True)
 class ForwardBackwardRequest:
-    """One chunk of a forward or backward pass, addressed to a model."""
+    """One chunk of a forward or backward pass of a model."""
 
     model_id: str
     seq_id: int
@@ -49,7 +49,7 @@ class ForwardBackwardRequest:
 
 @dataclass(frozen=True)
 class ForwardRequest:
-    """A forward pass as clients before protobuf wrote it; the server still reads it."""
+    """A forward pass in JSON, from clients without protobuf."""
 
     forward_input: ForwardBackwardInput
     model_id: str
@@ -58,7 +58,7 @@ class ForwardRequest:
 
 @dataclass(frozen=True)
 class ForwardBackwardOutput:
-    """Per datum what the loss returned, and metrics named ``name:reduction``.
+    """The outputs of the loss per datum, and metrics named ``name:reduction``.
 
     ``loss_fn_outputs[i]["logprobs"]`` has the shape of datum i's ``target_tokens``.
     """

@@ -1,4 +1,4 @@
-"""The official SDK has a module per type (``tinker.types.sampling_params``); here all of them are ``tinkex.types``."""
+"""Aliases of ``tinkex.types`` for the official SDK's modules, one per type (``tinker.types.sampling_params``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers: which family a run uses, and the settings of one step."""
+"""Optimizers: the family of a run, and the settings of one step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 import msgspec
 
 from tinkex.types.base import Options
-from tinkex.types.settling import real_number, settle
+from tinkex.types.coercion import as_float, coerce
 
 __all__ = [
     "AdamOptimizerConfig",
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class OptimizerFamily(Mapping[str, Any]):
-    """A ``type`` and the fields its family has: read as attributes, or as the mapping that travels."""
+    """A ``type`` and the fields of its family: as attributes, or as a mapping, which is its wire form."""
 
     KNOWN: ClassVar[Mapping[str, type[OptimizerFamily]]] = {}
     _fields: dict[str, Any]
@@ -40,7 +40,7 @@ class OptimizerFamily(Mapping[str, Any]):
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(
-            f"{self.__class__.__name__} is frozen; build a new one instead of setting {name!r}"
+            f"{self.__class__.__name__} is frozen; create a new one instead of setting {name!r}"
         )
 
     def __getitem__(self, name: str) -> Any:
@@ -62,26 +62,26 @@ class OptimizerFamily(Mapping[str, Any]):
         return f"{self.__class__.__name__}({', '.join(f'{k}={v!r}' for k, v in self._fields.items())})"
 
     def model_dump(self, *, exclude_none: bool = False, mode: str = "python") -> dict[str, Any]:
-        """The mapping that travels."""
-        del mode  # families hold texts and numbers only
+        """Returns the wire form, a mapping."""
+        del mode  # families hold strings and numbers only
         return {name: item for name, item in self._fields.items() if not (exclude_none and item is None)}
 
     def model_dump_json(self, *, exclude_none: bool = False) -> str:
-        """The mapping that travels, as JSON text."""
+        """Returns the wire form as JSON."""
         return msgspec.json.encode(self.model_dump(exclude_none=exclude_none)).decode()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with some fields changed."""
-        del deep  # there is nothing to share
+        """Returns a copy with some fields changed."""
+        del deep  # fields are immutable
         return self.__class__(**{**self._fields, **(update or {})})
 
     @classmethod
     def model_validate(cls, obj: Any) -> Self:
-        """The object for a mapping with a ``type``: a known family as its own class, others as they come."""
+        """Builds the object for a mapping with a ``type``: of a known family's class, or of this one."""
         if isinstance(obj, cls):
             return obj
         if not isinstance(obj, Mapping) or not isinstance(obj.get("type", ""), str):
-            raise ValueError('an optimizer is written {"type": "adamw", ...}')
+            raise ValueError('an optimizer must be {"type": "adamw", ...}')
         kind: type[Any] = cls.KNOWN.get(obj.get("type", ""), cls)
         try:
             built: Self = (kind if issubclass(kind, cls) else cls)(**obj)
@@ -142,7 +142,7 @@ class AdamParams(Options, frozen=True, kw_only=True):
     grad_clip_norm: float = 0.0
 
     def __post_init__(self) -> None:
-        settle(self)
+        coerce(self)
         for name in ("learning_rate", "weight_decay", "grad_clip_norm"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
@@ -150,7 +150,7 @@ class AdamParams(Options, frozen=True, kw_only=True):
         for name in ("beta1", "beta2"):
             value = getattr(self, name)
             if not 0 <= value < 1:
-                raise ValueError(f"AdamParams.{name} must lie in [0, 1), got {value}")
+                raise ValueError(f"AdamParams.{name} must be in [0, 1), got {value}")
         if not (math.isfinite(self.eps) and self.eps > 0):
             raise ValueError(f"AdamParams.eps must be a finite number > 0, got {self.eps}")
 
@@ -180,15 +180,15 @@ class DimuonParams(OptimParamsBase):
         grad_clip_norm: float = 0.0,
         beta1: float = 0.9,
     ) -> None:
-        learning_rate = real_number(learning_rate, "DimuonParams.learning_rate")
-        grad_clip_norm = real_number(grad_clip_norm, "DimuonParams.grad_clip_norm")
-        beta1 = real_number(beta1, "DimuonParams.beta1")
+        learning_rate = as_float(learning_rate, "DimuonParams.learning_rate")
+        grad_clip_norm = as_float(grad_clip_norm, "DimuonParams.grad_clip_norm")
+        beta1 = as_float(beta1, "DimuonParams.beta1")
         if not (math.isfinite(learning_rate) and learning_rate >= 0):
             raise ValueError(f"DimuonParams.learning_rate must be a finite number ≥ 0, got {learning_rate}")
         if not math.isfinite(grad_clip_norm):
             raise ValueError(f"DimuonParams.grad_clip_norm must be finite, got {grad_clip_norm}")
         if not 0 <= beta1 < 1:
-            raise ValueError(f"DimuonParams.beta1 must lie in [0, 1), got {beta1}")
+            raise ValueError(f"DimuonParams.beta1 must be in [0, 1), got {beta1}")
         super().__init__(
             type=_only(type, "dimuon"),
             learning_rate=learning_rate,
@@ -205,7 +205,7 @@ OptimParamsBase.KNOWN = {"dimuon": DimuonParams}
 
 def _only(given: Any, value: Any) -> Any:
     if given != value:
-        raise ValueError(f"this optimizer family is {value!r}, got {given!r}")
+        raise ValueError(f"this optimizer family must be {value!r}, got {given!r}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Values ⇄ plain data (dict, list, str, numbers): what msgspec needs to know about our own classes."""
+"""Converts values to and from plain data (dict, list, str, numbers), with msgspec hooks for our own classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def encode_hook(value: Any) -> Any:
-    """Turns our non-struct classes into plain data."""
+    """Converts our non-struct classes to plain data."""
     if isinstance(value, ModelInput):
         return {"chunks": value.chunks}
     if isinstance(value, TensorData):
@@ -34,23 +34,23 @@ def encode_hook(value: Any) -> Any:
         return value.model_dump()
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    raise TypeError(f"cannot write a {type(value).__name__} as JSON")
+    raise TypeError(f"cannot encode a {type(value).__name__} as JSON")
 
 
 def decode_hook(kind: type, value: Any) -> Any:
     """Builds our non-struct classes from plain data."""
     if kind is ModelInput:
         if not isinstance(value, dict) or not isinstance(value.get("chunks"), list):
-            raise ValueError('a model input is written {"chunks": [...]}')
+            raise ValueError('a model input must be {"chunks": [...]}')
         if len(value) > 1:
-            raise ValueError(f"a model input has chunks and nothing else, got {', '.join(map(str, value))}")
+            raise ValueError(f"a model input must have chunks only, got {', '.join(map(str, value))}")
         return ModelInput(chunks=value["chunks"])
     if kind is TensorData:
         if isinstance(value, np.ndarray):
             return TensorData.from_numpy(value)
         if not isinstance(value, dict) or "data" not in value or "dtype" not in value:
             raise ValueError(
-                'a tensor is written {"data": [...], "dtype": "int64" | "float32", "shape"?: [...]}'
+                'a tensor must be {"data": [...], "dtype": "int64" | "float32", "shape"?: [...]}'
             )
         return TensorData(
             data=value["data"],
@@ -61,13 +61,13 @@ def decode_hook(kind: type, value: Any) -> Any:
         )
     if kind is OptimizerConfigBase:
         return OptimizerConfigBase.model_validate(value)
-    raise TypeError(f"no reader for {kind.__name__}")
+    raise TypeError(f"cannot decode a {kind.__name__}")
 
 
 def to_plain(
     value: Any, *, omit_none: bool = False, omit_defaults: bool = False, python: bool = False
 ) -> Any:
-    """The value as dict, list, str and numbers; bytes become text, and times too unless ``python``.
+    """Converts the value to dict, list, str and numbers; bytes become strings, and times too unless ``python``.
 
     >>> from tinkex.types import ModelInput
     >>> to_plain(ModelInput.from_ints([7]))
@@ -82,7 +82,7 @@ def to_plain(
 
 
 def from_plain(value: Any, kind: type[T]) -> T:
-    """Builds a value of the given type, or raises ``ValueError`` naming the field that is wrong.
+    """Builds a value of the given type; raises ``ValueError`` that names the invalid field.
 
     >>> from tinkex.types import SamplingParams
     >>> from_plain({"max_tokens": 5}, SamplingParams).max_tokens
@@ -91,17 +91,17 @@ def from_plain(value: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(value, kind, dec_hook=decode_hook, strict=False)
     except msgspec.ValidationError as error:
-        opened = _without_scalars(value)
-        if opened is not value:
-            return from_plain(opened, kind)
+        converted = _without_scalars(value)
+        if converted is not value:
+            return from_plain(converted, kind)
         raise ValueError(str(error)) from error
 
 
 def _without_scalars(value: Any) -> Any:
-    """The same data with numbers of numpy and torch as Python's own; the same object where there are none."""
+    """Converts numpy and torch scalars to Python numbers; returns the same object if there are none."""
     if isinstance(value, dict):
-        opened = {name: _without_scalars(item) for name, item in value.items()}
-        return opened if any(opened[name] is not item for name, item in value.items()) else value
+        converted = {name: _without_scalars(item) for name, item in value.items()}
+        return converted if any(converted[name] is not item for name, item in value.items()) else value
     if isinstance(value, list | tuple):
         items = [_without_scalars(item) for item in value]
         return items if any(one is not item for one, item in zip(items, value, strict=True)) else value
@@ -112,25 +112,25 @@ _FLAT = frozenset({bool, int, float, str})
 
 
 def without_none(value: Any) -> Any:
-    """The value with structs opened into dictionaries that lack their ``None`` fields.
+    """Converts structs to dictionaries without their ``None`` fields.
 
-    Everything else stays the object it is: a prompt of 100k tokens is not copied, and a ``None`` inside
-    a caller's own dictionary is the caller's.
+    Everything else is returned as it is: a prompt of 100k tokens is not copied, and a ``None`` inside a caller's
+    dictionary is kept.
 
     >>> from tinkex.types import LoraConfig
     >>> without_none(LoraConfig(rank=4, train_mlp=False, train_attn=False))
     {'rank': 4, 'train_unembed': True, 'train_mlp': False, 'train_attn': False}
     """
     if type(value) is EncodedTextChunk:
-        return value  # holds no None; nearly every prompt is one of these
+        return value  # has no None; nearly every prompt is one of these
     if isinstance(value, msgspec.Struct):
-        opened: dict[str, Any] = {
+        fields: dict[str, Any] = {
             name: item if type(item) in _FLAT else without_none(item)
             for name, item in asdict(value).items()
             if item is not None
         }
         config = value.__struct_config__
-        return opened if config.tag_field is None else {config.tag_field: config.tag, **opened}
+        return fields if config.tag_field is None else {config.tag_field: config.tag, **fields}
     if isinstance(value, ModelInput):
         return {"chunks": [without_none(chunk) for chunk in value.chunks]}
     if isinstance(value, list):
@@ -141,7 +141,7 @@ def without_none(value: Any) -> Any:
 
 
 def without_defaults(value: Any, *, omit_none: bool = False) -> Any:
-    """The value with structs opened into dictionaries that lack the fields that are as by default.
+    """Converts structs to dictionaries without the fields that have their default value.
 
     >>> from tinkex.types import SamplingParams
     >>> without_defaults(SamplingParams(max_tokens=8, top_p=1.0))
@@ -165,7 +165,7 @@ def _default(info: msgspec.structs.FieldInfo) -> Any:
 
 
 def finite_or_text(value: float) -> float | str:
-    """JSON has no NaN or Infinity: they travel as text, which readers of float fields accept.
+    """Returns NaN and infinities, which JSON does not have, as strings that decoders of float fields accept.
 
     >>> finite_or_text(float("nan")), finite_or_text(1.5)
     ('NaN', 1.5)
@@ -176,5 +176,5 @@ def finite_or_text(value: float) -> float | str:
 
 
 def base64_text(data: bytes) -> str:
-    """Bytes as the text JSON carries."""
+    """Encodes bytes for JSON."""
     return base64.b64encode(data).decode("ascii")

@@ -1,4 +1,4 @@
-"""Penalties that are added to a loss: what they are called, how much they weigh, and what came of them."""
+"""Regularizers of a loss: names, weights and results."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["CustomLossOutput", "Regularizer", "RegularizerOutput", "RegularizerS
 Regularizer: TypeAlias = Callable[[Sequence[Datum], Sequence[Any]], Any]
 """Takes the data and the logprobs of each datum's targets, torch tensors; returns the penalty and a mapping of metrics.
 
-It may be a coroutine function; what it awaits then runs on a loop of its own."""
+It may be a coroutine function, which runs on its own event loop."""
 
 
 @dataclass(frozen=True)
 class RegularizerSpec:
     """One named term of a loss: ``weight`` times what ``fn`` returns.
 
-    ``name`` is by default the function's own. Set ``waits`` where the function spends its time waiting, such
-    as for a reference model: it then runs beside the others instead of before them.
+    ``name`` defaults to the function's name. Set ``waits`` if the function waits for I/O, such as a reference model:
+    it then runs concurrently with the others.
 
-    >>> def nearness(data, logprobs):
+    >>> def smoothness(data, logprobs):
     ...     return sum((lp**2).sum() for lp in logprobs), {}
-    >>> RegularizerSpec(nearness, weight=0.1).name
-    'nearness'
+    >>> RegularizerSpec(smoothness, weight=0.1).name
+    'smoothness'
     """
 
     fn: Regularizer = field(repr=False)
@@ -38,27 +38,27 @@ class RegularizerSpec:
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise TypeError(
-                f"a regularizer is a function of (data, logprobs), such as tinkex.losses.regularizers.L2(); "
+                f"a regularizer must be a function of (data, logprobs), such as tinkex.losses.regularizers.L2(); "
                 f"got {type(self.fn).__name__}"
             )
         if not self.name:
             own = getattr(self.fn, "name", None) or getattr(self.fn, "__name__", "")
             object.__setattr__(self, "name", own)
         if not isinstance(self.name, str) or not self.name:
-            raise ValueError("a regularizer needs a name, under which its value is reported: name='smooth'")
+            raise ValueError("a regularizer needs a name for its metrics, such as name='smooth'")
         if (
             isinstance(self.weight, bool)
             or not isinstance(self.weight, int | float)
             or not (math.isfinite(self.weight) and self.weight >= 0)
         ):
             raise ValueError(
-                f"the weight of the regularizer {self.name!r} is a finite number from 0 up, got {self.weight!r}"
+                f"the weight of the regularizer {self.name!r} must be a finite number ≥ 0, got {self.weight!r}"
             )
 
 
 @dataclass(frozen=True)
 class RegularizerOutput:
-    """What one term was: its value, what it added to the loss, and how hard it pulls.
+    """The result of one term: its value, contribution to the loss, and gradient norm.
 
     >>> RegularizerOutput("l2", value=4.0, weight=0.5, grad_norm=6.0).contribution
     2.0
@@ -68,21 +68,21 @@ class RegularizerOutput:
     value: float
     weight: float
     grad_norm: float
-    """The length of the gradient of the unweighted value, over all logprobs."""
+    """The gradient norm of the unweighted value with respect to all logprobs."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def contribution(self) -> float:
-        """What the term adds to the loss."""
+        """The term's contribution to the loss."""
         return self.weight * self.value
 
     @property
     def grad_norm_weighted(self) -> float:
-        """The length of the gradient that the term adds."""
+        """The gradient norm of the term's contribution."""
         return self.weight * self.grad_norm
 
     def model_dump(self) -> dict[str, Any]:
-        """Everything as a plain dictionary, ready for JSON; the term's own metrics are under ``custom``."""
+        """Returns a plain dictionary, ready for JSON; the term's own metrics are under ``custom``."""
         return {
             "name": self.name,
             "value": self.value,
@@ -96,7 +96,7 @@ class RegularizerOutput:
 
 @dataclass(frozen=True)
 class CustomLossOutput:
-    """A loss and the terms added to it, each with its value and the length of its gradient.
+    """A loss and the terms added to it, each with its value and gradient norm.
 
     >>> l2 = RegularizerOutput("l2", value=4.0, weight=0.5, grad_norm=6.0)
     >>> CustomLossOutput(base_loss=1.0, base_grad_norm=1.0, regularizers={"l2": l2}, total_grad_norm=3.5).loss_total
@@ -111,16 +111,16 @@ class CustomLossOutput:
 
     @property
     def regularizer_total(self) -> float:
-        """What all terms add to the loss."""
+        """The contribution of all terms to the loss."""
         return sum(term.contribution for term in self.regularizers.values())
 
     @property
     def loss_total(self) -> float:
-        """The loss with everything added."""
+        """The loss with all terms added."""
         return self.base_loss + self.regularizer_total
 
     def model_dump(self) -> dict[str, Any]:
-        """Everything as a plain dictionary, ready for JSON.
+        """Returns a plain dictionary, ready for JSON.
 
         >>> CustomLossOutput(base_loss=1.0, base_grad_norm=2.0, total_grad_norm=2.0).model_dump()["base_loss"]
         {'value': 1.0, 'grad_norm': 2.0, 'custom': {}}
@@ -138,9 +138,9 @@ class CustomLossOutput:
         }
 
     def metrics(self) -> dict[str, float]:
-        """Everything as flat metrics, as they stand in the output of a pass.
+        """Returns flat metrics, as in the output of a pass.
 
-        The user's own are as they were named; those of a term begin with ``regularizer/<name>/``.
+        The user's metrics keep their names; those of a term have the prefix ``regularizer/<name>/``.
         """
         flat = dict(self.base_metrics)
         for name, term in self.regularizers.items():

@@ -1,4 +1,4 @@
-"""Training runs as a server lists them."""
+"""Training runs, as listed by a server."""
 
 from __future__ import annotations
 

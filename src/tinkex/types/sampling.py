@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tinkex.types.base import Options, Value
+from tinkex.types.coercion import coerce
 from tinkex.types.inputs import ModelInput
-from tinkex.types.settling import settle
 from tinkex.types.tensors import TensorData
 
 __all__ = [
@@ -36,13 +36,13 @@ __all__ = [
 StopReason = Literal["length", "stop"]
 
 EMPTY_LOGPROB = -99999.0
-"""Marks an unused cell of a top-k table; a row that starts with it stands for ``None``."""
+"""Marks an unused cell of a top-k table; a position whose first cell is unused is ``None``."""
 
 
 class SamplingParams(Options, frozen=True, kw_only=True):
-    """How to draw tokens.
+    """Sampling parameters.
 
-    ``temperature`` 0 is greedy; ``top_k`` -1 is off; ``stop`` is text, a list of texts, or a list of
+    ``temperature`` 0 is greedy; ``top_k`` -1 is off; ``stop`` is a string, a list of strings, or a list of
     token ids, ``[]`` never stops, ``None`` stops at the model's end-of-sequence token.
 
     >>> SamplingParams(max_tokens=16, temperature=0.7).top_p
@@ -59,7 +59,7 @@ class SamplingParams(Options, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.stop is not None and type(self.stop) is not str:
             msgspec.structs.force_setattr(self, "stop", _stops(self.stop))
-        settle(self)
+        coerce(self)
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"SamplingParams.max_tokens must be at least 1, got {self.max_tokens}")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
@@ -67,7 +67,7 @@ class SamplingParams(Options, frozen=True, kw_only=True):
         if self.top_k != -1 and self.top_k < 1:
             raise ValueError(f"SamplingParams.top_k must be at least 1, or -1 for off, got {self.top_k}")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"SamplingParams.top_p must lie in (0, 1], got {self.top_p}")
+            raise ValueError(f"SamplingParams.top_p must be in (0, 1], got {self.top_p}")
 
 
 class SampleRequest(Options, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ class SampleRequest(Options, frozen=True, kw_only=True):
     type: Literal["sample"] = "sample"
 
     def __post_init__(self) -> None:
-        # Thousands are made in a burst: what is right nearly always is looked at here, the rest elsewhere.
+        # Fast path for bursts of thousands of requests: skip coerce() if the usual fields have the right types.
         if not (
             type(self.prompt) is ModelInput
             and type(self.sampling_params) is SamplingParams
@@ -103,18 +103,18 @@ class SampleRequest(Options, frozen=True, kw_only=True):
             and self.prompt_logprobs_last_n is None
             and type(self.prompt_logprobs) is bool
         ):
-            settle(self)
+            coerce(self)
 
 
 @dataclass(frozen=True, eq=False)
 class TopkLogprobs:
-    """The k most likely tokens at each of n positions: two (n, k) matrices."""
+    """The top-k tokens at each of n positions: two (n, k) matrices."""
 
     token_ids: npt.NDArray[np.int32]
     logprobs: npt.NDArray[np.float32]
 
     def rows(self) -> list[list[tuple[int, float]] | None]:
-        """Per position the pairs (token id, logprob), or ``None`` where there is nothing."""
+        """Returns the pairs (token id, logprob) of each position, or ``None`` if it has none."""
         out: list[list[tuple[int, float]] | None] = []
         for ids, logprobs in zip(self.token_ids.tolist(), self.logprobs.tolist(), strict=True):
             pairs = [(i, lp) for i, lp in zip(ids, logprobs, strict=True) if lp != EMPTY_LOGPROB]
@@ -132,7 +132,7 @@ class PromptAltTokens:
 
 @dataclass(frozen=True, eq=False)
 class SampledSequence:
-    """One continuation; ``tokens`` includes the token or text it stopped at."""
+    """One completion; ``tokens`` includes the stop token or the tokens of the stop string."""
 
     stop_reason: StopReason
     sequence_id: str
@@ -148,18 +148,18 @@ class SampledSequence:
 
     @cached_property
     def logprobs(self) -> list[float] | None:
-        """Logprob of each token under the distribution it was drawn from."""
+        """Logprob of each token under the distribution it was sampled from."""
         return None if self.logprobs_np is None else self.logprobs_np.tolist()
 
     @cached_property
     def topk_logprobs(self) -> list[list[tuple[int, float]] | None] | None:
-        """The most likely tokens at each position."""
+        """The top-k tokens at each position."""
         return None if self.topk_logprobs_np is None else self.topk_logprobs_np.rows()
 
 
 @dataclass(frozen=True, eq=False)
 class SampleResponse:
-    """The continuations of one prompt, and what was asked about the prompt itself."""
+    """The completions of one prompt, and the requested logprobs of the prompt."""
 
     sequences: Sequence[SampledSequence]
     prompt_logprobs_np: npt.NDArray[np.float32] | None = None
@@ -170,31 +170,31 @@ class SampleResponse:
 
     @cached_property
     def prompt_logprobs(self) -> list[float | None] | None:
-        """Logprob of each prompt token; ``None`` where there is none (always the first)."""
+        """Logprob of each prompt token; ``None`` for tokens without one (always the first)."""
         if self.prompt_logprobs_np is None:
             return None
         return [None if math.isnan(lp) else lp for lp in self.prompt_logprobs_np.tolist()]
 
     @cached_property
     def topk_prompt_logprobs(self) -> list[list[tuple[int, float]] | None] | None:
-        """The most likely tokens at each prompt position."""
+        """The top-k tokens at each prompt position."""
         return None if self.topk_prompt_logprobs_np is None else self.topk_prompt_logprobs_np.rows()
 
 
 def _stops(given: Any) -> str | list[str | int]:
-    """A text as it is, and texts or token ids as a list of its own: the caller may go on with the one it gave."""
+    """Returns a string as it is, and a copy of a list of strings or token ids: the caller may reuse its list."""
     if isinstance(given, str):
         return given
     try:
         if isinstance(given, bytes | Mapping):
-            raise TypeError("neither a text nor a list")
+            raise TypeError("neither a string nor a list")
         stop = [one if isinstance(one, str) else operator.index(one) for one in given]
     except TypeError:
         raise ValueError(
-            f"SamplingParams.stop must be a text, a list of texts, or a list of token ids, got {given!r}"
+            f"SamplingParams.stop must be a string, a list of strings, or a list of token ids, got {given!r}"
         ) from None
     if len({isinstance(one, str) for one in stop}) > 1:
-        raise ValueError("SamplingParams.stop mixes texts and token ids; give one kind")
+        raise ValueError("SamplingParams.stop mixes strings and token ids; use one kind")
     return stop
 
 
@@ -216,21 +216,21 @@ class CreateSamplingSessionResponse(Value, frozen=True, kw_only=True):
 
 
 class JoinSamplingSessionRequest(Options, frozen=True, kw_only=True):
-    """One more process samples from a sampler."""
+    """Registers another process with a sampler."""
 
     sampling_session_id: str
     type: Literal["join_sampling_session"] = "join_sampling_session"
 
 
 class JoinSamplingSessionResponse(Value, frozen=True, kw_only=True):
-    """The number of the process, so that its requests have numbers of their own."""
+    """The number of the process, which makes its sequence numbers unique."""
 
     type: Literal["join_sampling_session"] = "join_sampling_session"
     client_counter: int
 
 
 class GetSamplerResponse(Value, frozen=True, kw_only=True):
-    """What a sampler samples from."""
+    """The model of a sampler."""
 
     sampler_id: str
     base_model: str
@@ -238,7 +238,7 @@ class GetSamplerResponse(Value, frozen=True, kw_only=True):
 
 
 def sample_response_as_json(response: SampleResponse) -> dict[str, Any]:
-    """The JSON form that clients without protobuf read."""
+    """Returns the JSON form for clients without protobuf."""
     return {
         "sequences": [
             {"tokens": s.tokens, "logprobs": s.logprobs, "stop_reason": s.stop_reason}

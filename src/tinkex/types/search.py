@@ -1,4 +1,4 @@
-"""Searching sessions: the question, and sessions with how they ended."""
+"""Session search: the query, and sessions with their status."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 import msgspec
 
 from tinkex.types.base import Options, Value
-from tinkex.types.settling import settle
+from tinkex.types.coercion import coerce
 
 __all__ = [
     "AccessibleSearchOwner",
@@ -62,7 +62,7 @@ class UserSearchOwner(Options, frozen=True, kw_only=True, tag_field="type", tag=
     owner_urns: list[str]
 
     def __post_init__(self) -> None:
-        settle(self)
+        coerce(self)
         if not 1 <= len(self.owner_urns) <= 10:
             raise ValueError(f"UserSearchOwner takes 1 to 10 owner_urns, got {len(self.owner_urns)}")
 
@@ -71,7 +71,7 @@ SearchOwner: TypeAlias = OwnSearchOwner | AccessibleSearchOwner | UserSearchOwne
 
 
 class ActiveSessionStatusQuery(Options, frozen=True, kw_only=True, tag_field="type", tag="active"):
-    """Sessions that still run."""
+    """Sessions that are active."""
 
     type: ClassVar[Literal["active"]] = "active"
 
@@ -91,15 +91,15 @@ class FailedSessionStatusQuery(Options, frozen=True, kw_only=True, tag_field="ty
 class ClientFinishedSessionStatusQuery(
     Options, frozen=True, kw_only=True, tag_field="type", tag="client_finished"
 ):
-    """Sessions their program closed, for any reason or for the given ones."""
+    """Sessions that their program closed, for any reason or for the given ones."""
 
     type: ClassVar[Literal["client_finished"]] = "client_finished"
     reasons: list[ClientSessionFinishReasonType] | None = None
 
     def __post_init__(self) -> None:
-        settle(self)
+        coerce(self)
         if self.reasons is not None and not self.reasons:
-            raise ValueError("reasons is a list of at least one, or None for any")
+            raise ValueError("reasons must be a non-empty list, or None for any")
 
 
 SessionStatusQuery: TypeAlias = (
@@ -111,19 +111,19 @@ SessionStatusQuery: TypeAlias = (
 
 
 class SessionSearchCursor(Value, frozen=True, kw_only=True):
-    """Where the next page begins."""
+    """The position of the next page."""
 
     last_created_at: Annotated[datetime, msgspec.Meta(tz=True)]
     last_session_id: str
 
     def __post_init__(self) -> None:
-        settle(self)
+        coerce(self)
         if self.last_created_at.tzinfo is None:
             raise ValueError("SessionSearchCursor.last_created_at needs a time zone")
 
 
 class SessionSearchRequest(Options, frozen=True, kw_only=True):
-    """What to look for, and how many at once (1 to 200).
+    """A session query, with the page size (1 to 200).
 
     >>> SessionSearchRequest(display_name="nightly").limit
     50
@@ -139,17 +139,17 @@ class SessionSearchRequest(Options, frozen=True, kw_only=True):
     cursor: SessionSearchCursor | None = None
 
     def __post_init__(self) -> None:
-        settle(self)
+        coerce(self)
         if not 1 <= self.limit <= 200:
-            raise ValueError(f"SessionSearchRequest.limit lies in 1…200, got {self.limit}")
+            raise ValueError(f"SessionSearchRequest.limit must be in 1…200, got {self.limit}")
         if self.display_name == "":
-            raise ValueError("SessionSearchRequest.display_name is a text of at least one character, or None")
+            raise ValueError("SessionSearchRequest.display_name must be a non-empty string, or None")
         if self.statuses is not None and not self.statuses:
-            raise ValueError("SessionSearchRequest.statuses is a list of at least one, or None for any")
+            raise ValueError("SessionSearchRequest.statuses must be a non-empty list, or None for any")
 
 
 class ClientSessionFinishSuccess(Value, frozen=True, kw_only=True, tag_field="type", tag="success"):
-    """The program ended well."""
+    """The program succeeded."""
 
     type: ClassVar[Literal["success"]] = "success"
 
@@ -161,7 +161,7 @@ class ClientSessionFinishErrored(Value, frozen=True, kw_only=True, tag_field="ty
 
 
 class ClientSessionFinishInterrupted(Value, frozen=True, kw_only=True, tag_field="type", tag="interrupted"):
-    """Somebody stopped the program."""
+    """The program was interrupted."""
 
     type: ClassVar[Literal["interrupted"]] = "interrupted"
 
@@ -201,7 +201,7 @@ SessionFailedReason: TypeAlias = (
 
 
 class SessionFailed(Value, frozen=True, kw_only=True, tag_field="type", tag="failed"):
-    """The server gave the session up."""
+    """The session failed on the server."""
 
     type: ClassVar[Literal["failed"]] = "failed"
     category: Literal["user", "internal"]
@@ -225,7 +225,7 @@ class ClientSessionFinished(Value, frozen=True, kw_only=True, tag_field="type", 
 
 
 class SessionActive(Value, frozen=True, kw_only=True, tag_field="type", tag="active"):
-    """The session still runs."""
+    """The session is active."""
 
     type: ClassVar[Literal["active"]] = "active"
 
@@ -234,7 +234,7 @@ SessionStatus: TypeAlias = SessionFailed | SessionCancelled | ClientSessionFinis
 
 
 class SessionSummary(Value, frozen=True, kw_only=True):
-    """One session that was found."""
+    """One search result."""
 
     session_id: str
     created_at: datetime

@@ -1,4 +1,4 @@
-"""Sessions, what a server offers, and the configuration it hands to clients."""
+"""Sessions, server capabilities, and the configuration of clients by the server."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = [
 
 
 class ClientConfigRequest(Value, frozen=True, kw_only=True):
-    """Says which client asks."""
+    """Identifies the client."""
 
     sdk_version: str | None = None
 
 
 class ClientConfigResponse(Value, frozen=True, kw_only=True):
-    """How the server wants its clients to behave; what it does not say has these defaults."""
+    """The server's settings for its clients; missing ones have these defaults."""
 
     pjwt_auth_enabled: bool = False
     credential_default_source: str = "api_key"
@@ -65,7 +65,7 @@ class ClientDynamicConfigResponse(Value, frozen=True, kw_only=True):
 
 
 class CreateSessionRequest(Options, frozen=True, kw_only=True):
-    """Opens a session: the life of one program on the server."""
+    """Opens a session, which represents one program on the server."""
 
     tags: list[str] = msgspec.field(default_factory=list)
     user_metadata: dict[str, Any] | None = None
@@ -76,7 +76,7 @@ class CreateSessionRequest(Options, frozen=True, kw_only=True):
 
 
 class CreateSessionResponse(Value, frozen=True, kw_only=True):
-    """The id of the session, and messages the client shows."""
+    """The id of the session, and messages for the user."""
 
     session_id: str
     info_message: str | None = None
@@ -86,14 +86,14 @@ class CreateSessionResponse(Value, frozen=True, kw_only=True):
 
 
 class SessionHeartbeatRequest(Value, frozen=True, kw_only=True):
-    """Says that the program still runs."""
+    """Keeps the session alive."""
 
     session_id: str
     type: Literal["session_heartbeat"] = "session_heartbeat"
 
 
 class SessionHeartbeatResponse(Value, frozen=True, kw_only=True):
-    """Heard."""
+    """Acknowledges a heartbeat."""
 
     type: Literal["session_heartbeat"] = "session_heartbeat"
 
@@ -112,7 +112,7 @@ class FinishSessionRequest(Options, frozen=True, kw_only=True):
 
 
 class SupportedModel(Value, frozen=True, kw_only=True):
-    """A base model a server offers."""
+    """A base model of a server."""
 
     model_name: str | None = None
     max_context_length: int | None = None
@@ -121,19 +121,19 @@ class SupportedModel(Value, frozen=True, kw_only=True):
 
 
 class GetServerCapabilitiesResponse(Value, frozen=True, kw_only=True):
-    """What a server offers."""
+    """The capabilities of a server."""
 
     supported_models: list[SupportedModel]
 
 
 class HealthResponse(Value, frozen=True, kw_only=True):
-    """Whether a server is well."""
+    """The health of a server."""
 
     status: str
 
 
 class GetSessionResponse(Value, frozen=True, kw_only=True):
-    """What a session made."""
+    """The runs and samplers of a session."""
 
     training_run_ids: list[str]
     sampler_ids: list[str]
@@ -148,7 +148,7 @@ class ListSessionsResponse(Value, frozen=True, kw_only=True):
 
 
 class WhoamiResponse(Value, frozen=True, kw_only=True):
-    """Who the caller is."""
+    """The identity of the caller."""
 
     user_urn: str
     org_urn: str
@@ -156,7 +156,7 @@ class WhoamiResponse(Value, frozen=True, kw_only=True):
 
 
 class AuthTokenResponse(Value, frozen=True, kw_only=True):
-    """A token that stands for an API key for a while."""
+    """A short-lived token for an API key."""
 
     jwt: str
 
@@ -171,7 +171,7 @@ class AssignProjectRequest(Options, frozen=True, kw_only=True):
 
 
 class TraceExportResponse(Value, frozen=True, kw_only=True):
-    """How far the export of a session's timeline is, and where it lies."""
+    """The status of a session's trace export, and its URL."""
 
     status: Literal["pending", "ready", "failed"]
     url: str | None = None

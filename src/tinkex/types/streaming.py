@@ -1,4 +1,4 @@
-"""What a stream of samples is made of."""
+"""The events of a sample stream."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["SampleStreamDone", "SampleStreamEvent", "SampledToken"]
 
 
 class SampledToken(Value, frozen=True, kw_only=True):
-    """One token of one continuation, as soon as it is drawn.
+    """One token of one completion, as soon as it is sampled.
 
-    ``text`` is what is certain with this token: a character split between tokens comes with the last of
-    them, and what may begin a stop string comes when it is clear that it does not. It is ``None`` where the
-    server did not stream and so said no text.
+    ``text`` is the text that is final with this token: a character split across tokens comes with the last of them,
+    and a possible prefix of a stop string is held back until it is ruled out. It is ``None`` if the server did not
+    stream.
 
     >>> SampledToken(sample=0, index=0, token=42, logprob=-0.5, text="Hi").stop_reason is None
     True
@@ -27,11 +27,11 @@ class SampledToken(Value, frozen=True, kw_only=True):
     logprob: float | None = None
     text: str | None = None
     stop_reason: StopReason | None = None
-    """Set on the last token of a continuation."""
+    """Set on the last token of a completion."""
 
 
 class SampleStreamDone(Value, frozen=True, kw_only=True):
-    """All continuations have ended; ``streamed`` is False where the tokens came all at once at the end.
+    """All completions have finished; ``streamed`` is False if the server returned all tokens in one response.
 
     >>> SampleStreamDone(stop_reasons=["length"], num_tokens=8, num_prompt_tokens=3).streamed
     True

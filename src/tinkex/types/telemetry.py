@@ -1,4 +1,4 @@
-"""Events a client may report about itself."""
+"""Telemetry events of a client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Severity = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 
 
 class SessionStartEvent(Value, frozen=True, kw_only=True):
-    """A session began."""
+    """A session started."""
 
     event: EventType
     event_id: str
@@ -61,7 +61,7 @@ class UnhandledExceptionEvent(Value, frozen=True, kw_only=True):
 
 
 class GenericEvent(Value, frozen=True, kw_only=True):
-    """Something with a name happened."""
+    """A named event."""
 
     event: EventType
     event_id: str
@@ -87,7 +87,7 @@ class TelemetryBatch(Value, frozen=True, kw_only=True):
 
 
 class TelemetrySendRequest(Value, frozen=True, kw_only=True):
-    """Events of one process, on their way to a server."""
+    """Sends events of one process to a server."""
 
     events: list[Any]
     """Telemetry events; our server counts them by kind and severity, so the rest of them is not checked."""
@@ -98,6 +98,6 @@ class TelemetrySendRequest(Value, frozen=True, kw_only=True):
 
 
 class TelemetryResponse(Value, frozen=True, kw_only=True):
-    """Telemetry was taken in."""
+    """The server accepted the telemetry."""
 
     status: Literal["accepted"] = "accepted"

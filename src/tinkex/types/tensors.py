@@ -1,4 +1,4 @@
-"""Tensors on their way to and from a server: numpy inside, dense or CSR, two dtypes."""
+"""Tensors of requests and responses: numpy arrays, dense or CSR, with two dtypes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"int64": np.dtype("<i8"), "float32": 
 
 
 class TensorData:
-    """A typed array as the protocol carries it.
+    """A typed array of the protocol.
 
-    Stored values are flat; ``shape`` says how to fold them (``None``: as they were given). With
-    ``sparse_crow_indices`` and ``sparse_col_indices`` the values are those of a CSR matrix, and cells
-    that are not listed take a pad value the reader chooses.
+    Stored values are flat, with an optional ``shape``. With ``sparse_crow_indices`` and ``sparse_col_indices`` the
+    values are those of a CSR matrix; cells that are not listed get the pad value that the reader passes.
 
     >>> t = TensorData(data=[1, 2, 3, 4], dtype="int64", shape=[2, 2])
     >>> t.tolist()
@@ -51,31 +50,31 @@ class TensorData:
             raise ValueError(f"TensorData needs dtype 'int64' or 'float32', got {dtype!r}")
         given = _numbers(data if data is not None else [], dtype)
         array = given.reshape(-1)
-        folded = [int(n) for n in shape] if shape is not None else None
-        if folded is None and given.ndim > 1:
-            folded = list(given.shape)  # nested data says its shape itself
-        if folded is not None and any(n < 0 for n in folded):
-            raise ValueError(f"TensorData shape {folded} has a negative dimension")
+        dims = [int(n) for n in shape] if shape is not None else None
+        if dims is None and given.ndim > 1:
+            dims = list(given.shape)  # the shape of nested data
+        if dims is not None and any(n < 0 for n in dims):
+            raise ValueError(f"TensorData shape {dims} has a negative dimension")
         if (sparse_crow_indices is None) != (sparse_col_indices is None):
             raise ValueError(
                 "a CSR TensorData needs both sparse_crow_indices and sparse_col_indices; only one was given"
             )
         if sparse_crow_indices is not None and sparse_col_indices is not None:
-            _check_csr(array, folded, sparse_crow_indices, sparse_col_indices)
-        elif folded is not None and math.prod(folded) != array.size:
+            _check_csr(array, dims, sparse_crow_indices, sparse_col_indices)
+        elif dims is not None and math.prod(dims) != array.size:
             raise ValueError(
-                f"TensorData holds {array.size} values but shape {folded} asks for "
-                f"{math.prod(folded)}; pass a matching shape or none"
+                f"TensorData has {array.size} values but shape {dims} needs "
+                f"{math.prod(dims)}; pass a matching shape or none"
             )
         put = object.__setattr__
         put(self, "dtype", dtype)
         put(self, "_array", array)
-        put(self, "shape", folded)
+        put(self, "shape", dims)
         put(self, "sparse_crow_indices", _ints(sparse_crow_indices))
         put(self, "sparse_col_indices", _ints(sparse_col_indices))
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"TensorData is frozen; build a new one instead of setting {name!r}")
+        raise AttributeError(f"TensorData is frozen; create a new one instead of setting {name!r}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TensorData, (
@@ -108,7 +107,7 @@ class TensorData:
 
     @classmethod
     def from_numpy(cls, array: npt.NDArray[Any]) -> TensorData:
-        """Wraps a numpy array; floats become float32, signed integers int64, others are refused.
+        """Wraps a numpy array; floats become float32, signed integers int64, others are rejected.
 
         >>> import numpy as np
         >>> TensorData.from_numpy(np.zeros((2, 3))).shape
@@ -141,10 +140,7 @@ class TensorData:
 
     @classmethod
     def from_torch_sparse(cls, tensor: torch.Tensor, pad_value: float = 0) -> TensorData:
-        """Wraps a 2-D torch tensor as CSR of the cells that differ from ``pad_value``, where that is smaller.
-
-        Falls back to dense when CSR would not save anything.
-        """
+        """Wraps a 2-D torch tensor as CSR of the cells that differ from ``pad_value``; dense if that is smaller."""
         dense = cls.from_torch(tensor).to_numpy()
         if dense.ndim != 2:
             return cls.from_numpy(dense)
@@ -163,7 +159,7 @@ class TensorData:
         )
 
     def to_numpy(self, pad_value: float = 0) -> npt.NDArray[Any]:
-        """The tensor as a dense numpy array of its shape; unlisted CSR cells take ``pad_value``."""
+        """Returns the tensor as a dense numpy array of its shape; unlisted CSR cells get ``pad_value``."""
         if not self.is_sparse:
             return self._array if self.shape is None else self._array.reshape(self.shape)
         assert self.shape is not None
@@ -176,13 +172,13 @@ class TensorData:
         return dense
 
     def to_torch(self, pad_value: float = 0) -> torch.Tensor:
-        """The tensor as a dense torch tensor (a copy)."""
+        """Returns the tensor as a dense torch tensor (a copy)."""
         import torch as _torch
 
         return _torch.from_numpy(self.to_numpy(pad_value).copy())
 
     def tolist(self, pad_value: float = 0) -> Any:
-        """The tensor as nested lists of its shape."""
+        """Returns the tensor as nested lists of its shape."""
         return self.to_numpy(pad_value).tolist()
 
 
@@ -219,6 +215,6 @@ def _check_csr(
     if len(col_array) != array.size:
         raise ValueError(f"sparse_col_indices has {len(col_array)} entries for {array.size} values")
     if crow_array[0] != 0 or crow_array[-1] != array.size or bool(np.any(np.diff(crow_array) < 0)):
-        raise ValueError("sparse_crow_indices must rise from 0 to the number of values")
+        raise ValueError("sparse_crow_indices must increase from 0 to the number of values")
     if array.size and (int(col_array.min()) < 0 or int(col_array.max()) >= cols):
-        raise ValueError(f"sparse_col_indices must lie in 0…{cols - 1}")
+        raise ValueError(f"sparse_col_indices must be in 0…{cols - 1}")

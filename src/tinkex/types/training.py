@@ -1,4 +1,4 @@
-"""Models under training: their settings, operations and what those return."""
+"""Models in training: settings, requests and responses."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from tinkex.types.base import Options, Value
+from tinkex.types.coercion import coerce
 from tinkex.types.optimizers import (
     AdamOptimizerConfig,
     AdamParams,
@@ -15,7 +16,6 @@ from tinkex.types.optimizers import (
     OptimParams,
     OptimParamsBase,
 )
-from tinkex.types.settling import settle
 
 __all__ = [
     "AdamParams",
@@ -36,7 +36,7 @@ ModelID: TypeAlias = str
 
 
 class LoraConfig(Options, frozen=True, kw_only=True):
-    """Which low-rank adapter to train."""
+    """The low-rank adapter to train."""
 
     rank: int
     seed: int | None = None
@@ -45,7 +45,7 @@ class LoraConfig(Options, frozen=True, kw_only=True):
     train_attn: bool = True
 
     def __post_init__(self) -> None:
-        settle(self)
+        coerce(self)
         if self.rank < 1:
             raise ValueError(f"LoRA rank must be at least 1, got {self.rank}")
         if not (self.train_unembed or self.train_mlp or self.train_attn):
@@ -53,7 +53,7 @@ class LoraConfig(Options, frozen=True, kw_only=True):
 
 
 class CreateModelRequest(Options, frozen=True, kw_only=True):
-    """A new run: a base model with a fresh adapter."""
+    """Creates a run: a base model with a new adapter."""
 
     session_id: str
     model_seq_id: int
@@ -82,20 +82,20 @@ class OptimStepRequest(Options, frozen=True, kw_only=True):
 
     @property
     def optim_params(self) -> OptimParams:
-        """The parameters, of whichever kind."""
+        """The parameters, of either kind."""
         if self.adam_params is not None:
             return self.adam_params
         return OptimParamsBase.model_validate(self.optimizer_params)
 
 
 class OptimStepResponse(Value, frozen=True, kw_only=True):
-    """What the optimizer reports, such as the norm of the gradient before clipping."""
+    """The optimizer's metrics, such as the gradient norm before clipping."""
 
     metrics: dict[str, float] | None = None
 
 
 class GetInfoRequest(Value, frozen=True, kw_only=True):
-    """Asks what a run is."""
+    """Requests the description of a run."""
 
     model_id: ModelID
     type: Literal["get_info"] = "get_info"
@@ -110,7 +110,7 @@ class ModelData(Value, frozen=True, kw_only=True):
 
 
 class GetInfoResponse(Value, frozen=True, kw_only=True):
-    """What a run is: base model, adapter, optimizer."""
+    """The description of a run: base model, adapter, optimizer."""
 
     type: Literal["get_info"] | None = None
     model_data: ModelData

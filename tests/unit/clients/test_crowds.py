@@ -13,9 +13,11 @@ import pytest
 from tests.scripted import ScriptedServer
 from tests.unit.transport.loopback import Seen, loopback
 from tinkex import ServiceClient, types
-from tinkex._runtime import arrival, background
+from tinkex._runtime import await_future, background
 from tinkex.clients.session import Session
 from tinkex.testing import Reply, Request, reply
+
+pytestmark = pytest.mark.slow
 
 PARAMS = types.SamplingParams(max_tokens=2)
 POLLS = 2000
@@ -62,7 +64,7 @@ async def test_two_thousand_waiting_polls_delay_neither_heartbeats_nor_submissio
         training = await service.create_lora_training_client_async("toy", rank=8)
         sampler = await training.save_weights_and_get_sampling_client_async()
         session = Session(service._caller, heartbeat_s=0.02)
-        await arrival(background().submit(session.opened()))
+        await await_future(background().submit(session.opened()))
         prompt = types.ModelInput.from_ints([1, 2])
         samples = [asyncio.wrap_future(sampler.sample(prompt, 1, PARAMS)) for _ in range(POLLS)]
         await server.until(lambda: server.held == POLLS)

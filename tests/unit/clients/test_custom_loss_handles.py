@@ -114,7 +114,7 @@ def test_a_loss_that_did_not_reach_the_server_can_be_made_again() -> None:
 
 def test_a_bad_function_is_refused_before_anything_is_sent() -> None:
     with connected() as (server, service):
-        with pytest.raises(ValueError, match="begin with the parameter logprobs"):
+        with pytest.raises(ValueError, match="have logprobs as its first parameter"):
             service.create_custom_loss(lambda weights: (weights.sum(), {}), {"weights": 1})
         assert server.calls == []
 

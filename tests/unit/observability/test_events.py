@@ -10,10 +10,11 @@ import pytest
 import tinkex
 from tests.scripted import ScriptedServer
 from tinkex.observability.events import (
-    MOST_KINDS,
+    MAX_REMEMBERED_KINDS,
     Event,
     HeartbeatLost,
     LogSink,
+    NullSink,
     QueueStateChanged,
     RequestFinished,
     RetryScheduled,
@@ -21,9 +22,8 @@ from tinkex.observability.events import (
     SessionClosed,
     SessionLost,
     SessionOpened,
-    Silent,
     StillWaiting,
-    guarded,
+    guard,
 )
 
 PAUSED = QueueStateChanged("req-1", "Sample", "paused_rate_limit", "too many samplers")
@@ -49,8 +49,8 @@ PAUSED = QueueStateChanged("req-1", "Sample", "paused_rate_limit", "too many sam
         (RetryScheduled("optim_step", 4, 8.0, "connection refused"), "connection refused"),
         (HeartbeatLost("s1", 130.0), "130 s"),
         (StillWaiting("req-1", "Sample", 61.0, "paused_capacity", "3 jobs before you"), "3 jobs before you"),
-        (StillWaiting("req-1", "Sample", 61.0, "paused_capacity"), "61 s; the server says: paused capacity"),
-        (StillWaiting("req-1", "Sample", 700.0), "says: nothing about its queue"),
+        (StillWaiting("req-1", "Sample", 61.0, "paused_capacity"), "61 s; queue state: paused capacity"),
+        (StillWaiting("req-1", "Sample", 700.0), "queue state: unknown"),
         (SessionLost("s1", "status 410"), "410"),
         (SessionClosed("s1", "success", "no answer"), "no answer"),
         (ServerMessage("s1", "warning", "maintenance at noon"), "maintenance at noon"),
@@ -115,14 +115,14 @@ def test_what_was_told_long_ago_is_forgotten_so_that_memory_does_not_grow(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sink = LogSink(logging.getLogger("tinkex.test.quiet"), every_s=0.0)
-    for number in range(3 * MOST_KINDS):
+    for number in range(3 * MAX_REMEMBERED_KINDS):
         sink.emit(QueueStateChanged("r", "Sample", "paused_capacity", None, f"sampler-{number}"))
-    assert len(sink._last) <= MOST_KINDS
+    assert len(sink._last) <= MAX_REMEMBERED_KINDS
 
 
 def test_the_silent_sink_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
-        Silent().emit(PAUSED)
+        NullSink().emit(PAUSED)
     assert not caplog.records
 
 
@@ -138,7 +138,7 @@ def test_a_sink_that_raises_ends_nothing_and_is_told_once_in_a_while(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "tinkex"):
-        sink = guarded(Mistaken())
+        sink = guard(Mistaken())
         for _ in range(3):
             sink.emit(SessionOpened("s1"))
     assert caplog.text.count("Mistaken.emit raised RuntimeError: a mistake of the program's") == 1
@@ -146,7 +146,7 @@ def test_a_sink_that_raises_ends_nothing_and_is_told_once_in_a_while(
 
 def test_what_is_no_sink_is_refused_where_it_is_given() -> None:
     with pytest.raises(TypeError, match="emit"):
-        guarded(print)  # type: ignore[arg-type]
+        guard(print)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="emit"):
         tinkex.ServiceClient(base_url="local", events=print)  # type: ignore[arg-type]
 

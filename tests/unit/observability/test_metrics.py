@@ -14,12 +14,12 @@ from tinkex.clients.service import ServiceClient
 from tinkex.observability.events import (
     CircuitChanged,
     Event,
+    NullSink,
     QueueStateChanged,
     RequestFinished,
     RetryScheduled,
-    Silent,
 )
-from tinkex.observability.metrics import MOST_SERIES, NEWEST, Metrics, MetricsSink
+from tinkex.observability.metrics import MAX_SERIES, WINDOW, Metrics, MetricsSink
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300))
@@ -37,10 +37,10 @@ def test_percentiles_are_the_nearest_ranks(values: list[float]) -> None:
 
 def test_percentiles_follow_the_newest_values_and_the_median_lies_between_two() -> None:
     metrics = Metrics()
-    for value in [1e9] * 10 + list(range(NEWEST)):
+    for value in [1e9] * 10 + list(range(WINDOW)):
         metrics.observe("x", value)
     got = metrics.snapshot().histograms["x"]
-    assert (got.count, got.max, got.p50, got.p95, got.p99) == (NEWEST + 10, 1e9, 499.5, 949.0, 989.0)
+    assert (got.count, got.max, got.p50, got.p95, got.p99) == (WINDOW + 10, 1e9, 499.5, 949.0, 989.0)
 
 
 def test_counters_add_up_from_many_threads_and_reset_forgets() -> None:
@@ -60,11 +60,11 @@ def test_counters_add_up_from_many_threads_and_reset_forgets() -> None:
 
 def test_labels_that_vary_without_end_cost_no_memory() -> None:
     metrics = Metrics()
-    for number in range(MOST_SERIES + 50):
+    for number in range(MAX_SERIES + 50):
         metrics.increment("n", request=str(number))
     metrics.increment("n", request="0")
     snapshot = metrics.snapshot()
-    assert (len(snapshot.counters), snapshot.dropped_series) == (MOST_SERIES, 50)
+    assert (len(snapshot.counters), snapshot.dropped_series) == (MAX_SERIES, 50)
     assert snapshot.counters['n{request="0"}'] == 2.0
 
 
@@ -113,7 +113,7 @@ def test_a_client_feeds_them_and_the_next_sink_hears_everything_too() -> None:
 
 
 def test_what_counts_as_a_failure_is_no_answer_or_an_error_and_not_a_redirect() -> None:
-    sink = MetricsSink(then=Silent())
+    sink = MetricsSink(then=NullSink())
     for status in (200, 302, 404, 500, None):
         sink.emit(RequestFinished("checkpoint_archive", 0, status, 0.001))
     counters = sink.metrics.snapshot().counters
@@ -132,13 +132,13 @@ def test_what_is_no_number_is_written_as_prometheus_reads_it() -> None:
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (lambda m: m.increment("steps", -1.0), "only grows"),
-        (lambda m: m.increment("steps", math.nan), "only grows"),
-        (lambda m: m.increment("my steps"), "cannot be a metric"),
-        (lambda m: m.increment("steps", **{"a-b": "c"}), "cannot be a metric"),
-        (lambda m: m.observe("ms", 1.0, le="5"), "by itself"),
-        (lambda m: (m.increment("steps"), m.set_gauge("steps", 1.0)), "is a counter already"),
-        (lambda m: m.observe("tinkex_requests_total", 1.0), "is a counter already"),
+        (lambda m: m.increment("steps", -1.0), "cannot be incremented by"),
+        (lambda m: m.increment("steps", math.nan), "cannot be incremented by"),
+        (lambda m: m.increment("my steps"), "is not a valid metric name"),
+        (lambda m: m.increment("steps", **{"a-b": "c"}), "is not a valid metric name"),
+        (lambda m: m.observe("ms", 1.0, le="5"), "is reserved"),
+        (lambda m: (m.increment("steps"), m.set_gauge("steps", 1.0)), "is already a counter"),
+        (lambda m: m.observe("tinkex_requests_total", 1.0), "is already a counter"),
     ],
     ids=["falls", "no number", "name", "label", "le", "two kinds", "ours"],
 )

@@ -28,13 +28,13 @@ from tests.scripted import ScriptedServer, over_http
 from tests.traces import Traces, traced
 from tests.unit.clients.test_streaming import ACCEPTED, DONE, StreamingServer, token, told
 from tinkex import AdamParams, Config, RestClient, ServiceClient, TrainingClient, types
-from tinkex._runtime import background, start_alone
+from tinkex._runtime import background, create_detached_task
 from tinkex.clients.retry_config import RetryConfig
 from tinkex.clients.sampling import SamplingClient
 from tinkex.clients.session import Session
 from tinkex.errors import APIConnectionError, NotFoundError, RequestFailedError, StreamInterruptedError
 from tinkex.observability import tracing
-from tinkex.observability.events import Silent
+from tinkex.observability.events import NullSink
 from tinkex.testing import Reply, Request, reply
 
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -50,7 +50,7 @@ def traces() -> Iterator[Traces]:
 
 def service_of(server: ScriptedServer, **settings: Any) -> ServiceClient:
     config = Config(api_key=KEY, base_url="http://host:8080", **settings)
-    return ServiceClient(config=config, transport=server.transport, events=Silent())
+    return ServiceClient(config=config, transport=server.transport, events=NullSink())
 
 
 def training_of(server: ScriptedServer, **settings: Any) -> TrainingClient:
@@ -381,7 +381,7 @@ def test_the_callers_own_variables_go_with_a_call_and_not_with_shared_work() -> 
         return variable.get()
 
     async def read_alone() -> str:
-        return await start_alone(read())
+        return await create_detached_task(read())
 
     variable.set("mine")
     # Calls that arrive together are begun together, and still each in the context of its own caller.
@@ -398,7 +398,7 @@ def test_the_callers_own_variables_go_with_a_call_and_not_with_shared_work() -> 
             told_both.set()
 
     background().start(tell())
-    background().start(tell(), alone=True)
+    background().start(tell(), detached=True)
     assert told_both.wait(30)
     assert heard == ["mine", "none"]
 
@@ -409,7 +409,7 @@ def test_heartbeats_belong_to_no_trace(traces: Traces) -> None:
     session = Session(caller, heartbeat_s=0.01)
 
     async def open_and_wait() -> None:
-        with tracing.operating("long"):
+        with tracing.trace_operation("long"):
             await session.opened()
             while server.names().count("session_heartbeat") < 3:  # noqa: ASYNC110 - what is waited for is a call
                 await asyncio.sleep(0.01)
@@ -551,7 +551,7 @@ def test_a_cancelled_operation_is_over_at_once_and_no_error(traces: Traces) -> N
 
 
 def test_an_operation_that_never_began_ends_its_span_too(traces: Traces) -> None:
-    operation = tracing.begin("sample")
+    operation = tracing.start_operation("sample")
     assert operation is not None
 
     async def never() -> None:
@@ -560,8 +560,8 @@ def test_an_operation_that_never_began_ends_its_span_too(traces: Traces) -> None
     held = threading.Event()
     background().loop.call_soon_threadsafe(held.wait)  # nothing begins before it is set
     try:
-        with operation.entered():
-            assert background().submit(never(), operation.ended).cancel()
+        with operation.activate():
+            assert background().submit(never(), operation.end).cancel()
     finally:
         held.set()
     assert facts(traces.one("tinkex.sample"))["tinkex.cancelled"] is True
@@ -619,7 +619,7 @@ def test_propagators_that_do_not_exist_are_said_once_and_fail_no_call() -> None:
     done = subprocess.run(
         [sys.executable, "-c", MISSPELT], env=environment, capture_output=True, text=True, check=True
     )
-    assert "OTEL_PROPAGATORS cannot be used" in done.stderr
+    assert "OTEL_PROPAGATORS is invalid" in done.stderr
 
 
 # ---- streams ----
@@ -750,12 +750,12 @@ def test_the_switch_is_honoured(traces: Traces, monkeypatch: pytest.MonkeyPatch)
 def test_without_a_provider_nothing_is_made() -> None:
     assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
     assert tracing.find_tracer() is None
-    assert tracing.begin("sample") is None
-    with tracing.operating("sample") as operation:
+    assert tracing.start_operation("sample") is None
+    with tracing.trace_operation("sample") as operation:
         assert operation is None
     tracing.use_provider(trace.NoOpTracerProvider())
     try:
-        assert tracing.begin("sample") is None
+        assert tracing.start_operation("sample") is None
     finally:
         tracing.use_provider(None)
 
@@ -798,7 +798,7 @@ def test_where_nothing_is_traced_an_operation_takes_two_calls_to_find_that_out()
     finally:
         sys.setprofile(None)
     future.result()
-    assert called == ["begin", "find_tracer"]
+    assert called == ["start_operation", "find_tracer"]
 
     async def counted() -> list[str]:
         called.clear()

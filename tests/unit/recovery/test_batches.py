@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tinkex.recovery.batches import NO_MORE, Batches
+from tinkex.recovery.batches import END_OF_DATA, Batches
 
 
 def read(batches: Batches[Any], *positions: int) -> list[Any]:
@@ -30,7 +30,7 @@ def test_every_kind_of_data_can_be_read_by_position_and_again(data: Any, steps: 
     batches = Batches(data, steps)
     assert batches.total == total
     assert read(batches, 0, 1, 2, 1, 0, 2) == list("abcbac")
-    assert batches.at(3) is NO_MORE
+    assert batches.at(3) is END_OF_DATA
     assert batches.at(0) == "a"
 
 
@@ -60,7 +60,7 @@ def test_a_training_that_is_taken_up_skips_what_it_has_seen() -> None:
     ("data", "steps", "message"),
     [
         ([1, 2], 3, "there are 2 batches"),
-        (lambda n: n, None, "say how many"),
+        (lambda n: n, None, "set steps="),
         ([1], 0, "steps"),
         ([1], True, "steps"),
         (7, None, "got int"),

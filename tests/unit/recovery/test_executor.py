@@ -12,7 +12,7 @@ from tests.scripted import Request
 from tests.unit.recovery.conftest import Events, Runs
 from tinkex import ServiceClient, errors, types
 from tinkex.observability.events import CallbackFailed, RecoveryFailed, RecoveryStarted, RunRecovered
-from tinkex.recovery import Best, Recovered, RecoveryExecutor, RecoveryPolicy
+from tinkex.recovery import Best, RecoveryExecutor, RecoveryPolicy, RecoveryResult
 from tinkex.testing import Reply, reply
 
 QUICK: dict[str, Any] = {"backoff_s": 0.001, "max_backoff_s": 0.002}
@@ -28,7 +28,7 @@ def test_a_run_restarts_from_its_latest_checkpoint_with_its_optimizer(
     server.save("old", "1")
     latest = server.save("old", "2")
     recovered = RecoveryExecutor(events=events).recover("old", service).result(timeout=10)
-    assert isinstance(recovered, Recovered)
+    assert isinstance(recovered, RecoveryResult)
     assert recovered.checkpoint == latest
     assert recovered.training.model_id == "sess-1:train:0"
     assert loads(server) == [(latest, True)]
@@ -102,7 +102,7 @@ def test_a_failure_that_may_pass_is_tried_again(
         return server.on_create_model(value, request)
 
     server.answers["create_model"] = create
-    executor = RecoveryExecutor(events=events, dice=calm)
+    executor = RecoveryExecutor(events=events, rng=calm)
     recovered = executor.recover("old", service, RecoveryPolicy(**QUICK)).result(timeout=10)
     assert recovered is not None
     assert (recovered.attempts, recovered.checkpoint) == (3, latest)
@@ -182,12 +182,12 @@ def test_no_more_than_so_many_at_once_and_a_waiting_run_leaves_its_place(
     policy = RecoveryPolicy(backoff_s=0.2)
     futures = [executor.recover(run, service, policy) for run in ("first", "second")]
     assert executor.recover("first", service) is futures[0]
-    assert executor.under_way == ("first", "second")
+    assert executor.in_flight == ("first", "second")
     for future in futures:
         assert future.result(timeout=20) is not None
     assert most == 1
     assert order == [f"tinker://{run}/weights/1" for run in ("first", "second", "first")]
-    assert executor.under_way == ()
+    assert executor.in_flight == ()
 
 
 def test_callbacks_may_use_the_client_and_their_errors_are_events(
@@ -196,7 +196,7 @@ def test_callbacks_may_use_the_client_and_their_errors_are_events(
     server.save("old", "1")
     found = []
 
-    def use(recovered: Recovered) -> None:
+    def use(recovered: RecoveryResult) -> None:
         found.append(recovered.training.get_info().model_id)  # a blocking call
         raise ZeroDivisionError("mine")
 
@@ -233,11 +233,11 @@ async def test_the_result_can_be_awaited(server: Runs, service: ServiceClient) -
 def test_callbacks_that_never_return_hold_up_neither_each_other_nor_other_restarts(
     server: Runs, service: ServiceClient, events: Events
 ) -> None:
-    released, called = threading.Event(), threading.Semaphore(0)
+    released, started = threading.Event(), threading.Semaphore(0)
 
-    def never(recovered: Recovered) -> None:
+    def never(recovered: RecoveryResult) -> None:
         assert threading.current_thread().daemon, "the program may end meanwhile"
-        called.release()
+        started.release()
         released.wait(60)
 
     executor = RecoveryExecutor(events=events)
@@ -247,7 +247,7 @@ def test_callbacks_that_never_return_hold_up_neither_each_other_nor_other_restar
     waiting = [executor.recover(run, service, RecoveryPolicy(on_recovery=never)) for run in runs]
     try:
         for _ in runs:
-            assert called.acquire(timeout=60)
+            assert started.acquire(timeout=60)
         server.save("other", "1")
         assert executor.recover("other", service).result(timeout=60) is not None
     finally:
@@ -268,11 +268,11 @@ def test_a_chooser_that_raises_is_told_and_leaves_nothing_in_between(
         checkpoint=choose, on_failure=lambda run_id, error: told.append((run_id, error)), **QUICK
     )
     executor = RecoveryExecutor(events=events)
-    with pytest.raises(errors.RecoveryError, match="chooses a checkpoint of run old raised KeyError"):
+    with pytest.raises(errors.RecoveryError, match="checkpoint function for run old raised KeyError"):
         executor.recover("old", service, policy).result(timeout=10)
     assert [run_id for run_id, _ in told] == ["old"]
     assert [event.after_s for event in events.of(RecoveryFailed)] == [None]
-    assert executor.under_way == ()
+    assert executor.in_flight == ()
     assert executor.recover("old", service).result(timeout=10) is not None
 
 

@@ -11,8 +11,8 @@ import pytest
 from tests.unit.recovery.conftest import Events, Runs
 from tinkex import ServiceClient, errors
 from tinkex.futures import AwaitableConcurrentFuture
-from tinkex.observability.events import RunCheckFailed, RunRecovered, RunTroubled
-from tinkex.recovery import Recovered, RecoveryExecutor, RecoveryMonitor, RecoveryPolicy
+from tinkex.observability.events import RunCheckFailed, RunRecovered, RunUnhealthy
+from tinkex.recovery import RecoveryExecutor, RecoveryMonitor, RecoveryPolicy, RecoveryResult
 
 QUICK: dict[str, Any] = {"backoff_s": 0.001, "max_backoff_s": 0.002}
 SLOW: dict[str, Any] = {"poll_interval_s": 600.0, **QUICK}
@@ -49,7 +49,7 @@ def test_a_corrupted_run_is_found_restarted_and_watched_on_again_and_again(
         (second,) = recovered.wait()
     assert (second.run_id, second.condition) == (first.training.model_id, "corrupted")
     assert second.checkpoint == f"tinker://{first.training.model_id}/weights/2"
-    assert [event.run_id for event in events.of(RunTroubled)][:2] == ["old", first.training.model_id]
+    assert [event.run_id for event in events.of(RunUnhealthy)][:2] == ["old", first.training.model_id]
 
 
 def test_a_lost_run_restarts_from_a_checkpoint_seen_before(server: Runs, service: ServiceClient) -> None:
@@ -99,7 +99,7 @@ def test_an_unreachable_run_that_was_damaged_meanwhile_is_restarted(
         server.corrupted.add("old")
         server.down = False
         recovered = waiting.result(timeout=20)
-        assert isinstance(recovered, Recovered)
+        assert isinstance(recovered, RecoveryResult)
         assert monitor.watched == (recovered.training.model_id,)
 
 
@@ -178,7 +178,7 @@ def test_trouble_that_is_reported_many_times_is_one_recovery(
         late = monitor.report("old", errors.APIConnectionError())
         recovered.add(id(late.result(timeout=20)))
     assert len(recovered) == 1
-    assert len(events.of(RunRecovered)) == len(events.of(RunTroubled)) == 1
+    assert len(events.of(RunRecovered)) == len(events.of(RunUnhealthy)) == 1
 
 
 async def test_it_works_from_an_event_loop(server: Runs, service: ServiceClient) -> None:
@@ -229,9 +229,9 @@ def test_a_restart_that_somebody_gave_up_is_begun_again_at_the_next_round(
         monitor.watch("old")
         monitor.check().result(timeout=10)
         assert choosing.wait(20)
-        under_way = executor.recover("old", service)
-        assert isinstance(under_way, AwaitableConcurrentFuture)
-        under_way.cancel()
+        in_flight = executor.recover("old", service)
+        assert isinstance(in_flight, AwaitableConcurrentFuture)
+        in_flight.cancel()
         may_choose.set()
         deadline = time.monotonic() + 20
         while not recovered.news:
@@ -259,13 +259,13 @@ def test_two_monitors_that_share_an_executor_restart_a_run_once(
     ):
         for monitor in (one, other):
             monitor.watch("old")
-        under_way = [monitor.report("old", gone) for monitor in (one, other)]
+        in_flight = [monitor.report("old", gone) for monitor in (one, other)]
         deadline = time.monotonic() + 20
         while any(monitor._watched["old"].recovery is None for monitor in (one, other)):
             assert time.monotonic() < deadline
             time.sleep(0.005)
         may_choose.set()
-        first, second = (report.result(timeout=20) for report in under_way)
+        first, second = (report.result(timeout=20) for report in in_flight)
     assert first is not None
     assert first is second
     assert len(events.of(RunRecovered)) == 1

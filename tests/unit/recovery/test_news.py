@@ -16,17 +16,17 @@ from tinkex.observability.events import (
     RecoveryStarted,
     RunCheckFailed,
     RunRecovered,
-    RunTroubled,
+    RunUnhealthy,
 )
 
 
 @pytest.mark.parametrize(
     ("event", "text"),
     [
-        (RunTroubled("run-1", "lost", "it is gone"), "run run-1 is lost: it is gone"),
-        (RunRecovered("run-1", "run-2", "tinker://p", 0), "run run-1 goes on as run-2, from tinker://p"),
-        (RecoveryFailed("run-1", 0, "full", 5.0), "could not be restarted: full; next try in 5.0 s"),
-        (RecoveryFailed("run-1", 2, "full", None), "could not be restarted: full; no more tries"),
+        (RunUnhealthy("run-1", "lost", "it is gone"), "run run-1 is lost: it is gone"),
+        (RunRecovered("run-1", "run-2", "tinker://p", 0), "run run-1 continues as run-2, from tinker://p"),
+        (RecoveryFailed("run-1", 0, "full", 5.0), "could not be restarted: full; next attempt in 5.0 s"),
+        (RecoveryFailed("run-1", 2, "full", None), "could not be restarted: full; giving up"),
         (CallbackFailed("on_recovery", "ValueError: x"), "on_recovery raised ValueError: x"),
     ],
 )

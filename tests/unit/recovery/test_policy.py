@@ -11,7 +11,7 @@ from tinkex import errors, types
 from tinkex._transport.retry import ErrorStatus, GiveUp, NoReply, Retry, decide
 from tinkex.recovery import Best, RecoveryPolicy
 from tinkex.recovery.diagnosis import condition_of, is_interruption, outcome_of
-from tinkex.recovery.policy import ranked
+from tinkex.recovery.policy import rank_checkpoints
 
 
 def checkpoint(name: str, minute: int, kind: Any = "training", **metadata: Any) -> types.Checkpoint:
@@ -45,15 +45,15 @@ SAVED = [
     ],
 )
 def test_checkpoints_are_ranked(choice: Any, names: str) -> None:
-    assert ranked(choice, "run", SAVED) == [f"tinker://run/weights/{name}" for name in names]
+    assert rank_checkpoints(choice, "run", SAVED) == [f"tinker://run/weights/{name}" for name in names]
 
 
 def test_no_checkpoint_is_an_error_that_says_what_to_do() -> None:
     with pytest.raises(errors.RecoveryError, match="save_state") as caught:
-        ranked("latest", "run", SAVED[2:3])
+        rank_checkpoints("latest", "run", SAVED[2:3])
     assert caught.value.run_id == "run"
     with pytest.raises(errors.RecoveryError, match=r"reward.*user_metadata"):
-        ranked(Best("reward"), "run", SAVED)
+        rank_checkpoints(Best("reward"), "run", SAVED)
 
 
 @pytest.mark.parametrize(

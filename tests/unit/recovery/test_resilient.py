@@ -18,8 +18,8 @@ import pytest
 import tinkex
 from tests.unit.recovery.conftest import Events, Runs
 from tinkex import Config, ServiceClient, errors, types
-from tinkex.observability.events import CallbackFailed, RecoveryFailed, RunRecovered, RunTroubled
-from tinkex.recovery import Best, RecoveryPolicy, Step
+from tinkex.observability.events import CallbackFailed, RecoveryFailed, RunRecovered, RunUnhealthy
+from tinkex.recovery import Best, RecoveryPolicy, TrainingStep
 from tinkex.testing import LocalEngine, Reply, Request, local_engine, reply
 
 QUICK = RecoveryPolicy(backoff_s=0.001, max_backoff_s=0.002, max_attempts=3)
@@ -33,7 +33,7 @@ def batch(n: int) -> list[types.Datum]:
     return [datum(n)]
 
 
-def train(step: Step[Any]) -> dict[str, float]:
+def train(step: TrainingStep[Any]) -> dict[str, float]:
     passed = step.training.forward_backward(step.batch, "cross_entropy")
     step.training.optim_step(types.AdamParams(learning_rate=1e-2)).result(timeout=60)
     return {"loss": passed.result(timeout=60).metrics["loss:sum"]}
@@ -104,7 +104,7 @@ def test_a_name_is_taken_up_where_it_stands_and_can_start_over(
     engine: LocalEngine, real: ServiceClient
 ) -> None:
     options: dict[str, Any] = {"base_model": engine.base_model, "rank": 2, "checkpoint_every": 2}
-    with pytest.raises(errors.RecoveryError, match="no training called 'again'"):
+    with pytest.raises(errors.RecoveryError, match="no training named 'again'"):
         tinkex.resilient_training(real, batch, steps=2, name="again", resume="must", **options).run(train)
     tinkex.resilient_training(real, batch, steps=2, name="again", **options).run(train)
     longer = tinkex.resilient_training(real, batch, steps=3, name="again", resume="must", **options)
@@ -115,7 +115,7 @@ def test_a_name_is_taken_up_where_it_stands_and_can_start_over(
     assert [step.index for step in drive(after)] == [2, 3]  # of the latest start, not of the furthest
 
 
-def drive(loop: Any, body: Callable[[Step[Any]], object] = train) -> Sequence[Step[Any]]:
+def drive(loop: Any, body: Callable[[TrainingStep[Any]], object] = train) -> Sequence[TrainingStep[Any]]:
     steps = []
     for step in loop:
         with step:
@@ -140,7 +140,7 @@ def test_data_that_ends_before_the_training_stands_is_refused_and_data_that_ends
         return loop
 
     assert over(3).position == 3
-    with pytest.raises(errors.RecoveryError, match=r"stands after batch 3 .* the data has fewer"):
+    with pytest.raises(errors.RecoveryError, match=r"is at batch 3 .* the data has fewer"):
         over(2)
     done = over(3)
     assert (done.resumed_at, done.position) == (3, 3)
@@ -212,7 +212,7 @@ def test_a_users_own_error_is_his_and_the_checkpoint_stands(engine: LocalEngine,
     options: dict[str, Any] = {"base_model": engine.base_model, "rank": 2, "checkpoint_every": 2}
     loop = tinkex.resilient_training(real, batch, steps=5, name="mine", **options)
 
-    def fails(step: Step[Any]) -> None:
+    def fails(step: TrainingStep[Any]) -> None:
         train(step)
         if step.index == 3:
             raise ZeroDivisionError
@@ -226,7 +226,7 @@ def test_a_users_own_error_is_his_and_the_checkpoint_stands(engine: LocalEngine,
 async def test_a_program_may_say_that_it_is_enough(engine: LocalEngine, real: ServiceClient) -> None:
     options: dict[str, Any] = {"base_model": engine.base_model, "rank": 2, "checkpoint_every": 100}
 
-    def until_the_third(step: Step[Any]) -> None:
+    def until_the_third(step: TrainingStep[Any]) -> None:
         train(step)
         if step.index == 2:
             step.stop()
@@ -253,7 +253,7 @@ def test_a_refused_batch_that_nobody_looked_at_is_raised_before_a_checkpoint_cou
         real, batch, steps=4, name="unseen", base_model=engine.base_model, rank=2, checkpoint_every=2
     )
 
-    def careless(step: Step[Any]) -> None:
+    def careless(step: TrainingStep[Any]) -> None:
         step.training.forward_backward([BAD] if step.index == 3 else step.batch, "cross_entropy")
         step.training.optim_step(types.AdamParams())
 
@@ -292,7 +292,7 @@ def test_every_way_to_change_the_weights_is_kept_count_of(engine: LocalEngine, r
     def squared(data: Any, logprobs: Any) -> Any:
         return sum((lp**2).sum() for lp in logprobs), {}
 
-    async def custom(step: Step[Any]) -> None:
+    async def custom(step: TrainingStep[Any]) -> None:
         await step.training.forward_backward_custom_async(step.batch, squared)
 
     loop = tinkex.resilient_training(
@@ -305,7 +305,7 @@ def test_every_way_to_change_the_weights_is_kept_count_of(engine: LocalEngine, r
             asyncio.run(custom(step))
             step.training.forward_backward(step.batch, "cross_entropy")
             step.training.optim_step(types.AdamParams())
-            assert len(step.training._unsettled) == 4
+            assert len(step.training._pending) == 4
 
 
 # ---- Ctrl-C ----
@@ -318,7 +318,7 @@ def test_the_first_interrupt_waits_for_the_step_and_its_checkpoint(
         real, batch, steps=9, name="ctrl-c", base_model=engine.base_model, rank=2, checkpoint_every=100
     )
 
-    def pressed_in_the_third(step: Step[Any]) -> None:
+    def pressed_in_the_third(step: TrainingStep[Any]) -> None:
         if step.index == 2:
             os.kill(os.getpid(), signal.SIGINT)
         train(step)
@@ -336,7 +336,7 @@ def test_the_second_interrupt_stops_at_once(engine: LocalEngine, real: ServiceCl
         real, batch, steps=9, name="ctrl-c-c", base_model=engine.base_model, rank=2, checkpoint_every=1
     )
 
-    def pressed_twice_in_the_third(step: Step[Any]) -> None:
+    def pressed_twice_in_the_third(step: TrainingStep[Any]) -> None:
         train(step)
         if step.index == 2:
             os.kill(os.getpid(), signal.SIGINT)
@@ -443,7 +443,7 @@ def test_every_loss_of_a_run_is_survived_in_order(
     ]  # fmt: skip
     assert [one.checkpoint.rpartition("-")[2] for one in told] == ["the beginning", "00000002", "00000004"]
     assert loop.recoveries == 3 == len(events.of(RunRecovered))
-    assert {event.condition for event in events.of(RunTroubled)} == {"lost"}
+    assert {event.condition for event in events.of(RunUnhealthy)} == {"lost"}
     assert [value.optimizer for value in server.values("load_weights")] == [True, True]
 
 
@@ -472,7 +472,7 @@ def test_a_run_lost_in_the_last_step_that_was_asked_for_is_no_end(
     server.loses_at = [2]
     loop = tinkex.resilient_training(service, batch, steps=9, name="enough", base_model="toy", policy=QUICK)
 
-    def until_the_second(step: Step[Any]) -> None:
+    def until_the_second(step: TrainingStep[Any]) -> None:
         if step.index == 1:
             step.stop()
         step.training.optim_step(types.AdamParams()).result(timeout=20)
@@ -538,13 +538,13 @@ def test_checkpoints_that_vanish_are_no_reason_to_begin_anew(
         service, batch, steps=3, name="vanished", base_model="toy", checkpoint_every=1, policy=QUICK
     )
 
-    def all_is_lost_in_the_third(step: Step[Any]) -> None:
+    def all_is_lost_in_the_third(step: TrainingStep[Any]) -> None:
         if step.index == 2:
             server.checkpoints.clear()
             server.gone.add(step.training.model_id)
         step.training.optim_step(types.AdamParams()).result(timeout=20)
 
-    with pytest.raises(errors.RecoveryError, match="no checkpoint of the training 'vanished' any more"):
+    with pytest.raises(errors.RecoveryError, match="no longer has a checkpoint of the training 'vanished'"):
         drive(loop, all_is_lost_in_the_third)
 
 
@@ -620,7 +620,7 @@ def test_a_session_that_the_server_forgot_is_no_end(moment: str, at: int, events
         last = list(by_run.items())[-1]
         assert last[0].startswith("sess-2:"), "the training goes on in a session that the server knows"
         assert last[1] == [*range(at // 2 * 2, 5)]
-    assert [event.condition for event in events.of(RunTroubled)] == ["lost"]
+    assert [event.condition for event in events.of(RunUnhealthy)] == ["lost"]
     assert loop.recoveries == 1
 
 
@@ -661,19 +661,19 @@ def test_a_deletion_that_is_refused_is_an_event(
 def test_the_run_of_a_step_can_have_an_observer_of_its_queue(
     server: Misbehaving, service: ServiceClient
 ) -> None:
-    heard: list[tuple[str, str | None]] = []
+    received: list[tuple[str, str | None]] = []
     paused = iter([reply({"queue_state": "paused_capacity", "queue_state_reason": "full"}, status=408)])
     loop = tinkex.resilient_training(service, batch, steps=1, name="watched", base_model="toy")
 
-    def watched(step: Step[Any]) -> None:
-        step.training.queue_state_observer = lambda *news: heard.append(news)
+    def watched(step: TrainingStep[Any]) -> None:
+        step.training.queue_state_observer = lambda *news: received.append(news)
         server.answers["retrieve_future"] = lambda value, request: (
             next(paused, None) or server.on_retrieve_future(value, request)
         )
         step.training.optim_step(types.AdamParams()).result(timeout=20)
 
     drive(loop, watched)
-    assert heard == [("paused_capacity", "full")]
+    assert received == [("paused_capacity", "full")]
 
 
 def test_a_step_without_its_block_is_refused(server: Misbehaving, service: ServiceClient) -> None:
@@ -681,22 +681,22 @@ def test_a_step_without_its_block_is_refused(server: Misbehaving, service: Servi
     with pytest.raises(RuntimeError, match="with step:"):
         for _ in loop:
             pass
-    with pytest.raises(RuntimeError, match="one loop"):
+    with pytest.raises(RuntimeError, match="iterated once"):
         next(iter(loop))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"base_model": None}, "base_model=… or on start_from=…"),
-        ({"start_from": "tinker://a/weights/b"}, "give one of them"),
-        ({"name": "with space"}, "name is"),
-        ({"checkpoint_every": None}, "nothing to go on from"),
-        ({"checkpoint_every": 0}, "checkpoint_every is above 0"),
-        ({"checkpoint_every_s": -1.0}, "checkpoint_every_s is above 0"),
-        ({"keep": 0}, "keep is above 0"),
-        ({"resume": "maybe"}, "resume is"),
-        ({"steps": None}, "say how many"),
+        ({"base_model": None}, "base_model=… and start_from=…"),
+        ({"start_from": "tinker://a/weights/b"}, "set exactly one of"),
+        ({"name": "with space"}, "name must be"),
+        ({"checkpoint_every": None}, "needs checkpoints to restart from"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be positive"),
+        ({"checkpoint_every_s": -1.0}, "checkpoint_every_s must be positive"),
+        ({"keep": 0}, "keep must be positive"),
+        ({"resume": "maybe"}, "resume must be"),
+        ({"steps": None}, "set steps="),
     ],
     ids=str,
 )
@@ -705,7 +705,7 @@ def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], messag
         given: dict[str, Any] = {"name": "x", "base_model": "toy", "steps": 2, **options}
         with pytest.raises(ValueError, match=message):
             tinkex.resilient_training(service, batch, **given)
-        with pytest.raises(ValueError, match="how many batches"):
+        with pytest.raises(ValueError, match="number of batches"):
             tinkex.resilient_training(service, iter([1]), name="x", base_model="toy", progress=True)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tinkex.errors import SetupError
 from tinkex.tokenizers import get_tokenizer
-from tinkex.tokenizers.kimi import WORDS, KimiTokenizer
+from tinkex.tokenizers.kimi import SPLIT_PATTERN, KimiTokenizer
 
 MERGED = ["he", "ll", "llo", "hello", " w", "or", " wor", "ld", " world", "12", "123", "日本", "'s", "  "]
 CHAT_TEMPLATE = "{% for m in messages %}<|im_user|>{{ m['content'] }}<|im_end|>{% endfor %}"
@@ -53,7 +53,7 @@ def kimi(directory: Path) -> KimiTokenizer:
 
 @pytest.fixture(scope="module")
 def plain() -> tiktoken.Encoding:
-    return tiktoken.Encoding("plain", pat_str=WORDS, mergeable_ranks=ranks(), special_tokens={})
+    return tiktoken.Encoding("plain", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks(), special_tokens={})
 
 
 @given(st.text())
@@ -68,7 +68,7 @@ def test_any_text_becomes_what_tiktoken_makes_of_it_and_comes_back(
 def test_words_are_cut_as_the_models_were_trained() -> None:
     import regex
 
-    pattern = WORDS.replace("&&[^\\p{Han}]", "--\\p{Han}")  # the same set in another notation
+    pattern = SPLIT_PATTERN.replace("&&[^\\p{Han}]", "--\\p{Han}")  # the same set in another notation
     cut = regex.compile(pattern, regex.V1).findall
     assert cut("Hello world's 日本語abc 12345") == [
         "Hello",
@@ -130,7 +130,7 @@ def test_a_directory_with_a_tiktoken_file_gives_it_also_where_transformers_is(di
 @pytest.mark.parametrize("content", ["", "not base64 1", "aGVsbG8= 7", "aGVsbG8="])
 def test_a_broken_file_says_what_to_do(tmp_path: Path, content: str) -> None:
     (tmp_path / "tiktoken.model").write_text(content)
-    with pytest.raises(SetupError, match=r"tiktoken\.model.*fetch it again"):
+    with pytest.raises(SetupError, match=r"tiktoken\.model.*download it again"):
         KimiTokenizer.from_directory(tmp_path)
 
 

@@ -15,9 +15,9 @@ from tests.scripted import ScriptedServer
 from tinkex.clients.service import ServiceClient
 from tinkex.errors import ConfigError, SetupError
 from tinkex.testing import Reply, Request, reply
-from tinkex.tokenizers import forget_tokenizers, hub_name, prefer_light, tokenizer_from_directory
+from tinkex.tokenizers import clear_tokenizer_cache, hub_name, prefer_light, tokenizer_from_directory
 from tinkex.tokenizers.light import LightTokenizer
-from tinkex.tokenizers.loading import MOST_KEPT
+from tinkex.tokenizers.loading import MAX_CACHED
 
 
 def serving_files(directory: Path) -> ScriptedServer:
@@ -71,6 +71,7 @@ def test_a_server_of_one_s_own_gives_its_files_once(home: Path, tiny_model: Path
     assert (stored[0] / "tokenizer.json").read_bytes() == (tiny_model / "tokenizer.json").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_transformers", [True, False])
 def test_a_name_nobody_has_a_tokenizer_for_says_what_to_do(tmp_path: Path, has_transformers: bool) -> None:
     program = f"""
@@ -97,7 +98,10 @@ def test_a_name_nobody_has_a_tokenizer_for_says_what_to_do(tmp_path: Path, has_t
 def test_a_server_that_names_no_model_is_said_so(home: Path) -> None:
     server = ScriptedServer()
     server.answers["get_info"] = lambda value, _: reply({"model_data": {}, "model_id": value.model_id})
-    with service_on(server, "four") as service, pytest.raises(SetupError, match="which tokenizer"):
+    with (
+        service_on(server, "four") as service,
+        pytest.raises(SetupError, match="does not report a tokenizer"),
+    ):
         service.create_lora_training_client("toy").get_tokenizer()
 
 
@@ -141,8 +145,8 @@ def run(program: str, **environment: str) -> str:
 
 
 def test_a_process_that_loads_many_tokenizers_keeps_the_newest(tiny_model: Path, tmp_path: Path) -> None:
-    forget_tokenizers()
-    links = [tmp_path / str(number) for number in range(MOST_KEPT + 1)]
+    clear_tokenizer_cache()
+    links = [tmp_path / str(number) for number in range(MAX_CACHED + 1)]
     for link in links:
         link.mkdir()
         (link / "tokenizer.json").write_text((tiny_model / "tokenizer.json").read_text())
@@ -151,7 +155,7 @@ def test_a_process_that_loads_many_tokenizers_keeps_the_newest(tiny_model: Path,
         assert tokenizer_from_directory(links[1]) is second
         assert tokenizer_from_directory(links[0]) is not oldest
     finally:
-        forget_tokenizers()
+        clear_tokenizer_cache()
 
 
 def test_light_tokenizers_can_be_asked_for(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +168,7 @@ def test_light_tokenizers_can_be_asked_for(tiny_model: Path, monkeypatch: pytest
     assert isinstance(light, LightTokenizer)
     assert light.encode("The sea") == usual.encode("The sea")
     monkeypatch.setenv("TINKEX_TOKENIZERS", "heavy")
-    with pytest.raises(ConfigError, match="TINKEX_TOKENIZERS is 'auto' or 'light'"):
+    with pytest.raises(ConfigError, match="TINKEX_TOKENIZERS must be 'auto' or 'light'"):
         tokenizer_from_directory(tiny_model)
     monkeypatch.delenv("TINKEX_TOKENIZERS")
     prefer_light()

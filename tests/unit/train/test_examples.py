@@ -59,25 +59,29 @@ def test_prompts_keep_the_whole_line_for_the_reward(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("read", "line", "said"),
     [
-        (read_conversations, "{", "no JSON"),
-        (read_conversations, [1], "no JSON object"),
+        (read_conversations, "{", "invalid JSON"),
+        (read_conversations, [1], "not a JSON object"),
         (read_conversations, '{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}", "too deep"),
-        (read_conversations, '{"prompt": "a \\ud83d b", "completion": "c"}', "half of a pair of escapes"),
-        (read_conversations, {"text": "x"}, "neither 'messages' nor 'prompt'"),
-        (read_conversations, {"messages": [USER]}, "must be the assistant's"),
-        (read_conversations, {"messages": [REPLY]}, "no question"),
+        (read_conversations, '{"prompt": "a \\ud83d b", "completion": "c"}', "lone surrogate"),
+        (read_conversations, {"text": "x"}, "'messages', or 'prompt' and 'completion', are required"),
+        (read_conversations, {"messages": [USER]}, "must be 'assistant'"),
+        (read_conversations, {"messages": [REPLY]}, "only an answer"),
         (read_conversations, {"messages": []}, "list of messages"),
-        (read_conversations, {"messages": [{"role": "user"}, REPLY]}, "content of a message is a text"),
+        (
+            read_conversations,
+            {"messages": [{"role": "user"}, REPLY]},
+            "content of a message must be a string",
+        ),
         (read_conversations, {"messages": [{"content": "x"}, REPLY]}, "needs a 'role'"),
         (read_conversations, {"prompt": "", "completion": "x"}, "'prompt' is empty"),
         (read_conversations, {"prompt": "x", "completion": ""}, "'completion' is empty"),
-        (read_conversations, {"prompt": "x", "completion": [USER]}, "must be the assistant's"),
-        (read_preferences, {"prompt": "x", "chosen": "a"}, "'chosen' and 'rejected' are needed"),
+        (read_conversations, {"prompt": "x", "completion": [USER]}, "must be 'assistant'"),
+        (read_preferences, {"prompt": "x", "chosen": "a"}, "'chosen' and 'rejected' are required"),
         (read_preferences, {"chosen": "a", "rejected": "b"}, "no 'prompt'"),
-        (read_preferences, {"prompt": "x", "chosen": "a", "rejected": "a"}, "the same"),
+        (read_preferences, {"prompt": "x", "chosen": "a", "rejected": "a"}, "are equal"),
         (read_preferences, {"chosen": [USER, REPLY], "rejected": [REPLY, REPLY]}, "same messages"),
-        (read_prompts, {"question": "x"}, "no 'prompt'"),
-        (read_prompts, {"messages": [USER, REPLY]}, "nothing to answer"),
+        (read_prompts, {"question": "x"}, "'prompt' (or 'messages') is required"),
+        (read_prompts, {"messages": [USER, REPLY]}, "must not have the role 'assistant'"),
     ],
 )
 def test_a_line_that_cannot_be_used_is_named(
@@ -93,7 +97,7 @@ def test_a_line_that_cannot_be_used_is_named(
 
 
 def test_many_bad_lines_are_counted_and_the_first_shown(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="9 lines cannot be used") as raised:
+    with pytest.raises(ConfigError, match="9 invalid lines") as raised:
         read_prompts(lines(tmp_path / "a.jsonl", *["{"] * 9))
     assert "and 4 more" in str(raised.value)
 
@@ -101,7 +105,7 @@ def test_many_bad_lines_are_counted_and_the_first_shown(tmp_path: Path) -> None:
 def test_missing_empty_and_binary_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no file"):
         read_prompts(tmp_path / "none")
-    with pytest.raises(ConfigError, match="holds no examples"):
+    with pytest.raises(ConfigError, match="contains no examples"):
         read_prompts(lines(tmp_path / "empty", ""))
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="UTF-8"):

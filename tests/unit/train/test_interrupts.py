@@ -41,7 +41,12 @@ class AtLine:
         return self._stepped if frame.f_code.co_filename == loop.__file__ else None
 
     def _stepped(self, frame: FrameType, event: str, value: Any) -> Any:
-        if event == "line" and frame.f_code.co_name in ("_submit", "_sent", "_collect", "_between"):
+        if event == "line" and frame.f_code.co_name in (
+            "_submit",
+            "_submit_step",
+            "_collect",
+            "_evaluate_and_save",
+        ):
             self.count += 1
             if self.count == self._wanted:
                 self.seen = f"{frame.f_code.co_name}:{frame.f_lineno}"
@@ -56,6 +61,7 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_at_any_line_loses_and_repeats_no_step(
     service: tinkex.ServiceClient, chats: Path, tmp_path: Path
@@ -73,7 +79,7 @@ def test_an_interrupt_at_any_line_loses_and_repeats_no_step(
         resumed = train.resume(service, output)
         assert [line["step"] for line in resumed.metrics] == list(range(1, STEPS + 1)), at.seen
         assert losses(resumed) == pytest.approx(losses(whole), abs=2e-4), at.seen
-    assert stopped == {"_submit", "_sent", "_collect", "_between"}
+    assert stopped == {"_submit", "_submit_step", "_collect", "_evaluate_and_save"}
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -83,14 +89,14 @@ def _interrupt() -> None:
 
 def _held_once(done: list[str]) -> None:
     with Interrupts() as interrupts:
-        with interrupts.held:
+        with interrupts.critical:
             _interrupt()
             done.append("the block")
         done.append("after it")
 
 
 def _held_twice(done: list[str]) -> None:
-    with Interrupts() as interrupts, interrupts.held:
+    with Interrupts() as interrupts, interrupts.critical:
         _interrupt()
         _interrupt()
         done.append("after the second")

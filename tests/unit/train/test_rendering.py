@@ -6,7 +6,7 @@ import pytest
 
 from tinkex.errors import ConfigError
 from tinkex.tokenizers.light import LightTokenizer
-from tinkex.train.rendering import Renderer, Tokens, fitting
+from tinkex.train.rendering import Renderer, TokenizedExample, filter_by_length
 
 CHAT = [
     {"role": "user", "content": "Say four."},
@@ -21,7 +21,7 @@ def tokenizer(tiny_model: Path) -> LightTokenizer:
     return LightTokenizer.from_directory(tiny_model)
 
 
-def learned_text(tokenizer: LightTokenizer, tokens: Tokens) -> str:
+def learned_text(tokenizer: LightTokenizer, tokens: TokenizedExample) -> str:
     return tokenizer.decode([t for t, mine in zip(tokens.ids, tokens.learned, strict=True) if mine])
 
 
@@ -66,19 +66,22 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_for_all_and_fine_for_
 
 
 def test_a_datum_reads_one_token_less_and_weighs_only_what_is_learned() -> None:
-    datum = Tokens([1, 2, 3, 4], [False, False, True, True]).datum(0.5)
+    datum = TokenizedExample([1, 2, 3, 4], [False, False, True, True]).datum(0.5)
     assert datum.model_input.to_ints() == [1, 2, 3]
     assert list(datum.loss_fn_inputs["target_tokens"].data) == [2, 3, 4]
     assert list(datum.loss_fn_inputs["weights"].data) == [0.0, 0.5, 0.5]
 
 
 def test_examples_that_are_too_long_are_an_error_left_out_or_cut() -> None:
-    short, long = Tokens([1, 2], [False, True]), Tokens([1, 2, 3, 4], [False, True, True, True])
-    asked = Tokens([1, 2, 3, 4], [False, False, False, True])
+    short, long = (
+        TokenizedExample([1, 2], [False, True]),
+        TokenizedExample([1, 2, 3, 4], [False, True, True, True]),
+    )
+    asked = TokenizedExample([1, 2, 3, 4], [False, False, False, True])
     given = [("a:1", short), ("a:2", long), ("a:3", asked)]
     with pytest.raises(ConfigError, match=r"a:2: 4 tokens.*2 such lines"):
-        fitting(given, 3, "error")
-    assert fitting(given, 3, "skip") == [short]
-    assert [one.ids for one in fitting(given, 3, "cut")] == [[1, 2], [1, 2, 3]]
+        filter_by_length(given, 3, "error")
+    assert filter_by_length(given, 3, "skip") == [short]
+    assert [one.ids for one in filter_by_length(given, 3, "cut")] == [[1, 2], [1, 2, 3]]
     with pytest.raises(ConfigError, match="every example"):
-        fitting(given[1:], 3, "skip")
+        filter_by_length(given[1:], 3, "skip")

@@ -16,8 +16,10 @@ from tinkex import train, types
 from tinkex.config import Config
 from tinkex.errors import ConfigError, SetupError
 from tinkex.train.dpo import Dpo
-from tinkex.train.recipes import Metrics, Place, Work
+from tinkex.train.recipes import Metrics, PreparedStep, RunContext
 from tinkex.train.rendering import Renderer
+
+pytestmark = pytest.mark.slow
 
 MODEL = "tiny/llama"
 ANSWERS = ("Paris.", "four.", "the sea.", "a fox.", "a dog.", "the sky.")
@@ -46,7 +48,7 @@ def sft(chats: Path, output: Path, **more: Any) -> train.SftSettings:
     return train.SftSettings(data=chats, output=output, **given)
 
 
-def losses(report: train.Report) -> list[float]:
+def losses(report: train.TrainingReport) -> list[float]:
     return [round(value, 4) for value in report.curve]
 
 
@@ -72,12 +74,12 @@ def test_a_supervised_run_learns_evaluates_saves_and_reports(
         assert rest.get_weights_info_by_tinker_path(path).result().lora_rank == 4
 
 
-def take(training: tinkex.TrainingClient, work: Work, adam: types.AdamParams) -> None:
+def take(training: tinkex.TrainingClient, work: PreparedStep, adam: types.AdamParams) -> None:
     training.forward_backward(work.data, work.loss_fn)
     training.optim_step(adam).result()
 
 
-class StopAfter(train.Watcher):
+class StopAfter(train.TrainingCallback):
     def __init__(self, step: int) -> None:
         self._step = step
 
@@ -99,11 +101,11 @@ def test_an_interrupted_run_goes_on_as_if_it_had_never_stopped(
     with pytest.raises(ConfigError, match="run of sft"):
         train.resume(service, tmp_path / "parts", recipe="dpo")
     chats.write_text(chats.read_text() + chats.read_text())
-    with pytest.raises(ConfigError, match="not the file this run began with"):
+    with pytest.raises(ConfigError, match="has changed since this run started"):
         train.resume(service, tmp_path / "parts")
-    with pytest.raises(SetupError, match="holds a run already"):
+    with pytest.raises(SetupError, match="already contains a run"):
         train.run(service, sft(chats, tmp_path / "parts"))
-    with pytest.raises(SetupError, match="holds no run"):
+    with pytest.raises(SetupError, match="contains no run"):
         train.resume(service, tmp_path / "nothing")
 
 
@@ -111,7 +113,7 @@ class Killed(BaseException):
     """Ends a run as a kill would: nothing is saved on the way out."""
 
 
-class KillAfter(train.Watcher):
+class KillAfter(train.TrainingCallback):
     def __init__(self, step: int) -> None:
         self._step = step
 
@@ -176,7 +178,7 @@ def test_the_gradient_of_preferences_is_that_of_the_loss_written_with_torch(
         data=preferences, output=tmp_path / "x", beta=beta, sft_weight=0.0, eval_fraction=0.0
     )
     ours, other = (service.create_lora_training_client(MODEL, rank=4, seed=5) for _ in range(2))
-    recipe = Dpo(settings, Place(service, ours, Renderer(ours.get_tokenizer()), MODEL))
+    recipe = Dpo(settings, RunContext(service, ours, Renderer(ours.get_tokenizer()), MODEL))
     pairs = recipe._learn[:2]
     references = recipe._reference_sums(pairs)
     data = [one.datum() for pair in pairs for one in (pair.chosen, pair.rejected)]
@@ -214,7 +216,7 @@ def test_the_weight_of_chosen_answers_makes_them_likelier(
             data=preferences, output=tmp_path / f"{weight}", eval_fraction=0.0, sft_weight=weight
         )
         training = service.create_lora_training_client(MODEL, rank=4, seed=5)
-        recipe = Dpo(settings, Place(service, training, Renderer(training.get_tokenizer()), MODEL))
+        recipe = Dpo(settings, RunContext(service, training, Renderer(training.get_tokenizer()), MODEL))
         for step in (1, 2, 3):
             take(training, recipe.prepare([0, 1], step), types.AdamParams(learning_rate=0.01))
         chosen = [pair.chosen.datum() for pair in recipe._learn[:2]]

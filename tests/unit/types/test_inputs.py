@@ -95,7 +95,7 @@ def test_provenance_must_cover_both_sides() -> None:
     short = SampledProvenanceSpan(sequence_id="s", length=1)
     with pytest.raises(ValueError, match="cover 1 tokens of 2"):
         datum.with_provenance(model_input=[span], loss_fn_inputs=[short])
-    with pytest.raises(ValueError, match="pairs"):
+    with pytest.raises(ValueError, match="together"):
         Datum(datum.model_input, {}, [span])
 
 

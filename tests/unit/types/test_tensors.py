@@ -55,7 +55,7 @@ def test_torch_half_types_become_float32() -> None:
     [
         ({"data": [1]}, "needs dtype"),
         ({"data": [1], "dtype": "float64"}, "float64"),
-        ({"data": [1, 2], "dtype": "int64", "shape": [3]}, "holds 2 values but shape"),
+        ({"data": [1, 2], "dtype": "int64", "shape": [3]}, "has 2 values but shape"),
         ({"data": [1.5], "dtype": "int64"}, "fractional"),
         ({"data": [2**63, 1], "dtype": "int64"}, "beyond"),
         ({"data": [float("inf")], "dtype": "int64"}, "beyond"),
@@ -69,7 +69,7 @@ def test_torch_half_types_become_float32() -> None:
                 "sparse_crow_indices": [0, 1],
                 "sparse_col_indices": [4],
             },
-            "must lie in",
+            "must be in",
         ),
     ],
 )

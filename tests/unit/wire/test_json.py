@@ -83,7 +83,7 @@ def test_malformed_bodies_name_what_is_wrong(body: bytes, field: str) -> None:
         wire.decode(body, types.SampleRequest)
 
 
-def test_half_a_character_is_named_with_its_text() -> None:
+def test_a_lone_surrogate_is_named_with_its_text() -> None:
     stop = types.SamplingParams(stop=["fine", "not \ud83d fine"])
-    with pytest.raises(InvalidInput, match=r"not .* fine.* half a character"):
+    with pytest.raises(InvalidInput, match=r"not .* fine.* lone surrogate"):
         wire.encode(stop)

@@ -12,12 +12,11 @@ import time
 from tinkex._wire import json as wire_json
 from tinkex.engine.durability.savepoints import forget_ended_runs
 from tinkex.engine.durability.unrecoverable import UnrecoverableRuns, check_contents, check_files
+from tinkex.engine.encoding import decode_request, failed
 from tinkex.engine.integrity import CheckpointIntegrity
 from tinkex.engine.lanes.interface import CorruptState
 from tinkex.engine.lookup import resolve_sampler, run_lost
 from tinkex.engine.operation import Kind, Operation
-from tinkex.engine.outcomes import failed
-from tinkex.engine.request_bodies import decode_request
 from tinkex.engine.running.table import OperationTable
 from tinkex.engine.served_models import ServedModels
 from tinkex.engine.store import FutureRow, Outcome, RunRow, RunStatus, Store
@@ -122,7 +121,7 @@ class Recovery:
             now = time.time()
             store.finished.add(outcomes, {}, now)
             store.futures.finish(outcomes, now)
-            store.journal.never_ran(request_id for request_id, _ in outcomes)
+            store.journal.drop_unrun(request_id for request_id, _ in outcomes)
 
     def _recover_sample(self, row: FutureRow, request: SampleRequest) -> None:
         sampler = resolve_sampler(self._store, self._models, self._integrity, row.owner, request)
@@ -133,7 +132,7 @@ class Recovery:
 
     def _remove_unreferenced_files(self) -> None:
         store = self._store
-        removed = store.directories.clear_litter(
+        removed = store.directories.remove_unreferenced(
             [
                 *store.checkpoints.directories(),
                 *store.samplers.snapshot_directories(),

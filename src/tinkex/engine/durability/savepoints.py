@@ -72,28 +72,31 @@ class SavepointWriter:
         self._health = health
         self._seconds: Counter[str] = Counter()
         self._operations: Counter[str] = Counter()
+        self._due: set[str] = set()
         self._not_before = 0.0
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="tinkex-savepoint")
         self._captures = threading.Semaphore(MAX_CAPTURES)
         self._writing: _Writing | None = None
 
-    def record_work(self, run_ids: Iterable[str], seconds: float) -> None:
+    def record_work(self, run_ids: AbstractSet[str], seconds: float) -> None:
         """Count work that a replay would have to repeat."""
         for run_id in run_ids:
             # Fractions count: Counter is typed for whole numbers, and works with any.
             self._seconds[run_id] += seconds  # type: ignore[assignment]
             self._operations[run_id] += 1
+        self._update_due(run_ids)
 
     @property
     def is_due(self) -> bool:
         """Whether some run has done enough since its last savepoint, and none are being written."""
         self._collect()
-        return self._writing is None and time.monotonic() >= self._not_before and bool(self._due())
+        return self._writing is None and time.monotonic() >= self._not_before and bool(self._due)
 
     def write_due(self, turn: int) -> None:
         """Capture the runs that are due, and start to write them; ``turn`` is the last one committed."""
-        run_ids = self._store.journal.entangled(self._due())
+        run_ids = self._store.journal.runs_sharing_turns(self._due)
         if not self._is_complete(run_ids):
+            self._not_before = time.monotonic() + RETRY_S
             return
         written: list[Future[SavepointRow]] = []
         for run_id in sorted(run_ids & self._live.keys()):
@@ -117,7 +120,7 @@ class SavepointWriter:
         None if it cannot be written: then a replay continues from the savepoint before.
         """
         self._collect(wait=True)
-        run_ids = self._store.journal.entangled([run_id])
+        run_ids = self._store.journal.runs_sharing_turns([run_id])
         if not self._is_complete(run_ids):
             return None
         rows: list[SavepointRow] = []
@@ -140,6 +143,7 @@ class SavepointWriter:
         self._not_before = 0.0
         self._seconds.clear()
         self._operations.clear()
+        self._due.clear()
 
     def flush(self, turn: int) -> None:
         """Write what is due, and wait until it is complete."""
@@ -152,13 +156,15 @@ class SavepointWriter:
         """Finish the savepoints that are being written."""
         self._executor.shutdown(wait=True)
 
-    def _due(self) -> Sequence[str]:
-        return [
-            run_id
-            for run_id in self._seconds
-            if self._seconds[run_id] >= self._config.savepoint_after_s
-            or self._operations[run_id] >= self._config.savepoint_after_operations
-        ]
+    def _update_due(self, run_ids: Iterable[str]) -> None:
+        for run_id in run_ids:
+            if (
+                self._seconds[run_id] >= self._config.savepoint_after_s
+                or self._operations[run_id] >= self._config.savepoint_after_operations
+            ):
+                self._due.add(run_id)
+            else:
+                self._due.discard(run_id)
 
     def _capture(self, run_id: str) -> _CapturedRun:
         return _CapturedRun(run_id, self._live[run_id].next_seq, self._backend.capture(run_id))
@@ -206,6 +212,7 @@ class SavepointWriter:
         if writing.finished.result():
             self._seconds -= writing.seconds
             self._operations -= writing.operations
+            self._update_due(writing.operations)
         else:
             self._not_before = time.monotonic() + RETRY_S
 
@@ -222,6 +229,7 @@ class SavepointWriter:
         for run_id in run_ids:
             self._seconds.pop(run_id, None)
             self._operations.pop(run_id, None)
+            self._due.discard(run_id)
 
     def _report_failure(self, error: Exception) -> None:
         logger.warning("a savepoint could not be written: %s", error)
@@ -246,8 +254,8 @@ def forget_ended_runs(store: Store, live: Iterable[str]) -> None:
     alive = set(live)
     known = store.journal.runs() | {row.run_id for row in store.savepoints.all()}
     for run_id in known - alive:
-        if not store.journal.entangled([run_id]) & alive:
-            store.journal.forget(run_id)
+        if not store.journal.runs_sharing_turns([run_id]) & alive:
+            store.journal.delete_run(run_id)
             file = store.savepoints.delete(run_id)
             if file is not None:
                 store.directories.remove_savepoint(file)

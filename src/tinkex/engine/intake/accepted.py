@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 
+from tinkex.engine.encoding import encode_request
 from tinkex.engine.intake.fingerprint import fingerprint
 from tinkex.engine.lookup import sequence_ids
 from tinkex.engine.operation import Kind, Operation, OperationRequest
-from tinkex.engine.request_bodies import encode_request
 from tinkex.engine.store import FutureRow, FutureStatus, JournalRow, Store
 from tinkex.errors import InvalidInput
 from tinkex.types import CreateCustomLossRequest, SampleRequest, UntypedAPIFuture
@@ -28,13 +28,13 @@ class AcceptedRequests:
         now = time.monotonic()
         if session_id and now - self._touched.get(session_id, float("-inf")) > TOUCH_INTERVAL_S:
             self._touched[session_id] = now
-            self._store.sessions.seen(session_id, time.time())
+            self._store.sessions.record_heartbeat(session_id, time.time())
 
     def find_duplicate(
         self, target: str, seq_id: int, request: OperationRequest | CreateCustomLossRequest
     ) -> UntypedAPIFuture | None:
         """The answer to an earlier request with this number; raises ``InvalidInput`` if its content was different."""
-        known = self._store.futures.at_turn(target, seq_id)
+        known = self._store.futures.find_by_seq_id(target, seq_id)
         if known is None:
             return None
         if known.payload_hash != fingerprint(request):

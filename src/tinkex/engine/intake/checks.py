@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.intake.custom_losses import declared_inputs
 from tinkex.engine.integrity import CheckpointIntegrity
 from tinkex.engine.lanes.export_files import check_recipients
+from tinkex.engine.lanes.interface import PassJob
 from tinkex.engine.lookup import (
     check_name_is_free,
     check_same_base,
     find_checkpoint,
-    find_custom_loss,
 )
 from tinkex.engine.operation import OperationRequest
+from tinkex.engine.passes import find_custom_loss, read_job
 from tinkex.engine.quotas import Quotas
 from tinkex.engine.sampler.job import SampleJob
 from tinkex.engine.served_models import ServedModel, ServedModels
 from tinkex.engine.store import CheckpointKind, CheckpointRow, RunRow, Store, check_name
-from tinkex.engine.trainer.examples import MAX_RANK, read_pass
+from tinkex.engine.trainer.examples import MAX_RANK
 from tinkex.errors import InvalidInput, Unsupported
 from tinkex.types import (
     AdamParams,
@@ -84,11 +84,9 @@ class Checks:
         check_same_base(self._models, model, checkpoint, request.path)
         return checkpoint
 
-    def operation(self, owner: str, row: RunRow, request: OperationRequest) -> int:
-        """How many tokens an operation of a run will cost; raises if it cannot work."""
+    def operation(self, owner: str, row: RunRow, request: OperationRequest) -> None:
+        """Raise if an operation of a run other than a pass cannot work."""
         match request:
-            case ForwardBackwardRequest():
-                return self._pass(row, request)
             case OptimStepRequest():
                 if request.optimizer_params is not None:
                     name = request.optimizer_params.get("type", "unnamed")
@@ -117,7 +115,6 @@ class Checks:
                 checkpoint = self._load(owner, request)
                 model = self._models.find(row.base_model)
                 check_same_base(self._models, model, checkpoint, request.path)
-        return 0
 
     def sample(self, model: ServedModel, request: SampleRequest, request_id: str, ids: list[str]) -> int:
         """The length of a sample's prompt; raises if the sample cannot be drawn."""
@@ -126,7 +123,7 @@ class Checks:
         if model.known:
             job = SampleJob.of(request, request_id=request_id, adapter=None, sequence_ids=ids)
             model.info.samples.check(job)
-        return num_tokens(request.prompt)
+        return count_tokens(request.prompt)
 
     def num_samples(self, request: SampleRequest) -> int:
         """How many sequences a request asks for; raises if they are too many."""
@@ -135,14 +132,13 @@ class Checks:
             raise InvalidInput(f"num_samples is {request.num_samples}; ask for 1 to {limit} per request.")
         return request.num_samples
 
-    def _pass(self, row: RunRow, request: ForwardBackwardRequest) -> int:
-        custom_loss = find_custom_loss(self._store, row.owner, request)
+    def read_pass(self, row: RunRow, request: ForwardBackwardRequest) -> PassJob | None:
+        """The job of a pass; raises if it cannot run. None for a model that was never loaded: it is read when it runs."""
         model = self._models.find(row.base_model)
         if model.known:
-            # A pass on a model that was never loaded is validated when it runs.
-            declared = declared_inputs(custom_loss) if custom_loss is not None else None
-            read_pass(request.data, request.loss_fn, request.loss_fn_config, model.info.passes, declared)
-        return sum(num_tokens(datum.model_input) for datum in request.data)
+            return read_job(self._store, row.owner, row.run_id, request, model.info)
+        find_custom_loss(self._store, row.owner, request)
+        return None
 
     def _save_for_sampler(self, row: RunRow, request: SaveWeightsForSamplerRequest) -> None:
         if request.path is None and request.sampling_session_seq_id is None:
@@ -178,10 +174,10 @@ class Checks:
             )
 
 
-def num_tokens(model_input: ModelInput) -> int:
+def count_tokens(model_input: ModelInput) -> int:
     """The length of an input, which must be known.
 
-    >>> num_tokens(ModelInput.from_ints([1, 2, 3]))
+    >>> count_tokens(ModelInput.from_ints([1, 2, 3]))
     3
     """
     try:

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 
 from tinkex._wire import json as wire_json
+from tinkex.engine.encoding import succeeded
 from tinkex.engine.intake.accepted import AcceptedRequests, new_request_id
 from tinkex.engine.intake.fingerprint import fingerprint
-from tinkex.engine.lanes.interface import UploadedLoss
 from tinkex.engine.lookup import find_session
-from tinkex.engine.outcomes import succeeded
 from tinkex.engine.store import FutureRow, LossRow, Store
 from tinkex.types import CreateCustomLossRequest, CreateCustomLossResponse, UntypedAPIFuture
 
 KIND = "create_custom_loss"
-
-
-@dataclass(frozen=True)
-class DeclaredInputs:
-    """The inputs of an uploaded loss besides the logprobs, and the dimensions of each."""
-
-    input_names: Sequence[str]
-    ranks: Mapping[str, int]
 
 
 def create_custom_loss(
@@ -55,10 +43,3 @@ def create_custom_loss(
         store.finished.add(outcome, {}, now)
         store.futures.finish(outcome, now)
     return UntypedAPIFuture(request_id=future.request_id)
-
-
-@lru_cache(maxsize=256)
-def declared_inputs(loss: UploadedLoss) -> DeclaredInputs:
-    """The inputs of an uploaded loss, without the graph that computes it."""
-    inputs = wire_json.decode(loss.definition, CreateCustomLossRequest).inputs
-    return DeclaredInputs([one.name for one in inputs[1:]], {one.name: one.rank for one in inputs})

@@ -1,4 +1,4 @@
-"""The structures Python hands to the core, field by field as ``csrc/core.h`` has them."""
+"""The C structures of ``csrc/core.h``, field by field."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ __all__ = [
     "MAX_PARTS",
     "PROJECTIONS",
     "DrawC",
+    "ExtentC",
     "HeadC",
     "LayerC",
+    "LoraC",
+    "LoraPassC",
     "MatrixC",
     "ModelC",
-    "PairC",
-    "PairsC",
     "PassC",
     "SegmentC",
     "SequenceC",
-    "Stored",
-    "StretchC",
+    "StorageFormat",
     "TenantC",
 ]
 
@@ -29,31 +29,31 @@ def _fields(kind: type, *names: str) -> list[tuple[str, type]]:
 
 
 PROJECTIONS = 7
-"""Linear layers of a layer: query, key, value, output, gate, up, down."""
+"""Projections of a layer: query, key, value, output, gate, up, down."""
 
 MAX_PARTS = 3
 """Projections that can share an input."""
 
 
-class Stored(IntEnum):
-    """How the numbers of a matrix are stored; what the packed forms are is said in ``csrc/packed.h``."""
+class StorageFormat(IntEnum):
+    """How a matrix is stored; ``csrc/packed.h`` defines the packed formats."""
 
     FP32 = 0
     FP16 = 1
     BF16 = 2
     Q8 = 3
     Q4 = 4
-    TURNED = 5
+    TRANSPOSED = 5
 
 
 class MatrixC(Structure):
-    """A weight matrix and how its numbers are stored."""
+    """A weight matrix and its storage format."""
 
     _fields_ = (("data", c_void_p), ("format", c_int64))
 
 
 class LayerC(Structure):
-    """One layer's weights; a bias or norm the family does not have is NULL."""
+    """One layer's weights; a bias or norm that the model family does not have is NULL."""
 
     _fields_ = (
         ("weights", MatrixC * PROJECTIONS),
@@ -64,7 +64,7 @@ class LayerC(Structure):
 
 
 class ModelC(Structure):
-    """A model's shape and where its weights are."""
+    """A model's shape and pointers to its weights."""
 
     _fields_ = (
         *_fields(c_int64, "num_layers", "hidden", "inner", "heads", "kv_heads", "head_dim", "vocab"),
@@ -75,24 +75,24 @@ class ModelC(Structure):
     )
 
 
-class PairC(Structure):
-    """One projection's low-rank pair, ``turned`` or as torch stores it; NULL where an adapter does not reach it."""
+class LoraC(Structure):
+    """A and B of one projection, ``transposed`` or as torch stores them; NULL where an adapter has none."""
 
-    _fields_ = (*_fields(c_void_p, "a", "b"), ("turned", c_int64))
+    _fields_ = (*_fields(c_void_p, "a", "b"), ("transposed", c_int64))
 
 
 class SegmentC(Structure):
-    """Neighbouring rows that share an adapter."""
+    """Consecutive rows that share an adapter."""
 
     _fields_ = (
         *_fields(c_int64, "first_row", "num_rows", "rank"),
         ("scale", c_double),
-        ("pairs", POINTER(PairC)),
+        ("loras", POINTER(LoraC)),
     )
 
 
-class StretchC(Structure):
-    """Keys and values of neighbouring positions, from ``start`` on; strides count floats."""
+class ExtentC(Structure):
+    """Keys and values of consecutive positions, from ``start`` on; strides count floats."""
 
     _fields_ = (
         ("keys", c_void_p),
@@ -101,12 +101,12 @@ class StretchC(Structure):
 
 
 class SequenceC(Structure):
-    """Neighbouring rows that continue one sequence, and where its keys and values lie."""
+    """Consecutive rows that continue one sequence, and the extents of its keys and values."""
 
     _fields_ = (
         *_fields(c_int64, "first_row", "num_rows", "position"),
-        ("stretches", POINTER(StretchC)),
-        ("num_stretches", c_int64),
+        ("extents", POINTER(ExtentC)),
+        ("num_extents", c_int64),
     )
 
 
@@ -123,7 +123,7 @@ class PassC(Structure):
 
 
 class HeadC(Structure):
-    """Hidden states whose logits are wanted."""
+    """Hidden states to project on the vocabulary."""
 
     _fields_ = (
         *_fields(c_int64, "num_rows", "num_segments"),
@@ -144,7 +144,7 @@ class DrawC(Structure):
 
 
 class TenantC(Structure):
-    """Rows of a training pass and the pairs that are theirs; NULL where there is none or none is trained."""
+    """The rows of one tenant in a training pass, and its LoRA by part; NULL where there is none or none is trained."""
 
     _fields_ = (
         *_fields(c_int64, "first_row", "num_rows", "rank"),
@@ -153,8 +153,8 @@ class TenantC(Structure):
     )
 
 
-class PairsC(Structure):
-    """The pairs of projections that share an input, and a pass through them."""
+class LoraPassC(Structure):
+    """LoRA of projections that share an input, in a training pass."""
 
     _fields_ = (
         *_fields(c_int64, "inputs", "num_parts", "num_tenants", "max_rank"),
@@ -162,11 +162,11 @@ class PairsC(Structure):
         ("tenants", POINTER(TenantC)),
         ("x", c_void_p),
         ("x_stride", c_int64),
-        ("narrow", c_void_p),
+        ("shrunk", c_void_p),
         ("out", c_void_p),
         ("out_stride", c_int64),
         ("grad_out", c_void_p),
         ("grad_out_stride", c_int64),
-        *_fields(c_void_p, "narrow_grad", "grad_x"),
+        *_fields(c_void_p, "shrunk_grad", "grad_x"),
         ("grad_x_stride", c_int64),
     )

@@ -177,11 +177,10 @@ class LocalBackend:
             [
                 TrainJob(
                     self._runs[job.run_id].state,
-                    job.data,
+                    job.examples,
                     job.loss_fn,
-                    job.loss_fn_config,
-                    job.backward,
-                    self._losses.find(job.custom_loss) if job.custom_loss is not None else None,
+                    backward=job.backward,
+                    custom_loss=self._losses.find(job.custom_loss) if job.custom_loss is not None else None,
                 )
                 for job in jobs
             ]

@@ -6,7 +6,7 @@ sent and gets back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,10 @@ from tinkex.errors import TinkexError
 if TYPE_CHECKING:
     from tinkex.engine.model.architecture import Architecture
     from tinkex.engine.sampler.limits import SamplerLimits
-    from tinkex.engine.trainer.examples import Limits
+    from tinkex.engine.trainer.examples import Example, Limits
     from tinkex.types import (
         AdamParams,
         CreateCustomLossRequest,
-        Datum,
         LoraConfig,
         SampleRequest,
         SampleResponse,
@@ -72,9 +71,9 @@ class PassJob:
     """One forward pass of a run over some datums, with or without gradients."""
 
     run_id: str
-    data: Sequence[Datum]
     loss_fn: str
-    loss_fn_config: Mapping[str, float | str] | None
+    examples: Sequence[Example]
+    """The datums, validated and as flat arrays."""
     backward: bool
     custom_loss: UploadedLoss | None = None
 
@@ -184,15 +183,12 @@ class Backend(Protocol):
 
     def start(self) -> None:
         """Start, also again after the worker was lost; returns before models are loaded."""
-        ...
 
     def check(self) -> None:
         """Raise :class:`WorkerLost` if the worker has exited."""
-        ...
 
     def close(self) -> None:
         """Stop the worker, and wait until it has exited."""
-        ...
 
     def load(self, source: str) -> ModelInfo:
         """Load a base model, if it is not loaded."""
@@ -200,7 +196,6 @@ class Backend(Protocol):
 
     def check_loss(self, request: CreateCustomLossRequest) -> None:
         """Raise ``InvalidInput`` for an uploaded loss that cannot be run."""
-        ...
 
     # ---- runs
 
@@ -208,11 +203,9 @@ class Backend(Protocol):
         self, run_id: str, source: str, lora: LoraConfig, checkpoint: SavedWeights | None = None
     ) -> None:
         """Create a run in memory, fresh or from a checkpoint; the base model must be loaded."""
-        ...
 
     def forget(self, run_id: str) -> None:
         """Drop a run from memory, if it is there; never fails."""
-        ...
 
     def run_pass(self, jobs: Sequence[PassJob]) -> Sequence[PassResult]:
         """Run passes of runs of one base model together; each fails or succeeds alone."""
@@ -224,17 +217,14 @@ class Backend(Protocol):
 
     def load_weights(self, run_id: str, checkpoint: SavedWeights) -> None:
         """Replace the state of a run by a checkpoint."""
-        ...
 
     def save_weights(self, run_id: str, directory: Path, base_model: str, *, optimizer: bool) -> None:
         """Write a checkpoint of a run into a directory."""
-        ...
 
     def export_weights(
         self, run_id: str, directory: Path, base_model: str, recipients: Sequence[str] | None
     ) -> None:
         """Write the weights of a run for use elsewhere into a directory."""
-        ...
 
     # ---- savepoints
 
@@ -248,17 +238,14 @@ class Backend(Protocol):
 
     def restore(self, run_id: str, source: str, saved: SavepointFile) -> None:
         """Restore a run from a savepoint, bit for bit; :class:`CorruptState` if the file is not what was written."""
-        ...
 
     # ---- samples
 
     def keep_adapter(self, run_id: str, directory: str) -> None:
         """Cache the current adapter of a run as the contents of a directory, so that it need not be read; never fails."""
-        ...
 
     def drop_adapter(self, directory: str) -> None:
         """Drop a cached adapter whose directory is being deleted; never fails."""
-        ...
 
     def sample(self, source: str, step: DecodeStep) -> DecodeReport:
         """Run one decode step of a base model."""

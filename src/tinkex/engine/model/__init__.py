@@ -1,5 +1,5 @@
-"""The base model: its shape, weights, tokenizer and adapters, and where they come from.
+"""Base models: architecture, weights, tokenizer and adapters, and how they are found.
 
-``catalog`` finds or makes a model directory, ``loader`` reads it into a ``transformer``, ``lora`` holds the
-trainable part, ``adapter_files`` moves that part to and from PEFT directories.
+``catalog`` finds, downloads or converts a model directory, ``loader`` reads it into a ``transformer``, ``lora`` has the
+trainable adapters, ``adapter_files`` reads and writes them as PEFT directories.
 """

@@ -1,4 +1,4 @@
-"""What an ``adapter_config.json`` of PEFT says, as far as it can be honoured exactly; the rest is refused by name."""
+"""Parses PEFT's ``adapter_config.json``; what cannot be honoured exactly is rejected with an error that names the field."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["CONFIG_FILE", "MAX_CONFIG_BYTES", "AdapterConfig"]
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 1 << 20
 
-# Fields that say how an adapter came to be, or what the tensors themselves show. Every other field must be
-# unset, null or empty, because it would change what the adapter computes.
-_HARMLESS = frozenset(
+# Fields about how an adapter was made, or that the tensors show themselves. Every other field must be unset, null or
+# empty, because it would change what the adapter computes.
+_IGNORED = frozenset(
     {
         "alpha_pattern",
         "auto_mapping",
@@ -46,9 +46,9 @@ _HARMLESS = frozenset(
         "use_rslora",
     }
 )
-# Other initialisations take their start out of the base weights, so the adapter does not fit the base as it is.
-_HARMLESS_INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
-# A pattern is tried on every module's name. These bounds keep the time that takes small, whatever it says.
+# Other initializations subtract the initial adapter from the base weights, so the adapter does not fit the original base.
+_INITIALIZATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
+# A pattern is matched against every module's name. These bounds limit the time of any pattern.
 _MAX_PATTERN_LENGTH = 300
 _MAX_REPETITIONS = 3
 _REPETITION = re.compile(r"(?<!\\)[*+?{]")
@@ -67,18 +67,18 @@ class AdapterConfig:
 
     rank: int
     alpha: float
-    rank_stabilised: bool
+    rank_stabilized: bool
     """Whether alpha is divided by √rank instead of the rank."""
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     declared_base: str | None = None
-    """The base model it names, if any."""
+    """The base model that the config names, if any."""
 
     @classmethod
     def read(cls, directory: Path) -> AdapterConfig:
-        """Reads the config of a PEFT directory; refuses what would compute something else than plain LoRA."""
+        """Reads the config of a PEFT directory; raises ``InvalidInput`` for anything but plain LoRA."""
         config = _read_json(directory)
-        _refuse_unsupported(config)
+        _reject_unsupported(config)
         rank, alpha = config.get("r"), config.get("lora_alpha", 8)
         if not _is_rank(rank):
             raise InvalidInput(f"r {rank!r} of this adapter must be a positive integer")
@@ -90,7 +90,7 @@ class AdapterConfig:
         return cls(
             rank=rank,
             alpha=float(alpha),
-            rank_stabilised=bool(config.get("use_rslora")),
+            rank_stabilized=bool(config.get("use_rslora")),
             rank_pattern=ranks,
             alpha_pattern={pattern: float(value) for pattern, value in alphas.items()},
             declared_base=str(config.get("base_model_name_or_path") or "") or None,
@@ -106,22 +106,22 @@ class AdapterConfig:
         return int(_first_match(self.rank_pattern, module, self.rank))
 
     def scale_of(self, module: str) -> float:
-        """What the low-rank product of a module is multiplied by."""
+        """The factor of the low-rank product of a module."""
         rank = self.rank_of(module)
         return _first_match(self.alpha_pattern, module, self.alpha) / (
-            math.sqrt(rank) if self.rank_stabilised else rank
+            math.sqrt(rank) if self.rank_stabilized else rank
         )
 
 
-def _first_match(patterns: Mapping[str, float], module: str, otherwise: float) -> float:
-    """The value of the first pattern that matches a whole name, or its end after a dot."""
+def _first_match(patterns: Mapping[str, float], module: str, default: float) -> float:
+    """The value of the first pattern that matches a whole name, or its suffix after a dot."""
     for pattern, value in patterns.items():
-        if _whole(pattern).match(module):
+        if _compile(pattern).match(module):
             return value
-    return otherwise
+    return default
 
 
-def _whole(pattern: str) -> re.Pattern[str]:
+def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(rf"(.*\.)?({pattern})$")
 
 
@@ -129,31 +129,33 @@ def _read_json(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG_FILE
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise InvalidInput(f"{path} is larger than {MAX_CONFIG_BYTES} bytes, so it is no adapter config")
+            raise InvalidInput(
+                f"{path} is larger than {MAX_CONFIG_BYTES} bytes, so it is not an adapter config"
+            )
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InvalidInput(f"{directory} is not a PEFT adapter: it has no {CONFIG_FILE}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidInput(f"{path} cannot be read as JSON ({error})") from error
     if not isinstance(config, dict):
-        raise InvalidInput(f"{path} must hold a JSON object")
+        raise InvalidInput(f"{path} must contain a JSON object")
     return config
 
 
-def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+def _reject_unsupported(config: Mapping[str, Any]) -> None:
     if config.get("peft_type") != "LORA":
         raise InvalidInput(f"peft_type {config.get('peft_type')!r} is not supported; only LORA adapters are")
     if config.get("bias", "none") != "none":
         raise InvalidInput(f"bias {config['bias']!r} of this adapter is not supported; only 'none' is")
-    initialisation = config.get("init_lora_weights", True)
-    if initialisation not in _HARMLESS_INITIALISATIONS:
+    initialization = config.get("init_lora_weights", True)
+    if initialization not in _INITIALIZATIONS:
         raise InvalidInput(
-            f"init_lora_weights {initialisation!r} of this adapter changed its base model; convert it to a plain LoRA first"
+            f"init_lora_weights {initialization!r} of this adapter changed its base model; convert it to a plain LoRA first"
         )
-    refused = sorted(name for name, value in config.items() if value and name not in _HARMLESS)
-    if refused:
+    unsupported = sorted(name for name, value in config.items() if value and name not in _IGNORED)
+    if unsupported:
         raise InvalidInput(
-            f"{', '.join(refused)} of this adapter cannot be honoured; only plain LoRA adapters load"
+            f"{', '.join(unsupported)} of this adapter cannot be honoured; only plain LoRA adapters load"
         )
 
 
@@ -177,10 +179,10 @@ def _check_pattern(field: str, patterns: object, is_valid: Any, kind: str) -> No
             or _NESTED_REPETITION.search(pattern)
         ):
             raise InvalidInput(
-                f"{field} of this adapter has the pattern {pattern[:80]!r}, which is too involved to be tried on every "
-                "module; name the modules with simpler patterns"
+                f"{field} of this adapter has the pattern {pattern[:80]!r}, which is too complex to match against every "
+                "module; use simpler patterns"
             )
         try:
-            _whole(pattern)
+            _compile(pattern)
         except (re.error, OverflowError, RecursionError) as error:
             raise InvalidInput(f"{field} of this adapter has the pattern {pattern!r}: {error}") from error

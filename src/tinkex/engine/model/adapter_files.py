@@ -1,8 +1,8 @@
-"""Adapters on disk: ordinary PEFT directories, in both directions.
+"""Reads and writes adapters as ordinary PEFT directories.
 
-A directory holds ``adapter_config.json`` and ``adapter_model.safetensors``. What is saved here loads in
-``peft`` with the same logits, and the other way round. Merging an adapter of the unembedding into a model
-with tied embeddings would change its input embeddings as well; kept apart, as here, it does not.
+A directory has ``adapter_config.json`` and ``adapter_model.safetensors``. Adapters saved here load in ``peft`` with the
+same logits, and vice versa. An adapter of the unembedding of a model with tied embeddings does not change the input
+embeddings, because it is not merged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
     "UNEMBED_BASE_NAMES",
     "WEIGHTS_FILE",
     "load_adapter",
-    "refuse_pickle",
+    "reject_pickle",
     "save_adapter",
 ]
 
@@ -45,21 +45,21 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
 
 StoredName = tuple[str, int | None, str]
-"""Module, layer (None for the unembedding) and half (A or B) of a stored tensor."""
+"""Module, layer (None for the unembedding) and matrix (A or B) of a stored tensor."""
 
 _PREFIX = "base_model.model."
 _TENSOR_NAME = re.compile(
     r"(?:model\.)?"
     r"(?:layers\.(?P<layer>\d+)\.(?:self_attn|mlp)\.(?P<module>[qkvo]_proj|gate_proj|up_proj|down_proj)"
     r"|(?P<unembed>lm_head|unembed_tokens))"
-    r"\.lora_(?P<half>[AB])(?:\.\w+)?\.weight"
+    r"\.lora_(?P<matrix>[AB])(?:\.\w+)?\.weight"
 )
 UNEMBED_BASE_NAMES = frozenset({"lm_head.base_layer.weight", f"{_PREFIX}lm_head.base_layer.weight"})
 """PEFT copies the frozen base weight of an adapted unembedding into the adapter's file, under this name."""
 
 
 TINKER_UNEMBED_PATH = "model.unembed_tokens"
-"""What exports of the Tinker service call the unembedding, whether or not it is tied to the embedding."""
+"""The name of the unembedding in exports of the Tinker service, tied or not."""
 
 
 def save_adapter(
@@ -67,8 +67,7 @@ def save_adapter(
 ) -> None:
     """Writes ``adapter`` as a PEFT directory that names ``base_model`` as its base.
 
-    PEFT finds the unembedding as ``lm_head``; tools made for exports of the Tinker service look for
-    ``TINKER_UNEMBED_PATH``.
+    PEFT calls the unembedding ``lm_head``; tools for exports of the Tinker service expect ``TINKER_UNEMBED_PATH``.
 
     Example:
         >>> save_adapter(Path("my-adapter"), adapter, "HuggingFaceTB/SmolLM2-135M-Instruct")
@@ -108,10 +107,10 @@ def save_adapter(
 def load_adapter(directory: Path, arch: Architecture) -> Adapter:
     """The adapter in a PEFT directory, for models of architecture ``arch``.
 
-    A part of the model (attention, MLP, unembedding) counts as trained if the adapter has any tensor for it;
-    modules it leaves out get a B of zeros, and so do the further ranks of modules with a smaller rank than others,
-    which leaves the outputs as PEFT computes them. Scales that differ between modules become part of B. What cannot
-    be honoured is refused by name.
+    A part of the model (attention, MLP, unembedding) counts as trained if the adapter has any tensor for it. Missing
+    modules get a B of zeros, and so do the unused ranks of modules with a smaller rank than others, so the outputs are
+    those of PEFT. Scales that differ between modules are multiplied into B. Raises ``InvalidInput``, which names the
+    field or tensor, for what cannot be honoured.
 
     Example:
         >>> adapter = load_adapter(Path("my-adapter"), model.arch)
@@ -124,7 +123,7 @@ def load_adapter(directory: Path, arch: Architecture) -> Adapter:
     rank, alpha = _common_rank_and_alpha(config, stored)
     spec = LoraSpec(
         rank=rank,
-        seed=0,  # for the A of modules the adapter leaves out, whose B is zero
+        seed=0,  # for the A of missing modules, whose B is zero
         train_mlp=any(module in modules for module in MLP_MODULES),
         train_attn=any(module in modules for module in ATTENTION_MODULES),
         train_unembed=UNEMBED_MODULE in modules,
@@ -132,7 +131,7 @@ def load_adapter(directory: Path, arch: Architecture) -> Adapter:
     )
     pairs: list[tuple[LoraSlot, Tensor, Tensor]] = []
     for slot in LoraLayout.of(arch, spec).slots:
-        a, b = (stored.pop((slot.module, slot.layer, half), None) for half in "AB")
+        a, b = (stored.pop((slot.module, slot.layer, matrix), None) for matrix in "AB")
         if a is not None and b is not None:
             _check(slot, a, b, config, directory)
             pairs.append((slot, a, b))
@@ -144,41 +143,41 @@ def load_adapter(directory: Path, arch: Architecture) -> Adapter:
             f"adapter {directory} has tensors for layer {min(layer or 0 for _, layer, _ in stored)}, "
             f"and the base model has {arch.num_layers} layers; use the base model it was trained on"
         )
-    # Only now that every tensor has the shape its config claims is memory taken for it.
+    # Allocated only after every tensor has the shape that its config claims.
     adapter = Adapter.create(arch, spec)
     for slot, a, b in pairs:
         _fill(adapter, slot, a, b, config)
     return adapter
 
 
-def refuse_pickle(directory: Path) -> None:
-    """Refuses, by name, an adapter whose weights are stored as a pickle."""
+def reject_pickle(directory: Path) -> None:
+    """Raises ``InvalidInput`` for an adapter whose weights are stored only as a pickle."""
     if (directory / PICKLE_FILE).exists() and not (directory / WEIGHTS_FILE).exists():
         raise InvalidInput(
             f"{directory} has its weights only in {PICKLE_FILE}, which can run code when it is read; only safetensors adapters "
-            "load, so save it as such (model.save_pretrained(directory, safe_serialization=True))"
+            "are supported, so save it as one (model.save_pretrained(directory, safe_serialization=True))"
         )
 
 
 def _common_rank_and_alpha(config: AdapterConfig, stored: Mapping[StoredName, Tensor]) -> tuple[int, float]:
-    """The largest rank, and the alpha that gives modules of the adapter's own rank and alpha their scale."""
+    """The largest rank of any module, and the alpha that gives most modules their scale."""
     if config.uniform:
-        return config.rank, config.alpha * (math.sqrt(config.rank) if config.rank_stabilised else 1.0)
+        return config.rank, config.alpha * (math.sqrt(config.rank) if config.rank_stabilized else 1.0)
     names = {_module_path_of(module, layer) for module, layer, _ in stored}
     rank = max(map(config.rank_of, names))
-    # Modules with the commonest scale keep their B bit for bit; those of scale 0 get a B of zeros.
+    # Modules with the most common scale keep their B bit for bit; those with scale 0 get a B of zeros.
     scales = Counter(scale for scale in map(config.scale_of, names) if scale)
-    commonest = scales.most_common(1)[0][0] if scales else 1.0
-    return rank, commonest * rank
+    most_common = scales.most_common(1)[0][0] if scales else 1.0
+    return rank, most_common * rank
 
 
 def _check(slot: LoraSlot, a: Tensor, b: Tensor, config: AdapterConfig, directory: Path) -> None:
     rank = config.rank_of(_module_path(slot))
-    for half, tensor, shape in (("A", a, (rank, slot.in_features)), ("B", b, (slot.out_features, rank))):
-        name = f"{_module_path(slot)}.lora_{half}"
+    for matrix, tensor, shape in (("A", a, (rank, slot.in_features)), ("B", b, (slot.out_features, rank))):
+        name = f"{_module_path(slot)}.lora_{matrix}"
         if tuple(tensor.shape) != shape:
             raise InvalidInput(
-                f"{name} of adapter {directory} is {tuple(tensor.shape)}, and the base model makes it {shape}; "
+                f"{name} of adapter {directory} is {tuple(tensor.shape)}, and the base model needs {shape}; "
                 "use the base model and the rank it was trained with"
             )
         if not tensor.is_floating_point():
@@ -188,7 +187,7 @@ def _check(slot: LoraSlot, a: Tensor, b: Tensor, config: AdapterConfig, director
 
 
 def _fill(adapter: Adapter, slot: LoraSlot, a: Tensor, b: Tensor, config: AdapterConfig) -> None:
-    """Puts one module's tensors in their place, the first ranks of it."""
+    """Copies one module's tensors into the first ranks of the adapter."""
     rank = config.rank_of(_module_path(slot))
     a_view, b_view = adapter.views[slot.module, slot.layer]
     a_view[:rank].copy_(a)
@@ -211,8 +210,8 @@ def _check_unembedding(shape: Sequence[int], arch: Architecture, directory: Path
     expected = (arch.vocab_size, arch.hidden_size)
     if tuple(shape) != expected:
         raise InvalidInput(
-            f"adapter {directory} was made for an unembedding of {tuple(shape)}, and the base model's is {expected}; "
-            "adapters with a resized vocabulary do not load"
+            f"adapter {directory} has an unembedding of shape {tuple(shape)}, and the base model's is {expected}; "
+            "adapters with a resized vocabulary are not supported"
         )
 
 
@@ -220,9 +219,9 @@ def _read_tensors(directory: Path, arch: Architecture) -> dict[StoredName, Tenso
     """Every tensor of the adapter."""
     path = directory / WEIGHTS_FILE
     if not path.is_file():
-        refuse_pickle(directory)
+        reject_pickle(directory)
         raise InvalidInput(
-            f"{directory} has no {WEIGHTS_FILE}; only safetensors adapters load, so save it as such"
+            f"{directory} has no {WEIGHTS_FILE}; only safetensors adapters are supported, so save it as one"
         )
     tensors: dict[StoredName, Tensor] = {}
     try:
@@ -233,20 +232,20 @@ def _read_tensors(directory: Path, arch: Architecture) -> dict[StoredName, Tenso
                     continue
                 match = _TENSOR_NAME.fullmatch(name.removeprefix(_PREFIX))
                 if match is None:
-                    raise _no_place(name, directory)
+                    raise _unknown_tensor(name, directory)
                 layer = None if match["layer"] is None else int(match["layer"])
-                key = (match["module"] or UNEMBED_MODULE, layer, match["half"])
+                key = (match["module"] or UNEMBED_MODULE, layer, match["matrix"])
                 if key in tensors:
                     raise InvalidInput(f"adapter {directory} has {name} twice, under two names")
                 tensors[key] = file.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise InvalidInput(f"{path} cannot be read as safetensors ({error})") from error
     if not tensors:
-        raise InvalidInput(f"{path} holds no tensors")
+        raise InvalidInput(f"{path} contains no tensors")
     return tensors
 
 
-def _no_place(name: str, directory: Path) -> InvalidInput:
+def _unknown_tensor(name: str, directory: Path) -> InvalidInput:
     if "lora_embedding" in name or "embed_tokens" in name:
         return InvalidInput(
             f"tensor {name} of adapter {directory} changes the input embeddings, which is not supported; train it "
@@ -254,11 +253,11 @@ def _no_place(name: str, directory: Path) -> InvalidInput:
         )
     if "lora_magnitude_vector" in name:
         return InvalidInput(
-            f"tensor {name} of adapter {directory} belongs to DoRA, which is not supported; only plain LoRA is"
+            f"tensor {name} of adapter {directory} is part of DoRA, which is not supported; only plain LoRA is"
         )
     if name.endswith("lm_head.weight"):
         return InvalidInput(
             f"tensor {name} of adapter {directory} replaces the unembedding, which is not supported; if it is the base "
             "model's, save the adapter with save_embedding_layers=False"
         )
-    return InvalidInput(f"tensor {name} of adapter {directory} has no place in the base model")
+    return InvalidInput(f"tensor {name} of adapter {directory} is not part of the base model")

@@ -1,11 +1,11 @@
-"""The shape of a base model, read from its ``config.json``."""
+"""The architecture of a base model, parsed from its ``config.json``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tinkex.engine.model.config_fields import flag, integer, number, texts
+from tinkex.engine.model.config_fields import flag, integer, number, strings
 from tinkex.engine.model.rope import RopeConfig
 from tinkex.errors import SetupError
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Architecture", "eos_token_ids"]
 
-_MOST_LAYERS = 10_000
+_MAX_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
 class _Family:
-    """What a family leaves unsaid in its config files, and what it fixes in code."""
+    """The defaults of a model family that its config files omit, and what its code fixes."""
 
     model_type: str
     context: int
@@ -47,7 +47,7 @@ _FAMILIES: dict[str, _Family] = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """Every number that shapes a model of the Llama, Mistral, Qwen2 and Qwen3 dense families.
+    """The architecture of a model of the Llama, Mistral, Qwen2 and Qwen3 dense families.
 
     Example:
         >>> arch = Architecture.from_config(json.loads((directory / "config.json").read_text()))
@@ -74,28 +74,28 @@ class Architecture:
     mlp_bias: bool
     qk_norm: bool
     sliding_window: int | None
-    """How many positions, its own included, a query of a sliding layer sees; None if no layer slides."""
+    """The window of layers with sliding-window attention, in positions, the query's included; None if there are none."""
     sliding_layers: tuple[bool, ...]
     eos_token_ids: tuple[int, ...]
 
     def window(self, layer: int) -> int | None:
-        """How many positions, its own included, a query of this layer sees; None means all before it."""
+        """How many positions a query of this layer attends to, its own included; None means all before it."""
         return self.sliding_window if self.sliding_layers[layer] else None
 
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None
     ) -> Architecture:
-        """Reads a Hugging Face ``config.json``; refuses, by name, an architecture it does not know.
+        """Parses a Hugging Face ``config.json``; raises ``SetupError`` for an architecture that is not supported.
 
-        ``generation_config`` (the content of ``generation_config.json``) has the last word on end-of-text tokens.
+        The end-of-text tokens of ``generation_config`` (the content of ``generation_config.json``) take precedence.
         """
         family = _family_of(config)
-        _refuse_unsupported(config)
+        _reject_unsupported(config)
         hidden_size = integer(config, "hidden_size")
         num_heads = integer(config, "num_attention_heads")
-        num_layers = integer(config, "num_hidden_layers", most=_MOST_LAYERS)
-        # Absent, a family has its own number of key/value heads; null, there are as many as heads.
+        num_layers = integer(config, "num_hidden_layers", maximum=_MAX_LAYERS)
+        # If the field is absent, the family has a default; if it is null, there are as many as heads.
         absent = "num_key_value_heads" not in config
         num_kv_heads = integer(
             config, "num_key_value_heads", (family.kv_heads if absent else None) or num_heads
@@ -137,7 +137,7 @@ class Architecture:
 
 def _family_of(config: Mapping[str, Any]) -> _Family:
     by_model_type = {family.model_type: name for name, family in _FAMILIES.items()}
-    named = texts(config, "architectures")
+    named = strings(config, "architectures")
     model_type = str(config.get("model_type") or "")
     name = named[0] if named else by_model_type.get(model_type, model_type)
     if name not in _FAMILIES:
@@ -148,30 +148,30 @@ def _family_of(config: Mapping[str, Any]) -> _Family:
     family = _FAMILIES[name]
     if model_type not in {"", family.model_type}:
         raise SetupError(
-            f"this model's config.json contradicts itself: its architecture is {name}, its model_type {model_type!r}; "
-            "correct the one that is wrong"
+            f"this model's config.json is inconsistent: its architecture is {name}, its model_type {model_type!r}; "
+            "fix the one that is wrong"
         )
     return family
 
 
-def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+def _reject_unsupported(config: Mapping[str, Any]) -> None:
     quantization = config.get("quantization_config")
     if quantization:
         method = (
             quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization
         )
         raise SetupError(
-            f"this model's weights are quantised ({method}), which is not supported; use its unquantised directory or a .gguf file"
+            f"this model's weights are quantized ({method}), which is not supported; use its unquantized directory or a .gguf file"
         )
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise SetupError(
             f"hidden_act {activation!r} in this model's config.json is not supported; only 'silu' is"
         )
-    if not flag(config, "is_causal", otherwise=True):
+    if not flag(config, "is_causal", default=True):
         raise SetupError(
-            "is_causal is false in this model's config.json, so its tokens see those after them; only models "
-            "that read from left to right are supported"
+            "is_causal is false in this model's config.json, so its attention is bidirectional; only causal "
+            "models are supported"
         )
     if config.get("transformers_weights"):
         raise SetupError(
@@ -180,13 +180,13 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
         )
     if config.get("per_layer_config"):
         raise SetupError(
-            "this model's config.json shapes its layers one by one (per_layer_config), which is not supported; "
-            "use a model whose layers are alike"
+            "this model's config.json configures layers individually (per_layer_config), which is not supported; "
+            "use a model with uniform layers"
         )
 
 
 def _max_context(config: Mapping[str, Any], family: _Family, rope: RopeConfig) -> int:
-    """How many positions the model can tell apart; YaRN is added to a config to stretch what it states."""
+    """The context length; with YaRN, the extended one."""
     stated = integer(config, "max_position_embeddings", family.context)
     return max(stated, int(rope.factor * rope.original_context)) if rope.kind == "yarn" else stated
 
@@ -194,7 +194,7 @@ def _max_context(config: Mapping[str, Any], family: _Family, rope: RopeConfig) -
 def _windows(
     config: Mapping[str, Any], family: _Family, num_layers: int
 ) -> tuple[int | None, tuple[bool, ...]]:
-    """The sliding window and the layers it applies to."""
+    """The sliding window and the layers that use it."""
     if family.model_type == "llama":
         return None, (False,) * num_layers
     absent = "sliding_window" in config and config["sliding_window"] is None
@@ -203,8 +203,8 @@ def _windows(
     sliding = _sliding_layers(config, family, num_layers, window is not None)
     if window is None and any(sliding):
         raise SetupError(
-            "layer_types in this model's config.json has sliding layers, and no sliding_window is in use; "
-            "state their window, or name these layers full_attention"
+            "layer_types in this model's config.json has sliding_attention layers, and there is no sliding_window; "
+            "set sliding_window, or use full_attention for these layers"
         )
     return (window if any(sliding) else None), sliding
 
@@ -212,11 +212,11 @@ def _windows(
 def _sliding_layers(
     config: Mapping[str, Any], family: _Family, num_layers: int, in_use: bool
 ) -> tuple[bool, ...]:
-    """The layers that are named sliding; where none is named, those a family slides by itself."""
+    """The layers with sliding-window attention: those of ``layer_types``, or the family's default."""
     if config.get("layer_types") is None:
-        first = 0 if family.model_type == "mistral" else integer(config, "max_window_layers", 28, least=0)
+        first = 0 if family.model_type == "mistral" else integer(config, "max_window_layers", 28, minimum=0)
         return tuple(in_use and layer >= first for layer in range(num_layers))
-    kinds = texts(config, "layer_types")
+    kinds = strings(config, "layer_types")
     unknown = set(kinds) - {"full_attention", "sliding_attention"}
     if unknown or len(kinds) != num_layers:
         raise SetupError(
@@ -227,7 +227,7 @@ def _sliding_layers(
 
 
 def eos_token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The end-of-text tokens that a ``config.json`` or ``generation_config.json`` states.
+    """The end-of-text tokens in a ``config.json`` or ``generation_config.json``.
 
     Example:
         >>> eos_token_ids({"eos_token_id": [2, 7]})
@@ -235,4 +235,4 @@ def eos_token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
     """
     value = config.get("eos_token_id")
     listed = value if isinstance(value, list) else [] if value is None else [value]
-    return tuple(integer({"eos_token_id": token}, "eos_token_id", least=0) for token in listed)
+    return tuple(integer({"eos_token_id": token}, "eos_token_id", minimum=0) for token in listed)

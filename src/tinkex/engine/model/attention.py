@@ -1,4 +1,4 @@
-"""Attention over packed sequences: no padding, and no sequence sees another.
+"""Attention over packed sequences, without padding; no sequence attends to another.
 
 Shapes: T packed rows, H heads, K key/value heads, d head dimension, L length of one sequence, N sequences
 of that length, W sliding window.
@@ -24,8 +24,8 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 def packed_causal(lengths: Sequence[int], arch: Architecture) -> Attend:
     """Causal attention within each of the sequences packed one after the other, differentiable.
 
-    Neighbours of equal length are computed together, so it pays to pack by length. The rows are those of
-    ``sum(lengths)`` tokens; sliding layers see their window only.
+    Neighbours of equal length are computed in one call, so packing by length is faster. There are ``sum(lengths)`` rows;
+    sliding-window layers attend only to their window.
 
     Example:
         >>> attend = packed_causal([3, 5], model.arch)
@@ -50,7 +50,7 @@ def packed_causal(lengths: Sequence[int], arch: Architecture) -> Attend:
 
 
 def _equal_lengths(count: int, length: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
-    """Attention of ``count`` sequences of one ``length``, packed in and out."""
+    """Attention of ``count`` packed sequences of one ``length``."""
     q_NHLd, k_NKLd, v_NKLd = (
         rows.view(count, length, rows.shape[1], rows.shape[2]).transpose(1, 2) for rows in (q, k, v)
     )
@@ -62,7 +62,7 @@ def _equal_lengths(count: int, length: int, q: Tensor, k: Tensor, v: Tensor, win
 
 
 def _sliding(q_NHLd: Tensor, k_NKLd: Tensor, v_NKLd: Tensor, window: int) -> Tensor:
-    """Queries in blocks of one window against the two windows of keys they can see: O(L·W), not O(L²)."""
+    """Queries in blocks of one window against the two windows of keys they attend to: O(L·W), not O(L²)."""
     length = q_NHLd.shape[2]
     outputs = []
     for start in range(0, length, window):

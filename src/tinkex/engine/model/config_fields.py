@@ -1,6 +1,6 @@
-"""Typed fields of a model's ``config.json``: what is there must make sense, or is a ``SetupError`` that names it.
+"""Typed fields of a model's ``config.json``; a field that is not valid raises a ``SetupError`` that names it.
 
-A null counts as absent, as it does for the tools that write these files.
+Null counts as absent, as in the tools that write these files.
 """
 
 from __future__ import annotations
@@ -11,52 +11,54 @@ from typing import Any
 
 from tinkex.errors import SetupError
 
-__all__ = ["flag", "integer", "mapping", "number", "texts"]
+__all__ = ["flag", "integer", "mapping", "number", "strings"]
 
-_LARGEST = 2**31 - 1
+_MAX_INTEGER = 2**31 - 1
 
 
 def integer(
     config: Mapping[str, Any],
     name: str,
-    otherwise: int | None = None,
+    default: int | None = None,
     *,
-    least: int = 1,
-    most: int = _LARGEST,
+    minimum: int = 1,
+    maximum: int = _MAX_INTEGER,
 ) -> int:
-    """An integer between ``least`` and ``most``; without ``otherwise`` it must be there.
+    """An integer between ``minimum`` and ``maximum``; required if there is no ``default``.
 
     Example:
         >>> integer({"num_hidden_layers": 30}, "num_hidden_layers")
         30
     """
     value = config.get(name)
-    value = otherwise if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise _wrong(name, "a positive integer" if least == 1 else f"an integer of at least {least}", value)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise _invalid(
+            name, "a positive integer" if minimum == 1 else f"an integer of at least {minimum}", value
+        )
     return value
 
 
 def number(
-    config: Mapping[str, Any], name: str, otherwise: float, *, above: float = 0.0, least: float | None = None
+    config: Mapping[str, Any], name: str, default: float, *, above: float = 0.0, minimum: float | None = None
 ) -> float:
-    """A finite number above ``above``, or of at least ``least`` where that is given.
+    """A finite number above ``above``, or of at least ``minimum`` if given.
 
     Example:
         >>> number({"rms_norm_eps": 1e-05}, "rms_norm_eps", 1e-6)
         1e-05
     """
     value = config.get(name)
-    value = otherwise if value is None else value
-    wanted = f"a number above {above:g}" if least is None else f"a number of at least {least:g}"
+    value = default if value is None else value
+    wanted = f"a number above {above:g}" if minimum is None else f"a number of at least {minimum:g}"
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise _wrong(name, wanted, value)
-    if value <= above if least is None else value < least:
-        raise _wrong(name, wanted, value)
+        raise _invalid(name, wanted, value)
+    if value <= above if minimum is None else value < minimum:
+        raise _invalid(name, wanted, value)
     return float(value)
 
 
-def flag(config: Mapping[str, Any], name: str, *, otherwise: bool = False) -> bool:
+def flag(config: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
     """True or false.
 
     Example:
@@ -65,8 +67,8 @@ def flag(config: Mapping[str, Any], name: str, *, otherwise: bool = False) -> bo
     """
     value = config.get(name)
     if value is not None and not isinstance(value, bool):
-        raise _wrong(name, "true or false", value)
-    return otherwise if value is None else value
+        raise _invalid(name, "true or false", value)
+    return default if value is None else value
 
 
 def mapping(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -78,22 +80,22 @@ def mapping(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """
     value = config.get(name)
     if value is not None and not isinstance(value, dict):
-        raise _wrong(name, "an object", value)
+        raise _invalid(name, "an object", value)
     return value or {}
 
 
-def texts(config: Mapping[str, Any], name: str) -> Sequence[str]:
-    """A list of texts, empty if it is absent.
+def strings(config: Mapping[str, Any], name: str) -> Sequence[str]:
+    """A list of strings, empty if it is absent.
 
     Example:
-        >>> texts({"architectures": ["LlamaForCausalLM"]}, "architectures")
+        >>> strings({"architectures": ["LlamaForCausalLM"]}, "architectures")
         ['LlamaForCausalLM']
     """
     value = config.get(name)
     if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
-        raise _wrong(name, "a list of texts", value)
+        raise _invalid(name, "a list of strings", value)
     return value or []
 
 
-def _wrong(name: str, wanted: str, value: object) -> SetupError:
+def _invalid(name: str, wanted: str, value: object) -> SetupError:
     return SetupError(f"this model's config.json needs {wanted} as {name!r}, and has {value!r}")

@@ -1,7 +1,7 @@
 """Merges an adapter into its base model and writes an ordinary Hugging Face model directory.
 
-The merged weight of a module is W + scale · B A, computed in fp32. An adapter of the unembedding on a model whose
-unembedding is its input embedding unties the two: the exported model has both, and its input embedding is the base's.
+The merged weight of a module is W + scale · B A, computed in fp32. If a model has tied embeddings, an adapter of the
+unembedding unties them: the exported model has both, and its input embedding is the base's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DTYPES: dict[str, tuple[torch.dtype, str]] = {
     "bfloat16": (torch.bfloat16, "BF16"),
     "float16": (torch.float16, "F16"),
 }
-# What stands beside config.json and the weights in a model directory and is the same for the merged model.
+# Files of a model directory, besides config.json and the weights, that the merged model shares.
 _COPIED = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -60,11 +60,11 @@ def export_model(
     max_shard_bytes: int = 5_000_000_000,
     progress: Progress | None = None,
 ) -> Path:
-    """Writes the model in ``base`` with ``adapter`` merged into it as a new directory ``target``, and returns that.
+    """Writes the model in ``base`` with ``adapter`` merged into it as a new directory ``target``, and returns ``target``.
 
-    ``target`` must not exist; it appears complete or not at all. Weights are read, merged and written one tensor at
-    a time, so memory holds a few tensors whatever the size of the model. bfloat16 and float16 round the merged
-    weights, which moves the logits by far more than fp32 does.
+    ``target`` must not exist; it is created atomically. Weights are read, merged and written one tensor at a time, so only
+    a few tensors are in memory. bfloat16 and float16 round the merged weights, which changes the logits far more than
+    fp32 does.
 
     Example:
         >>> base = resolve("HuggingFaceTB/SmolLM2-135M-Instruct", models_home)
@@ -81,7 +81,7 @@ def export_model(
     arch = read_architecture(base)
     if adapter is not None and LoraLayout.of(arch, adapter.spec) != adapter.layout:
         raise InvalidInput(
-            f"the adapter was made for another model than {base}; use the one it was trained on"
+            f"the adapter was trained on another model than {base}; use the model it was trained on"
         )
     partial_directory = target.parent / f".{target.name}.partial-{secrets.token_hex(4)}"
     try:
@@ -89,14 +89,14 @@ def export_model(
         partial_directory.mkdir()
         try:
             _write(base, partial_directory, arch, adapter, dtype, max_shard_bytes, progress)
-            _flush(partial_directory)
+            _fsync(partial_directory)
             partial_directory.rename(target)
         except BaseException:
             shutil.rmtree(partial_directory, ignore_errors=True)
             raise
     except OSError as error:
         raise SetupError(
-            f"{target} cannot be written ({error.strerror or error}); make room, or choose another directory"
+            f"{target} cannot be written ({error.strerror or error}); free disk space, or choose another directory"
         ) from error
     return target
 
@@ -123,7 +123,7 @@ def _write(
             content = partial(_merged_bytes, stored, source, name, shape, adapter, torch_dtype)
             hub_name = name if name.startswith("lm_head.") else f"model.{name}"
             entries.append(WeightEntry(hub_name, format_dtype, shape, content))
-        _check_room(directory, sum(entry.num_bytes for entry in entries))
+        _check_disk_space(directory, sum(entry.num_bytes for entry in entries))
         write_weights(
             directory, entries, max_shard_bytes=max_shard_bytes, phase="merging weights", progress=progress
         )
@@ -139,7 +139,7 @@ def _write(
 
 
 def _new_config(config: Mapping[str, Any], dtype: ExportDtype, *, untied: bool) -> dict[str, Any]:
-    """The base's config, with what merging has changed."""
+    """The base's config, with the fields that merging changes."""
     dtype_field = "dtype" if "dtype" in config else "torch_dtype"
     changed: dict[str, Any] = {dtype_field: dtype} | ({"tie_word_embeddings": False} if untied else {})
     return {**config, **changed}
@@ -156,7 +156,7 @@ def _merged_bytes(
     weight = stored.read(source, shape)
     pair = None if adapter is None else adapter.views.get(_module(name))
     if adapter is not None and pair is not None:
-        a, b = (half.detach() for half in pair)
+        a, b = (matrix.detach() for matrix in pair)
         weight = torch.addmm(weight.float(), b, a, alpha=adapter.spec.scale)
         if not _is_finite(weight):
             raise InvalidInput(
@@ -169,7 +169,7 @@ def _merged_bytes(
 
 
 def _module(name: str) -> tuple[str, int | None]:
-    """The module and layer of a weight's name, as adapters name them; norms and biases have none."""
+    """The module and layer of a weight, as adapters name them; norms and biases have none."""
     parts = name.split(".")
     if parts[-1] != "weight":
         return "", None
@@ -180,17 +180,17 @@ def _is_finite(tensor: Tensor) -> bool:
     return math.isfinite(float(tensor.abs().max()))
 
 
-def _check_room(directory: Path, num_bytes: int) -> None:
+def _check_disk_space(directory: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(directory).free
     if free < num_bytes:
         raise SetupError(
-            f"the exported model takes {num_bytes:,} bytes, and {directory.parent} has {free:,} left; make room, "
+            f"the exported model takes {num_bytes:,} bytes, and {directory.parent} has {free:,} free; free disk space, "
             "choose another directory, or export bfloat16"
         )
 
 
-def _flush(directory: Path) -> None:
-    """Brings every file to the disk before the rename, so that a power cut cannot leave holes in it."""
+def _fsync(directory: Path) -> None:
+    """Flushes every file to disk before the rename, so that a power failure cannot leave them incomplete."""
     for path in sorted(directory.iterdir()):
         with path.open("rb+") as file:
             os.fsync(file.fileno())

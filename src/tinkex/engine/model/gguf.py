@@ -1,7 +1,7 @@
-"""Turns a GGUF file into an ordinary Hugging Face model directory, once.
+"""Converts a GGUF file into an ordinary Hugging Face model directory.
 
-Weights are dequantised to fp32. llama.cpp stores the query and key projections of Llama models with the rows
-of each head interleaved for its own rotary order; they are put back to halves here.
+Weights are dequantized to fp32. llama.cpp stores the query and key projections of Llama models with the rows of each head
+interleaved for its rotary order; the conversion restores the order of halves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["CONVERSION", "convert_gguf"]
 
 CONVERSION = 2
-"""Counts what is made of a file: directories that an older conversion made are made anew."""
+"""The version of the conversion: directories from another version are converted again."""
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _TENSORS = {
@@ -91,19 +91,19 @@ def _read(source: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         reader = GGUFReader(source)
         if reader.byte_order == "S":
             raise SetupError(
-                f"{source} is stored in the other byte order than this machine's; convert it with gguf-convert-endian"
+                f"{source} does not have this machine's byte order; convert it with gguf-convert-endian"
             )
         metadata = {name: field.contents() for name, field in reader.fields.items()}
         return metadata, {tensor.name: tensor for tensor in reader.tensors}
     except (ValueError, KeyError, IndexError, OSError, UnicodeDecodeError) as error:
-        raise SetupError(f"{source} cannot be read as a GGUF file ({error}); fetch it again") from error
+        raise SetupError(f"{source} cannot be read as a GGUF file ({error}); download it again") from error
 
 
 def _config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``config.json`` of the same model on the hub."""
+    """The ``config.json`` that the same model has on the hub."""
     kind = metadata.get("general.type", "model")
     if kind != "model":
-        raise SetupError(f"the GGUF file holds no model, but {kind!r}; give the file of the model itself")
+        raise SetupError(f"the GGUF file contains {kind!r}, not a model; pass the file of the model itself")
     arch = str(metadata.get("general.architecture"))
     if arch not in _ARCHITECTURES or metadata.get(f"{arch}.expert_count"):
         raise SetupError(
@@ -114,31 +114,31 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str
     parts = metadata.get("split.count") or 1
     if parts != 1:
         raise SetupError(
-            f"the GGUF file is one of {parts} parts; join them with llama-gguf-split --merge, and use the whole"
+            f"the GGUF file is one of {parts} parts; merge them with llama-gguf-split --merge, and use the result"
         )
 
-    def stated(name: str) -> Any:
+    def required(name: str) -> Any:
         value = metadata.get(f"{arch}.{name}")
         if value is None:
-            raise SetupError(f"the GGUF file does not state {arch}.{name}; fetch it again")
+            raise SetupError(f"the GGUF file lacks {arch}.{name}; download it again")
         if isinstance(value, list):
             raise SetupError(
-                f"the GGUF file states {arch}.{name} layer by layer, which is not supported; use a model whose layers are alike"
+                f"the GGUF file has {arch}.{name} per layer, which is not supported; use a model with uniform layers"
             )
         return value
 
     def optional(name: str) -> Any:
-        return stated(name) if metadata.get(f"{arch}.{name}") is not None else None
+        return required(name) if metadata.get(f"{arch}.{name}") is not None else None
 
     if "token_embd.weight" not in tensors:
-        raise SetupError("the GGUF file has no token_embd.weight; fetch it again")
+        raise SetupError("the GGUF file has no token_embd.weight; download it again")
     if optional("attention.causal") is False:
         raise SetupError(
-            f"{arch}.attention.causal is false in the GGUF file, so its tokens see those after them; only models that read "
-            "from left to right are supported"
+            f"{arch}.attention.causal is false in the GGUF file, so its attention is bidirectional; only causal models "
+            "are supported"
         )
-    hidden, heads = int(stated("embedding_length")), int(stated("attention.head_count"))
-    context = int(stated("context_length"))
+    hidden, heads = int(required("embedding_length")), int(required("attention.head_count"))
+    context = int(required("context_length"))
     rotated = optional("rope.dimension_count")
     head_dim = int(optional("attention.key_length") or rotated or hidden // heads)
     if rotated is not None and int(rotated) != head_dim:
@@ -150,14 +150,14 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str
         "model_type": arch,
         "vocab_size": int(tensors["token_embd.weight"].shape[-1]),
         "hidden_size": hidden,
-        "intermediate_size": int(stated("feed_forward_length")),
-        "num_hidden_layers": int(stated("block_count")),
+        "intermediate_size": int(required("feed_forward_length")),
+        "num_hidden_layers": int(required("block_count")),
         "num_attention_heads": heads,
         "num_key_value_heads": int(optional("attention.head_count_kv") or heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": context,
-        "rms_norm_eps": _shortest(stated("attention.layer_norm_rms_epsilon")),
+        "rms_norm_eps": _shortest(required("attention.layer_norm_rms_epsilon")),
         "rope_theta": _shortest(metadata.get(f"{arch}.rope.freq_base") or 10000.0),
         "rope_scaling": _rope_scaling(metadata, tensors, arch, head_dim, context),
         "tie_word_embeddings": "output.weight" not in tensors,
@@ -170,7 +170,7 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str
     }
     window = optional("attention.sliding_window")
     if arch == "llama" and window:
-        # Mistral models come as llama with a window; their Hugging Face name is what honours it.
+        # GGUF has Mistral models as llama with a window; on the hub, only the mistral architecture has one.
         config |= {
             "architectures": ["MistralForCausalLM"],
             "model_type": "mistral",
@@ -190,7 +190,7 @@ def _rope_scaling(
         raise SetupError(
             f"{', '.join(unknown)} of the GGUF file cannot be honoured; use the model's directory"
         )
-    # As llama.cpp reads it: a factor without a type is linear, one of 0 is none, and old files call it scale_linear.
+    # As in llama.cpp: a factor without a type is linear, a factor of 0 means none, and old files call it scale_linear.
     kind = metadata.get(f"{section}type", "linear")
     if kind not in {"none", "linear", "yarn"}:
         raise SetupError(
@@ -217,11 +217,11 @@ def _rope_scaling(
     }
 
 
-def _llama3_scaling(stretch_h: Weights, theta: float, head_dim: int) -> dict[str, Any]:
-    """The llama3 parameters whose stretch of every frequency is the one the file stores."""
+def _llama3_scaling(factors_h: Weights, theta: float, head_dim: int) -> dict[str, Any]:
+    """The llama3 parameters that give the factors of the file for every frequency."""
     from tinkex.engine.model.rope import RopeConfig, Rotary
 
-    factor = float(stretch_h.max())
+    factor = float(factors_h.max())
     scaling = {
         "rope_type": "llama3",
         "factor": factor,
@@ -232,9 +232,9 @@ def _llama3_scaling(stretch_h: Weights, theta: float, head_dim: int) -> dict[str
     plain = Rotary(RopeConfig(theta=theta), head_dim).inverse_frequencies_h.numpy()
     scaled = RopeConfig.from_config({"rope_scaling": scaling, "rope_theta": theta})
     expected = plain / Rotary(scaled, head_dim).inverse_frequencies_h.numpy()
-    if expected.shape != stretch_h.shape or not np.allclose(expected, stretch_h, rtol=1e-3):
+    if expected.shape != factors_h.shape or not np.allclose(expected, factors_h, rtol=1e-3):
         raise SetupError(
-            "the rope factors of the GGUF file are not those of Llama 3, which alone are supported"
+            "the rope factors of the GGUF file are not those of Llama 3; no others are supported"
         )
     return scaling
 
@@ -254,7 +254,7 @@ def _write_weights(
     directory: Path, config: Mapping[str, Any], tensors: Mapping[str, Any], progress: Progress | None
 ) -> None:
     def content(name: str) -> memoryview:
-        return np.ascontiguousarray(_dequantised(name, tensors[name], config)).data
+        return np.ascontiguousarray(_dequantized(name, tensors[name], config)).data
 
     entries = [
         WeightEntry(
@@ -275,7 +275,7 @@ def _write_weights(
     )
 
 
-def _dequantised(name: str, tensor: Any, config: Mapping[str, Any]) -> Weights:
+def _dequantized(name: str, tensor: Any, config: Mapping[str, Any]) -> Weights:
     from gguf import dequantize
 
     try:
@@ -292,7 +292,7 @@ def _dequantised(name: str, tensor: Any, config: Mapping[str, Any]) -> Weights:
 
 
 def _halves(rows: Weights, num_heads: int) -> Weights:
-    """Rows of each head from interleaved pairs (0, h, 1, h + 1, …) back to halves (0, 1, …, h, h + 1, …)."""
+    """Reorders the rows of each head from interleaved pairs (0, h, 1, h + 1, …) to halves (0, 1, …, h, h + 1, …)."""
     per_head = rows.reshape(num_heads, -1, 2, *rows.shape[1:])
     return per_head.swapaxes(1, 2).reshape(rows.shape)
 
@@ -303,12 +303,12 @@ def _hub_name(name: str) -> str:
     layer = f"model.layers.{parts[1]}." if parts[0] == "blk" else ""
     tensor = _TENSORS.get(parts[-1])
     if tensor is None or kind not in {"weight", "bias"}:
-        raise SetupError(f"tensor {name} of the GGUF file has no place in a dense Llama or Qwen model")
+        raise SetupError(f"tensor {name} of the GGUF file is not part of a dense Llama or Qwen model")
     return f"{layer}{tensor}.{kind}"
 
 
 def _shortest(value: float) -> float:
-    """The shortest decimal that is this fp32 number: 1e-05, not 9.999999747378752e-06."""
+    """The shortest decimal that rounds to this fp32 number: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 

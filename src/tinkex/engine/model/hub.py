@@ -1,6 +1,6 @@
-"""Models from the Hugging Face Hub, with the user's own hub settings.
+"""Models from the Hugging Face Hub, with the user's hub settings.
 
-``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HOME`` and ``HF_HUB_OFFLINE`` mean what they mean everywhere else.
+``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HOME`` and ``HF_HUB_OFFLINE`` work as in the hub library.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tinkex.engine.model.architecture import Architecture
-from tinkex.engine.model.progress import Progress, growing, report
+from tinkex.engine.model.progress import Progress, report, report_size
 from tinkex.errors import SetupError
 
 __all__ = ["HubUnavailable", "cached_snapshot", "download", "missing_files"]
 
-_ANSWER_SECONDS = 4.0
-_GIVE_UP_SECONDS = 6.0
+_REQUEST_TIMEOUT_S = 4.0
+_TIMEOUT_S = 6.0
 _NEEDED_SUFFIXES = (".json", ".safetensors", ".jinja")
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 
 
 class HubUnavailable(SetupError):
-    """The hub cannot give this model: not installed, switched off, out of reach, or it does not have it."""
+    """The model is not available from the hub: not installed, offline, unreachable, or not found."""
 
 
 def cached_snapshot(name: str, revision: str | None) -> Path | None:
-    """The model in the hub library's own cache, if all of it is there; never touches the network."""
+    """The model in the hub library's cache, if it is complete; does not use the network."""
     try:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
         return None
     try:
         config = try_to_load_from_cache(name, "config.json", revision=revision)
-    except ValueError:  # not a name the hub allows; asking the hub will say so
+    except ValueError:  # not a valid hub name; a download reports it
         return None
     if not isinstance(config, str):
         return None
@@ -47,7 +47,7 @@ def cached_snapshot(name: str, revision: str | None) -> Path | None:
 
 
 def missing_files(directory: Path) -> list[str]:
-    """What a model directory lacks to be loaded: config, tokenizer or weight files."""
+    """The files that a model directory lacks: config, tokenizer or weights."""
     missing = [name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()]
     index = directory / "model.safetensors.index.json"
     if (directory / "model.safetensors").is_file():
@@ -59,29 +59,29 @@ def missing_files(directory: Path) -> list[str]:
 
 
 def download(name: str, revision: str | None, directory: Path, progress: Progress | None = None) -> None:
-    """Downloads a model into ``directory``, resuming what an earlier attempt left there.
+    """Downloads a model into ``directory``, resuming an earlier attempt.
 
-    Decides within seconds whether the hub is in reach, and reads ``config.json`` first, so that an unsupported
-    architecture is refused before its weights are fetched.
+    Fails within seconds if the hub is unreachable, and reads ``config.json`` first, so that an unsupported architecture is
+    rejected before its weights are downloaded.
     """
     if _offline():
-        raise HubUnavailable("it is switched off (HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set)")
+        raise HubUnavailable("it is disabled (HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set)")
     try:
         from huggingface_hub import HfApi, hf_hub_download
     except ImportError as error:
         raise HubUnavailable("its library is not installed (pip install 'tinkex[hub]')") from error
-    report(progress, f"asking the hub for {name}")
+    report(progress, f"querying the hub for {name}")
     endpoint = os.environ.get("HF_ENDPOINT") or None
-    info = _ask(
+    info = _query(
         name,
         lambda: HfApi(endpoint=endpoint).model_info(
-            name, revision=revision, timeout=_ANSWER_SECONDS, files_metadata=True
+            name, revision=revision, timeout=_REQUEST_TIMEOUT_S, files_metadata=True
         ),
     )
     sizes = {file.rfilename: int(file.size or 0) for file in info.siblings or [] if _needed(file.rfilename)}
     if "config.json" not in sizes or not any(file.endswith(".safetensors") for file in sizes):
         raise SetupError(
-            f"{name} on the hub has no config.json with safetensors weights; download it, convert it, and give its directory"
+            f"{name} on the hub has no config.json with safetensors weights; download it, convert it, and pass its directory"
         )
 
     def fetch(file: str) -> None:
@@ -93,47 +93,47 @@ def download(name: str, revision: str | None, directory: Path, progress: Progres
     with _library_bars_off():
         fetch("config.json")
         Architecture.from_config(json.loads((directory / "config.json").read_text(encoding="utf-8")))
-        with growing(progress, f"downloading {name}", directory, sum(sizes.values())):
+        with report_size(progress, f"downloading {name}", directory, sum(sizes.values())):
             for file in sorted(sizes):
                 fetch(file)
     wrong = [file for file, size in sizes.items() if size and (directory / file).stat().st_size != size]
     missing = missing_files(directory)
     if wrong or missing:
-        raise HubUnavailable(f"what it sent is incomplete: {', '.join(wrong + missing)}")
-    shutil.rmtree(directory / ".cache", ignore_errors=True)  # the library's own notes on the download
+        raise HubUnavailable(f"the download is incomplete: {', '.join(wrong + missing)}")
+    shutil.rmtree(directory / ".cache", ignore_errors=True)  # metadata of the hub library
 
 
-def _ask(name: str, question: Callable[[], Answer]) -> Answer:
-    """The hub's answer, or ``HubUnavailable`` within seconds.
+def _query(name: str, request: Callable[[], Reply]) -> Reply:
+    """The hub's reply; raises ``HubUnavailable`` within seconds.
 
-    Asked on a thread of its own, because looking up a host name has no time limit.
+    Runs on its own thread, because host name resolution has no timeout.
     """
-    answers: list[Answer] = []
+    replies: list[Reply] = []
     failures: list[Exception] = []
 
-    def ask() -> None:
+    def query() -> None:
         try:
-            answers.append(question())
-        except Exception as error:  # noqa: BLE001 -- handed to the asking thread, which raises it
+            replies.append(request())
+        except Exception as error:  # noqa: BLE001 -- raised on the calling thread
             failures.append(error)
 
-    thread = threading.Thread(target=ask, name="tinkex-hub", daemon=True)
+    thread = threading.Thread(target=query, name="tinkex-hub", daemon=True)
     thread.start()
-    thread.join(_GIVE_UP_SECONDS)
-    if answers:
-        return answers[0]
+    thread.join(_TIMEOUT_S)
+    if replies:
+        return replies[0]
     if not failures:
-        raise HubUnavailable(f"it did not answer within {_GIVE_UP_SECONDS:g} s")
+        raise HubUnavailable(f"it did not reply within {_TIMEOUT_S:g} s")
     status = getattr(getattr(failures[0], "response", None), "status_code", None)
     if status in {401, 403, 404}:
         raise HubUnavailable(
             f"it has no {name} that you may read (HTTP {status}); check the name, or set HF_TOKEN if the model is private or gated"
         ) from failures[0]
-    raise HubUnavailable(f"it is out of reach: {_short(failures[0])}") from failures[0]
+    raise HubUnavailable(f"it is unreachable: {_short(failures[0])}") from failures[0]
 
 
 def _needed(file: str) -> bool:
-    """Files at the top that we read; not other frameworks' weights, nor a second copy in another layout."""
+    """Whether the engine reads a file: at the top level, not another framework's weights or a second copy of them."""
     return "/" not in file and file.endswith(_NEEDED_SUFFIXES) and not file.startswith("consolidated")
 
 
@@ -151,7 +151,7 @@ def _short(error: Exception) -> str:
 
 @contextmanager
 def _library_bars_off() -> Iterator[None]:
-    """Keeps the hub library from drawing its own progress bars next to ours."""
+    """Disables the progress bars of the hub library."""
     from huggingface_hub import utils
 
     library: Any = utils

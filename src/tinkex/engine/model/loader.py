@@ -16,7 +16,7 @@ def load_transformer(directory: Path) -> Transformer:
     """The model in ``directory``, in fp32 on the CPU.
 
     Reads ``config.json`` and the weights, in one ``model.safetensors`` or in the shards that
-    ``model.safetensors.index.json`` lists. Anything that does not fit is a ``SetupError`` that names it.
+    ``model.safetensors.index.json`` lists. Raises ``SetupError``, which names the file or tensor, if they do not match.
 
     Example:
         >>> model = load_transformer(Path("models/SmolLM2-135M-Instruct"))
@@ -45,15 +45,15 @@ def _assemble(arch: Architecture, stored: StoredTensors) -> Transformer:
         layers.append(
             LayerWeights(
                 input_norm_D=stored.vector(f"layers.{layer}.input_layernorm.weight", hidden),
-                qkv_ED=stored.joined_weight(qkv, hidden),
-                qkv_bias_E=stored.joined_bias(qkv) if arch.attention_bias else None,
+                qkv_ED=stored.fused_weight(qkv, hidden),
+                qkv_bias_E=stored.fused_bias(qkv) if arch.attention_bias else None,
                 q_norm_d=stored.vector(f"{attention}.q_norm.weight", arch.head_dim) if arch.qk_norm else None,
                 k_norm_d=stored.vector(f"{attention}.k_norm.weight", arch.head_dim) if arch.qk_norm else None,
                 output_DHd=stored.matrix(f"{attention}.o_proj.weight", hidden, q_size),
                 output_bias_D=stored.vector(f"{attention}.o_proj.bias", hidden) if arch.output_bias else None,
                 mlp_norm_D=stored.vector(f"layers.{layer}.post_attention_layernorm.weight", hidden),
-                gate_up_2FD=stored.joined_weight(gate_up, hidden),
-                gate_up_bias_2F=stored.joined_bias(gate_up) if arch.mlp_bias else None,
+                gate_up_2FD=stored.fused_weight(gate_up, hidden),
+                gate_up_bias_2F=stored.fused_bias(gate_up) if arch.mlp_bias else None,
                 down_DF=stored.matrix(f"{mlp}.down_proj.weight", hidden, inner),
                 down_bias_D=stored.vector(f"{mlp}.down_proj.bias", hidden) if arch.mlp_bias else None,
             )

@@ -1,4 +1,4 @@
-"""LoRA: the trainable part of a model, in one flat buffer.
+"""LoRA adapters: the trainable parameters of a model, in one flat buffer.
 
 Shapes: T packed rows, R rank; ``in`` and ``out`` are a projection's input and output sizes.
 """
@@ -35,9 +35,9 @@ UNEMBED_MODULE = "lm_head"
 
 @dataclass(frozen=True)
 class LoraSpec:
-    """What an adapter trains: its rank, its seed and which parts of the model it reaches.
+    """The configuration of an adapter: its rank, its seed and the parts of the model that it adapts.
 
-    ``seed=None`` draws one; ``Adapter.create`` records what it drew, so a run can be repeated.
+    ``seed=None`` draws one; ``Adapter.create`` records it, so that a run can be repeated.
 
     Example:
         >>> LoraSpec(rank=8, seed=0).scale
@@ -61,13 +61,13 @@ class LoraSpec:
 
     @property
     def scale(self) -> float:
-        """What the low-rank product is multiplied by."""
+        """The factor of the low-rank product."""
         return self.alpha / self.rank
 
 
 @dataclass(frozen=True)
 class LoraSlot:
-    """Where one projection's A (R, in) and B (out, R) lie in the flat buffer."""
+    """The offsets of one projection's A (R, in) and B (out, R) in the flat buffer."""
 
     module: str
     layer: int | None  # None for the unembedding
@@ -120,12 +120,12 @@ class LoraLayout:
 
     @cached_property
     def modules(self) -> frozenset[str]:
-        """The names of the modules that have a place here."""
+        """The names of the adapted modules."""
         return frozenset(slot.module for slot in self.slots)
 
     @cached_property
     def split_sizes(self) -> list[int]:
-        """The lengths of the flat buffer's pieces: A, B, A, B and so on."""
+        """The sizes of A, B, A, B, … in the flat buffer."""
         return [
             size
             for slot in self.slots
@@ -148,7 +148,7 @@ class Adapter:
 
     @classmethod
     def create(cls, arch: Architecture, spec: LoraSpec) -> Adapter:
-        """A fresh adapter that changes nothing yet: A uniform in ±1/√in (Kaiming, a = √5), B zero."""
+        """A new adapter that does not change the outputs yet: A uniform in ±1/√in (Kaiming, a = √5), B zero."""
         generator = torch.Generator()
         if spec.seed is None:
             spec = replace(spec, seed=generator.seed() & 0x7FFF_FFFF)
@@ -165,20 +165,20 @@ class Adapter:
         """The same adapter on another buffer of the same layout, without copying it."""
         if params.shape != (self.layout.num_params,):
             raise ValueError(
-                f"this adapter has {self.layout.num_params} parameters, and the buffer {tuple(params.shape)}"
+                f"this adapter has {self.layout.num_params} parameters, and the buffer has shape {tuple(params.shape)}"
             )
         return Adapter(self.spec, self.layout, params)
 
     @property
     def modules(self) -> frozenset[str]:
-        """The names of the modules this adapter reaches."""
+        """The names of the adapted modules."""
         return self.layout.modules
 
     @cached_property
     def views(self) -> Mapping[tuple[str, int | None], tuple[Tensor, Tensor]]:
         """A (R, in) and B (out, R) of every module, as views of ``params``.
 
-        They come from one split, so that the backward pass joins all their gradients in one concatenation.
+        They come from one split, so that the backward pass concatenates all their gradients once.
         """
         rank = self.layout.rank
         pieces = iter(self.params.split_with_sizes(self.layout.split_sizes))
@@ -192,14 +192,14 @@ class Adapter:
 
 
 def _generator_seed(seed: int) -> int:
-    """A seed of which torch's generator uses every bit: it reads 32 of them, so those of a longer one are mixed."""
+    """A seed for torch's generator, which uses 32 bits: longer and negative seeds are hashed."""
     if 0 <= seed < 1 << 32:
         return seed
     return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=4).digest(), "little")
 
 
 class LoraRows:
-    """Which adapter each row of a packed batch belongs to; rows of one adapter are contiguous.
+    """The adapter of each row of a packed batch; rows of one adapter are contiguous.
 
     Example:
         >>> rows = LoraRows([(alice, 120), (None, 16), (bob, 64)])

@@ -1,17 +1,17 @@
-"""Whether an error says that memory ran out, whoever raised it."""
+"""Detects out-of-memory errors of Python, torch and the compiled core."""
 
 from __future__ import annotations
 
 import torch
 
-__all__ = ["out_of_memory"]
+__all__ = ["is_out_of_memory"]
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """True for Python's and torch's ways to say so; torch's allocator for the CPU has no type of its own.
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out; torch's CPU allocator raises a plain ``RuntimeError``.
 
     Example:
-        >>> out_of_memory(MemoryError()), out_of_memory(RuntimeError("shapes differ"))
+        >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes differ"))
         (True, False)
     """
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,4 +1,4 @@
-"""How long-running set-up work tells what it does."""
+"""Progress of downloads, conversions and other long set-up."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["Progress", "growing", "report"]
+__all__ = ["Progress", "report", "report_size"]
 
 Progress = Callable[[str, int, int | None], None]
-"""``progress(phase, done_bytes, total_bytes)``; the total is None where it is not known.
+"""``progress(phase, done_bytes, total_bytes)``; the total is None if unknown.
 
-It may be called from another thread than the one that started the work, but never after the work has ended.
+It can be called from another thread than the one that started the work, but never after the work has ended.
 """
 
-_POLL_SECONDS = 0.1
+_POLL_INTERVAL_S = 0.1
 
 
 def report(progress: Progress | None, phase: str, done: int = 0, total: int | None = None) -> None:
-    """Tells ``progress``, if there is one."""
+    """Calls ``progress``, if there is one."""
     if progress is not None:
         progress(phase, done, total)
 
 
 @contextmanager
-def growing(progress: Progress | None, phase: str, directory: Path, total: int | None) -> Iterator[None]:
-    """Reports how much lies in ``directory`` while the body runs, for work that does not report by itself.
+def report_size(progress: Progress | None, phase: str, directory: Path, total: int | None) -> Iterator[None]:
+    """Reports the size of ``directory`` while the body runs, for work that does not report its progress.
 
     Example:
-        >>> with growing(show, "downloading", Path("partial"), total=92_871_040):
+        >>> with report_size(show, "downloading", Path("partial"), total=92_871_040):
         ...     subprocess.run(download, check=True)
     """
     if progress is None:
@@ -38,7 +38,7 @@ def growing(progress: Progress | None, phase: str, directory: Path, total: int |
     done = threading.Event()
 
     def poll() -> None:
-        while not done.wait(_POLL_SECONDS):
+        while not done.wait(_POLL_INTERVAL_S):
             size = _size(directory)
             report(progress, phase, size if total is None else min(size, total), total)
 
@@ -59,6 +59,6 @@ def _size(directory: Path) -> int:
         try:
             if path.is_file():
                 total += path.stat().st_size
-        except FileNotFoundError:  # renamed or removed since it was listed
+        except FileNotFoundError:  # renamed or removed meanwhile
             continue
     return total

@@ -53,11 +53,10 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """How positions become rotations, as a model's ``config.json`` states it.
+    """The rotary embedding of a model, as its ``config.json`` describes it.
 
-    ``kind`` is one of ``default``, ``linear``, ``dynamic``, ``llama3`` and ``yarn``. ``dynamic`` changes the
-    frequencies only beyond the length the model was trained on, and the engine never goes beyond it, so
-    there it is the same as ``default``.
+    ``kind`` is one of ``default``, ``linear``, ``dynamic``, ``llama3`` and ``yarn``. ``dynamic`` changes the frequencies
+    only beyond the training length, which the engine never exceeds, so it is the same as ``default``.
 
     Example:
         >>> RopeConfig.from_config({"rope_theta": 100000.0, "max_position_embeddings": 8192}).theta
@@ -77,12 +76,12 @@ class RopeConfig:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> RopeConfig:
-        """Reads ``rope_parameters``, or the older ``rope_theta`` and ``rope_scaling``; refuses what it cannot honour."""
+        """Parses ``rope_parameters``, or the older ``rope_theta`` and ``rope_scaling``; raises ``SetupError`` for others."""
         raw = mapping(config, "rope_scaling") or mapping(config, "rope_parameters")
         if any(isinstance(value, dict) for value in raw.values()):
             raise SetupError(
-                f"this model's config.json has different rope parameters per kind of layer ({', '.join(sorted(raw))}), "
-                "which is not supported; use a model whose layers share one set"
+                f"this model's config.json has different rope parameters per layer type ({', '.join(sorted(raw))}), "
+                "which is not supported; use a model whose layers share them"
             )
         kind = str(raw.get("rope_type") or raw.get("type") or "default")
         if kind not in _PARAMETERS:
@@ -99,15 +98,15 @@ class RopeConfig:
         missing = [name for name in _REQUIRED[kind] if raw.get(name) is None]
         if missing:
             raise SetupError(f"rope type {kind!r} in this model's config.json lacks {', '.join(missing)}")
-        partial = number({**config, **_given(raw)}, "partial_rotary_factor", 1.0)
+        partial = number({**config, **_not_null(raw)}, "partial_rotary_factor", 1.0)
         if partial != 1.0:
             raise SetupError(
                 f"partial_rotary_factor {partial} in this model's config.json is not supported; only whole heads are rotated"
             )
-        theta = number({**config, **_given(raw)}, "rope_theta", _DEFAULT_THETA, above=1.0)
+        theta = number({**config, **_not_null(raw)}, "rope_theta", _DEFAULT_THETA, above=1.0)
         context = integer(config, "max_position_embeddings", 2048)
-        original = integer({**raw, **_given(config)}, "original_max_position_embeddings", context)
-        factor = number(raw, "factor", context / original, least=1e-3)
+        original = integer({**raw, **_not_null(config)}, "original_max_position_embeddings", context)
+        factor = number(raw, "factor", context / original, minimum=1e-3)
         low, high = number(raw, "low_freq_factor", 1.0), number(raw, "high_freq_factor", 4.0)
         if low >= high:
             raise SetupError(
@@ -123,40 +122,40 @@ class RopeConfig:
             beta_fast=number(raw, "beta_fast", 32.0),
             beta_slow=number(raw, "beta_slow", 1.0),
             attention_factor=_attention_factor(raw, factor) if kind == "yarn" else 1.0,
-            truncate=flag(raw, "truncate", otherwise=True),
+            truncate=flag(raw, "truncate", default=True),
         )
 
 
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What is not null."""
+def _not_null(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are not null."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def _attention_factor(raw: Mapping[str, Any], factor: float) -> float:
-    """The factor YaRN puts on cos and sin, stated by the config or derived from the context's growth."""
+    """YaRN's factor of cos and sin, from the config or derived from the context extension."""
     if raw.get("attention_factor") is not None:
         return number(raw, "attention_factor", 1.0)
 
-    def growth(mscale: float) -> float:
+    def mscale_factor(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
     mscale, mscale_all_dim = (
-        number(raw, "mscale", 0.0, least=0.0),
-        number(raw, "mscale_all_dim", 0.0, least=0.0),
+        number(raw, "mscale", 0.0, minimum=0.0),
+        number(raw, "mscale_all_dim", 0.0, minimum=0.0),
     )
     if mscale and mscale_all_dim:
-        return growth(mscale) / growth(mscale_all_dim)
-    return growth(1.0)
+        return mscale_factor(mscale) / mscale_factor(mscale_all_dim)
+    return mscale_factor(1.0)
 
 
-_FEWEST_KNOWN, _MOST_KNOWN = 1 << 10, 1 << 15
+_MIN_CACHED, _MAX_CACHED = 1 << 10, 1 << 15
 
 
 class Rotary:
-    """Turns positions into the cosines and sines that ``rotate`` applies.
+    """Computes the cosines and sines that ``rotate`` applies.
 
-    The frequencies are computed in fp32, as the models were trained with: at position 8,000 one unit in the
-    last place of a frequency is already a visible angle.
+    The frequencies are computed in fp32, as in training: at position 8,000 one unit in the last place of a frequency is
+    already a visible angle.
 
     Example:
         >>> cos, sin = Rotary(RopeConfig(), head_dim=64)(torch.arange(5))
@@ -167,21 +166,21 @@ class Rotary:
     def __init__(self, config: RopeConfig, head_dim: int) -> None:
         self.inverse_frequencies_h = _inverse_frequencies(config, head_dim)
         self.scale = config.attention_factor
-        self._known = self._compute(0)
+        self._cached = self._compute(0)
 
     def __call__(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines, (T, 1, h) each, to be broadcast over heads.
 
-        Those of all positions but the farthest are kept: torch's trigonometric functions wake all its threads even for a
-        few rows, and these would then spin for longer than a step of decoding takes.
+        Those of the first positions are cached: torch's trigonometric functions wake all its threads even for a few rows,
+        and these would then spin for longer than a decode step takes.
         """
-        num_known = int(positions_T.max()) + 1 if len(positions_T) else 0
-        if num_known > _MOST_KNOWN:
+        num_positions = int(positions_T.max()) + 1 if len(positions_T) else 0
+        if num_positions > _MAX_CACHED:
             return self._at(positions_T)
-        known = self._known
-        if len(known[0]) < num_known:
-            known = self._known = self._compute(max(_FEWEST_KNOWN, 1 << (num_known - 1).bit_length()))
-        cos, sin = known
+        cached = self._cached
+        if len(cached[0]) < num_positions:
+            cached = self._cached = self._compute(max(_MIN_CACHED, 1 << (num_positions - 1).bit_length()))
+        cos, sin = cached
         return cos[positions_T], sin[positions_T]
 
     def _compute(self, count: int) -> tuple[Tensor, Tensor]:
@@ -218,7 +217,7 @@ def _inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _llama3(config: RopeConfig, plain_h: Tensor) -> Tensor:
-    """Slow waves are stretched by ``factor``, fast ones kept, those between blended."""
+    """Low frequencies are divided by ``factor``, high ones kept, those between interpolated."""
     import torch
 
     turns_h = config.original_context * plain_h / (2 * math.pi)  # full turns within the original context
@@ -228,7 +227,7 @@ def _llama3(config: RopeConfig, plain_h: Tensor) -> Tensor:
 
 
 def _yarn(config: RopeConfig, wavelengths_h: Tensor, head_dim: int) -> Tensor:
-    """Like llama3, but the blend is a ramp over dimensions between two numbers of turns."""
+    """Like llama3, but the interpolation is a linear ramp over dimensions."""
     import torch
 
     def dimension_with(turns: float) -> float:

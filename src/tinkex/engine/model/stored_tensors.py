@@ -21,7 +21,7 @@ _FLOATS = {torch.float16, torch.bfloat16, torch.float32}
 
 
 class StoredTensors:
-    """The tensors of a directory by their names without the ``model.`` prefix, each read when it is asked for.
+    """The tensors of a directory by their names without the ``model.`` prefix, read lazily.
 
     Example:
         >>> with ExitStack() as files:
@@ -37,23 +37,23 @@ class StoredTensors:
                 file = files.enter_context(safe_open(path, framework="pt"))
             except (SafetensorError, OSError) as error:
                 raise SetupError(
-                    f"{path} cannot be read as safetensors ({error}); fetch the model again"
+                    f"{path} cannot be read as safetensors ({error}); download the model again"
                 ) from error
             for stored_name in file.keys():  # noqa: SIM118 -- a safetensors file is not a mapping
                 name = stored_name.removeprefix("model.")
                 if name in self._files:
                     raise SetupError(
-                        f"the weights in {directory} hold {name} twice; which is meant cannot be known, so fetch the model again"
+                        f"the weights in {directory} have {name} twice, which is ambiguous; download the model again"
                     )
                 self._files[name] = (file, stored_name)
 
     def check(self, arch: Architecture) -> None:
-        """Refuses a directory with weights missing, or with weights this architecture has no place for.
+        """Raises ``SetupError`` if weights are missing, or if there are weights that the architecture does not have.
 
-        A tied head that is stored nevertheless must be the embedding: which of two is meant cannot be known.
+        A tied head that is stored too must equal the embedding; otherwise it is ambiguous.
         """
         expected = set(tensor_names(arch))
-        # Old checkpoints store rotary frequencies, which follow from the config, and some store a tied head twice.
+        # Old checkpoints store rotary frequencies, which the config determines, and some store a tied head.
         redundant = {name for name in self._files if name.endswith(".rotary_emb.inv_freq")}
         if arch.tie_embeddings:
             redundant.add("lm_head.weight")
@@ -62,12 +62,12 @@ class StoredTensors:
         if missing or unexpected:
             problems = [
                 f"{kind} {_listed(names)}"
-                for kind, names in (("misses", missing), ("has unexpected", unexpected))
+                for kind, names in (("lacks", missing), ("has unexpected", unexpected))
                 if names
             ]
             raise SetupError(
-                f"the weights in {self.directory} do not fit its config.json ({arch.family}, {arch.num_layers} layers): it "
-                f"{' and '.join(problems)}. Fetch the model again, or correct its config.json"
+                f"the weights in {self.directory} do not match its config.json ({arch.family}, {arch.num_layers} layers): it "
+                f"{' and '.join(problems)}. Download the model again, or fix its config.json"
             )
         if arch.tie_embeddings and "lm_head.weight" in self._files and not self._head_is_the_embedding():
             raise SetupError(
@@ -89,7 +89,7 @@ class StoredTensors:
         return tuple(file.get_slice(stored_name).get_shape())
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A tensor in the float type it is stored in; it must have this shape."""
+        """A tensor in its stored float type; it must have this shape."""
         self._check_shape(name, shape)
         file, stored_name = self._files[name]
         tensor: Tensor = file.get_tensor(stored_name)
@@ -108,12 +108,10 @@ class StoredTensors:
         """A vector in fp32."""
         return self.read(name, (size,)).float().contiguous()
 
-    def joined_weight(self, parts: list[tuple[str, int]], columns: int) -> Tensor:
-        """The projections of ``parts`` (name, rows) one above the other, converted on the way in."""
+    def fused_weight(self, parts: list[tuple[str, int]], columns: int) -> Tensor:
+        """The projections of ``parts`` (name, rows) concatenated, in fp32."""
         for name, rows in parts:
-            self._check_shape(
-                f"{name}.weight", (rows, columns)
-            )  # before memory is taken for what a config claims
+            self._check_shape(f"{name}.weight", (rows, columns))  # before allocating what the config claims
         joined = torch.empty(sum(rows for _, rows in parts), columns)
         for (name, rows), target in zip(
             parts, joined.split_with_sizes([rows for _, rows in parts]), strict=True
@@ -121,20 +119,20 @@ class StoredTensors:
             target.copy_(self.read(f"{name}.weight", (rows, columns)))
         return joined
 
-    def joined_bias(self, parts: list[tuple[str, int]]) -> Tensor:
-        """The biases of ``parts`` (name, rows) one after the other."""
+    def fused_bias(self, parts: list[tuple[str, int]]) -> Tensor:
+        """The biases of ``parts`` (name, rows) concatenated."""
         return torch.cat([self.vector(f"{name}.bias", rows) for name, rows in parts])
 
     def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         found = self.shape(name)
         if found != shape:
             raise SetupError(
-                f"tensor {self._files[name][1]} in {self.directory} is {found}, and config.json makes it {shape}"
+                f"tensor {self._files[name][1]} in {self.directory} has shape {found}, and config.json needs {shape}"
             )
 
 
 def read_architecture(directory: Path) -> Architecture:
-    """The shape of the model in ``directory``, without reading its weights."""
+    """The architecture of the model in ``directory``, without reading its weights."""
     return Architecture.from_config(
         read_json(directory / "config.json"),
         read_json(directory / "generation_config.json", optional=True),
@@ -162,7 +160,7 @@ def tensor_names(arch: Architecture) -> Iterator[str]:
 
 
 def read_json(path: Path, *, optional: bool = False) -> Mapping[str, Any]:
-    """The object in a JSON file of a model directory; empty for an optional file that is not there."""
+    """The object in a JSON file of a model directory; empty if the file is optional and does not exist."""
     if optional and not path.is_file():
         return {}
     try:
@@ -170,9 +168,9 @@ def read_json(path: Path, *, optional: bool = False) -> Mapping[str, Any]:
     except FileNotFoundError as error:
         raise SetupError(f"{path.parent} is not a model directory: it has no {path.name}") from error
     except (OSError, ValueError) as error:
-        raise SetupError(f"{path} cannot be read as JSON ({error}); fetch the model again") from error
+        raise SetupError(f"{path} cannot be read as JSON ({error}); download the model again") from error
     if not isinstance(value, dict):
-        raise SetupError(f"{path} must hold a JSON object; fetch the model again")
+        raise SetupError(f"{path} must contain a JSON object; download the model again")
     return value
 
 
@@ -188,12 +186,12 @@ def _weight_files(directory: Path) -> list[Path]:
     weight_map = read_json(index).get("weight_map")
     named = isinstance(weight_map, dict) and all(isinstance(name, str) for name in weight_map.values())
     if not named or not weight_map:
-        raise SetupError(f"{index} has no weight_map that names files; fetch the model again")
+        raise SetupError(f"{index} has no weight_map that names files; download the model again")
     names = sorted(set(weight_map.values()))
     missing = [name for name in names if name != Path(name).name or not (directory / name).is_file()]
     if missing:
         raise SetupError(
-            f"{index} lists {_listed(missing)}, which {directory} does not have; fetch the model again"
+            f"{index} lists {_listed(missing)}, which {directory} does not have; download the model again"
         )
     return [directory / name for name in names]
 

@@ -1,4 +1,4 @@
-"""The threads that compute: how many, and where torch's are found."""
+"""The math threads: their number, and access to torch's thread team."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["compute_with_threads", "torch_team"]
 
 
 def compute_with_threads(count: int) -> None:
-    """Let this thread compute with so many threads, itself included; holds for torch and for the compiled core."""
+    """Sets the number of math threads of this thread, itself included, for torch and for the compiled core."""
     torch.set_num_threads(count)
 
 
 def torch_team() -> int | None:
-    """Where ``GOMP_parallel`` of the OpenMP runtime that torch is linked to lies; None if it has none.
+    """The address of ``GOMP_parallel`` in the OpenMP runtime that torch uses; None if there is none.
 
-    Every OpenMP runtime torch comes with on Linux has it, Intel's and LLVM's too. torch's threads spin for a while
-    after a product, so a pool of our own would share the processors with them.
+    Every OpenMP runtime that torch comes with on Linux has it, Intel's and LLVM's too. torch's threads spin for a while
+    after a product, so a separate pool would compete with them for the processors.
 
     Example:
         >>> torch_team() is not None
@@ -28,7 +28,7 @@ def torch_team() -> int | None:
     """
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
-        # Only what is loaded already: its dependencies are searched with it.
+        # Only the library that is already loaded; a lookup includes its dependencies.
         runtime = CDLL(str(library), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         return cast(runtime.GOMP_parallel, c_void_p).value
     except (OSError, AttributeError):

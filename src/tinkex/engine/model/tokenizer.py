@@ -1,4 +1,4 @@
-"""The model's own tokenizer: text to tokens, tokens to text and to exact bytes, chats to prompts."""
+"""The model's tokenizer: text to tokens, tokens to text and to exact bytes, chats to prompts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinkex.engine.model.architecture import eos_token_ids
 from tinkex.errors import InvalidInput, SetupError
-from tinkex.tokenizers.added_tokens import add_stated_tokens, named_tokens, read_settings
+from tinkex.tokenizers.added_tokens import add_configured_tokens, named_tokens, read_json_object
 from tinkex.tokenizers.chat_template import chat_template_of, render_chat
 
 if TYPE_CHECKING:
@@ -24,9 +24,8 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class EngineTokenizer:
     """The tokenizer in a model directory, without ``transformers``.
 
-    Reads ``tokenizer.json``, from the files beside it tokens that were added later, and from
-    ``tokenizer_config.json`` (or ``chat_template.jinja``) the special tokens and the chat template. Safe to use from
-    several threads.
+    Reads ``tokenizer.json``, added tokens from the files beside it, and the special tokens and chat template from
+    ``tokenizer_config.json`` (or ``chat_template.jinja``). Thread-safe.
 
     Example:
         >>> tokenizer = EngineTokenizer(directory)
@@ -49,51 +48,53 @@ class EngineTokenizer:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exception for a file it cannot read
             raise SetupError(
-                f"{path} cannot be read as a tokenizer ({error}); fetch the model again"
+                f"{path} cannot be read as a tokenizer ({error}); download the model again"
             ) from error
-        add_stated_tokens(self._tokenizer, directory)
+        add_configured_tokens(self._tokenizer, directory)
         self.special_tokens = named_tokens(directory)
-        self.chat_template = chat_template_of(directory, read_settings(directory / "tokenizer_config.json"))
+        self.chat_template = chat_template_of(
+            directory, read_json_object(directory / "tokenizer_config.json")
+        )
         self.eos_token_ids = self._eos_token_ids()
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens the tokenizer knows, added ones included; a model may have more rows."""
+        """The number of tokens, added ones included; a model can have more rows."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of ``text``, with whatever the model puts around a text (such as a BOS) unless told otherwise."""
+        """The tokens of ``text``, by default with the special tokens that the model adds (such as a BOS)."""
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of ``token_ids``; bytes that are no valid UTF-8 become replacement characters."""
+        """The text of ``token_ids``; bytes that are not valid UTF-8 become replacement characters."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def decode_bytes(self, token_ids: Sequence[int]) -> bytes:
-        """The exact bytes of ``token_ids``, also where a character is split between tokens.
+        """The exact bytes of ``token_ids``, also where a UTF-8 sequence is split between tokens.
 
-        The bytes of a sequence are those of its tokens one after the other, so stop strings can be found
-        across token borders. A token id without an entry has no bytes.
+        The bytes of a sequence are those of its tokens concatenated, so stop strings can be found across token
+        boundaries. A token id without an entry has no bytes.
         """
         table = self.token_bytes
         return b"".join([table[token] if 0 <= token < len(table) else b"" for token in token_ids])
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token given by its own text, such as ``<|im_end|>``."""
+        """The id of a token by its text, such as ``<|im_end|>``."""
         token_id = self._tokenizer.token_to_id(token)
         return None if token_id is None else int(token_id)
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
     ) -> list[int]:
-        """The prompt tokens of a chat, as the model was trained to see it."""
+        """The prompt tokens of a chat, in the format of the model's training."""
         text = self.render_chat_template(messages, add_generation_prompt=add_generation_prompt, **variables)
         return self.encode(text, add_special_tokens=False)
 
     def render_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """The prompt text of a chat; ``variables`` reach the template (``tools``, ``enable_thinking``…)."""
+        """The prompt text of a chat; ``variables`` are passed to the template (``tools``, ``enable_thinking``…)."""
         if self.chat_template is None:
             raise InvalidInput(
                 f"the model in {self.directory} has no chat template; send a text prompt instead of messages"
@@ -108,7 +109,9 @@ class EngineTokenizer:
     @cached_property
     def token_bytes(self) -> list[bytes]:
         """The bytes of every token, by id."""
-        added = {place: token.content for place, token in self._tokenizer.get_added_tokens_decoder().items()}
+        added = {
+            token_id: token.content for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
+        }
         to_bytes = _bytes_of_token(self._definition)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         table = [b""] * (max(vocabulary.values(), default=-1) + 1)
@@ -117,15 +120,15 @@ class EngineTokenizer:
         return table
 
     def _eos_token_ids(self) -> tuple[int, ...]:
-        """Every token that ends a text: those generation stops at, and the tokenizer's own."""
-        generation = eos_token_ids(read_settings(self.directory / "generation_config.json"))
-        stated = generation or eos_token_ids(read_settings(self.directory / "config.json"))
+        """Every token that ends a text: those of the generation config, and the tokenizer's own."""
+        generation = eos_token_ids(read_json_object(self.directory / "generation_config.json"))
+        stated = generation or eos_token_ids(read_json_object(self.directory / "config.json"))
         own = self.token_id(self.special_tokens["eos_token"]) if "eos_token" in self.special_tokens else None
         return tuple(dict.fromkeys([*stated, *([] if own is None else [own])]))
 
 
 def _bytes_of_token(definition: Mapping[str, Any]) -> Any:
-    """How this tokenizer's vocabulary entries spell bytes, judged by its decoder."""
+    """A function from a vocabulary entry to its bytes, chosen by the tokenizer's decoder."""
     decoder = definition.get("decoder") or {}
     kinds = {part.get("type") for part in [decoder, *(decoder.get("decoders") or [])]}
     if "ByteLevel" in kinds:
@@ -145,7 +148,7 @@ def _sentencepiece_bytes(token: str) -> bytes:
 
 
 def _byte_level_alphabet() -> dict[str, bytes]:
-    """The character that stands for each byte: itself where it prints, else the next one from U+0100 on."""
+    """The character of each byte: itself if printable, else the next one from U+0100 on."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
@@ -153,5 +156,5 @@ def _byte_level_alphabet() -> dict[str, bytes]:
     ]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): bytes([byte]) for byte in printable} | {
-        chr(0x100 + place): bytes([byte]) for place, byte in enumerate(others)
+        chr(0x100 + index): bytes([byte]) for index, byte in enumerate(others)
     }

@@ -22,7 +22,7 @@ __all__ = ["LayerWeights", "Transformer"]
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer's frozen weights, with projections that share an input joined into one matrix."""
+    """One layer's frozen weights; projections that share an input are fused into one matrix."""
 
     input_norm_D: Tensor
     qkv_ED: Tensor
@@ -39,11 +39,11 @@ class LayerWeights:
 
 
 class Transformer:
-    """A base model that turns packed tokens into hidden states and logits.
+    """A base model: computes hidden states and logits of packed tokens.
 
-    The base weights never require gradients. With an adapter whose parameters do, autograd works through
-    ``hidden`` and ``logits`` and computes gradients for the adapter only. Where sequences begin and end is
-    the business of ``attend`` and ``positions_T``.
+    The base weights never require gradients. With an adapter whose parameters do, autograd works through ``hidden`` and
+    ``logits`` and computes gradients only for the adapter. ``attend`` and ``positions_T`` define where sequences start and
+    end.
 
     Example:
         >>> attend = packed_causal([len(tokens_T)], model.arch)

@@ -1,4 +1,4 @@
-"""Writes weights as safetensors files, tensor by tensor, so that memory holds one of them at a time."""
+"""Writes safetensors files tensor by tensor, so that only one is in memory at a time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tinkex.engine.model.progress import Progress, report
 __all__ = ["ITEM_BYTES", "WeightEntry", "write_weights"]
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-"""Bytes of one number, by the name the format gives its type."""
+"""Bytes per element, by the dtype names of the format."""
 
 
 @dataclass(frozen=True)
 class WeightEntry:
-    """One tensor to write: its name, type and shape, and how to get its bytes when its turn comes."""
+    """One tensor to write: its name, dtype and shape, and a function that returns its bytes."""
 
     name: str
     dtype: str
@@ -29,7 +29,7 @@ class WeightEntry:
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes its numbers take."""
+        """The size in bytes."""
         return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
 
@@ -41,9 +41,9 @@ def write_weights(
     phase: str,
     progress: Progress | None = None,
 ) -> None:
-    """Writes ``model.safetensors``, or several shards and their index where one would exceed ``max_shard_bytes``.
+    """Writes ``model.safetensors``, or several shards and their index if it would exceed ``max_shard_bytes``.
 
-    A tensor larger than that gets a shard of its own.
+    A larger tensor gets its own shard.
 
     Example:
         >>> entry = WeightEntry("norm.weight", "F32", (2,), lambda: np.ones(2, np.float32).data)

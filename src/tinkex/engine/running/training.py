@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.lanes.interface import PassJob, SavedWeights, SavepointFile, UploadedLoss
+from tinkex.engine.encoding import failed, passed, succeeded
+from tinkex.engine.lanes.interface import PassJob, SavedWeights, SavepointFile
 from tinkex.engine.lanes.lane import Lane
-from tinkex.engine.lookup import check_name_is_free, find_checkpoint, find_custom_loss, run_lost
+from tinkex.engine.lookup import check_name_is_free, find_checkpoint, run_lost
 from tinkex.engine.operation import Kind, Operation
-from tinkex.engine.outcomes import failed, passed, succeeded
+from tinkex.engine.passes import read_job
 from tinkex.engine.quotas import Quotas
 from tinkex.engine.served_models import ServedModel, ServedModels
 from tinkex.engine.store import (
@@ -144,11 +145,8 @@ class TrainingRuns:
                 results[operation.request_id] = Result(operation, failed(lost), ran=False)
                 continue
             run.next_seq = operation.seq_id + 1
-            request = operation.request
-            assert isinstance(request, ForwardBackwardRequest)
             try:
-                custom_loss = find_custom_loss(self._store, operation.owner, request)
-                jobs.append((operation, _pass_job(request, operation.run_id, custom_loss)))
+                jobs.append((operation, operation.job or self._read_job(operation, run)))
             except TinkexError as error:
                 results[operation.request_id] = Result(operation, failed(error))
         if jobs:
@@ -157,6 +155,11 @@ class TrainingRuns:
                 outcome = failed(output) if isinstance(output, TinkexError) else passed(output)
                 results[operation.request_id] = Result(operation, outcome)
         return TurnResult([results[operation.request_id] for operation in operations])
+
+    def _read_job(self, operation: Operation, run: LiveRun) -> PassJob:
+        request = operation.request
+        assert isinstance(request, ForwardBackwardRequest)
+        return read_job(self._store, operation.owner, operation.run_id, request, run.model.info)
 
     # ---- everything else
 
@@ -198,13 +201,13 @@ class TrainingRuns:
                 metrics = self._backend.optim_step(run.run_id, request.adam_params or AdamParams())
                 return OptimStepResponse(metrics=metrics), []
             case SaveWeightsRequest():
-                return self._save(run, request)
+                return self._save(run, CheckpointKind.WEIGHTS, request)
             case SaveWeightsForSamplerRequest() if request.path is None:
                 return self._save_snapshot(run, request)
             case SaveWeightsForSamplerRequest():
-                return self._save_for_sampler(run, request)
+                return self._save(run, CheckpointKind.SAMPLER_WEIGHTS, request)
             case SaveWeightsExternalRequest():
-                return self._save_external(run, request)
+                return self._save(run, CheckpointKind.EXTERNAL_WEIGHTS, request)
             case LoadWeightsRequest():
                 return self._load(run, request)
             case UnloadModelRequest():
@@ -240,40 +243,32 @@ class TrainingRuns:
     def _saved_weights(self, checkpoint: CheckpointRow, *, optimizer: bool) -> SavedWeights:
         return SavedWeights(self._store.directories.resolve(checkpoint.directory), optimizer)
 
-    def _save(self, run: LiveRun, request: SaveWeightsRequest) -> tuple[Value, list[Change]]:
-        assert request.path is not None, "intake rejects a save without a name"
-        row, kind = self._row(run.run_id), CheckpointKind.WEIGHTS
-        check_name_is_free(self._store, run.run_id, kind, request.path, overwrite=request.overwrite)
-        self._quotas.check_new_checkpoint(row.owner)
-        with self._store.directories.checkpoint(run.run_id, kind, request.path) as writing:
-            self._backend.save_weights(run.run_id, writing.temporary, row.base_model, optimizer=True)
-        saved = _checkpoint_row(row, kind, request, writing.final, writing.size_bytes)
-        return SaveWeightsResponse(path=saved.path), [CheckpointSaved(saved)]
-
-    def _save_for_sampler(
-        self, run: LiveRun, request: SaveWeightsForSamplerRequest
+    def _save(
+        self,
+        run: LiveRun,
+        kind: CheckpointKind,
+        request: SaveWeightsRequest | SaveWeightsForSamplerRequest | SaveWeightsExternalRequest,
     ) -> tuple[Value, list[Change]]:
-        assert request.path is not None
-        row, kind = self._row(run.run_id), CheckpointKind.SAMPLER_WEIGHTS
-        check_name_is_free(self._store, run.run_id, kind, request.path, overwrite=False)
+        assert request.path is not None, "intake rejects a save without a name"
+        row, run_id = self._row(run.run_id), run.run_id
+        overwrite = isinstance(request, SaveWeightsRequest) and request.overwrite
+        check_name_is_free(self._store, run_id, kind, request.path, overwrite=overwrite)
         self._quotas.check_new_checkpoint(row.owner)
-        with self._store.directories.checkpoint(run.run_id, kind, request.path) as writing:
-            self._backend.save_weights(run.run_id, writing.temporary, row.base_model, optimizer=False)
-        self._backend.keep_adapter(run.run_id, writing.final)
-        saved = _checkpoint_row(row, kind, request, writing.final, writing.size_bytes)
-        return SaveWeightsForSamplerResponse(path=saved.path), [CheckpointSaved(saved)]
-
-    def _save_external(self, run: LiveRun, request: SaveWeightsExternalRequest) -> tuple[Value, list[Change]]:
-        row, kind = self._row(run.run_id), CheckpointKind.EXTERNAL_WEIGHTS
-        check_name_is_free(self._store, run.run_id, kind, request.path, overwrite=False)
-        self._quotas.check_new_checkpoint(row.owner)
-        with self._store.directories.checkpoint(run.run_id, kind, request.path) as writing:
-            self._backend.export_weights(
-                run.run_id, writing.temporary, row.base_model, request.age_encryption_recipients
-            )
-        saved = _checkpoint_row(row, kind, request, writing.final, writing.size_bytes)
-        response = SaveWeightsExternalResponse(path=saved.path, size_bytes=writing.size_bytes)
-        return response, [CheckpointSaved(saved)]
+        with self._store.directories.checkpoint(run_id, kind, request.path) as writing:
+            if isinstance(request, SaveWeightsExternalRequest):
+                recipients = request.age_encryption_recipients
+                self._backend.export_weights(run_id, writing.temporary, row.base_model, recipients)
+            else:
+                optimizer = kind is CheckpointKind.WEIGHTS
+                self._backend.save_weights(run_id, writing.temporary, row.base_model, optimizer=optimizer)
+        saved = CheckpointSaved(_checkpoint_row(row, kind, request, writing.final, writing.size_bytes))
+        path = saved.checkpoint.path
+        if kind is CheckpointKind.SAMPLER_WEIGHTS:
+            self._backend.keep_adapter(run_id, writing.final)
+            return SaveWeightsForSamplerResponse(path=path), [saved]
+        if kind is CheckpointKind.EXTERNAL_WEIGHTS:
+            return SaveWeightsExternalResponse(path=path, size_bytes=writing.size_bytes), [saved]
+        return SaveWeightsResponse(path=path), [saved]
 
     def _save_snapshot(
         self, run: LiveRun, request: SaveWeightsForSamplerRequest
@@ -304,12 +299,6 @@ class TrainingRuns:
         if row is None:
             raise UnknownObject(f"there is no run {run_id}.")
         return row
-
-
-def _pass_job(request: ForwardBackwardRequest, run_id: str, custom_loss: UploadedLoss | None) -> PassJob:
-    return PassJob(
-        run_id, request.data, request.loss_fn, request.loss_fn_config, not request.forward_only, custom_loss
-    )
 
 
 def _checkpoint_row(

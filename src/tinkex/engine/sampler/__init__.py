@@ -1,7 +1,7 @@
 """Sampling: continuous batching over many requests, adapters and prompts on one base model.
 
-``sampler`` runs the loop; ``job`` is what it takes, within the ``limits``; ``prefill``, ``kv_cache`` and
-``prompt_cache`` bring prompts
-into memory and keep them there; ``compute`` is where the numbers come from, torch or the ``compiled`` core; ``logits``
-draws tokens; ``stopping`` ends sequences; ``prompt_scores`` answers what was asked about a prompt.
+``sampler`` runs the loop over ``job``s, within the ``limits``; ``prefill`` and ``prompt_cache`` compute and keep the keys
+and values of prompts; ``decode_cache`` holds those of decoding sequences, in the slots of ``kv_cache`` or the blocks of
+``block_table``; ``compute`` runs the passes, by torch or by the ``compiled`` core; ``logits`` draws tokens; ``stopping``
+ends sequences; ``prompt_scores`` collects prompt logprobs.
 """

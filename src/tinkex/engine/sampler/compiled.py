@@ -1,9 +1,9 @@
-"""The sampler's numbers by the compiled core: torch's memory goes in and out, torch computes nothing.
+"""The sampler's passes by the compiled core, on torch's memory; torch computes nothing.
 
-Keys, values and most adapters are read where torch keeps them, and so are weights that need all bits of fp32. Others are
-packed beside them, into a sixth to a half of the bytes, and give the same numbers.
+Keys, values, most adapters and weights that need all bits of fp32 are read from torch's memory. Other weights have a
+packed copy, of a sixth to a half of their bytes, that gives the same numbers.
 
-Shapes: B rows of a decode step, T packed rows of a prefill pass, R rows at hand, D hidden, V vocabulary.
+Shapes: B rows of a decode step, T packed rows of a prefill pass, R any rows, D hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from tinkex.engine.kernels.layout import (
     PROJECTIONS,
     DrawC,
+    ExtentC,
     HeadC,
     LayerC,
     MatrixC,
@@ -26,11 +27,10 @@ from tinkex.engine.kernels.layout import (
     PassC,
     SegmentC,
     SequenceC,
-    StretchC,
 )
 from tinkex.engine.sampler.adapter_tables import adapter_tables
 from tinkex.engine.sampler.block_table import BlockSlot, BlockTable
-from tinkex.engine.sampler.limits import SLOT_STEP
+from tinkex.engine.sampler.limits import BLOCK_TOKENS
 from tinkex.engine.sampler.packed_weights import layer_biases, packed_weights, plain_weights
 
 if TYPE_CHECKING:
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from tinkex.engine.model.lora import Adapter
     from tinkex.engine.model.transformer import LayerWeights, Transformer
     from tinkex.engine.sampler.adapter_tables import AdapterTables
+    from tinkex.engine.sampler.decode_cache import DecodeCache, DecodeSlot
     from tinkex.engine.sampler.kv_cache import PromptKV
     from tinkex.engine.sampler.logits import RowSettings
-    from tinkex.engine.sampler.packed_weights import Matrix
-    from tinkex.engine.sampler.places import Place, Places
+    from tinkex.engine.sampler.packed_weights import StoredMatrix
 
 __all__ = ["CompiledCompute", "CompiledDraw"]
 
@@ -56,7 +56,7 @@ _Segments: TypeAlias = "Sequence[tuple[Adapter | None, int]]"
 
 
 class CompiledCompute:
-    """Computes with the core, on as many threads as torch is set to use.
+    """Computes with the core, on as many threads as torch is configured to use.
 
     Example:
         >>> CompiledCompute(model, load_core()).description
@@ -67,7 +67,7 @@ class CompiledCompute:
         self, model: Transformer, core: Core, *, pack: bool = True, tables: AdapterTables | None = None
     ) -> None:
         self._core = core
-        self._weights = model  # the core reads its memory, so it must stay
+        self._weights = model  # keeps alive the memory that the core reads
         self._matrices = packed_weights(model, core) if pack else plain_weights(model)
         self._vocab_size = model.arch.vocab_size
         self._hidden_size = model.arch.hidden_size
@@ -82,36 +82,37 @@ class CompiledCompute:
         self._model = _model(model, self._layers, self._matrices.unembedding)
         self._adapters = adapter_tables(model, core) if tables is None else tables
         self.description = f"compiled ({core.variant})"
+        self.core_error = None
 
-    def places(self) -> BlockTable:
+    def new_decode_cache(self) -> BlockTable:
         """An empty table of blocks."""
         return BlockTable(self._weights.arch, self._weights.dtype)
 
     def prefill(
         self, tokens_T: npt.NDArray[np.int32], pieces: Sequence[tuple[PromptKV, int]], segments: _Segments
     ) -> Tensor:
-        """Hidden states of the next rows of several prompts, (T, D)."""
+        """Hidden states of the next tokens of several prompts, (T, D)."""
         sequences = (SequenceC * len(pieces))()
         first_row = 0
         for sequence, (kv, count) in zip(sequences, pieces, strict=True):
             sequence.first_row, sequence.num_rows, sequence.position = first_row, count, kv.filled
-            sequence.stretches, sequence.num_stretches = (StretchC * 1)(_stretch(kv.kv_L2KPd, 0)), 1
+            sequence.extents, sequence.num_extents = (ExtentC * 1)(_extent(kv.kv_L2KPd, 0)), 1
             first_row += count
         positions = [np.arange(kv.filled, kv.filled + count) for kv, count in pieces]
         return self._forward(tokens_T, np.concatenate(positions), sequences, segments)
 
     def decode(
-        self, tokens: Sequence[int], table: Places, slots: Sequence[Place], segments: _Segments
+        self, tokens: Sequence[int], cache: DecodeCache, slots: Sequence[DecodeSlot], segments: _Segments
     ) -> Tensor:
-        """Hidden states of one new row for each of the table's slots, (B, D)."""
-        assert len(slots) == len(table)
+        """Hidden states of one new token for each slot of the cache, (B, D)."""
+        assert len(slots) == len(cache)
         sequences = (SequenceC * len(slots))()
         for row, (sequence, slot) in enumerate(zip(sequences, slots, strict=True)):
             assert isinstance(slot, BlockSlot)
-            if slot.described is None:
-                slot.described = _stretches(slot)
+            if slot.extents is None:
+                slot.extents = _extents(slot)
             sequence.first_row, sequence.num_rows, sequence.position = row, 1, slot.length
-            sequence.stretches, sequence.num_stretches = slot.described, len(slot.described)
+            sequence.extents, sequence.num_extents = slot.extents, len(slot.extents)
         positions_B = np.array([slot.length for slot in slots])
         return self._forward(np.array(tokens, np.int32), positions_B, sequences, segments)
 
@@ -128,7 +129,7 @@ class CompiledCompute:
     def draw(
         self, logits_BV: Tensor, settings: Sequence[RowSettings], uniforms: Sequence[float]
     ) -> CompiledDraw:
-        """One token per row."""
+        """Draws one token per row."""
         num_rows = len(settings)
         temperatures_B = np.array([row.temperature for row in settings], np.float32)
         top_ks_B = np.array([row.top_k for row in settings], np.int64)
@@ -186,25 +187,25 @@ class CompiledCompute:
         return hidden_TD
 
     def _segments(self, segments: _Segments) -> tuple[Array[SegmentC], list[object]]:
-        """Neighbours with one adapter joined; none at all if every row is the base model's.
+        """Consecutive rows with the same adapter merged; empty if no row has one.
 
-        What the segments point to must be kept until the core is done with it.
+        The second result holds the memory that the segments point to; it must outlive the call of the core.
         """
         if all(adapter is None for adapter, _ in segments):
             return (SegmentC * 0)(), []
-        joined: list[SegmentC] = []
+        merged: list[SegmentC] = []
         keep: list[object] = []
         first_row = 0
         for _, same in groupby(segments, key=lambda segment: id(segment[0])):
             group = list(same)
             adapter, num_rows = group[0][0], sum(count for _, count in group)
             if adapter is not None:
-                table = self._adapters.of(adapter, num_rows)
+                table = self._adapters.get(adapter, num_rows)
                 keep.append((adapter, table))
                 rank, scale = adapter.layout.rank, adapter.spec.scale
-                joined.append(SegmentC(first_row, num_rows, rank, scale, table.pairs))
+                merged.append(SegmentC(first_row, num_rows, rank, scale, table.loras))
             first_row += num_rows
-        return (SegmentC * len(joined))(*joined), keep
+        return (SegmentC * len(merged))(*merged), keep
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,7 +215,7 @@ class CompiledDraw:
     tokens_B: Tensor
     logprobs_B: Tensor
     finite_B: Tensor
-    """False where the logits hold NaN or +inf; such a row's token means nothing."""
+    """False where the logits contain NaN or +inf; the token of such a row is not valid."""
     _logits_BV: Tensor
     _temperatures_B: Tensor
     _log_normalizers_B: Tensor
@@ -224,24 +225,24 @@ class CompiledDraw:
         picked = torch.tensor(rows)
         temperatures_R1 = self._temperatures_B[picked, None]
         logits_RV = self._logits_BV[picked]
-        below_most_RV = logits_RV - logits_RV.amax(dim=-1, keepdim=True)
-        scaled_RV = below_most_RV / torch.where(temperatures_R1 == 0, 1.0, temperatures_R1)
+        below_max_RV = logits_RV - logits_RV.amax(dim=-1, keepdim=True)
+        scaled_RV = below_max_RV / torch.where(temperatures_R1 == 0, 1.0, temperatures_R1)
         return scaled_RV - self._log_normalizers_B[picked, None]
 
 
-def _stretches(slot: BlockSlot) -> Array[StretchC]:
-    """Where the keys and values of a sequence lie: those it shares, then its own blocks."""
-    stretches = [] if slot.shared is None else [_stretch(slot.shared.kv_L2KPd, 0)]
+def _extents(slot: BlockSlot) -> Array[ExtentC]:
+    """The keys and values of a sequence: the shared prompt, then its own blocks."""
+    extents = [] if slot.shared is None else [_extent(slot.shared.kv_L2KPd, 0)]
     for number, block_L2KCd in enumerate(slot.blocks_L2KCd):
-        stretches.append(_stretch(block_L2KCd, slot.start + number * SLOT_STEP))
-    return (StretchC * len(stretches))(*stretches)
+        extents.append(_extent(block_L2KCd, slot.start + number * BLOCK_TOKENS))
+    return (ExtentC * len(extents))(*extents)
 
 
-def _stretch(kv_L2KCd: Tensor, start: int) -> StretchC:
-    return StretchC(kv_L2KCd.data_ptr(), start, *kv_L2KCd.stride()[:3])
+def _extent(kv_L2KCd: Tensor, start: int) -> ExtentC:
+    return ExtentC(kv_L2KCd.data_ptr(), start, *kv_L2KCd.stride()[:3])
 
 
-def _layer(matrices: Sequence[Matrix], weights: LayerWeights, arch: Architecture, layer: int) -> LayerC:
+def _layer(matrices: Sequence[StoredMatrix], weights: LayerWeights, arch: Architecture, layer: int) -> LayerC:
     return LayerC(
         (MatrixC * PROJECTIONS)(*(matrix.as_c for matrix in matrices)),
         (c_void_p * PROJECTIONS)(*(_pointer(bias) for bias in layer_biases(weights, arch))),
@@ -253,7 +254,7 @@ def _layer(matrices: Sequence[Matrix], weights: LayerWeights, arch: Architecture
     )
 
 
-def _model(model: Transformer, layers: Array[LayerC], unembedding: Matrix) -> ModelC:
+def _model(model: Transformer, layers: Array[LayerC], unembedding: StoredMatrix) -> ModelC:
     arch = model.arch
     return ModelC(
         arch.num_layers,
@@ -272,10 +273,10 @@ def _model(model: Transformer, layers: Array[LayerC], unembedding: Matrix) -> Mo
 
 
 def _pointer(tensor: Tensor | None) -> int | None:
-    """Where a tensor's numbers begin; NULL for one that is not there."""
+    """The address of a tensor; NULL for None."""
     if tensor is None:
         return None
-    assert tensor.is_contiguous(), "weights are stored row by row"
+    assert tensor.is_contiguous(), "weights must be contiguous"
     return tensor.data_ptr()
 
 

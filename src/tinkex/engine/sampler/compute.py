@@ -1,13 +1,15 @@
-"""How the sampler's numbers are computed: by the compiled core where there is one, else by torch.
+"""What computes the sampler's passes: the compiled core where there is one, else torch.
 
-Both give the same numbers up to fp32 rounding. The core's also do not depend, to the last bit, on what else is in a
-pass, nor on how a prompt was cut into passes.
+Both give the same numbers up to fp32 rounding. The core is also batch-invariant: its numbers do not depend, to the last
+bit, on the other rows of a pass, or on how a prompt was split into passes.
 
-Shapes: B rows of a decode step, T packed rows of a prefill pass, R rows at hand, D hidden, V vocabulary.
+Shapes: B rows of a decode step, T packed rows of a prefill pass, R any rows, D hidden, V vocabulary.
 """
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -30,44 +32,51 @@ if TYPE_CHECKING:
 
     from tinkex.engine.model.lora import Adapter
     from tinkex.engine.sampler.compiled import CompiledDraw
+    from tinkex.engine.sampler.decode_cache import DecodeCache, DecodeSlot
     from tinkex.engine.sampler.kv_cache import PromptKV
     from tinkex.engine.sampler.logits import Draw, RowSettings
-    from tinkex.engine.sampler.places import Place, Places
 
-__all__ = ["Compute", "Drawn", "Segments", "TorchCompute", "choose_compute"]
+__all__ = ["Compute", "Drawn", "Segments", "TorchCompute", "choose_compute", "warn_without_core"]
+
+logger = logging.getLogger(__name__)
 
 Drawn: TypeAlias = "Draw | CompiledDraw"
 
 Segments: TypeAlias = "Sequence[tuple[Adapter | None, int]]"
-"""Which adapter the rows of a pass belong to, and how many of them; rows of one adapter are neighbours."""
+"""The adapters of the rows of a pass, with the number of rows of each; rows of one adapter are consecutive."""
 
 
 class Compute(Protocol):
-    """What the sampler needs computed.
+    """The passes that the sampler runs.
 
-    Keys and values are written behind what a prompt or slot holds already; the sampler counts them once the pass is
-    done, so a pass that fails can be repeated.
+    A pass appends keys and values after those that a prompt or slot holds. The sampler updates the lengths once the
+    pass is done, so a pass that fails can be repeated.
     """
 
     @property
     def description(self) -> str:
-        """Which way this is, for people: ``compiled (avx2)``, or ``torch`` and why."""
+        """What computes, for people: ``compiled (avx2)``, or ``torch`` and why."""
         ...
 
-    def places(self) -> Places:
-        """Room for the sequences of decode steps, empty, of the kind this way wants."""
+    @property
+    def core_error(self) -> str | None:
+        """Why the compiled core, which was wanted, is not used; None where it is, or was not wanted."""
+        ...
+
+    def new_decode_cache(self) -> DecodeCache:
+        """An empty KV cache for decoding sequences, of the kind that ``decode`` takes."""
         ...
 
     def prefill(
         self, tokens_T: npt.NDArray[np.int32], pieces: Sequence[tuple[PromptKV, int]], segments: Segments
     ) -> Tensor:
-        """Hidden states of the next rows of several prompts, (T, D)."""
+        """Hidden states of the next tokens of several prompts, (T, D)."""
         ...
 
     def decode(
-        self, tokens: Sequence[int], table: Places, slots: Sequence[Place], segments: Segments
+        self, tokens: Sequence[int], cache: DecodeCache, slots: Sequence[DecodeSlot], segments: Segments
     ) -> Tensor:
-        """Hidden states of one new row for each of the table's slots, (B, D)."""
+        """Hidden states of one new token for each slot of the cache, (B, D)."""
         ...
 
     def logits(self, hidden_RD: Tensor, segments: Segments) -> Tensor:
@@ -75,25 +84,26 @@ class Compute(Protocol):
         ...
 
     def draw(self, logits_BV: Tensor, settings: Sequence[RowSettings], uniforms: Sequence[float]) -> Drawn:
-        """One token per row."""
+        """Draws one token per row."""
         ...
 
 
 class TorchCompute:
-    """Computes with torch, on any machine."""
+    """Computes with torch, on every machine."""
 
-    def __init__(self, model: Transformer, reason: str) -> None:
+    def __init__(self, model: Transformer, reason: str, *, core_error: str | None = None) -> None:
         self._model = model
         self.description = f"torch ({reason})"
+        self.core_error = core_error
 
-    def places(self) -> SlotTable:
-        """An empty table of slots side by side."""
+    def new_decode_cache(self) -> SlotTable:
+        """An empty table of slots."""
         return SlotTable(self._model.arch, self._model.dtype)
 
     def prefill(
         self, tokens_T: npt.NDArray[np.int32], pieces: Sequence[tuple[PromptKV, int]], segments: Segments
     ) -> Tensor:
-        """Hidden states of the next rows of several prompts, (T, D)."""
+        """Hidden states of the next tokens of several prompts, (T, D)."""
         return self._model.hidden(
             torch.from_numpy(tokens_T).long(),
             torch.cat([torch.arange(kv.filled, kv.filled + count) for kv, count in pieces]),
@@ -102,14 +112,14 @@ class TorchCompute:
         )
 
     def decode(
-        self, tokens: Sequence[int], table: Places, slots: Sequence[Place], segments: Segments
+        self, tokens: Sequence[int], cache: DecodeCache, slots: Sequence[DecodeSlot], segments: Segments
     ) -> Tensor:
-        """Hidden states of one new row for each of the table's slots, (B, D)."""
-        assert isinstance(table, SlotTable)
+        """Hidden states of one new token for each slot of the cache, (B, D)."""
+        assert isinstance(cache, SlotTable)
         return self._model.hidden(
             torch.tensor(tokens),
             torch.tensor([slot.length for slot in slots]),
-            table.attend([slot for slot in slots if isinstance(slot, Slot)]),
+            cache.attend([slot for slot in slots if isinstance(slot, Slot)]),
             _lora_rows(segments),
         )
 
@@ -118,43 +128,50 @@ class TorchCompute:
         return self._model.logits(hidden_RD, _lora_rows(segments))
 
     def draw(self, logits_BV: Tensor, settings: Sequence[RowSettings], uniforms: Sequence[float]) -> Drawn:
-        """One token per row."""
+        """Draws one token per row."""
         return draw(logits_BV, settings, uniforms)
 
 
-def choose_compute(model: Transformer, way: str = "auto") -> Compute:
-    """``"auto"`` takes the compiled core on this model if it can be used, else torch; else ``way`` names one of them.
+def choose_compute(model: Transformer, compute: str = "auto") -> Compute:
+    """The compiled core or torch, as ``compute`` says; ``"auto"`` takes the core if it can compute this model.
 
     Example:
         >>> choose_compute(model, "torch").description
         'torch (as set)'
     """
-    if way == "torch":
+    if compute == "torch":
         return TorchCompute(model, "as set")
-    if way not in {"auto", "compiled"}:
-        raise SetupError(f"there is no way {way!r} to compute samples; choose 'auto', 'compiled' or 'torch'")
-    reason = _unfit(model)
+    if compute not in {"auto", "compiled"}:
+        raise SetupError(f"sampler_compute {compute!r} does not exist; choose 'auto', 'compiled' or 'torch'")
+    reason, core_error = _unsupported(model), None
     if reason is None:
         try:
             return CompiledCompute(model, load_core())
         except CoreUnavailable as error:
-            reason = str(error)
-    if way == "compiled":
-        raise SetupError(f"the compiled core cannot be used: {reason}. Or let the engine choose.")
-    return TorchCompute(model, reason)
+            reason = core_error = str(error)
+    if compute == "compiled":
+        raise SetupError(f"the compiled core cannot be used: {reason}. Or set sampler_compute to 'auto'.")
+    return TorchCompute(model, reason, core_error=core_error)
 
 
-def _unfit(model: Transformer) -> str | None:
+@cache
+def warn_without_core(reason: str) -> None:
+    """Logs, once per process and reason, that samples are computed without the compiled core, and what that costs."""
+    # Measured with the default model, one thread, 1 to 32 sequences at a time: 1.7 to 2.5 times as long.
+    logger.warning("sampling runs on torch, at about half the speed of the compiled core: %s", reason)
+
+
+def _unsupported(model: Transformer) -> str | None:
     """Why the core cannot compute this model; None if it can."""
     if type(model) is not Transformer:
-        return f"{type(model).__name__} computes in its own way"
+        return f"{type(model).__name__} has its own forward pass"
     if model.dtype != torch.float32 or model.embedding_VD.device.type != "cpu":
-        return f"the core computes float32 on the CPU, and this model is {model.dtype} on {model.embedding_VD.device}"
+        return f"the core computes float32 on the CPU; this model is {model.dtype} on {model.embedding_VD.device}"
     return None
 
 
 def _lora_rows(segments: Segments) -> LoraRows | None:
-    """Neighbouring segments of one adapter joined; None if every row is the base model's."""
+    """Consecutive segments of one adapter merged; None if no row has an adapter."""
     groups = [list(same) for _, same in groupby(segments, key=lambda segment: id(segment[0]))]
-    joined = [(group[0][0], sum(count for _, count in group)) for group in groups]
-    return None if all(adapter is None for adapter, _ in joined) else LoraRows(joined)
+    merged = [(group[0][0], sum(count for _, count in group)) for group in groups]
+    return None if all(adapter is None for adapter, _ in merged) else LoraRows(merged)

@@ -1,4 +1,4 @@
-"""One request to sample, and everything that is checked about it before it is accepted."""
+"""One sampling request, and the checks it must pass before it is accepted."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ __all__ = ["MAX_TOPK_LOGPROBS", "MIN_TEMPERATURE", "TOP_K_OFF", "SampleJob", "ch
 
 TOP_K_OFF = -1
 MIN_TEMPERATURE = 1e-6
-"""The smallest temperature above 0: below it, scaled logits leave the range of fp32."""
+"""Below this, except for 0, scaled logits leave the range of fp32."""
 MAX_TEMPERATURE = 1e6
-"""The largest: every distribution is even long before it."""
+"""Every distribution is uniform long before this."""
 
 MAX_TOPK_LOGPROBS = 1024
-"""The most alternatives that are reported per token, so that a long prompt's answer stays within memory."""
+"""Top-k logprobs per token, so that the response for a long prompt fits into memory."""
 
 MAX_TOPK_CELLS = 1 << 25
-"""The most of them over all tokens of a request: 268 MB while it runs, and as much again in the answer."""
+"""Top-k logprobs over all tokens of a request: 268 MB while it runs, and as much again in the response."""
 
 MAX_PROMPT_DRAWS = 1 << 21
-"""The most alternatives that are drawn for one prompt, over all its positions: 42 MB while it runs."""
+"""Alternatives drawn for one prompt, over all its positions: 42 MB while it runs."""
 
 SKIPPED_TARGET = -1
 
@@ -41,7 +41,7 @@ SKIPPED_TARGET = -1
 class SampleJob:
     """A prompt to continue ``num_samples`` times under one adapter (``None`` = the base model).
 
-    ``adapter`` is an immutable snapshot; jobs of one owner that pass the same object share prompts in memory.
+    ``adapter`` is an immutable snapshot; jobs of one owner that pass the same object share cached prompts.
 
     Example:
         >>> from tinkex.types import SamplingParams
@@ -61,7 +61,7 @@ class SampleJob:
     prompt_alt_tokens_k: int = 0
     prompt_logprobs_last_n: int | None = None
     owner: str = ""
-    """Whose job it is: only jobs of one owner share prompts in memory."""
+    """The user of the job; only jobs of one user share cached prompts."""
 
     @classmethod
     def of(
@@ -73,11 +73,11 @@ class SampleJob:
         sequence_ids: Sequence[str],
         owner: str = "",
     ) -> SampleJob:
-        """The job a request asks for; refuses prompts that are not text."""
+        """The job of a request; raises ``InvalidInput`` for a prompt that is not text."""
         kinds = {chunk.type for chunk in request.prompt.chunks} - {"encoded_text"}
         if kinds:
             raise InvalidInput(
-                f"prompt holds {', '.join(sorted(kinds))} chunks, and this model reads text only; send encoded_text chunks"
+                f"prompt has {', '.join(sorted(kinds))} chunks, and this model reads text only; send encoded_text chunks"
             )
         return cls(
             request_id=request_id,
@@ -97,9 +97,9 @@ class SampleJob:
 
 
 def max_new_tokens(prompt_length: int, max_tokens: int | None, max_context: int) -> int:
-    """How many tokens a sequence may get: ``max_tokens``, or what the context has left, whichever is less.
+    """How many tokens a sequence may have: ``max_tokens``, or what the context has left, whichever is less.
 
-    A prompt that fills the whole context still gets one token, because predicting it needs no further position.
+    A prompt that fills the whole context still gets one token, because predicting it needs no new position.
 
     Example:
         >>> max_new_tokens(100, None, 128), max_new_tokens(100, 8, 128), max_new_tokens(128, 8, 128)
@@ -110,7 +110,7 @@ def max_new_tokens(prompt_length: int, max_tokens: int | None, max_context: int)
 
 
 def check_job(job: SampleJob, arch: Architecture, eos_token_ids: Sequence[int]) -> StopRule:
-    """Refuses what cannot be sampled, naming the field, its value and the way out; returns what stops it."""
+    """Raises ``InvalidInput``, which names the field, for a job that cannot be sampled; returns its stop rule."""
     _check_prompt(job.prompt_P, arch)
     _check_counts(job, arch)
     _check_params(job.params)
@@ -122,7 +122,7 @@ def check_job(job: SampleJob, arch: Architecture, eos_token_ids: Sequence[int]) 
 def _check_prompt(prompt_P: npt.NDArray[np.int32], arch: Architecture) -> None:
     if prompt_P.ndim != 1 or prompt_P.dtype.kind != "i":
         raise InvalidInput(
-            f"prompt must be a flat list of token ids, and has shape {prompt_P.shape} of {prompt_P.dtype}"
+            f"prompt must be a flat list of token ids, and has shape {prompt_P.shape} and dtype {prompt_P.dtype}"
         )
     if not len(prompt_P):
         raise InvalidInput(
@@ -163,54 +163,54 @@ def _check_counts(job: SampleJob, arch: Architecture) -> None:
     ):
         if k * num_tokens > MAX_TOPK_CELLS:
             raise InvalidInput(
-                f"{name} is {k} for {num_tokens} tokens, which makes {k * num_tokens} alternatives, and at most {MAX_TOPK_CELLS} "
-                "are reported; ask for fewer, for fewer tokens (max_tokens), or in several requests"
+                f"{name} is {k} for {num_tokens} tokens, which makes {k * num_tokens} logprobs, and at most {MAX_TOPK_CELLS} "
+                "are reported; request fewer, fewer tokens (max_tokens), or use several requests"
             )
     draws = len(job.prompt_P) * job.prompt_alt_tokens_k
     if draws > MAX_PROMPT_DRAWS:
         raise InvalidInput(
             f"prompt_alt_tokens_k is {job.prompt_alt_tokens_k}, which makes {draws} alternatives for a prompt of "
-            f"{len(job.prompt_P)} tokens, and at most {MAX_PROMPT_DRAWS} are drawn; ask for fewer, or in several requests"
+            f"{len(job.prompt_P)} tokens, and at most {MAX_PROMPT_DRAWS} are drawn; request fewer, or use several requests"
         )
     last_n = job.prompt_logprobs_last_n
     if last_n is not None and last_n < 1:
-        raise InvalidInput(
-            f"prompt_logprobs_last_n must be at least 1, and is {last_n}; leave it out for all"
-        )
+        raise InvalidInput(f"prompt_logprobs_last_n must be at least 1, and is {last_n}; omit it for all")
     if last_n is not None and not job.prompt_logprobs:
         raise InvalidInput(
-            f"prompt_logprobs_last_n is {last_n} without prompt_logprobs; ask for prompt_logprobs too"
+            f"prompt_logprobs_last_n is {last_n} without prompt_logprobs; set prompt_logprobs too"
         )
 
 
 def _check_params(params: SamplingParams) -> None:
     if params.max_tokens is not None and params.max_tokens < 1:
         raise InvalidInput(
-            f"max_tokens must be at least 1, and is {params.max_tokens}; leave it out for as many as fit"
+            f"max_tokens must be at least 1, and is {params.max_tokens}; omit it for as many as fit"
         )
     if not (params.temperature == 0 or MIN_TEMPERATURE <= params.temperature <= MAX_TEMPERATURE):
         raise InvalidInput(
             f"temperature must be 0 (greedy) or lie in {MIN_TEMPERATURE:g}…{MAX_TEMPERATURE:g}, and is {params.temperature}"
         )
     if params.top_k != TOP_K_OFF and params.top_k < 1:
-        raise InvalidInput(f"top_k must be at least 1, or {TOP_K_OFF} for off, and is {params.top_k}")
+        raise InvalidInput(f"top_k must be at least 1, or {TOP_K_OFF} to disable it, and is {params.top_k}")
     if not 0 < params.top_p <= 1:
-        raise InvalidInput(f"top_p must lie in (0, 1], and is {params.top_p}; 1 is off")
+        raise InvalidInput(f"top_p must lie in (0, 1], and is {params.top_p}; 1 disables it")
 
 
 def _check_targets(targets: TensorData, prompt_length: int, arch: Architecture) -> None:
     if targets.dtype != "int64":
-        raise InvalidInput(f"target_prompt_logprobs must hold int64 token ids, and is {targets.dtype}")
+        raise InvalidInput(
+            f"target_prompt_logprobs must contain int64 token ids, and has dtype {targets.dtype}"
+        )
     shape = targets.shape
     if shape is None or len(shape) != 2 or shape[0] != prompt_length - 1:
         raise InvalidInput(
             f"target_prompt_logprobs must have the shape [{prompt_length - 1}, K] for a prompt of {prompt_length} tokens "
-            f"(row i asks about token i+1), and has {shape}"
+            f"(row i is for token i+1), and has {shape}"
         )
     values = targets.array
     outside = values[(values != SKIPPED_TARGET) & ((values < 0) | (values >= arch.vocab_size))]
     if len(outside):
         raise InvalidInput(
-            f"target_prompt_logprobs holds token id {int(outside[0])}, and this model's ids are 0…{arch.vocab_size - 1}; "
+            f"target_prompt_logprobs contains token id {int(outside[0])}, and this model's ids are 0…{arch.vocab_size - 1}; "
             f"use {SKIPPED_TARGET} to skip a cell"
         )

@@ -1,17 +1,14 @@
 """Keys and values of running sequences, and attention over them.
 
-Two shapes of storage, each fit for its use:
+* ``PromptKV`` holds one prompt. It is filled chunk by chunk during prefill and does not change afterwards, so any number
+  of sequences, and later requests, can continue it.
+* ``SlotTable`` holds one slot per decoding sequence for torch. Sequences are added and removed between steps, and a
+  sequence that fills its slot moves to a larger one. Slots of one capacity are contiguous in a bank, so that a decode
+  step is one attention call per bank. The compiled core uses the blocks of ``block_table`` instead.
 
-* ``PromptKV`` belongs to one prompt. It is filled piece by piece while the prompt is prefilled and never
-  changes afterwards, so any number of sequences, and later requests, can start from it.
-* ``SlotTable`` holds one slot per decoding sequence for torch; sequences join and leave between any two steps, and one
-  that fills its slot moves to a larger one. Slots of one capacity lie side by side in a bank, so that a decode step is
-  one attention call per bank, however many sequences there are. The compiled core needs no neighbours: for it there
-  are blocks, in ``block_table``.
-
-Memory is what is allocated here. A slot's capacity is a power of two, so at most twice what it holds, a bank has at
-most half as many slots again as were in use at once, and while a bank grows its old storage exists beside the new.
-Who may allocate is decided by the sampler.
+A slot's capacity is a power of two, so at most twice what it holds. A bank allocates at most half as many slots again as
+were in use simultaneously, and while it grows, its old and new storage exist together. The sampler decides who may
+allocate.
 
 Shapes: L layers, S slots of a bank, K key/value heads, H heads, C capacity of a slot, P prompt length,
 T packed rows, d head dimension.
@@ -44,13 +41,13 @@ def bytes_per_token(arch: Architecture, dtype: torch.dtype) -> int:
 
 
 class PromptKV:
-    """The keys and values of one prompt under one adapter; ``filled`` says how many tokens are there."""
+    """The keys and values of one prompt under one adapter; the first ``filled`` tokens are computed."""
 
     def __init__(self, arch: Architecture, dtype: torch.dtype, length: int) -> None:
         self.length = length
         self.filled = 0
         self.last_hidden_D: Tensor | None = None
-        """The hidden state of the last token, once all are filled: it predicts the first new token."""
+        """The hidden state of the last token, once all are computed: it predicts the first new token."""
         self.kv_L2KPd = torch.empty(arch.num_layers, 2, arch.num_kv_heads, length, arch.head_dim, dtype=dtype)
 
     @property
@@ -60,11 +57,11 @@ class PromptKV:
 
     @property
     def complete(self) -> bool:
-        """Whether every token is filled, so that sequences can start from here."""
+        """Whether every token is computed, so that sequences can continue the prompt."""
         return self.last_hidden_D is not None
 
-    def copy_head(self, other: PromptKV, length: int) -> None:
-        """Takes the first ``length`` tokens from another prompt that begins with the same tokens."""
+    def copy_prefix(self, other: PromptKV, length: int) -> None:
+        """Copies the first ``length`` tokens from another prompt with the same prefix."""
         assert self.filled == 0
         assert length <= other.filled
         self.kv_L2KPd[:, :, :, :length] = other.kv_L2KPd[:, :, :, :length]
@@ -74,8 +71,8 @@ class PromptKV:
 def prefill_attend(pieces: Sequence[tuple[PromptKV, int]], arch: Architecture) -> Attend:
     """Attention for the next rows of several prompts: ``(prompt, number of new rows)``, packed in this order.
 
-    Each layer's keys and values are written behind what is filled. The caller adds to ``filled`` after the
-    pass, so a pass that fails can be repeated.
+    Each layer appends its keys and values after the ``filled`` tokens. The caller updates ``filled`` after the pass, so a
+    pass that fails can be repeated.
 
     Example:
         >>> attend = prefill_attend([(prompt_a, 512), (prompt_b, 40)], arch)
@@ -116,7 +113,7 @@ def prefill_attend(pieces: Sequence[tuple[PromptKV, int]], arch: Architecture) -
 
 
 def _visible_keys(filled: int, count: int, window: int | None) -> tuple[int, Tensor | None]:
-    """The first key any of ``count`` new rows sees, and which it sees; no mask if plain causal attention says it."""
+    """The first key that any of ``count`` new rows sees, and the mask; None if causal attention needs no mask."""
     first = 0 if window is None else max(0, filled - window + 1)
     if count == 1 or (filled == 0 and (window is None or window >= count)):
         return first, None
@@ -128,7 +125,7 @@ def _visible_keys(filled: int, count: int, window: int | None) -> tuple[int, Ten
 
 @dataclass(eq=False)
 class Slot:
-    """One decoding sequence's place: a row of a bank, and how many tokens the sequence has."""
+    """The slot of one decoding sequence: a row of a bank, and how many tokens the sequence has."""
 
     bank: _Bank
     index: int
@@ -136,7 +133,7 @@ class Slot:
 
     @property
     def shared(self) -> None:
-        """The prompt a sequence shares: none, because a slot holds all of it."""
+        """None: a slot holds a copy of the whole prompt."""
 
     @property
     def own_length(self) -> int:
@@ -145,9 +142,9 @@ class Slot:
 
 
 class _Bank:
-    """Slots of one capacity. Those in use are the first ones, so a view of them is contiguous.
+    """Slots of one capacity. Those in use come first, so that a view of them is contiguous.
 
-    What lies behind a slot's length is masked, but must be finite: torch's attention multiplies it by zero.
+    Values after a slot's length are masked, but must be finite: torch's attention multiplies them by zero.
     """
 
     def __init__(self, arch: Architecture, dtype: torch.dtype, capacity: int) -> None:
@@ -168,12 +165,12 @@ class _Bank:
 
     @property
     def next_growth(self) -> int:
-        """How many slots the next slot adds: none if one is free, else half as many again."""
+        """How many slots are allocated for one more sequence: none if one is free, else half as many again."""
         allocated = self.kv_L2SKCd.shape[2]
         return 0 if len(self.slots) < allocated else max(1, allocated // 2)
 
     def take(self, kv_L2KPd: Tensor, length: int) -> Slot:
-        """A new slot with the first ``length`` tokens of ``kv_L2KPd``."""
+        """A new slot with a copy of the first ``length`` tokens of ``kv_L2KPd``."""
         self._resize(self.kv_L2SKCd.shape[2] + self.next_growth)
         slot = Slot(self, len(self.slots), length)
         self.slots.append(slot)
@@ -183,7 +180,7 @@ class _Bank:
         return slot
 
     def free(self, slot: Slot) -> None:
-        """Gives a slot back; the last one moves into its place."""
+        """Frees a slot; the last one moves to its index."""
         last = self.slots.pop()
         if last is not slot:
             self.kv_L2SKCd[:, :, slot.index] = self.kv_L2SKCd[:, :, last.index]
@@ -193,7 +190,7 @@ class _Bank:
             self._resize(2 * len(self.slots))
 
     def trim(self) -> None:
-        """Gives back the memory of slots that are not in use."""
+        """Frees the memory of slots that are not in use."""
         self._resize(len(self.slots))
 
     def _resize(self, num_slots: int) -> None:
@@ -209,7 +206,7 @@ class SlotTable:
     """The slots of all decoding sequences.
 
     Example:
-        >>> slot = table.join(prompt)
+        >>> slot = table.add(prompt)
         >>> table.grow(slot)  # where table.is_full(slot)
         >>> hidden_BD = model.hidden(tokens_B, positions_B, table.attend([slot]))
         >>> slot.length += 1
@@ -218,7 +215,7 @@ class SlotTable:
     def __init__(self, arch: Architecture, dtype: torch.dtype) -> None:
         self._arch = arch
         self._dtype = dtype
-        self.sizes = SlotSizes(apart=False)
+        self.sizes = SlotSizes(paged=False)
         self._banks: list[_Bank] = []
 
     @property
@@ -230,24 +227,24 @@ class SlotTable:
         return sum(len(bank.slots) for bank in self._banks)
 
     def cost(self, length: int) -> int:
-        """Bytes that would be allocated to add a sequence of this length, with room for one more token."""
+        """Bytes that would be allocated for a sequence of this length, with room for one more token."""
         bank = self._find(length)
         if bank is None:
             return self.sizes.capacity(length) * bytes_per_token(self._arch, self._dtype)
         return bank.next_growth * bank.slot_bytes
 
-    def join(self, prompt: PromptKV) -> Slot:
-        """A slot for a new sequence that goes on from ``prompt``, with a copy of it."""
+    def add(self, prompt: PromptKV) -> Slot:
+        """A slot for a new sequence that continues ``prompt``, with a copy of it."""
         return self._bank(prompt.length).take(prompt.kv_L2KPd, prompt.length)
 
-    def leave(self, slot: Slot) -> None:
-        """Gives a sequence's slot back."""
+    def remove(self, slot: Slot) -> None:
+        """Frees a sequence's slot."""
         slot.bank.free(slot)
         if not slot.bank.slots:
             self._banks.remove(slot.bank)
 
     def is_full(self, slot: Slot) -> bool:
-        """Whether the slot must grow before it can take another token."""
+        """Whether the slot must grow before it can hold another token."""
         return slot.length == slot.bank.capacity
 
     def grow(self, slot: Slot) -> None:
@@ -261,15 +258,15 @@ class SlotTable:
         slot.bank.slots[slot.index] = slot
 
     def trim(self) -> None:
-        """Gives back slots that nobody uses."""
+        """Frees slots that are not in use."""
         for bank in self._banks:
             bank.trim()
 
     def attend(self, slots: Sequence[Slot]) -> Attend:
         """Attention for one new row per slot; ``slots`` are all slots of the table, in the order of the rows.
 
-        Each layer's keys and values are written behind the slot's length. The caller adds to ``length`` after
-        the pass, so a pass that fails can be repeated.
+        Each layer appends its keys and values to the slot. The caller updates ``length`` after the pass, so a pass that
+        fails can be repeated.
         """
         assert len(slots) == len(self)
         row_of = {id(slot): row for row, slot in enumerate(slots)}
@@ -290,7 +287,7 @@ class SlotTable:
         return attend
 
     def _find(self, length: int) -> _Bank | None:
-        """The bank that takes a sequence of this length, if there is one."""
+        """The bank for a sequence of this length, if there is one."""
         capacity = self.sizes.capacity(length)
         return next((bank for bank in self._banks if bank.capacity == capacity), None)
 
@@ -303,7 +300,7 @@ class SlotTable:
 
 
 class _BankRows:
-    """The rows of a decode step that fall to one bank, and what each of them sees."""
+    """The rows of a decode step in one bank, and the mask of each."""
 
     def __init__(self, bank: _Bank, rows: list[int]) -> None:
         self.bank = bank
@@ -330,7 +327,7 @@ class _BankRows:
         return out_SH1d[:, :, 0]
 
     def _visible(self, window: int | None) -> tuple[int, Tensor | None]:
-        """The first key any row sees, and an additive mask of what each sees; None if all see all."""
+        """The first key that any row sees, and an additive mask; None if every row sees all keys."""
         if window not in self._masks:
             shortest, longest = min(self.lengths), max(self.lengths)
             first = 0 if window is None else max(0, shortest + 1 - window)

@@ -1,7 +1,7 @@
 """From logits to a drawn token and its logprob: temperature, top-k, top-p and the draw itself.
 
-Every row is computed from its own logits, its own settings and its own uniform number, so what else is in
-the batch changes nothing but the last bits of the logits.
+Every row is computed from its own logits, settings and uniform random number, so the other rows of the batch change
+only the last bits of the logits.
 
 Shapes: B rows of the batch, V vocabulary, M candidates of a truncated distribution.
 """
@@ -28,15 +28,15 @@ __all__ = [
     "RowSettings",
     "draw",
     "draw_many",
-    "generator_of",
-    "prompt_generator_of",
+    "prompt_rng",
+    "sample_rng",
     "scaled_logprobs",
 ]
 
 _NUCLEUS_CANDIDATES = 256
 _NUCLEUS_GROWTH = 16
 _DRAW_BLOCK = 256
-_MANY_ROWS = 16  # rows whose running sums exist at once: 6 MB for a vocabulary of 49,152
+_MANY_ROWS = 16  # rows whose cumulative sums exist simultaneously: 6 MB for a vocabulary of 49,152
 _BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
 
@@ -44,8 +44,8 @@ _BELOW_ONE = float(np.nextafter(1.0, 0.0))
 class RowSettings:
     """How one row is drawn.
 
-    ``temperature=0`` takes the likeliest token. ``top_k=-1`` and ``top_p=1`` truncate nothing; together, the
-    nucleus is that of the renormalised top-k distribution.
+    ``temperature=0`` is greedy. ``top_k=-1`` and ``top_p=1`` truncate nothing; with both, the nucleus is that of the
+    renormalized top-k distribution.
     """
 
     temperature: float = 1.0
@@ -54,12 +54,12 @@ class RowSettings:
 
     @property
     def greedy(self) -> bool:
-        """Whether the row takes the likeliest token instead of drawing one."""
+        """Whether the row takes the argmax instead of drawing a token."""
         return self.temperature == 0
 
     @property
     def method(self) -> tuple[str, int]:
-        """Rows with the same method are drawn together: the kind of draw, and its top-k."""
+        """The kind of draw, and its top-k; rows with the same method are drawn together."""
         if self.greedy:
             return "greedy", TOP_K_OFF
         if self.top_k == TOP_K_OFF and self.top_p >= 1:
@@ -76,22 +76,22 @@ class Draw:
     distribution_BV: Tensor
     """Logprobs of the temperature-scaled distribution, before top-k and top-p."""
     finite_B: Tensor
-    """False where the logits hold NaN or +inf; such a row's token means nothing."""
+    """False where the logits contain NaN or +inf; the token of such a row is not valid."""
 
     def distribution(self, rows: Sequence[int]) -> Tensor:
         """The logprobs of all tokens in some rows."""
         return self.distribution_BV[list(rows)]
 
 
-def generator_of(seed: int | None, sample_index: int) -> np.random.Generator:
-    """The random numbers of one sample: the same for the same (seed, index), fresh ones without a seed.
+def sample_rng(seed: int | None, sample_index: int) -> np.random.Generator:
+    """The random numbers of one sample: the same for the same (seed, index), fresh entropy without a seed.
 
-    Seeds may be any integer, negative or beyond 64 bits.
+    A seed is any integer, negative or beyond 64 bits.
 
     Example:
-        >>> generator_of(2**70, 0).random() == generator_of(2**70, 0).random()
+        >>> sample_rng(2**70, 0).random() == sample_rng(2**70, 0).random()
         True
-        >>> generator_of(7, 0).random() == generator_of(7, 1).random()
+        >>> sample_rng(7, 0).random() == sample_rng(7, 1).random()
         False
     """
     if seed is None:
@@ -99,18 +99,18 @@ def generator_of(seed: int | None, sample_index: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(abs(seed), spawn_key=(sample_index, int(seed < 0))))
 
 
-def prompt_generator_of(seed: int | None) -> np.random.Generator:
-    """The random numbers of draws within a prompt; they have nothing in common with those of any sample.
+def prompt_rng(seed: int | None) -> np.random.Generator:
+    """The random numbers of draws within a prompt, independent of those of every sample.
 
     Example:
-        >>> prompt_generator_of(7).random() == prompt_generator_of(7).random()
+        >>> prompt_rng(7).random() == prompt_rng(7).random()
         True
-        >>> prompt_generator_of(7).random() == generator_of(7, 0).random()
+        >>> prompt_rng(7).random() == sample_rng(7, 0).random()
         False
     """
     if seed is None:
         return np.random.default_rng()
-    # One element, where samples have two, keeps the key apart from that of every sample.
+    # The key has one element; those of samples have two.
     return np.random.default_rng(np.random.SeedSequence(abs(seed), spawn_key=(int(seed < 0),)))
 
 
@@ -123,13 +123,13 @@ def scaled_logprobs(logits_BV: Tensor, temperatures: Sequence[float]) -> Tensor:
     """
     if any(temperature not in {0.0, 1.0} for temperature in temperatures):
         scale_B = torch.tensor([temperature or 1.0 for temperature in temperatures], dtype=torch.float32)
-        # Subtracted first: of large quotients, the differences would keep few bits.
+        # Subtracting before the division: differences of large quotients would keep few bits.
         logits_BV = (logits_BV - logits_BV.amax(dim=-1, keepdim=True)) / scale_B[:, None]
     return torch.log_softmax(logits_BV, dim=-1)
 
 
 def draw(logits_BV: Tensor, settings: Sequence[RowSettings], uniforms: Sequence[float]) -> Draw:
-    """Draws one token per row, by the inverse of the row's distribution function at its uniform in [0, 1).
+    """Draws one token per row: the inverse of its cumulative distribution at its uniform in [0, 1).
 
     Example:
         >>> draw(torch.tensor([[0.0, 9.0]]), [RowSettings(temperature=0)], [0.0]).tokens_B
@@ -143,7 +143,7 @@ def draw(logits_BV: Tensor, settings: Sequence[RowSettings], uniforms: Sequence[
         groups[setting.method].append(row)
     for (kind, top_k), rows in groups.items():
         picked = torch.tensor(rows)
-        # A batch of one kind is the common case, and then the distributions are not copied.
+        # The common case of a single method copies no distributions.
         part_BV = distribution_BV if len(groups) == 1 else distribution_BV[picked]
         if kind == "greedy":
             tokens_B[picked] = part_BV.argmax(dim=-1)
@@ -153,14 +153,14 @@ def draw(logits_BV: Tensor, settings: Sequence[RowSettings], uniforms: Sequence[
             top_p_B = torch.tensor([settings[row].top_p for row in rows], dtype=torch.float64)
             tokens_B[picked] = _draw_truncated(part_BV, top_k, top_p_B, uniforms_B[picked])
     logprobs_B = distribution_BV.gather(1, tokens_B[:, None])[:, 0]
-    # A NaN or +inf among the logits leaves the row without a finite logprob, so the drawn one tells.
+    # With a NaN or +inf among its logits, a row has no finite logprob, so the drawn one shows it.
     return Draw(tokens_B, logprobs_B, distribution_BV, torch.isfinite(logprobs_B))
 
 
 def draw_many(logits_RV: Tensor, temperature: float, uniforms_Rk: Tensor) -> Tensor:
     """Draws several tokens per row, one for each of its uniforms in [0, 1), from the untruncated distribution.
 
-    Temperature 0 gives the likeliest token every time.
+    Temperature 0 gives the argmax every time.
 
     Example:
         >>> draw_many(torch.tensor([[0.0, 9.0]]), 0.0, torch.rand(1, 3, dtype=torch.float64))
@@ -188,7 +188,7 @@ def _draw_rows(logits_RV: Tensor, temperature: float, uniforms_Rk: Tensor) -> Te
 def _draw_whole(logprobs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     """Draws from the untruncated distributions: first a block of the vocabulary, then a token in it.
 
-    A running sum over the blocks instead of the vocabulary touches each probability once.
+    A cumulative sum over the blocks instead of the vocabulary reads each probability once.
     """
     probabilities_BV = logprobs_BV.exp()
     padding = -logprobs_BV.shape[1] % _DRAW_BLOCK
@@ -201,7 +201,7 @@ def _draw_whole(logprobs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
 
 
 def _draw_truncated(logprobs_BV: Tensor, top_k: int, top_p_B: Tensor, uniforms_B: Tensor) -> Tensor:
-    """Draws from the likeliest ``top_k`` tokens, cut to the smallest head that holds ``top_p`` of their mass."""
+    """Draws from the nucleus of the top-k tokens: the fewest of them that hold ``top_p`` of their mass."""
     vocab_size = logprobs_BV.shape[1]
     tokens_B = torch.empty(len(logprobs_BV), dtype=torch.int64)
     pending = torch.arange(len(logprobs_BV))
@@ -214,7 +214,7 @@ def _draw_truncated(logprobs_BV: Tensor, top_k: int, top_p_B: Tensor, uniforms_B
         )
         before_BM = mass_BM.cumsum(dim=-1) - mass_BM
         nucleus_B1 = top_p_B[pending, None] * total_B1
-        # Without top-k the nucleus may reach past the candidates at hand; those rows look again, further.
+        # Without top-k the nucleus can reach beyond the candidates; those rows try again with more of them.
         held_B = before_BM[:, -1] + mass_BM[:, -1] >= nucleus_B1[:, 0]
         done_B = held_B | held_B.new_tensor(top_k != TOP_K_OFF or width == vocab_size)
         kept_BM = torch.where(before_BM < nucleus_B1, mass_BM, 0.0)
@@ -227,13 +227,13 @@ def _draw_truncated(logprobs_BV: Tensor, top_k: int, top_p_B: Tensor, uniforms_B
 
 
 def _invert(mass_BM: Tensor, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
-    """The cell in which each uniform falls when the masses are laid end to end, and how far into it, in [0, 1).
+    """Inverts the cumulative sum of the masses: each uniform's cell, and its position in that cell, in [0, 1).
 
     A cell without mass is never chosen.
     """
     ends_BM = mass_BM.cumsum(dim=-1)
     total_B = ends_BM[:, -1]
-    # Rounding must not push a uniform close to 1 past the last cell that has mass.
+    # Rounding must not move a uniform close to 1 past the last cell that has mass.
     target_B = torch.minimum(uniforms_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))
     cell_B = torch.searchsorted(ends_BM, target_B[:, None], right=True)[:, 0].clamp(max=mass_BM.shape[1] - 1)
     size_B = mass_BM.gather(1, cell_B[:, None])[:, 0]

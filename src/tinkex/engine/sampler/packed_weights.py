@@ -1,8 +1,8 @@
-"""The weights of a model as the compiled core reads them: in the smallest form that gives back the same fp32 numbers.
+"""The weights of a model as the compiled core reads them: in the smallest format that is exact for their fp32 numbers.
 
-A checkpoint that was rounded to 16 bits, or quantised in blocks as GGUF files are, holds less than its fp32 numbers
-take. A decode step reads every weight once, so it takes about as long as their bytes do. Which form a matrix has is
-found from its numbers alone: every one of them is tried, and a form is used only if all come out as they went in.
+A checkpoint that was rounded to 16 bits, or quantized in blocks as GGUF files are, has less information than its fp32
+numbers take. A decode step reads every weight once, so its time is about proportional to their bytes. The format of a
+matrix is found from its numbers alone: a format is used only if it represents every one of them exactly.
 
 Shapes: D hidden, V vocabulary, O outputs and I inputs of a linear layer.
 """
@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from tinkex.engine.kernels.layout import MatrixC, Stored
+from tinkex.engine.kernels.layout import MatrixC, StorageFormat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,71 +26,71 @@ if TYPE_CHECKING:
     from tinkex.engine.model.architecture import Architecture
     from tinkex.engine.model.transformer import LayerWeights, Transformer
 
-__all__ = ["Matrix", "PackedWeights", "layer_biases", "pack_matrix", "packed_weights", "plain_weights"]
+__all__ = ["PackedWeights", "StoredMatrix", "layer_biases", "pack_matrix", "packed_weights", "plain_weights"]
 
-_SMALLEST_FIRST = (Stored.Q4, Stored.Q8, Stored.BF16, Stored.FP16)
+_FORMATS = (StorageFormat.Q4, StorageFormat.Q8, StorageFormat.BF16, StorageFormat.FP16)  # by size
 
 
 @dataclass(frozen=True, eq=False)
-class Matrix:
-    """A weight matrix as the core reads it; ``data`` is torch's own memory where it is fp32."""
+class StoredMatrix:
+    """A weight matrix as the core reads it; ``data`` is torch's tensor where it is fp32."""
 
-    stored: Stored
+    storage: StorageFormat
     data: Tensor
 
     @property
     def as_c(self) -> MatrixC:
-        """What the core is told; this object must outlive it."""
-        return MatrixC(self.data.data_ptr(), self.stored)
+        """The C structure; this object must outlive it."""
+        return MatrixC(self.data.data_ptr(), self.storage)
 
 
-def pack_matrix(core: Core, weight_OI: Tensor) -> Matrix:
-    """The matrix in the smallest form that loses nothing; as it is where there is none.
+def pack_matrix(core: Core, weight_OI: Tensor) -> StoredMatrix:
+    """The matrix in the smallest exact format; unpacked if there is none.
 
     Example:
-        >>> pack_matrix(load_core(), torch.ones(64, 64)).stored
-        <Stored.Q4: 4>
+        >>> pack_matrix(load_core(), torch.ones(64, 64)).storage
+        <StorageFormat.Q4: 4>
     """
     assert weight_OI.dtype == torch.float32
-    assert weight_OI.is_contiguous(), "weights are stored row by row"
+    assert weight_OI.is_contiguous(), "weights must be contiguous"
     outputs, inputs = weight_OI.shape
-    for stored in _SMALLEST_FIRST:
-        size = core.packed_bytes(stored, outputs, inputs)
+    for storage in _FORMATS:
+        size = core.packed_bytes(storage, outputs, inputs)
         if not size:
             continue
         data = torch.empty(size, dtype=torch.uint8)
         threads = torch.get_num_threads()
-        if core.pack(weight_OI.data_ptr(), outputs, inputs, stored, data.data_ptr(), threads):
-            return Matrix(stored, data)
-    return Matrix(Stored.FP32, weight_OI)
+        if core.pack(weight_OI.data_ptr(), outputs, inputs, storage, data.data_ptr(), threads):
+            return StoredMatrix(storage, data)
+    return StoredMatrix(StorageFormat.FP32, weight_OI)
 
 
 @dataclass(frozen=True, eq=False)
 class PackedWeights:
     """The matrices of a model, those of a layer in the order query, key, value, output, gate, up, down."""
 
-    layers: tuple[tuple[Matrix, ...], ...]
-    unembedding: Matrix
+    layers: tuple[tuple[StoredMatrix, ...], ...]
+    unembedding: StoredMatrix
 
     @property
     def num_bytes(self) -> int:
-        """What they take up beside the model: those that stay as they are take nothing."""
+        """Bytes of the packed copies; unpacked matrices use the model's memory."""
         matrices = [self.unembedding, *(matrix for layer in self.layers for matrix in layer)]
-        return sum(matrix.data.nbytes for matrix in matrices if matrix.stored is not Stored.FP32)
+        return sum(matrix.data.nbytes for matrix in matrices if matrix.storage is not StorageFormat.FP32)
 
 
-# By model and then by variant of the core: a model's samplers share them.
-_known: WeakKeyDictionary[Transformer, dict[str, PackedWeights]] = WeakKeyDictionary()
+# By model and then by variant of the core; the samplers of a model share them.
+_cache: WeakKeyDictionary[Transformer, dict[str, PackedWeights]] = WeakKeyDictionary()
 
 
 def packed_weights(model: Transformer, core: Core) -> PackedWeights:
-    """The weights in the smallest form that gives the same numbers; worked out once per model.
+    """The weights in their smallest exact formats; computed once per model.
 
     Example:
         >>> packed_weights(model, load_core()).num_bytes
         96304128
     """
-    by_variant = _known.setdefault(model, {})
+    by_variant = _cache.setdefault(model, {})
     if core.variant not in by_variant:
         by_variant[core.variant] = PackedWeights(
             tuple(
@@ -103,13 +103,13 @@ def packed_weights(model: Transformer, core: Core) -> PackedWeights:
 
 
 def plain_weights(model: Transformer) -> PackedWeights:
-    """The weights where torch keeps them."""
+    """The weights unpacked, in torch's memory."""
     return PackedWeights(
         tuple(
-            tuple(Matrix(Stored.FP32, weight_OI) for weight_OI in _matrices(layer, model.arch))
+            tuple(StoredMatrix(StorageFormat.FP32, weight_OI) for weight_OI in _matrices(layer, model.arch))
             for layer in model.layers
         ),
-        Matrix(Stored.FP32, model.unembedding_VD),
+        StoredMatrix(StorageFormat.FP32, model.unembedding_VD),
     )
 
 
@@ -135,5 +135,5 @@ def _qkv_sizes(arch: Architecture) -> list[int]:
     return [arch.num_heads * arch.head_dim, kv_size, kv_size]
 
 
-def _split(joined: Tensor | None, sizes: list[int]) -> list[Tensor | None]:
-    return [None] * len(sizes) if joined is None else list(joined.split_with_sizes(sizes))
+def _split(fused: Tensor | None, sizes: list[int]) -> list[Tensor | None]:
+    return [None] * len(sizes) if fused is None else list(fused.split_with_sizes(sizes))

@@ -1,6 +1,6 @@
-"""Prompts on their way into memory, and how they share one pass.
+"""Prompts during prefill, and how they share the token budget of a pass.
 
-A pass takes a bounded number of prompt tokens, so decoding goes on between two passes however long a prompt is.
+A pass computes a bounded number of prompt tokens, so long prompts do not delay decoding between two passes.
 """
 
 from __future__ import annotations
@@ -19,55 +19,55 @@ if TYPE_CHECKING:
     from tinkex.engine.model.lora import Adapter
     from tinkex.engine.sampler.kv_cache import PromptKV
     from tinkex.engine.sampler.prompt_cache import CachedPrompt
-    from tinkex.engine.sampler.request import Continuation, Request
+    from tinkex.engine.sampler.request import Continuation, RunningRequest
 
-__all__ = ["Prefill", "share_chunk"]
+__all__ = ["Prefill", "split_token_budget"]
 
 
 @dataclass(eq=False)
 class Prefill:
-    """Tokens to bring into memory, and the sequences that go on from there.
+    """Tokens to prefill, and the sequences that continue them.
 
-    These are the prompt of a new request with all its sequences, or the prompt and output so far of one
-    sequence that had to give its memory to others.
+    These are the prompt of a new request with all its sequences, or the prompt and output so far of one preempted
+    sequence.
     """
 
-    request: Request
+    request: RunningRequest
     tokens_P: npt.NDArray[np.int32]
     continuations: list[Continuation]
     scores: PromptScores | None = None
-    """What the request asks about its prompt; None for a sequence that comes back."""
+    """The prompt logprobs that the request asks for; None for a preempted sequence."""
     prompt: CachedPrompt | None = None
 
     @property
     def age(self) -> tuple[int, int]:
-        """Sorts by arrival, the oldest first."""
+        """Sort key: arrival order, the oldest first."""
         return self.continuations[0].age
 
     @property
     def adapter(self) -> Adapter | None:
-        """The adapter the tokens are seen through."""
+        """The adapter under which the tokens are computed."""
         return self.request.job.adapter
 
     @property
     def owner(self) -> str:
-        """Whose tokens they are."""
+        """The user of the request."""
         return self.request.job.owner
 
     @property
     def needs_slot(self) -> bool:
-        """Whether any sequence goes on after the first token that is drawn here."""
+        """Whether any sequence decodes further after its next token."""
         return any(new.limit > len(new.tokens) + 1 for new in self.continuations)
 
     @property
-    def not_begun(self) -> list[Continuation]:
-        """The sequences whose next token after these has not been drawn: all, or the rest after memory ran out."""
+    def unstarted(self) -> list[Continuation]:
+        """The sequences whose next token has not been drawn: all, or the remaining ones after memory ran out."""
         so_far = len(self.tokens_P) - len(self.request.job.prompt_P)
         return [new for new in self.continuations if len(new.tokens) == so_far]
 
     @property
     def cached(self) -> CachedPrompt:
-        """The prompt's place in memory; it has one from admission on."""
+        """The cached prompt; allocated at admission."""
         assert self.prompt is not None
         return self.prompt
 
@@ -78,29 +78,29 @@ class Prefill:
 
     @property
     def reusable(self) -> int:
-        """How many of the first tokens another prompt can lend: up to the first row whose logits are needed."""
+        """How many of the first tokens can be copied from another prompt: up to the first row whose logits are needed."""
         last = len(self.tokens_P) - 1
         return last if self.scores is None else min(last, self.scores.first_row)
 
     @property
     def filled(self) -> int:
-        """How many tokens are in memory."""
+        """How many tokens are computed."""
         return self.kv.filled
 
     @property
     def remaining(self) -> int:
-        """How many tokens are not yet in memory."""
+        """How many tokens are not yet computed."""
         return len(self.tokens_P) - self.filled
 
 
-def share_chunk(remaining: Sequence[int], budget: int) -> list[int]:
-    """How many tokens of each waiting prompt go into a pass of ``budget`` tokens; oldest prompt first.
+def split_token_budget(remaining: Sequence[int], budget: int) -> list[int]:
+    """How many tokens of each prompt go into a pass of ``budget`` tokens; ``remaining`` has the oldest prompt first.
 
-    Half goes to the oldest prompts, so each gets done in its turn; half to those closest to their end, so a
-    short prompt does not wait behind a long one.
+    Half of the budget goes to the oldest prompts, so that each completes in turn; half to those closest to completion,
+    so that a short prompt does not wait behind a long one.
 
     Example:
-        >>> share_chunk([8000, 40, 500], 512)
+        >>> split_token_budget([8000, 40, 500], 512)
         [256, 40, 216]
     """
     counts = [0] * len(remaining)

@@ -1,9 +1,9 @@
-"""Prompts whose keys and values are in memory, so that a prompt that begins like another skips that part.
+"""The prefix cache: keys and values of prompts, so that a prompt with the same prefix as another skips that part.
 
-A prompt stays after its request is done, least recently used first to go, until memory is needed for running
-work or the cache's own limit is reached. Prompts are matched token by token, for the same owner and under the same
-adapter object: nobody learns from hits or from speed what others have asked, and a snapshot of an adapter never
-changes, so another snapshot is another object.
+A prompt stays after its request is done, until memory is needed for running requests or the cache reaches its limit; the
+least recently used prompt is evicted first. Prompts are matched token by token, only for the same owner and the same
+adapter object. So cache hits and latency reveal nothing about other users' prompts. Snapshots of an adapter are immutable:
+another snapshot is another object.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 __all__ = ["CachedPrompt", "PromptCache", "PromptMatch"]
 
 MIN_SHARED = 16
-"""Shorter common beginnings are computed again: that costs less than looking for them."""
+"""Shorter common prefixes are computed again: that costs less than searching for them."""
 
-_Head: TypeAlias = tuple[str, int, bytes]
+_PrefixKey: TypeAlias = tuple[str, int, bytes]
 
 
 class CachedPrompt:
-    """One prompt in memory; it cannot go while ``users`` work with it.
+    """One prompt in the cache, reference-counted by ``users``; it is not evicted while it has any.
 
-    It does not keep its adapter alive: a snapshot takes far more memory than a prompt, and once nobody can ask for
-    it any more the prompt is of no use either.
+    It does not keep its adapter alive: a snapshot takes far more memory than a prompt, and without the adapter the prompt
+    cannot be matched.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class CachedPrompt:
         self.tokens_P = tokens_P
         self.kv = kv
         self.users = 1
-        self.head = _head(adapter, tokens_P, owner)
+        self.prefix_key = _prefix_key(adapter, tokens_P, owner)
         self._adapter = None if adapter is None else ref(adapter)
 
     def belongs_to(self, adapter: Adapter | None) -> bool:
@@ -54,42 +54,42 @@ class CachedPrompt:
 
     @property
     def orphaned(self) -> bool:
-        """Whether the adapter is gone."""
+        """Whether the adapter no longer exists."""
         return self._adapter is not None and self._adapter() is None
 
 
 @dataclass(frozen=True)
 class PromptMatch:
-    """The best beginning for a prompt: what can be copied now, and what soon could be."""
+    """The best prefix match for a prompt: what can be copied now, and what will be computed soon."""
 
     source: CachedPrompt | None = None
     available: int = 0
-    """Tokens that can be taken from ``source``."""
-    coming: int = 0
-    """Tokens that could be taken once a prompt that is being prefilled has got that far."""
+    """Tokens that can be copied from ``source``."""
+    pending: int = 0
+    """Tokens that can be copied once a prompt in prefill has computed them."""
 
     @property
     def worth_waiting(self) -> bool:
-        """Whether a prefill under way is about to compute a good part of this prompt."""
-        return self.coming - self.available >= MIN_SHARED
+        """Whether a prefill in flight will compute a useful part of this prompt."""
+        return self.pending - self.available >= MIN_SHARED
 
 
 class PromptCache:
-    """All prompts in memory: those being prefilled, those sequences start from, and those kept for later.
+    """All prompts in memory: those in prefill, those that sequences continue, and idle ones.
 
     Example:
         >>> match = cache.match(adapter, tokens_P, limit=len(tokens_P) - 1)
-        >>> prompt = cache.open(adapter, tokens_P, match)  # filled up to match.available
-        >>> cache.release(prompt)  # kept for later, if it is complete
+        >>> prompt = cache.allocate(adapter, tokens_P, match)  # filled up to match.available
+        >>> cache.release(prompt)  # stays cached, if it is complete
     """
 
     def __init__(self, arch: Architecture, dtype: torch.dtype, *, keep_bytes: int) -> None:
         self._arch = arch
         self._dtype = dtype
         self._keep_bytes = keep_bytes
-        # By use, the least recent first; the second index finds those that begin with the same tokens.
+        # In order of use, the least recent first; the second index finds those with the same prefix.
         self._prompts: OrderedDict[int, CachedPrompt] = OrderedDict()
-        self._by_head: dict[_Head, list[CachedPrompt]] = {}
+        self._by_prefix: dict[_PrefixKey, list[CachedPrompt]] = {}
         self._idle_bytes = 0
         self.nbytes = 0
         """Bytes allocated for all prompts."""
@@ -101,56 +101,56 @@ class PromptCache:
     def match(
         self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32], limit: int, owner: str = ""
     ) -> PromptMatch:
-        """The longest common beginning with any prompt of this owner, at most ``limit`` tokens of it."""
+        """The longest common prefix with any prompt of this owner, at most ``limit`` tokens of it."""
         best = PromptMatch()
-        for prompt in self._beginning_like(adapter, tokens_P, owner):
+        for prompt in self._with_prefix(adapter, tokens_P, owner):
             shared = min(_common_length(tokens_P, prompt.tokens_P), limit)
             available = min(shared, prompt.kv.filled)
-            coming = max(best.coming, shared)
+            pending = max(best.pending, shared)
             if available > best.available:
-                best = PromptMatch(prompt, available, coming)
-            elif coming > best.coming:
-                best = PromptMatch(best.source, best.available, coming)
-        return best if best.coming >= MIN_SHARED else PromptMatch()
+                best = PromptMatch(prompt, available, pending)
+            elif pending > best.pending:
+                best = PromptMatch(best.source, best.available, pending)
+        return best if best.pending >= MIN_SHARED else PromptMatch()
 
-    def exact(
+    def acquire_exact(
         self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32], owner: str = ""
     ) -> CachedPrompt | None:
-        """The same prompt, complete, with one more user; None if it is not there."""
-        for prompt in self._beginning_like(adapter, tokens_P, owner):
+        """The same prompt, complete, with one more user; None if it is not cached."""
+        for prompt in self._with_prefix(adapter, tokens_P, owner):
             if prompt.kv.complete and np.array_equal(prompt.tokens_P, tokens_P):
-                self.use(prompt)
+                self.acquire(prompt)
                 return prompt
         return None
 
-    def open(
+    def allocate(
         self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32], match: PromptMatch, owner: str = ""
     ) -> CachedPrompt:
-        """A new prompt with one user, filled with what ``match`` has available."""
+        """A new prompt with one user, filled with the tokens that ``match`` has available."""
         for orphan in [prompt for prompt in self._prompts.values() if prompt.orphaned and not prompt.users]:
             self._drop(orphan)
         prompt = CachedPrompt(adapter, tokens_P, PromptKV(self._arch, self._dtype, len(tokens_P)), owner)
         if match.source is not None:
-            prompt.kv.copy_head(match.source.kv, match.available)
+            prompt.kv.copy_prefix(match.source.kv, match.available)
         self._prompts[id(prompt)] = prompt
-        self._by_head.setdefault(prompt.head, []).append(prompt)
+        self._by_prefix.setdefault(prompt.prefix_key, []).append(prompt)
         self.nbytes += prompt.kv.nbytes
         return prompt
 
-    def use(self, prompt: CachedPrompt) -> None:
-        """Adds a user to a prompt in memory."""
+    def acquire(self, prompt: CachedPrompt) -> None:
+        """Adds a user to a cached prompt."""
         if not prompt.users:
             self._idle_bytes -= prompt.kv.nbytes
         prompt.users += 1
         self._prompts.move_to_end(id(prompt))
 
-    def share(self, prompt: CachedPrompt, users: int) -> None:
-        """Adds users to a prompt that has one."""
+    def add_users(self, prompt: CachedPrompt, users: int) -> None:
+        """Adds users to a prompt that already has one."""
         assert prompt.users > 0
         prompt.users += users
 
     def release(self, prompt: CachedPrompt) -> None:
-        """Takes one user away; a complete prompt without users is kept while there is room for it."""
+        """Removes one user; a complete prompt without users stays cached while it fits."""
         prompt.users -= 1
         if prompt.users:
             return
@@ -161,31 +161,31 @@ class PromptCache:
             self.evict()
 
     def evict(self) -> bool:
-        """Drops the least recently used prompt that nobody works with; False if there is none."""
+        """Drops the least recently used prompt without users; False if there is none."""
         for prompt in self._prompts.values():
             if not prompt.users:
                 self._drop(prompt)
                 return True
         return False
 
-    def _beginning_like(
+    def _with_prefix(
         self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32], owner: str
     ) -> list[CachedPrompt]:
-        """The prompts of this owner and adapter with the same first tokens."""
-        candidates = self._by_head.get(_head(adapter, tokens_P, owner), [])
+        """The prompts of this owner and adapter with the same first ``MIN_SHARED`` tokens."""
+        candidates = self._by_prefix.get(_prefix_key(adapter, tokens_P, owner), [])
         return [prompt for prompt in candidates if prompt.belongs_to(adapter)]
 
     def _drop(self, prompt: CachedPrompt) -> None:
         del self._prompts[id(prompt)]
-        self._by_head[prompt.head].remove(prompt)
-        if not self._by_head[prompt.head]:
-            del self._by_head[prompt.head]
+        self._by_prefix[prompt.prefix_key].remove(prompt)
+        if not self._by_prefix[prompt.prefix_key]:
+            del self._by_prefix[prompt.prefix_key]
         self._idle_bytes -= prompt.kv.nbytes
         self.nbytes -= prompt.kv.nbytes
 
 
-def _head(adapter: Adapter | None, tokens_P: npt.NDArray[np.int32], owner: str) -> _Head:
-    """What prompts must have in common to share anything: the owner, the adapter object and the first tokens."""
+def _prefix_key(adapter: Adapter | None, tokens_P: npt.NDArray[np.int32], owner: str) -> _PrefixKey:
+    """What prompts must have in common to share a prefix: the owner, the adapter object and the first tokens."""
     return owner, id(adapter), tokens_P[:MIN_SHARED].tobytes()
 
 

@@ -1,10 +1,10 @@
-"""What a request asked about its prompt: logprobs, likeliest tokens, chosen targets and drawn alternatives.
+"""Prompt logprobs of a request: of the prompt's tokens, top-k tokens, target tokens and drawn alternatives.
 
-The hidden state of prompt token i predicts token i+1. The scores are collected while the prompt is prefilled,
-a few rows of logits at a time, so the logits of a whole prompt never exist at once. Every logprob is at
-temperature 1; alternatives are drawn at the request's temperature.
+The hidden state of prompt token i predicts token i+1. The scores are collected during prefill, a few rows of logits at a
+time, so the logits of a whole prompt never exist together. Every logprob is at temperature 1; alternatives are drawn at
+the request's temperature.
 
-Shapes: P prompt length, R rows of logits at hand, V vocabulary, k tokens per row, C cells that name a target.
+Shapes: P prompt length, R rows of logits, V vocabulary, k tokens per row, C cells of the targets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from tinkex.engine.sampler.job import SKIPPED_TARGET, SampleJob
-from tinkex.engine.sampler.logits import draw_many, prompt_generator_of
+from tinkex.engine.sampler.logits import draw_many, prompt_rng
 from tinkex.types import PromptAltTokens, TensorData, TopkLogprobs
 from tinkex.types.sampling import EMPTY_LOGPROB
 
@@ -28,15 +28,14 @@ __all__ = ["PromptScores", "empty_topk"]
 
 
 def empty_topk(length: int, k: int) -> TopkLogprobs:
-    """A table of likeliest tokens with nothing in it yet."""
+    """An empty table of top-k tokens."""
     return TopkLogprobs(np.zeros((length, k), np.int32), np.full((length, k), EMPTY_LOGPROB, np.float32))
 
 
 class PromptScores:
     """Collects the scores of one prompt, row by row.
 
-    ``prompt_logprobs_last_n`` limits the prompt's own logprobs and the likeliest tokens; targets and alternatives
-    cover what they name.
+    ``prompt_logprobs_last_n`` limits the prompt's own logprobs and the top-k tokens, not targets and alternatives.
 
     Example:
         >>> scores = PromptScores(job)
@@ -52,7 +51,7 @@ class PromptScores:
         self._targets = None if job.target_prompt_logprobs is None else _Targets(job.target_prompt_logprobs)
         self._alternatives = _Alternatives(job) if job.prompt_alt_tokens_k else None
         self.first_row = length
-        """The first row whose logits are needed; the prompt's length if none is."""
+        """The first row whose logits are needed; the prompt's length if none are."""
         shown = length if job.prompt_logprobs_last_n is None else job.prompt_logprobs_last_n
         self._first_shown_row = max(0, length - shown - 1)
         if job.prompt_logprobs:
@@ -65,14 +64,14 @@ class PromptScores:
         if self._alternatives is not None:
             self.first_row = 0
         self.end_row = length - 1
-        """The row after the last one that is needed: the prompt's last token predicts nothing in the prompt."""
+        """The row after the last one that is needed: the prompt's last token predicts no prompt token."""
 
     def rows_needed(self, start: int, end: int) -> range:
-        """Those of the rows ``start…end`` (end excluded) whose logits are needed."""
+        """The rows of ``start…end`` (end excluded) whose logits are needed."""
         return range(max(start, self.first_row), min(end, self.end_row))
 
     def add(self, first_row: int, logits_RV: Tensor) -> None:
-        """Takes the logits of consecutive rows; taking the same rows again changes nothing."""
+        """Adds the logits of consecutive rows; adding the same rows again changes nothing."""
         logprobs_RV = torch.log_softmax(logits_RV, dim=-1)
         rows = slice(first_row, first_row + len(logits_RV))
         if self._targets is not None:
@@ -95,33 +94,33 @@ class PromptScores:
 
     @cached_property
     def topk(self) -> TopkLogprobs | None:
-        """The likeliest tokens at every position; it takes memory from when it is first asked for, not while a prompt waits."""
+        """The top-k tokens at every position; allocated at first use, not while a prompt waits."""
         return empty_topk(*self._topk_shape) if self._topk_shape[1] else None
 
     @property
     def target_logprobs(self) -> TensorData | None:
-        """The logprob of every target, in the shape and layout it was asked in; NaN where the target was skipped."""
+        """The logprob of every target, in the shape and layout of the targets; NaN where the target was skipped."""
         return None if self._targets is None else self._targets.result
 
     @property
     def alternatives(self) -> PromptAltTokens | None:
-        """Tokens drawn in place of every prompt token but the first, (P-1, k), and their logprobs."""
+        """Tokens drawn for every prompt position after the first, (P-1, k), and their logprobs."""
         return None if self._alternatives is None else self._alternatives.result
 
 
 class _Targets:
-    """The tokens a request names row by row, dense or CSR, as one flat list of cells in the order of their rows."""
+    """The target tokens of a request, dense or CSR, as one flat list of cells in the order of their rows."""
 
-    def __init__(self, asked: TensorData) -> None:
-        assert asked.shape is not None  # as checked with the job
-        self._asked = asked
-        num_rows, width = asked.shape
+    def __init__(self, targets: TensorData) -> None:
+        assert targets.shape is not None  # checked with the job
+        self._targets = targets
+        num_rows, width = targets.shape
         ends = (
             np.arange(num_rows + 1, dtype=np.int64) * width
-            if asked.sparse_crow_indices is None
-            else np.array(asked.sparse_crow_indices, np.int64)
+            if targets.sparse_crow_indices is None
+            else np.array(targets.sparse_crow_indices, np.int64)
         )
-        self._tokens_C: npt.NDArray[np.int64] = asked.array
+        self._tokens_C: npt.NDArray[np.int64] = targets.array
         self._rows_C = np.repeat(np.arange(num_rows), np.diff(ends))
         self._logprobs_C = np.full(len(self._tokens_C), np.nan, np.float32)
         named = np.flatnonzero(self._tokens_C != SKIPPED_TARGET)
@@ -140,22 +139,22 @@ class _Targets:
         return TensorData(
             self._logprobs_C,
             "float32",
-            self._asked.shape,
-            self._asked.sparse_crow_indices,
-            self._asked.sparse_col_indices,
+            self._targets.shape,
+            self._targets.sparse_crow_indices,
+            self._targets.sparse_col_indices,
         )
 
 
 class _Alternatives:
     """Independent draws from the model's distribution at every prompt position after the first.
 
-    The random numbers are fixed at the start, so a prompt that is prefilled in other pieces, or twice, draws the same.
+    The random numbers are fixed at the start, so a prompt draws the same in any split into chunks, and if it is preempted.
     """
 
     def __init__(self, job: SampleJob) -> None:
         shape = (len(job.prompt_P) - 1, job.prompt_alt_tokens_k)
         self._temperature = job.params.temperature
-        self._uniforms_Pk = torch.from_numpy(prompt_generator_of(job.params.seed).random(shape))
+        self._uniforms_Pk = torch.from_numpy(prompt_rng(job.params.seed).random(shape))
         self._tokens_Pk = np.zeros(shape, np.int64)
         self._logprobs_Pk = np.full(shape, np.nan, np.float32)
 

@@ -1,4 +1,4 @@
-"""A sampling request while it runs: its continuations, their random numbers and their output so far."""
+"""A running sampling request: its continuations, their random numbers and their output so far."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tinkex.engine.sampler.job import SampleJob, max_new_tokens
-from tinkex.engine.sampler.logits import RowSettings, generator_of
+from tinkex.engine.sampler.logits import RowSettings, sample_rng
 from tinkex.engine.sampler.prompt_scores import PromptScores
 from tinkex.types import SampledSequence, SampleResponse, StopReason, TopkLogprobs
 
@@ -19,48 +19,48 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tinkex.engine.model.architecture import Architecture
-    from tinkex.engine.sampler.places import Place
-    from tinkex.engine.sampler.stopping import StopRule, StopWatch, TokenBytes
+    from tinkex.engine.sampler.decode_cache import DecodeSlot
+    from tinkex.engine.sampler.stopping import StopChecker, StopRule, TokenBytes
 
-__all__ = ["Continuation", "Request"]
+__all__ = ["Continuation", "RunningRequest"]
 
 
 @dataclass(eq=False)
 class Continuation:
-    """One sequence that a request grows, token by token."""
+    """One sequence of a request, extended token by token."""
 
-    request: Request
+    request: RunningRequest
     index: int
     sequence_id: str
     settings: RowSettings
     limit: int
-    generator: np.random.Generator
-    watch: StopWatch
+    rng: np.random.Generator
+    stop_checker: StopChecker
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     topk_ids: list[npt.NDArray[np.int32]] = field(default_factory=list)
     topk_logprobs: list[npt.NDArray[np.float32]] = field(default_factory=list)
     stop_reason: StopReason | None = None
-    slot: Place | None = None
+    slot: DecodeSlot | None = None
     _uniform: float | None = None
 
     @property
     def age(self) -> tuple[int, int]:
-        """Sorts by arrival, the oldest first."""
+        """Sort key: arrival order, the oldest first."""
         return self.request.order, self.index
 
     def uniform(self) -> float:
-        """The random number of the next token, the same until that is taken; a greedy sequence uses none up."""
+        """The random number of the next token, the same until that is appended; a greedy sequence uses none."""
         if self._uniform is None:
-            self._uniform = 0.0 if self.settings.greedy else self.generator.random()
+            self._uniform = 0.0 if self.settings.greedy else self.rng.random()
         return self._uniform
 
-    def take(self, token: int, logprob: float) -> None:
-        """Adds a token, and ends the sequence if it stops there or is as long as it may be."""
+    def append(self, token: int, logprob: float) -> None:
+        """Appends a token, and ends the sequence if it stops there or reaches its limit."""
         self._uniform = None
         self.tokens.append(token)
         self.logprobs.append(logprob)
-        if self.watch.stops(token):
+        if self.stop_checker.stops(token):
             self.stop_reason = "stop"
         elif len(self.tokens) >= self.limit:
             self.stop_reason = "length"
@@ -68,9 +68,9 @@ class Continuation:
         if self.request.on_token is not None:
             self.request.on_token(self)
 
-    def take_topk(self, ids: Tensor, logprobs: Tensor) -> None:
-        """Adds the likeliest tokens at the position of the next token."""
-        # As arrays: a number of Python takes ten times the memory.
+    def append_topk(self, ids: Tensor, logprobs: Tensor) -> None:
+        """Adds the top-k tokens at the position of the next token."""
+        # As arrays: Python numbers take ten times the memory.
         self.topk_ids.append(ids.numpy().astype(np.int32))
         self.topk_logprobs.append(logprobs.numpy())
 
@@ -89,8 +89,8 @@ class Continuation:
         )
 
 
-class Request:
-    """A job that was accepted; ``order`` is its place in the line."""
+class RunningRequest:
+    """An accepted job; ``order`` counts arrivals."""
 
     def __init__(
         self, job: SampleJob, *, order: int, arch: Architecture, stop: StopRule, token_bytes: TokenBytes
@@ -102,7 +102,7 @@ class Request:
         self.num_open = job.num_samples
         """How many continuations have not ended."""
         self.on_token: Callable[[Continuation], None] | None = None
-        """Told of every token, where somebody watches."""
+        """Called with the continuation after every token."""
         params = job.params
         self.continuations = [
             Continuation(
@@ -111,8 +111,8 @@ class Request:
                 sequence_id=sequence_id,
                 settings=RowSettings(params.temperature, min(params.top_k, arch.vocab_size), params.top_p),
                 limit=max_new_tokens(len(job.prompt_P), params.max_tokens, arch.max_context),
-                generator=generator_of(params.seed, index),
-                watch=stop.watch(token_bytes),
+                rng=sample_rng(params.seed, index),
+                stop_checker=stop.checker(token_bytes),
             )
             for index, sequence_id in enumerate(job.sequence_ids)
         ]
@@ -123,7 +123,7 @@ class Request:
         return self.num_open == 0
 
     def response(self) -> SampleResponse:
-        """The answer, once all continuations have ended; in the order of the job's sequence ids."""
+        """The response, once all continuations have ended; in the order of the job's sequence ids."""
         return SampleResponse(
             sequences=[continuation.result() for continuation in self.continuations],
             prompt_logprobs_np=self.scores.prompt_logprobs_P,

@@ -1,15 +1,15 @@
-"""The sampler: many requests, adapters and prompts decoded together, joining and leaving at every step.
+"""The sampler: continuous batching of many requests, adapters and prompts, which enter and leave at every step.
 
-A request's way: ``add`` puts it in line → it is admitted when the batch and the memory have room → its prompt is
-prefilled in chunks, between decode steps of the others → its continuations draw their first token and move into
-slots → every decode step gives each of them one more → the last to end completes the request.
+The stages of a request: ``add`` queues it → it is admitted when the batch and the memory have room → its prompt is
+prefilled in chunks, between decode steps of the others → its continuations draw their first token and get slots → every
+decode step adds one token to each → the request completes with its last continuation.
 
-Memory: keys and values of prompts and slots together stay within ``kv_budget_bytes``. When the budget is used up,
-new work waits; when running sequences outgrow it, prompts kept for later go first, then the youngest sequence
-gives up its slot and goes back in line with what it has so far, random numbers included. What would not fit even
-alone is refused when it comes, so everything that was accepted ends. What is not budgeted: weights, and a pass's
-activations, which ``prefill_chunk`` and ``max_batch`` bound. Where the machine has less than the budget says, it is the
-same: the youngest gives way, the step is tried again, and nothing more is taken until a request has ended.
+Memory: keys and values of prompts and slots together stay within ``kv_budget_bytes``. When the budget is exhausted, new
+requests wait. When running sequences outgrow it, idle cached prompts are evicted first, then the youngest sequence is
+preempted: it loses its slot and is queued again with its output and random numbers. A job that would not fit even alone
+is rejected on arrival, so every accepted job completes. The budget does not include weights, nor the activations of a
+pass, which ``prefill_chunk`` and ``max_batch`` bound. If the machine has less memory than the budget, the same happens:
+the youngest is preempted, the step is repeated, and nothing is admitted until a request has ended.
 
 Shapes: B rows of a decode step, T packed rows of a prefill pass, D hidden, V vocabulary.
 """
@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tinkex.engine.model.memory import out_of_memory
-from tinkex.engine.sampler.compute import choose_compute
+from tinkex.engine.model.memory import is_out_of_memory
+from tinkex.engine.sampler.compute import choose_compute, warn_without_core
 from tinkex.engine.sampler.job import SampleJob
 from tinkex.engine.sampler.kv_cache import bytes_per_token
 from tinkex.engine.sampler.limits import SamplerLimits
-from tinkex.engine.sampler.prefill import Prefill, share_chunk
+from tinkex.engine.sampler.prefill import Prefill, split_token_budget
 from tinkex.engine.sampler.prompt_cache import CachedPrompt, PromptCache, PromptMatch
-from tinkex.engine.sampler.request import Continuation, Request
+from tinkex.engine.sampler.request import Continuation, RunningRequest
 from tinkex.errors import Conflict, EngineFailure, NumericalError, TinkexError
 from tinkex.types import SampleResponse
 
@@ -42,22 +42,21 @@ if TYPE_CHECKING:
 
     from tinkex.engine.model.tokenizer import EngineTokenizer
     from tinkex.engine.model.transformer import Transformer
-    from tinkex.engine.sampler.places import Place
+    from tinkex.engine.sampler.decode_cache import DecodeSlot
 
 __all__ = ["Sampler"]
 
 _HEAD_ROWS = 128
-"""Rows whose logits exist at once: 25 MB for a vocabulary of 49,152."""
+"""Rows whose logits exist simultaneously: 25 MB for a vocabulary of 49,152."""
 
 
 class Sampler:
-    """Continues prompts, for any number of requests at once.
+    """Continues prompts, for any number of requests simultaneously.
 
-    Everything but ``check`` belongs to one thread. Logprobs are those of the temperature-scaled distribution,
+    All methods except ``check`` must be called on one thread. Logprobs are those of the temperature-scaled distribution,
     before top-k and top-p; those of greedy sequences, and of prompts, are at temperature 1.
 
-    ``compute`` insists on the ``"compiled"`` core or on ``"torch"``; by itself the sampler takes the core if there is
-    one.
+    ``compute`` is ``"compiled"``, ``"torch"`` or ``"auto"``: the compiled core if there is one.
 
     Example:
         >>> sampler = Sampler(model, tokenizer)
@@ -84,12 +83,12 @@ class Sampler:
         self._max_batch = max_batch
         self._prefill_chunk = prefill_chunk
         self._kv_budget_bytes = kv_budget_bytes
-        self._room_bytes = kv_budget_bytes
-        """What keys and values may take now: the budget, or less since memory ran out."""
+        self._kv_limit_bytes = kv_budget_bytes
+        """The current limit for keys and values: the budget, or less after memory ran out."""
         self._prompts = PromptCache(
             model.arch, model.dtype, keep_bytes=min(prompt_cache_bytes, kv_budget_bytes)
         )
-        self._slots = self._compute.places()
+        self._slots = self._compute.new_decode_cache()
         self.limits = SamplerLimits(
             arch=model.arch,
             eos_token_ids=tokenizer.eos_token_ids,
@@ -97,70 +96,72 @@ class Sampler:
             budget_tokens=kv_budget_bytes // bytes_per_token(model.arch, model.dtype),
             sizes=self._slots.sizes,
         )
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, RunningRequest] = {}
         self._next_order = 0
-        # The stages of the way, each in the order of arrival; decoding rows in the order of their adapters.
+        # The stages, each in the order of arrival; decoding rows in the order of their adapters.
         self._waiting: list[Prefill] = []
         self._prefilling: list[Prefill] = []
         self._ready: deque[tuple[Continuation, CachedPrompt]] = deque()
         self._decoding: list[Continuation] = []
-        self._lenders: dict[Place, CachedPrompt] = {}
+        self._shared_prompts: dict[DecodeSlot, CachedPrompt] = {}
         self._finished: list[tuple[str, SampleResponse | TinkexError]] = []
         self._decode_next = False
         self.num_preemptions = 0
-        """How often a sequence or prompt had to give its memory to an older one."""
+        """How many times a sequence or prompt was preempted."""
 
     @property
     def computes_with(self) -> str:
-        """What computes the numbers, for people: ``compiled (avx2)``, or ``torch`` and why."""
+        """What computes the passes, for people: ``compiled (avx2)``, or ``torch`` and why."""
         return self._compute.description
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything left to do."""
+        """Whether any request has not completed."""
         return bool(self._requests)
 
     @property
     def num_sequences(self) -> int:
-        """How many sequences have not ended, those in line included."""
+        """How many sequences have not ended, queued ones included."""
         return sum(request.num_open for request in self._requests.values())
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes allocated for keys and values, those of prompts kept for later included."""
+        """Bytes allocated for keys and values, idle cached prompts included."""
         return self._prompts.nbytes + self._slots.nbytes
 
     def check(self, job: SampleJob) -> None:
-        """Raises ``InvalidInput`` for a job that cannot be run; quick, and safe from any thread."""
+        """Raises ``InvalidInput`` for a job that cannot run; fast, and safe to call from any thread."""
         self.limits.check(job)
 
     def add(self, job: SampleJob) -> None:
-        """Puts a job in line."""
-        stop, most_new = self.limits.check(job)
+        """Queues a job."""
+        stop, max_new = self.limits.check(job)
         if job.request_id in self._requests:
             raise Conflict(
-                f"request {job.request_id!r} is already being sampled; give each request an id of its own"
+                f"request {job.request_id!r} is already being sampled; give each request a unique id"
             )
-        request = Request(
+        request = RunningRequest(
             job, order=self._next_order, arch=self._arch, stop=stop, token_bytes=self._token_bytes
         )
         for continuation in request.continuations:
-            continuation.limit = min(continuation.limit, most_new)
+            continuation.limit = min(continuation.limit, max_new)
+        if self._compute.core_error is not None:
+            warn_without_core(self._compute.core_error)
         self._next_order += 1
         self._requests[job.request_id] = request
         self._waiting.append(Prefill(request, job.prompt_P, list(request.continuations), request.scores))
 
     @torch.inference_mode()
     def cancel(self, request_id: str) -> bool:
-        """Drops a request wherever it is; False if it is not here (any more)."""
+        """Aborts a request in any stage; False if there is no such request (any more)."""
         request = self._requests.get(request_id)
         if request is None:
             return False
-        self._drop(request)
+        self._abort(request)
         return True
 
     def watch(self, request_id: str, on_token: Callable[[Continuation], None]) -> bool:
-        """Has every further token of a request reported, and first how far it is; False if it is not here (any more)."""
+        """Calls ``on_token`` for the current state and every further token; False if there is no such request (any more)."""
         request = self._requests.get(request_id)
         if request is None:
             return False
@@ -171,14 +172,14 @@ class Sampler:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[str, SampleResponse | TinkexError]]:
-        """One prefill pass or one decode step, in turns when there is work for both; returns what finished."""
+        """Runs one prefill pass or one decode step, alternating if there is work for both; returns what finished."""
         self._finished = []
         try:
             self._advance()
         except (MemoryError, RuntimeError) as error:
-            if not out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
-            self._make_do()
+            self._recover_from_oom()
         return self._finished
 
     def _advance(self) -> None:
@@ -191,59 +192,59 @@ class Sampler:
             self._decode()
             self._decode_next = False
 
-    def _make_do(self) -> None:
-        """After memory ran out in the middle of a step: whatever can be spared goes, so that the step can be repeated."""
-        spared = self._prompts.evict()
+    def _recover_from_oom(self) -> None:
+        """Frees memory after it ran out during a step, so that the step can be repeated."""
+        evicted = self._prompts.evict()
         while self._prompts.evict():
             pass
         for request in [request for request in self._requests.values() if request.done]:
             self._complete(request)
-        holders = self._holders()
-        if not spared and len(holders) > 1:
-            self._send_back(max(holders, key=lambda holder: holder.age))
-        elif not spared and self._requests:
+        holders = self._memory_holders()
+        if not evicted and len(holders) > 1:
+            self._preempt(max(holders, key=lambda holder: holder.age))
+        elif not evicted and self._requests:
             alone = [*holders, *self._waiting][0].request
-            self._drop(alone)
+            self._abort(alone)
             self._finished.append((alone.job.request_id, _too_large(alone)))
-        self._room_bytes = self.kv_bytes
+        self._kv_limit_bytes = self.kv_bytes
 
-    def _holders(self) -> list[Continuation | Prefill]:
-        """Everyone who has memory."""
+    def _memory_holders(self) -> list[Continuation | Prefill]:
+        """All continuations and prefills that hold memory."""
         return [*self._decoding, *(ready for ready, _ in self._ready), *self._prefilling]
 
     def _admit(self) -> None:
-        """Lets requests in while the batch and the memory have room for them."""
+        """Admits requests while the batch and the memory have room for them."""
         in_flight = (
             len(self._decoding) + len(self._ready) + sum(len(p.continuations) for p in self._prefilling)
         )
         if not in_flight:
-            self._room_bytes = self._kv_budget_bytes
+            self._kv_limit_bytes = self._kv_budget_bytes
         still_waiting: list[Prefill] = []
-        for place, prefill in enumerate(self._waiting):
+        for index, prefill in enumerate(self._waiting):
             if in_flight >= self._max_batch:
-                still_waiting += self._waiting[place:]
+                still_waiting += self._waiting[index:]
                 break
             in_flight += len(prefill.continuations)
             match = self._prompts.match(prefill.adapter, prefill.tokens_P, prefill.reusable, prefill.owner)
             if match.worth_waiting:
-                still_waiting.append(prefill)  # another prompt is about to fill what this one begins with
+                still_waiting.append(prefill)  # a prefill in flight computes its prefix
             elif not self._start(prefill, match):
-                still_waiting += self._waiting[place:]
+                still_waiting += self._waiting[index:]
                 break
         self._waiting = still_waiting
 
     def _start(self, prefill: Prefill, match: PromptMatch) -> bool:
-        """Gives a prompt its place in memory; False if there is none now."""
+        """Starts a prefill; False if there is no memory for it now."""
         needs_last_row_only = prefill.reusable == len(prefill.tokens_P) - 1
         prompt = (
-            self._prompts.exact(prefill.adapter, prefill.tokens_P, prefill.owner)
+            self._prompts.acquire_exact(prefill.adapter, prefill.tokens_P, prefill.owner)
             if needs_last_row_only
             else None
         )
         if prompt is None:
-            prompt = self._open(prefill, match)
-        if prompt is None and not self._holders():
-            prompt = self._open(prefill, PromptMatch())  # what it could begin with is itself in the way
+            prompt = self._allocate(prefill, match)
+        if prompt is None and not self._memory_holders():
+            prompt = self._allocate(prefill, PromptMatch())  # evicting the prompt that matches makes room
         if prompt is None:
             return False
         prefill.prompt = prompt
@@ -252,30 +253,30 @@ class Sampler:
         self._prefilling.append(prefill)
         return True
 
-    def _open(self, prefill: Prefill, match: PromptMatch) -> CachedPrompt | None:
-        """A new prompt in memory, begun with what ``match`` has; None if there is no room."""
-        # A prompt without room for a slot beside it would hold its memory for nothing.
+    def _allocate(self, prefill: Prefill, match: PromptMatch) -> CachedPrompt | None:
+        """A new cached prompt with the tokens of ``match``; None if there is no room."""
+        # A prompt is useless without room for a slot that continues it.
         needed = self._prompts.cost(len(prefill.tokens_P))
         if prefill.needs_slot:
             needed += self._slots.cost(self._slots.sizes.own_length(len(prefill.tokens_P)))
         if match.source is not None:
-            self._prompts.use(match.source)  # not to be dropped while room is made
+            self._prompts.acquire(match.source)  # not to be evicted while room is made
         try:
             if self._make_room(needed):
-                return self._prompts.open(prefill.adapter, prefill.tokens_P, match, prefill.owner)
+                return self._prompts.allocate(prefill.adapter, prefill.tokens_P, match, prefill.owner)
         except (MemoryError, RuntimeError) as error:
-            if not (out_of_memory(error) and self._holders()):
+            if not (is_out_of_memory(error) and self._memory_holders()):
                 raise
-            self._room_bytes = self.kv_bytes
+            self._kv_limit_bytes = self.kv_bytes
         finally:
             if match.source is not None:
                 self._prompts.release(match.source)
         return None
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Whether so many bytes can be allocated, once everything that nobody uses is let go if need be."""
+        """Evicts idle prompts and trims slots as needed; returns whether ``num_bytes`` can be allocated."""
         trimmed = False
-        while self.kv_bytes + num_bytes > self._room_bytes:
+        while self.kv_bytes + num_bytes > self._kv_limit_bytes:
             if self._prompts.evict():
                 continue
             if trimmed:
@@ -285,8 +286,8 @@ class Sampler:
         return True
 
     def _prefill(self) -> None:
-        """Brings the next chunk of prompt tokens into memory; prompts that are complete draw their first tokens."""
-        counts = share_chunk([prefill.remaining for prefill in self._prefilling], self._prefill_chunk)
+        """Computes the next chunk of prompt tokens; prompts that are complete draw their first tokens."""
+        counts = split_token_budget([prefill.remaining for prefill in self._prefilling], self._prefill_chunk)
         pieces = [(prefill, count) for prefill, count in zip(self._prefilling, counts, strict=True) if count]
         pieces.sort(key=lambda piece: id(piece[0].adapter))
         if pieces:
@@ -321,12 +322,12 @@ class Sampler:
                 prefill.kv.last_hidden_D = rows_TD[-1].clone()  # not a view that keeps the whole pass
 
     def _start_continuations(self, complete: Sequence[Prefill]) -> None:
-        """Draws the next token of every continuation of these prompts; those that go on are ready for a slot."""
+        """Draws the next token of every continuation of these prompts; those that have not ended wait for a slot."""
         last_ND = torch.stack(
             [prefill.kv.last_hidden_D for prefill in complete if prefill.kv.last_hidden_D is not None]
         )
         logits_NV = self._compute.logits(last_ND, [(prefill.adapter, 1) for prefill in complete])
-        rows = [(row, new) for row, prefill in enumerate(complete) for new in prefill.not_begun]
+        rows = [(row, new) for row, prefill in enumerate(complete) for new in prefill.unstarted]
         for start in range(0, len(rows), _HEAD_ROWS):
             part = rows[start : start + _HEAD_ROWS]
             self._extend([new for _, new in part], logits_NV[[row for row, _ in part]])
@@ -334,9 +335,9 @@ class Sampler:
             if prefill not in self._prefilling:
                 continue  # its request failed
             self._prefilling.remove(prefill)
-            going_on = [new for new in prefill.continuations if self._is_open(new)]
-            self._prompts.share(prefill.cached, len(going_on))
-            self._ready += [(new, prefill.cached) for new in going_on]
+            running = [new for new in prefill.continuations if self._is_open(new)]
+            self._prompts.add_users(prefill.cached, len(running))
+            self._ready += [(new, prefill.cached) for new in running]
             self._prompts.release(prefill.cached)
 
     def _fill_slots(self) -> None:
@@ -345,23 +346,23 @@ class Sampler:
             continuation, prompt = self._ready[0]
             own_length = self._slots.sizes.own_length(prompt.kv.length)
             if self._decoding and not self._make_room(self._slots.cost(own_length)):
-                break  # until one of those that decode has ended
-            if not self._claim(continuation, own_length):
+                break  # until a decoding sequence has ended
+            if not self._reserve(continuation, own_length):
                 continue
-            continuation.slot = self._slots.join(prompt.kv)
+            continuation.slot = self._slots.add(prompt.kv)
             insort(self._decoding, continuation, key=lambda other: id(other.request.job.adapter))
             self._ready.popleft()
             if continuation.slot.shared is None:
                 self._prompts.release(prompt)
             else:
-                self._lenders[continuation.slot] = prompt
+                self._shared_prompts[continuation.slot] = prompt
 
     def _decode(self) -> None:
         """One more token for every continuation in the batch."""
         self._grow_slots()
         batch = self._decoding
         if not batch:
-            return  # all of them gave way to older prompts
+            return  # all of them were preempted by older prompts
         slots = [continuation.slot for continuation in batch if continuation.slot is not None]
         segments = [(continuation.request.job.adapter, 1) for continuation in batch]
         hidden_BD = self._compute.decode(
@@ -373,40 +374,46 @@ class Sampler:
         """Makes room for one more token in every slot, the oldest first."""
         for continuation in sorted(self._decoding, key=lambda continuation: continuation.age):
             slot = continuation.slot
-            if slot is not None and self._slots.is_full(slot) and self._claim(continuation, slot.own_length):
+            if (
+                slot is not None
+                and self._slots.is_full(slot)
+                and self._reserve(continuation, slot.own_length)
+            ):
                 self._slots.grow(slot)
 
-    def _claim(self, continuation: Continuation, own_length: int) -> bool:
-        """Makes room for a slot that holds so many tokens: the youngest give way, until one is left, which fits alone.
+    def _reserve(self, continuation: Continuation, own_length: int) -> bool:
+        """Reserves memory for a slot of ``own_length`` tokens by preempting the youngest; the last one fits alone.
 
-        False if this continuation was the youngest and had to go back itself.
+        False if this continuation was the youngest and was preempted itself.
         """
         while not self._make_room(self._slots.cost(own_length)):
-            holders = self._holders()
+            holders = self._memory_holders()
             if len(holders) == 1:
                 return True
             youngest = max(holders, key=lambda holder: holder.age)
-            self._send_back(youngest)
+            self._preempt(youngest)
             if youngest is continuation:
                 return False
         return True
 
-    def _send_back(self, holder: Continuation | Prefill) -> None:
-        """Takes away the memory of a prompt or continuation and puts it back in line, with what it has so far."""
+    def _preempt(self, holder: Continuation | Prefill) -> None:
+        """Frees the memory of a prompt or continuation and queues it again, with its output so far."""
         self.num_preemptions += 1
         if isinstance(holder, Prefill):
             self._prefilling.remove(holder)
             self._prompts.release(holder.cached)
             holder.prompt = None
-            again = holder
+            resumed = holder
         else:
-            self._leave(holder)
+            self._release(holder)
             output_P = np.array(holder.tokens, np.int32)
-            again = Prefill(holder.request, np.concatenate([holder.request.job.prompt_P, output_P]), [holder])
-        insort(self._waiting, again, key=lambda prefill: prefill.age)
+            resumed = Prefill(
+                holder.request, np.concatenate([holder.request.job.prompt_P, output_P]), [holder]
+            )
+        insort(self._waiting, resumed, key=lambda prefill: prefill.age)
 
     def _extend(self, continuations: Sequence[Continuation], logits_BV: Tensor) -> None:
-        """Draws a token for each row's continuation, and completes what ends with it."""
+        """Draws a token for each row's continuation, and completes the requests that end with it."""
         drawn = self._compute.draw(
             logits_BV, [each.settings for each in continuations], [each.uniform() for each in continuations]
         )
@@ -416,31 +423,31 @@ class Sampler:
             if not self._is_open(continuation):
                 continue  # its request failed in an earlier row
             if not finite[row]:
-                self._drop(request)
+                self._abort(request)
                 self._finished.append((request.job.request_id, _not_finite(request)))
                 continue
             if request.job.topk_sample_logprobs:
                 best = drawn.distribution([row])[0].topk(request.job.topk_sample_logprobs)
-                continuation.take_topk(best.indices, best.values)
-            continuation.take(tokens[row], logprobs[row])
+                continuation.append_topk(best.indices, best.values)
+            continuation.append(tokens[row], logprobs[row])
             if continuation.slot is not None:
                 continuation.slot.length += 1
             if continuation.stop_reason is not None:
-                self._leave(continuation)
+                self._release(continuation)
             if request.done:
                 self._complete(request)
 
     def _is_open(self, continuation: Continuation) -> bool:
-        """Whether a continuation goes on: it has not ended, nor was its request dropped."""
+        """Whether a continuation is running: it has not ended, and its request was not aborted."""
         return continuation.stop_reason is None and continuation.request.job.request_id in self._requests
 
-    def _leave(self, continuation: Continuation) -> None:
-        """Takes a continuation out of the decode batch, or out of the line before it."""
+    def _release(self, continuation: Continuation) -> None:
+        """Removes a continuation from the decode batch, or from the queue for it."""
         if continuation.slot is not None:
-            self._slots.leave(continuation.slot)
-            lender = self._lenders.pop(continuation.slot, None)
-            if lender is not None:
-                self._prompts.release(lender)
+            self._slots.remove(continuation.slot)
+            shared = self._shared_prompts.pop(continuation.slot, None)
+            if shared is not None:
+                self._prompts.release(shared)
             continuation.slot = None
             self._decoding = [other for other in self._decoding if other is not continuation]
             return
@@ -450,8 +457,8 @@ class Sampler:
                 self._prompts.release(item[1])
                 return
 
-    def _drop(self, request: Request) -> None:
-        """Forgets a request, wherever its parts are."""
+    def _abort(self, request: RunningRequest) -> None:
+        """Removes a request from every stage."""
         self._forget(request)
         self._waiting = [prefill for prefill in self._waiting if prefill.request is not request]
         for prefill in self._prefilling:
@@ -459,25 +466,25 @@ class Sampler:
                 self._prompts.release(prefill.cached)
         self._prefilling = [prefill for prefill in self._prefilling if prefill.request is not request]
         for continuation in request.continuations:
-            self._leave(continuation)
+            self._release(continuation)
 
-    def _complete(self, request: Request) -> None:
+    def _complete(self, request: RunningRequest) -> None:
         self._finished.append((request.job.request_id, request.response()))
         self._forget(request)
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, request: RunningRequest) -> None:
         del self._requests[request.job.request_id]
-        self._room_bytes = self._kv_budget_bytes
+        self._kv_limit_bytes = self._kv_budget_bytes
 
 
-def _too_large(request: Request) -> EngineFailure:
+def _too_large(request: RunningRequest) -> EngineFailure:
     return EngineFailure(
         f"request {request.job.request_id!r}: a prompt of {len(request.job.prompt_P):,} tokens needs more memory than is free, even "
-        "alone; send a shorter one, or run the engine with more memory"
+        "alone; send a shorter prompt, or run the engine with more memory"
     )
 
 
-def _not_finite(request: Request) -> NumericalError:
+def _not_finite(request: RunningRequest) -> NumericalError:
     weights = "the base model" if request.job.adapter is None else "this sampler's weights"
     return NumericalError(
         f"request {request.job.request_id!r}: {weights} gave logits that are not finite; the training run behind "

@@ -26,13 +26,10 @@ class _Line:
     ready: deque[Operation] = field(default_factory=deque)
     parked: dict[int, Operation] = field(default_factory=dict)
     rejected: set[int] = field(default_factory=set)
-    gap_since: float | None = None
-    """When operations began to wait for ``next_seq``; None while nothing waits for it."""
 
-    def advance(self, now: float) -> Sequence[Operation]:
+    def advance(self) -> Sequence[Operation]:
         """Move parked operations whose turn has come; returns them."""
         moved: list[Operation] = []
-        before = self.next_seq
         while True:
             if self.next_seq in self.parked:
                 moved.append(self.parked.pop(self.next_seq))
@@ -42,10 +39,6 @@ class _Line:
                 break
             self.next_seq += 1
         self.ready.extend(moved)
-        if not self.parked:
-            self.gap_since = None
-        elif self.next_seq > before or self.gap_since is None:
-            self.gap_since = now
         return moved
 
 
@@ -73,6 +66,8 @@ class Queue:
     def __init__(self, gap_timeout_s: float) -> None:
         self._gap_timeout_s = gap_timeout_s
         self._lines: dict[str, _Line] = {}
+        self._gaps: dict[str, float] = {}
+        """The runs with a missing number, and since when."""
 
     def open(self, run_id: str, *, first: Operation | None = None, next_seq: int = 1) -> None:
         """Start a run; ``first`` is the operation that creates it, ``next_seq`` the number it continues with."""
@@ -82,6 +77,7 @@ class Queue:
 
     def close(self, run_id: str) -> Sequence[Operation]:
         """End a run; returns what had not run yet."""
+        self._gaps.pop(run_id, None)
         line = self._lines.pop(run_id, None)
         if line is None:
             return []
@@ -116,7 +112,7 @@ class Queue:
         assert operation.seq_id >= line.next_seq, "a number is accepted once"
         assert operation.seq_id not in line.parked, "a number is accepted once"
         line.parked[operation.seq_id] = operation
-        return line.advance(now)
+        return self._advance(operation.run_id, line, now)
 
     def reject(self, run_id: str, seq_id: int, now: float) -> Sequence[Operation] | None:
         """Use up the number of a rejected submission; returns what is ready because of it, or None if it was not free."""
@@ -126,7 +122,7 @@ class Queue:
         if not 0 <= seq_id - line.next_seq <= MAX_NUMBERS_AHEAD:
             return None
         line.rejected.add(seq_id)
-        return line.advance(now)
+        return self._advance(run_id, line, now)
 
     def ready(self, run_id: str) -> Sequence[Operation]:
         """What can run now, in order."""
@@ -151,15 +147,15 @@ class Queue:
 
     def is_missing(self, run_id: str, seq_id: int) -> bool:
         """Whether operations that have arrived wait for this number."""
-        line = self._lines.get(run_id)
-        return line is not None and line.gap_since is not None and seq_id == line.next_seq
+        return run_id in self._gaps and seq_id == self._lines[run_id].next_seq
 
     def expire_gaps(self, now: float) -> Sequence[GapTimeout]:
         """Remove operations that waited too long for a missing number; their runs continue after them."""
         timeouts: list[GapTimeout] = []
-        for line in self._lines.values():
-            if line.gap_since is None or now - line.gap_since < self._gap_timeout_s:
+        for run_id, since in list(self._gaps.items()):
+            if now - since < self._gap_timeout_s:
                 continue
+            line = self._lines[run_id]
             missing, last = line.next_seq, max(line.parked)
             waiting = [line.parked[seq_id] for seq_id in sorted(line.parked)]
             # Unloading a run does not depend on anything before it.
@@ -168,12 +164,21 @@ class Queue:
             line.parked.clear()
             line.rejected = {seq_id for seq_id in line.rejected if seq_id > last}
             line.next_seq = last + 1
-            line.advance(now)
+            self._advance(run_id, line, now)
             expired = [operation for operation in waiting if operation.kind is not Kind.UNLOAD]
             timeouts.append(GapTimeout(missing, expired, unloads))
         return timeouts
 
     def next_gap_deadline(self) -> float | None:
         """When :meth:`expire_gaps` will next have something to do."""
-        starts = [line.gap_since for line in self._lines.values() if line.gap_since is not None]
-        return min(starts) + self._gap_timeout_s if starts else None
+        return min(self._gaps.values()) + self._gap_timeout_s if self._gaps else None
+
+    def _advance(self, run_id: str, line: _Line, now: float) -> Sequence[Operation]:
+        """Move parked operations whose turn has come; returns them."""
+        before = line.next_seq
+        moved = line.advance()
+        if not line.parked:
+            self._gaps.pop(run_id, None)
+        elif line.next_seq > before or run_id not in self._gaps:
+            self._gaps[run_id] = now
+        return moved

@@ -1,4 +1,4 @@
-"""The transformer's layers as training runs them: the numbers of ``Transformer.hidden``, with less memory traffic.
+"""The transformer's layers in training: the numbers of ``Transformer.hidden``, with less memory traffic.
 
 Shapes: T packed rows, D hidden, F inner size of the MLP, H heads, K key/value heads, d head dimension, h half
 of it, E = (H + 2K) · d.
@@ -18,15 +18,15 @@ from tinkex.engine.model.attention import packed_causal
 from tinkex.engine.model.lora import Adapter
 from tinkex.engine.model.rope import rotate
 from tinkex.engine.model.transformer import LayerWeights, Transformer
-from tinkex.engine.trainer.batch import Pass
+from tinkex.engine.trainer.batch import PackedBatch
+from tinkex.engine.trainer.lora_kernels import LoraKernel, LoraPair, TenantLora, choose_lora_kernel
 from tinkex.engine.trainer.nodes import gate, project, rms_norm, rotate_heads
-from tinkex.engine.trainer.pairs import LowRank, Pair, PairMath, choose_pair_math
 
 __all__ = ["Backbone", "Tenant"]
 
 
 class Tenant:
-    """An adapter and, if it trains, the flat buffer in which its gradient adds up.
+    """An adapter and, if it trains, the flat buffer that accumulates its gradient.
 
     Example:
         >>> tenant = Tenant(state.adapter, torch.zeros_like(state.adapter.params))
@@ -37,11 +37,11 @@ class Tenant:
         self.pairs = adapter.views
         self.grads = None if grad is None else adapter.with_params(grad).views
 
-    def low_rank(self, rows: slice, layer: int, outputs: Mapping[str, int]) -> LowRank | None:
-        """Its pairs on joined projections of a layer, given their sizes; None if it has none there."""
+    def lora(self, rows: slice, layer: int, outputs: Mapping[str, int]) -> TenantLora | None:
+        """Its LoRA on fused projections of a layer, given their output sizes; None if it has none there."""
         columns = zip(outputs, pairwise(accumulate(outputs.values(), initial=0)), strict=True)
         pairs = [
-            Pair(
+            LoraPair(
                 slice(*ends),
                 *self.pairs[module, layer],
                 grads=None if self.grads is None else self.grads[module, layer],
@@ -49,29 +49,29 @@ class Tenant:
             for module, ends in columns
             if (module, layer) in self.pairs
         ]
-        return LowRank(rows, self.scale, pairs) if pairs else None
+        return TenantLora(rows, self.scale, pairs) if pairs else None
 
 
 class Backbone:
-    """Everything of a base model below its unembedding, ready for a backward pass.
+    """All layers of a base model below its unembedding, with a backward pass.
 
     Example:
         >>> hidden_TD = Backbone(model).hidden(packed, [tenant])
         >>> torch.autograd.backward(hidden_TD, grad_TD)  # adds to the tenant's gradient
     """
 
-    def __init__(self, model: Transformer, math: PairMath | None = None) -> None:
+    def __init__(self, model: Transformer, kernel: LoraKernel | None = None) -> None:
         self._model = model
-        self._math = choose_pair_math(model) if math is None else math
+        self._kernel = choose_lora_kernel(model) if kernel is None else kernel
 
-    def hidden(self, packed: Pass, tenants: Sequence[Tenant], *, recompute: bool = False) -> Tensor:
-        """Hidden states after the final norm; ``tenants`` are those of the pass's segments.
+    def hidden(self, packed: PackedBatch, tenants: Sequence[Tenant], *, recompute: bool = False) -> Tensor:
+        """Hidden states after the final norm; ``tenants`` has one entry per segment of the batch.
 
-        With ``recompute`` only the input of each layer is kept for the backward pass, which then computes the
-        layer again: about a third more time, for a small part of the memory.
+        With ``recompute`` (activation checkpointing) only the input of each layer is kept for the backward pass, which
+        computes the layer again: about a third more time, for a small part of the memory.
         """
         model = self._model
-        layers = _Layers(model, packed, tenants, self._math)
+        layers = _Layers(model, packed, tenants, self._kernel)
         x_TD = embedding(torch.from_numpy(packed.tokens_T), model.embedding_VD)
         for number in range(len(model.layers)):
             if recompute and torch.is_grad_enabled():
@@ -82,18 +82,20 @@ class Backbone:
 
 
 class _Layers:
-    """The layers of a model for the rows of one pass."""
+    """The layers of a model for the rows of one batch."""
 
-    def __init__(self, model: Transformer, packed: Pass, tenants: Sequence[Tenant], math: PairMath) -> None:
+    def __init__(
+        self, model: Transformer, packed: PackedBatch, tenants: Sequence[Tenant], kernel: LoraKernel
+    ) -> None:
         arch = model.arch
         self._model = model
-        self._math = math
+        self._kernel = kernel
         self._owners = [
             (segment.rows, tenant) for segment, tenant in zip(packed.segments, tenants, strict=True)
         ]
         self._attend = packed_causal(packed.lengths, arch)
         self._cos_T1h, self._sin_T1h = model.rotary(torch.from_numpy(packed.positions_T))
-        # The gradient of a pair goes to its buffer, not to an input of its node; this has the node recorded.
+        # Gradients of LoRA are not inputs of an autograd node; this input makes autograd record the node.
         self._anchor = torch.zeros((), requires_grad=torch.is_grad_enabled())
         q_size, kv_size = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
         self._qkv = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
@@ -135,6 +137,6 @@ class _Layers:
     def _project(
         self, number: int, x: Tensor, weight: Tensor, bias: Tensor | None, outputs: Mapping[str, int]
     ) -> Tensor:
-        found = (tenant.low_rank(rows, number, outputs) for rows, tenant in self._owners)
-        low_ranks = [low for low in found if low is not None]
-        return project(x, weight, bias, low_ranks, self._math, self._anchor)
+        tenant_loras = (tenant.lora(rows, number, outputs) for rows, tenant in self._owners)
+        loras = [lora for lora in tenant_loras if lora is not None]
+        return project(x, weight, bias, loras, self._kernel, self._anchor)

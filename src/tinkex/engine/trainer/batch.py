@@ -1,4 +1,4 @@
-"""Packing: the examples of several jobs as streams of rows, no longer than a budget.
+"""Packing: the examples of several jobs in batches of packed rows, within a token budget.
 
 Shapes: T packed rows, P target tokens of those rows, K targets per row.
 """
@@ -16,14 +16,14 @@ import numpy.typing as npt
 
 from tinkex.engine.trainer.examples import Example
 
-__all__ = ["Member", "Pass", "Segment", "plan_passes"]
+__all__ = ["PackedBatch", "PackedExample", "Segment", "pack_batches"]
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Member:
-    """One example, and whose it is: datum ``index`` of job number ``job``."""
+class PackedExample:
+    """One example: datum ``index`` of job number ``job``."""
 
     job: int
     index: int
@@ -32,16 +32,16 @@ class Member:
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """The rows of one job in a pass; they lie next to each other, and so do their targets."""
+    """The rows of one job in a batch; they are consecutive, and so are their targets."""
 
     job: int
-    members: tuple[Member, ...]
+    members: tuple[PackedExample, ...]
     rows: slice
     targets: slice
 
     @property
     def num_rows(self) -> int:
-        """Rows of this job in the pass."""
+        """Rows of this job in the batch."""
         return int(self.rows.stop - self.rows.start)
 
     @cached_property
@@ -52,15 +52,15 @@ class Segment:
 
 
 @dataclass(frozen=True, eq=False)
-class Pass:
-    """What runs through the model at once.
+class PackedBatch:
+    """The rows of one forward and backward pass.
 
     Example:
-        >>> [packed] = plan_passes([(0, examples)], max_tokens=4096)
+        >>> [packed] = pack_batches([(0, examples)], max_tokens=4096)
         >>> model.hidden(torch.from_numpy(packed.tokens_T), torch.from_numpy(packed.positions_T), attend)
     """
 
-    members: tuple[Member, ...]
+    members: tuple[PackedExample, ...]
     lengths: list[int]  # of each sequence
     tokens_T: Ints
     positions_T: Ints  # of each row in its own sequence
@@ -69,8 +69,8 @@ class Pass:
     segments: tuple[Segment, ...]  # the jobs, in row order
 
     @classmethod
-    def of(cls, members: Sequence[Member]) -> Pass:
-        """Packs examples one after the other; those of a job must be neighbours."""
+    def of(cls, members: Sequence[PackedExample]) -> PackedBatch:
+        """Packs examples one after the other; those of one job must be consecutive."""
         examples = [member.example for member in members]
         widths = np.concatenate([np.full(e.num_tokens, e.targets_per_position) for e in examples])
         return cls(
@@ -83,15 +83,15 @@ class Pass:
             segments=_segments(members),
         )
 
-    def without(self, jobs: Collection[int]) -> Pass | None:
-        """The same pass without the examples of some jobs; None if nothing is left."""
+    def without(self, jobs: Collection[int]) -> PackedBatch | None:
+        """The same batch without the examples of some jobs; None if it is empty."""
         if not any(segment.job in jobs for segment in self.segments):
             return self
         rest = [member for member in self.members if member.job not in jobs]
-        return Pass.of(rest) if rest else None
+        return PackedBatch.of(rest) if rest else None
 
 
-def _segments(members: Sequence[Member]) -> tuple[Segment, ...]:
+def _segments(members: Sequence[PackedExample]) -> tuple[Segment, ...]:
     segments, row, target = [], 0, 0
     for job, group in groupby(members, key=lambda member: member.job):
         own = tuple(group)
@@ -102,38 +102,38 @@ def _segments(members: Sequence[Member]) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def plan_passes(jobs: Sequence[tuple[int, Sequence[Example]]], max_tokens: int) -> list[Pass]:
-    """The examples of all jobs in as few passes of at most ``max_tokens`` as their lengths allow.
+def pack_batches(jobs: Sequence[tuple[int, Sequence[Example]]], max_tokens: int) -> list[PackedBatch]:
+    """The examples of all jobs in as few batches of at most ``max_tokens`` as their lengths allow.
 
-    A job's rows stay together, sorted by length, because attention computes neighbours of equal length at once.
-    Passes are of about equal size, so that none is too small to be efficient. An example longer than the budget
-    gets a pass of its own.
+    The rows of a job stay together, sorted by length, because attention computes neighbours of equal length in one call.
+    Batches have about equal sizes, so that none is too small to be efficient. An example longer than the budget gets its
+    own batch.
 
     Example:
-        >>> [len(p.tokens_T) for p in plan_passes([(0, three_examples_of_100_tokens)], max_tokens=250)]
+        >>> [len(batch.tokens_T) for batch in pack_batches([(0, three_examples_of_100_tokens)], max_tokens=250)]
         [100, 200]
     """
     members = [
-        Member(job, index, example)
+        PackedExample(job, index, example)
         for job, examples in jobs
         for index, example in sorted(enumerate(examples), key=lambda entry: entry[1].num_tokens)
     ]
     total = sum(member.example.num_tokens for member in members)
     aim = total / max(1, math.ceil(total / max_tokens))
-    passes: list[Pass] = []
-    current: list[Member] = []
+    passes: list[PackedBatch] = []
+    current: list[PackedExample] = []
     size = placed = 0
     for member in members:
         length = member.example.num_tokens
         full = size + length > max_tokens
-        # Closer to the aim without this example than with it.
+        # The size is closer to the aim without this example than with it.
         even = placed + length / 2 > aim * (len(passes) + 1)
         if current and (full or even):
-            passes.append(Pass.of(current))
+            passes.append(PackedBatch.of(current))
             current, size = [], 0
         current.append(member)
         size += length
         placed += length
     if current:
-        passes.append(Pass.of(current))
+        passes.append(PackedBatch.of(current))
     return passes

@@ -1,49 +1,49 @@
-"""Gradient buffers that are used again: a fresh one costs a page fault for every 4 KB, more than a pass of a few rows."""
+"""A pool of gradient buffers: a new buffer costs a page fault for every 4 KB, more than a pass of a few rows."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["SpareBuffers"]
+__all__ = ["BufferPool"]
 
 
-class SpareBuffers:
-    """Flat buffers nobody needs any more, up to ``most_bytes`` of them, to be handed out again as zeros.
+class BufferPool:
+    """Free flat buffers, up to ``max_bytes`` of them, for reuse.
 
-    Whoever gives a buffer back must hold the last reference to it. Not for several threads at once.
+    The caller of ``release`` must hold the last reference to the buffer. Not thread-safe.
 
     Example:
-        >>> spare = SpareBuffers(most_bytes=2**20)
-        >>> spare.give_back(spare.zeros_like(torch.ones(3)))
-        >>> spare.zeros_like(torch.ones(3))
+        >>> pool = BufferPool(max_bytes=2**20)
+        >>> pool.release(pool.zeros_like(torch.ones(3)))
+        >>> pool.zeros_like(torch.ones(3))
         tensor([0., 0., 0.])
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._spare: list[Tensor] = []
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._free: list[Tensor] = []
 
     @property
     def num_bytes(self) -> int:
-        """What the spare buffers take up."""
-        return sum(buffer.nbytes for buffer in self._spare)
+        """Bytes of the free buffers."""
+        return sum(buffer.nbytes for buffer in self._free)
 
     def zeros_like(self, params: Tensor) -> Tensor:
-        """A buffer of zeros of the size and dtype of ``params``."""
-        for number, buffer in enumerate(self._spare):
+        """A buffer of zeros with the shape and dtype of ``params``."""
+        for number, buffer in enumerate(self._free):
             if buffer.shape == params.shape and buffer.dtype == params.dtype:
-                return self._spare.pop(number).zero_()
+                return self._free.pop(number).zero_()
         return torch.zeros_like(params)
 
-    def give_back(self, buffer: Tensor | None) -> None:
-        """Keeps a buffer for later; those longest unused make room for it."""
-        if buffer is None or buffer.nbytes > self._most_bytes:
+    def release(self, buffer: Tensor | None) -> None:
+        """Returns a buffer to the pool; the least recently released are dropped to fit it."""
+        if buffer is None or buffer.nbytes > self._max_bytes:
             return
-        self._spare.append(buffer)
-        while self.num_bytes > self._most_bytes:
-            del self._spare[0]
+        self._free.append(buffer)
+        while self.num_bytes > self._max_bytes:
+            del self._free[0]
 
     def clear(self) -> None:
-        """Gives the memory of all spare buffers back to the system."""
-        self._spare.clear()
+        """Drops all free buffers."""
+        self._free.clear()

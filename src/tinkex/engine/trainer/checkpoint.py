@@ -1,7 +1,6 @@
-"""A training state on disk: a PEFT directory, Adam's moments, and a manifest that proves both are whole.
+"""A training state on disk: a PEFT directory, Adam's moments, and a manifest to verify both.
 
-``manifest.json`` lists every file with its SHA-256 and is written last, so a directory without it is one whose
-writing never finished.
+``manifest.json`` lists every file with its SHA-256 and is written last, so a directory without it is incomplete.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _FORMAT = 1
 
 
 def save_state(state: TrainState, directory: Path, base_model: str, *, optimizer: bool) -> None:
-    """Writes the adapter, with ``optimizer`` also Adam's moments, and seals the directory with a manifest.
+    """Writes the adapter, with ``optimizer`` also Adam's moments, and then the manifest.
 
     The accumulated gradient is not part of a checkpoint.
 
@@ -50,17 +49,16 @@ def save_state(state: TrainState, directory: Path, base_model: str, *, optimizer
 
 
 def load_state(state: TrainState, directory: Path, arch: Architecture, *, optimizer: bool) -> None:
-    """Puts a saved state in place of this one and clears its gradient; without ``optimizer`` Adam starts anew.
+    """Replaces the state by a saved one and clears its gradient; without ``optimizer`` Adam starts from zero.
 
-    The checkpoint must have the rank and train flags of the state. If anything is wrong with it, the state is
-    left as it was.
+    The checkpoint must have the rank and train flags of the state. If it cannot be loaded, the state does not change.
 
     Example:
         >>> load_state(state, Path("step-10"), model.arch, optimizer=True)
     """
     verify_manifest(directory)
     adapter = load_adapter(directory, arch)
-    _check_same_kind(directory, saved=adapter.spec, wanted=state.adapter.spec)
+    _check_same_spec(directory, saved=adapter.spec, wanted=state.adapter.spec)
     exp_avg, exp_avg_sq, step = _read_moments(directory, adapter) if optimizer else (None, None, 0)
     state.adapter = Adapter(
         replace(adapter.spec, seed=state.adapter.spec.seed), adapter.layout, adapter.params
@@ -71,24 +69,24 @@ def load_state(state: TrainState, directory: Path, arch: Architecture, *, optimi
 
 
 def write_manifest(directory: Path) -> None:
-    """Seals a directory: flushes its files to disk, then records size and SHA-256 of each.
+    """Writes the manifest of a directory: fsyncs its files, then records the size and SHA-256 of each.
 
     Example:
         >>> write_manifest(Path("imported-adapter"))
     """
     files = {}
     for path in sorted(p for p in directory.iterdir() if p.is_file() and p.name != MANIFEST_FILE):
-        _flush(path)
+        _fsync(path)
         files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-    unsealed = directory / f"{MANIFEST_FILE}.part"
-    unsealed.write_text(json.dumps({"format": _FORMAT, "files": files}, indent=2) + "\n", encoding="utf-8")
-    _flush(unsealed)
-    unsealed.replace(directory / MANIFEST_FILE)
-    _flush(directory)
+    partial = directory / f"{MANIFEST_FILE}.part"
+    partial.write_text(json.dumps({"format": _FORMAT, "files": files}, indent=2) + "\n", encoding="utf-8")
+    _fsync(partial)
+    partial.replace(directory / MANIFEST_FILE)
+    _fsync(directory)
 
 
 def verify_manifest(directory: Path) -> None:
-    """Raises ``EngineFailure`` unless every file is there, byte for byte as it was sealed.
+    """Raises ``EngineFailure`` unless every file exists and matches its manifest byte for byte.
 
     Example:
         >>> verify_manifest(Path("step-10"))
@@ -96,42 +94,42 @@ def verify_manifest(directory: Path) -> None:
     manifest = directory / MANIFEST_FILE
     try:
         files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
-        sealed = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
+        listed = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
     except FileNotFoundError:
         raise EngineFailure(
-            f"checkpoint {directory} has no {MANIFEST_FILE}: its writing never finished. Load another checkpoint"
+            f"checkpoint {directory} has no {MANIFEST_FILE}, so it is incomplete. Load another checkpoint"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise EngineFailure(
-            f"{manifest} cannot be read ({error}): the checkpoint is damaged. Load another checkpoint"
+            f"{manifest} cannot be read ({error}), so the checkpoint is corrupt. Load another checkpoint"
         ) from error
-    for name, (size, digest) in sealed.items():
+    for name, (size, digest) in listed.items():
         path = directory / name
         if not path.is_file():
             raise EngineFailure(
                 f"checkpoint {directory} lacks {name}, which its manifest lists. Load another checkpoint"
             )
         try:
-            whole = path.stat().st_size == size and _sha256(path) == digest
+            intact = path.stat().st_size == size and _sha256(path) == digest
         except OSError as error:
             raise EngineFailure(
                 f"checkpoint file {path} cannot be read ({error}). Load another checkpoint"
             ) from error
-        if not whole:
+        if not intact:
             raise EngineFailure(
-                f"checkpoint file {path} is damaged: it is not the one its manifest describes. Load another checkpoint"
+                f"checkpoint file {path} is corrupt: it does not match its manifest. Load another checkpoint"
             )
 
 
-def _check_same_kind(directory: Path, *, saved: LoraSpec, wanted: LoraSpec) -> None:
-    if _kind(saved) != _kind(wanted):
+def _check_same_spec(directory: Path, *, saved: LoraSpec, wanted: LoraSpec) -> None:
+    if _describe(saved) != _describe(wanted):
         raise InvalidInput(
-            f"checkpoint {directory.name!r} holds a LoRA adapter with {_kind(saved)}, and this model was created with "
-            f"{_kind(wanted)}; create a model like the checkpoint and load into that"
+            f"checkpoint {directory.name!r} has a LoRA adapter with {_describe(saved)}, and this model was created with "
+            f"{_describe(wanted)}; create a model with the settings of the checkpoint and load it there"
         )
 
 
-def _kind(spec: LoraSpec) -> str:
+def _describe(spec: LoraSpec) -> str:
     return (
         f"rank={spec.rank}, train_attn={spec.train_attn}, train_mlp={spec.train_mlp}, "
         f"train_unembed={spec.train_unembed}"
@@ -143,20 +141,20 @@ def _read_moments(directory: Path, adapter: Adapter) -> tuple[Tensor | None, Ten
     if not path.is_file():
         raise InvalidInput(
             f"checkpoint {directory.name!r} was saved without its optimizer; load it with optimizer=False, "
-            "which starts Adam anew"
+            "which starts Adam from zero"
         )
     try:
         with safe_open(path, framework="pt") as saved:
             step = int((saved.metadata() or {})["step"])
             names = set(saved.keys())
-            # A copy of its own for each: what becomes of the file later must not reach the run.
+            # Copies: later changes to the file must not affect the run.
             moments = [saved.get_tensor(name).clone() for name in ("exp_avg", "exp_avg_sq") if name in names]
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise EngineFailure(f"{path} cannot be read ({error}). Load another checkpoint") from error
     if not moments:
         return None, None, step
     if len(moments) != 2 or any(moment.shape != adapter.params.shape for moment in moments):
-        raise EngineFailure(f"{path} does not hold the moments of this adapter. Load another checkpoint")
+        raise EngineFailure(f"{path} does not contain the moments of this adapter. Load another checkpoint")
     return moments[0], moments[1], step
 
 
@@ -165,8 +163,8 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _flush(path: Path) -> None:
-    """Makes sure that a file or directory is on disk."""
+def _fsync(path: Path) -> None:
+    """Flushes a file or directory to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

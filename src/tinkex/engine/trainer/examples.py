@@ -1,4 +1,4 @@
-"""Reading datums: everything a caller can get wrong is refused here, by name, before any compute.
+"""Validates datums: invalid input is rejected before any compute, with an error that names the field.
 
 Shapes: N positions of a datum, K targets per position.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 __all__ = ["MAX_RANK", "Example", "Limits", "LossInputs", "read_examples", "read_pass"]
 
 MAX_RANK = 512
-MOST_CELLS = 2**24
-"""Cells of all sparse tensors of a pass, written out: what a large body of dense ones holds."""
+MAX_SPARSE_CELLS = 2**24
+"""Cells of all sparse tensors of a pass, as dense tensors: as many as a large request of dense ones has."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the base model can take."""
+    """Limits of the base model."""
 
     vocab_size: int
     max_context: int
 
 
 class LossInputs(Protocol):
-    """What a custom loss declares: the inputs it reads besides the logprobs, and the dimensions of each."""
+    """The inputs that a custom loss declares besides the logprobs, and the rank of each."""
 
     @property
     def input_names(self) -> Sequence[str]:
-        """The names of its inputs besides the logprobs."""
+        """The names of the inputs besides the logprobs."""
         ...
 
     @property
@@ -52,13 +52,13 @@ class LossInputs(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A datum that passed every check, as flat arrays; position by position, then target by target."""
+    """A valid datum as flat arrays, by position and then by target."""
 
     tokens_N: npt.NDArray[np.int64]
     targets: npt.NDArray[np.int64]  # (N·K,)
     inputs: Mapping[str, npt.NDArray[np.float32]]  # each (N·K,)
     shape: tuple[int, ...]  # of the caller's target_tokens: (N,) or (N, K)
-    graph_inputs: tuple[npt.NDArray[Any], ...] = ()  # of a custom loss, as the caller sent them
+    graph_inputs: tuple[npt.NDArray[Any], ...] = ()  # of a custom loss, in the shapes of the caller
 
     @property
     def num_tokens(self) -> int:
@@ -72,15 +72,15 @@ class Example:
 
 
 def read_pass(
-    data: Sequence[Datum],
+    data: Sequence[Datum] | Sequence[Example],
     loss_fn: str,
     loss_fn_config: Mapping[str, float | str] | None,
     limits: Limits,
     custom_loss: LossInputs | None = None,
 ) -> tuple[Loss, list[Example]]:
-    """What a pass asks for: its loss, and its datums as examples; refuses, with ``InvalidInput``, one that cannot run.
+    """The loss and the examples of a pass; raises ``InvalidInput`` if it cannot run.
 
-    Needs no weights and no torch, and may be called from any thread.
+    Needs no weights and no torch; safe to call from any thread. Datums that have been read already are returned as they are.
 
     Example:
         >>> datum = Datum(model_input=ModelInput.from_ints([5, 6]), loss_fn_inputs={"target_tokens": [6, 7]})
@@ -89,14 +89,16 @@ def read_pass(
         ('cross_entropy', 1)
     """
     loss = find_loss(loss_fn)
+    if data and isinstance(data[0], Example):
+        return loss, cast("list[Example]", data)
     settings = read_settings(loss, loss_fn_config)
     if loss is CUSTOM and custom_loss is None:
         raise InvalidInput(
-            "loss_fn 'custom' runs a loss made by create_custom_loss; name it in loss_fn_config: {\"loss_id\": ...}"
+            "loss_fn 'custom' runs a loss from create_custom_loss; set its id in loss_fn_config: {\"loss_id\": ...}"
         )
     if loss is not CUSTOM and custom_loss is not None:
         raise InvalidInput(f"loss_fn {loss.name!r} takes no custom loss; send loss_fn 'custom' to run it")
-    return loss, read_examples(data, loss, settings, limits, custom_loss)
+    return loss, read_examples(cast("Sequence[Datum]", data), loss, settings, limits, custom_loss)
 
 
 def read_examples(
@@ -106,10 +108,10 @@ def read_examples(
     limits: Limits,
     graph: LossInputs | None = None,
 ) -> list[Example]:
-    """The datums as examples; an ``InvalidInput`` names the first datum and key that cannot be used.
+    """The datums as examples; raises ``InvalidInput``, which names the first datum and key that is not valid.
 
-    Inputs the caller may leave out arrive filled in: ``weights`` with ones, clip thresholds with the settings.
-    A custom loss reads what its ``graph`` declares, with the ranks declared there, and leaves the rest alone.
+    Optional inputs get their defaults: ``weights`` are ones, clip thresholds come from the settings. A custom loss reads
+    the inputs that its ``graph`` declares, with the ranks declared there, and ignores the others.
 
     Example:
         >>> datum = Datum(model_input=ModelInput.from_ints([5, 6]), loss_fn_inputs={"target_tokens": [6, 7]})
@@ -127,7 +129,7 @@ def read_examples(
 def _read(index: int, datum: Datum, loss: Loss, settings: Mapping[str, float], limits: Limits) -> Example:
     tokens_N = _tokens(index, datum.model_input, limits)
     given = datum.loss_fn_inputs
-    _refuse_unknown(index, given, loss)
+    _reject_unknown(index, given, loss)
     targets = _targets(index, given["target_tokens"], len(tokens_N), loss, limits)
     inputs = {
         name: _values(index, name, given[name], targets.shape)
@@ -161,14 +163,14 @@ def _read_custom(index: int, datum: Datum, graph: LossInputs, limits: Limits) ->
     for name in graph.input_names:
         array = given[name].to_numpy()
         if graph.ranks[name] == 0 and given[name].shape is None and array.size == 1:
-            array = array.reshape(())  # the shape of a scalar is empty, and on the wire like none at all
+            array = array.reshape(())  # on the wire, the empty shape of a scalar is the same as none
         _check_rank(f"data[{index}].loss_fn_inputs[{name!r}]", array, graph.ranks[name], name)
         values.append(array)
     return Example(tokens_N, targets.reshape(-1), {}, targets.shape, tuple(values))
 
 
 def _check_sparse(data: Sequence[Datum]) -> None:
-    """Few bytes can stand for a matrix that no memory holds, or give one cell two values."""
+    """Rejects sparse tensors that do not fit into memory when dense, or that give one cell two values."""
     num_cells = 0
     for index, datum in enumerate(data):
         for name, tensor in datum.loss_fn_inputs.items():
@@ -177,10 +179,10 @@ def _check_sparse(data: Sequence[Datum]) -> None:
                 continue
             where = f"data[{index}].loss_fn_inputs[{name!r}]"
             num_cells += math.prod(shape)
-            if num_cells > MOST_CELLS:
+            if num_cells > MAX_SPARSE_CELLS:
                 raise InvalidInput(
-                    f"{where} has shape {_shown(tuple(shape))}; with it, the sparse tensors of this pass have more "
-                    f"than {MOST_CELLS} cells. Send fewer columns, or the datums in several passes"
+                    f"{where} has shape {_format_shape(tuple(shape))}; with it, the sparse tensors of this pass have more "
+                    f"than {MAX_SPARSE_CELLS} cells. Send fewer columns, or the datums in several passes"
                 )
             listed = np.repeat(np.arange(shape[0]), np.diff(crow)) * shape[1] + np.asarray(columns, np.int64)
             if np.unique(listed).size < listed.size:
@@ -190,8 +192,8 @@ def _check_sparse(data: Sequence[Datum]) -> None:
 def _check_rank(where: str, array: npt.NDArray[Any], rank: int, name: str) -> None:
     if array.ndim != rank:
         raise InvalidInput(
-            f"{where} has shape {_shown(array.shape)}, and this custom loss declares {name!r} with rank {rank}; "
-            "send that many dimensions, or create the loss with other input_ranks"
+            f"{where} has shape {_format_shape(array.shape)}, and this custom loss declares {name!r} with rank {rank}; "
+            "send a tensor of that rank, or create the loss with other input_ranks"
         )
 
 
@@ -204,9 +206,7 @@ def _tokens(index: int, model_input: ModelInput, limits: Limits) -> npt.NDArray[
             )
     tokens_N = model_input.to_numpy().astype(np.int64)
     if tokens_N.size == 0:
-        raise InvalidInput(
-            f"data[{index}].model_input is empty; send at least one token or leave the datum out"
-        )
+        raise InvalidInput(f"data[{index}].model_input is empty; send at least one token or omit the datum")
     if tokens_N.size > limits.max_context:
         raise InvalidInput(
             f"data[{index}].model_input has {tokens_N.size} tokens, and the model's context is {limits.max_context}; "
@@ -216,7 +216,7 @@ def _tokens(index: int, model_input: ModelInput, limits: Limits) -> npt.NDArray[
     return tokens_N
 
 
-def _refuse_unknown(index: int, given: Mapping[str, TensorData], loss: Loss) -> None:
+def _reject_unknown(index: int, given: Mapping[str, TensorData], loss: Loss) -> None:
     known = ("target_tokens", *loss.inputs, *loss.optional_inputs)
     for name in given:
         if name not in known:
@@ -242,12 +242,12 @@ def _targets(
     allowed = "(N,) or (N, K)" if loss.many_targets else "(N,)"
     if targets.ndim != 1 and not (loss.many_targets and targets.ndim == 2 and targets.shape[1] > 0):
         raise InvalidInput(
-            f"{where} has shape {_shown(targets.shape)}; {loss.name} takes {allowed} with N = {num_tokens}, "
+            f"{where} has shape {_format_shape(targets.shape)}; {loss.name} takes {allowed} with N = {num_tokens}, "
             "the number of input tokens"
         )
     if targets.shape[0] != num_tokens:
         raise InvalidInput(
-            f"{where} has shape {_shown(targets.shape)}, and data[{index}].model_input {num_tokens} tokens; "
+            f"{where} has shape {_format_shape(targets.shape)}, and data[{index}].model_input {num_tokens} tokens; "
             "give one row per input token: position i predicts the token after it"
         )
     _check_ids(where, targets.reshape(-1), limits)
@@ -255,12 +255,12 @@ def _targets(
 
 
 def _values(index: int, name: str, tensor: TensorData, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """A real-valued input, flat; whole numbers (a mask, say) are taken as they are."""
+    """A float input, flat; integers (such as a mask) are converted."""
     where = f"data[{index}].loss_fn_inputs[{name!r}]"
     values = tensor.to_numpy(pad_value=0)
     if values.shape != shape:
         raise InvalidInput(
-            f"{where} has shape {_shown(values.shape)}, and target_tokens {_shown(shape)}; "
+            f"{where} has shape {_format_shape(values.shape)}, and target_tokens {_format_shape(shape)}; "
             "give one value per target token"
         )
     flat: npt.NDArray[np.float32] = values.reshape(-1).astype(np.float32)
@@ -304,5 +304,5 @@ def _check_sequence_mask(index: int, inputs: Mapping[str, npt.NDArray[np.float32
         )
 
 
-def _shown(shape: tuple[int, ...]) -> str:
+def _format_shape(shape: tuple[int, ...]) -> str:
     return f"({', '.join(str(n) for n in shape)}{',' if len(shape) == 1 else ''})"

@@ -1,10 +1,9 @@
 """From hidden states to logprobs and gradients, a few rows of logits at a time.
 
-Logits of a whole batch never exist: each chunk of rows is projected on the vocabulary, normalised, read at its
-targets and, where it trains, turned into gradients at once. With ``g_k`` the derivative of the loss by the
-logprob of a row's target ``k`` and ``c = Σ g_k``, its derivative by the logits is ``Σ g_k·onehot_k − c·p``. Both
-parts are linear, so ``g`` and ``c`` scale the narrow side of every product, and the (n, V) probabilities are
-never rewritten.
+The logits of a whole batch never exist: each chunk of rows is projected on the vocabulary, normalized, read at its
+targets and, if it trains, turned into gradients immediately. With ``g_k`` the derivative of the loss by the logprob of a
+row's target ``k`` and ``c = Σ g_k``, its derivative by the logits is ``Σ g_k·onehot_k − c·p``. Both parts are linear, so
+``g`` and ``c`` scale the smaller side of every product, and the (n, V) probabilities are never rewritten.
 
 Shapes: T packed rows, n rows of a chunk, m their targets, P all targets, D hidden, V vocabulary, R rank.
 """
@@ -19,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tinkex.engine.trainer.batch import Pass
+from tinkex.engine.trainer.batch import PackedBatch
 
 __all__ = ["Head", "HeadLora", "TargetGradient"]
 
@@ -27,14 +26,14 @@ Ints = npt.NDArray[np.int64]
 TargetGradient = Callable[[int, Ints, Tensor], Tensor]
 """``gradient(segment number, target numbers within the pass, their logprobs) -> d loss / d logprob``."""
 
-_CHUNK_BYTES = 192 * 2**20  # of logits; the product with the vocabulary is efficient from some 700 rows on
-_TARGET_BYTES = 64 * 2**20  # of vectors that stand for single targets, of which a row can have thousands
-_FEWEST_ROWS = 16
+_CHUNK_BYTES = 192 * 2**20  # of logits; the product with the vocabulary is efficient from about 700 rows on
+_TARGET_BYTES = 64 * 2**20  # of vectors of single targets, of which a row can have thousands
+_MIN_ROWS = 16
 
 
 @dataclass(frozen=True)
 class HeadLora:
-    """The unembedding's low-rank pair, and the buffers in which its gradients add up, if it trains."""
+    """The unembedding's A and B, and the buffers that accumulate their gradients, if it trains."""
 
     a_RD: Tensor
     b_VR: Tensor
@@ -44,8 +43,8 @@ class HeadLora:
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """The rows of a chunk that belong to one segment, and their targets."""
+class _SegmentRows:
+    """The rows of one segment in a chunk, and their targets."""
 
     segment: int
     rows: slice
@@ -57,33 +56,33 @@ class _Chunk:
     rows: Ints  # (n,) of the pass
     targets: Ints  # (m,) of the pass
     row_of_target: Tensor  # (m,) within the chunk
-    pieces: list[_Piece]
+    pieces: list[_SegmentRows]
 
 
 class Head:
     """The unembedding of a base model, with buffers that all passes share.
 
-    ``loras`` has one entry per segment of the pass; None leaves the base logits as they are. ``most_rows`` bounds
-    how many rows of logits exist at a time; left out, as many as fit a fixed amount of memory.
+    ``loras`` has one entry per segment of the batch; None means base logits. ``max_rows`` bounds how many rows of logits
+    exist at a time; by default as many as fit a fixed amount of memory.
 
     Example:
         >>> head = Head(model.unembedding_VD)
         >>> head.score(hidden_TD, packed, [None], np.arange(len(packed.tokens_T)), lp_P)
     """
 
-    def __init__(self, unembedding_VD: Tensor, *, most_rows: int | None = None) -> None:
+    def __init__(self, unembedding_VD: Tensor, *, max_rows: int | None = None) -> None:
         self._weight_VD = unembedding_VD
         vocab_size, hidden_size = unembedding_VD.shape
-        fitting = max(_FEWEST_ROWS, _CHUNK_BYTES // (unembedding_VD.element_size() * vocab_size))
-        self._most_rows = fitting if most_rows is None else most_rows
-        self._most_targets = max(1, _TARGET_BYTES // (unembedding_VD.element_size() * hidden_size))
-        # Reused, because a fresh buffer of this size costs a page fault for every 4 KB.
+        fitting = max(_MIN_ROWS, _CHUNK_BYTES // (unembedding_VD.element_size() * vocab_size))
+        self._max_rows = fitting if max_rows is None else max_rows
+        self._max_targets = max(1, _TARGET_BYTES // (unembedding_VD.element_size() * hidden_size))
+        # Reused, because a new buffer of this size costs a page fault for every 4 KB.
         self._buffer_nV = unembedding_VD.new_empty(0, vocab_size)
 
     def score(
         self,
         hidden_TD: Tensor,
-        packed: Pass,
+        packed: PackedBatch,
         loras: Sequence[HeadLora | None],
         rows: Ints,
         lp_P: Tensor,
@@ -97,21 +96,21 @@ class Head:
     def train(
         self,
         hidden_TD: Tensor,
-        packed: Pass,
+        packed: PackedBatch,
         loras: Sequence[HeadLora | None],
         rows: Ints,
         lp_P: Tensor,
         gradient: TargetGradient,
         grad_hidden_TD: Tensor,
     ) -> None:
-        """Does what ``score`` does, and writes the gradient of ``rows`` into ``grad_hidden_TD``.
+        """Like ``score``, and also writes the gradient of ``rows`` into ``grad_hidden_TD``.
 
-        Gradients of the low-rank pairs are added to their buffers.
+        Gradients of A and B are added to their buffers.
         """
         for chunk in self._chunks(packed, rows):
             row_numbers = torch.from_numpy(chunk.rows)
             hidden_nD = hidden_TD[row_numbers]
-            logprobs_nV, narrow = self._project(hidden_nD, chunk, loras)
+            logprobs_nV, shrunk = self._project(hidden_nD, chunk, loras)
             targets_m, lp_m = self._read(logprobs_nV, packed, chunk, lp_P)
             g_m = torch.cat(
                 [gradient(p.segment, chunk.targets[p.targets], lp_m[p.targets]) for p in chunk.pieces]
@@ -120,7 +119,7 @@ class Head:
             p_nV = logprobs_nV.exp_()
             grad_nD = (p_nV @ self._weight_VD).mul_(-c_n1)
             self._add(grad_nD, chunk.row_of_target, self._weight_VD, targets_m, g_m)
-            for piece, u_nR in zip(chunk.pieces, narrow, strict=True):
+            for piece, u_nR in zip(chunk.pieces, shrunk, strict=True):
                 lora = loras[piece.segment]
                 if lora is None or u_nR is None:
                     continue
@@ -132,14 +131,14 @@ class Head:
                 grad_nD[piece.rows].addmm_(v_nR, lora.a_RD, alpha=lora.scale)
                 if lora.grad_a_RD is not None and lora.grad_b_VR is not None:
                     lora.grad_a_RD.addmm_(v_nR.T, hidden_rows, alpha=lora.scale)
-                    # uᵀ·p reads the probabilities row by row; pᵀ·u takes half as long again.
+                    # uᵀ·p reads the probabilities row by row; pᵀ·u takes 1.5 times as long.
                     lora.grad_b_VR.add_(((u_nR * -c_rows).T @ p_rows).T, alpha=lora.scale)
                     self._add(lora.grad_b_VR, targets, u_nR, local, g_own, lora.scale)
             grad_hidden_TD[row_numbers] = grad_nD
 
-    def _chunks(self, packed: Pass, rows: Ints) -> Iterator[_Chunk]:
+    def _chunks(self, packed: PackedBatch, rows: Ints) -> Iterator[_Chunk]:
         first_target = packed.first_target_T1
-        for chunk_rows in np.array_split(rows, -(-len(rows) // self._most_rows)) if len(rows) else ():
+        for chunk_rows in np.array_split(rows, -(-len(rows) // self._max_rows)) if len(rows) else ():
             counts = first_target[chunk_rows + 1] - first_target[chunk_rows]
             ends = np.cumsum(counts)
             row_of_target = np.repeat(np.arange(len(chunk_rows)), counts)
@@ -149,37 +148,39 @@ class Head:
                 a, b = (int(i) for i in np.searchsorted(chunk_rows, (segment.rows.start, segment.rows.stop)))
                 if a < b:
                     pieces.append(
-                        _Piece(number, slice(a, b), slice(int(ends[a] - counts[a]), int(ends[b - 1])))
+                        _SegmentRows(number, slice(a, b), slice(int(ends[a] - counts[a]), int(ends[b - 1])))
                     )
             yield _Chunk(chunk_rows, targets, torch.from_numpy(row_of_target), pieces)
 
     def _project(
         self, hidden_nD: Tensor, chunk: _Chunk, loras: Sequence[HeadLora | None]
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """Logprobs over the vocabulary, in a shared buffer, and each piece's ``hidden Aᵀ`` if it has a pair."""
+        """Logprobs over the vocabulary, in a shared buffer, and ``hidden Aᵀ`` of each segment with LoRA."""
         num_rows = len(hidden_nD)
         if len(self._buffer_nV) < num_rows:
             self._buffer_nV = self._buffer_nV.new_empty(num_rows, self._buffer_nV.shape[1])
         logits_nV = torch.mm(hidden_nD, self._weight_VD.T, out=self._buffer_nV[:num_rows])
-        narrow: list[Tensor | None] = []
+        shrunk: list[Tensor | None] = []
         for piece in chunk.pieces:
             lora = loras[piece.segment]
             u_nR = None if lora is None else hidden_nD[piece.rows] @ lora.a_RD.T
             if lora is not None and u_nR is not None:
                 logits_nV[piece.rows].addmm_(u_nR, lora.b_VR.T, alpha=lora.scale)
-            narrow.append(u_nR)
+            shrunk.append(u_nR)
         # In place: each logit is read for its row's maximum and sum before its logprob is written.
-        return torch.log_softmax(logits_nV, dim=-1, out=logits_nV), narrow
+        return torch.log_softmax(logits_nV, dim=-1, out=logits_nV), shrunk
 
     def _add(
         self, sums: Tensor, into_m: Tensor, source: Tensor, from_m: Tensor, g_m: Tensor, scale: float = 1.0
     ) -> None:
         """Adds ``scale · g · source[from]`` to the rows ``into``, for a bounded number of targets at a time."""
-        for start in range(0, len(g_m), self._most_targets):
-            part = slice(start, start + self._most_targets)
+        for start in range(0, len(g_m), self._max_targets):
+            part = slice(start, start + self._max_targets)
             sums.index_add_(0, into_m[part], source[from_m[part]] * g_m[part, None], alpha=scale)
 
-    def _read(self, logprobs_nV: Tensor, packed: Pass, chunk: _Chunk, lp_P: Tensor) -> tuple[Tensor, Tensor]:
+    def _read(
+        self, logprobs_nV: Tensor, packed: PackedBatch, chunk: _Chunk, lp_P: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The chunk's targets and their logprobs, which also go into ``lp_P``."""
         targets_m = torch.from_numpy(packed.targets_P[chunk.targets])
         lp_m = logprobs_nV[chunk.row_of_target, targets_m]

@@ -1,7 +1,7 @@
-"""Losses written by users: a traced graph that is read as data, checked, and run by an interpreter.
+"""Custom losses: a traced graph that is parsed as data, validated, and run by an interpreter.
 
-Nothing of the graph is ever executed as code. Every node is an operation of the allow-list, applied to the results
-of earlier nodes; a budget bounds what one datum can cost in memory and time.
+No part of the graph is executed as code. Every node is an operation of the allow-list, applied to the results of earlier
+nodes; a budget bounds the memory and time of one datum.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinkex.engine.trainer.loss_arguments import MOST_DIGITS, fill
-from tinkex.engine.trainer.loss_parsing import ParsedGraph, Step, read_graph, refused
+from tinkex.engine.trainer.loss_arguments import INTEGER_LIMIT, substitute
+from tinkex.engine.trainer.loss_parsing import GraphNode, ParsedGraph, graph_error, read_graph
 from tinkex.engine.trainer.loss_sizes import Cost, tensors_in
 from tinkex.types.custom_losses import CustomLossInput
 
 __all__ = ["DatumLoss", "LossGraph"]
 
-MOST_ELEMENTS = 2**24  # of one result
-MOST_ELEMENTS_IN_ALL = 2**26  # of the results of one datum, which the backward pass may all need
-MOST_EFFORT = 2**28  # elements touched for one datum
-BASE_EFFORT = 2**22  # of a datum however small, so that many small ones cannot take long
-EFFORT_PER_ELEMENT = 2**16  # of its inputs; the pairs of all its tokens, and more
-MOST_DIMENSIONS = 8
-_LONGEST_SEQUENCE = 2**16  # of shapes and of several results
+MAX_ELEMENTS = 2**24  # of one result
+MAX_TOTAL_ELEMENTS = 2**26  # of all results of one datum, which the backward pass may need
+MAX_EFFORT = 2**28  # elements read and written for one datum
+BASE_EFFORT = 2**22  # of every datum, so that many small ones cannot take long
+EFFORT_PER_ELEMENT = 2**16  # of its inputs; enough for all pairs of tokens, and more
+MAX_DIMENSIONS = 8
+_MAX_SEQUENCE_LENGTH = 2**16  # of shapes and of several results
 
-_OPERATION_ERRORS = (
+_OP_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
 )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class DatumLoss:
-    """What a graph says of one datum: its loss, its metrics, and the derivative of the loss by each logprob."""
+    """The result of a graph for one datum: its loss, its metrics, and the derivative of the loss by each logprob."""
 
     loss: float
     metrics: Mapping[str, float]
@@ -43,10 +43,10 @@ class DatumLoss:
 
 
 class LossGraph:
-    """A loss that a user traced and uploaded, ready to run on one datum after the other.
+    """A custom loss, ready to run on one datum at a time.
 
-    ``input_names`` are the ``loss_fn_inputs`` it reads besides the logprobs, and ``ranks`` the dimensions of every
-    input, the logprobs first.
+    ``input_names`` are the ``loss_fn_inputs`` it reads besides the logprobs, and ``ranks`` the rank of every input, the
+    logprobs first.
 
     Example:
         >>> inputs = [CustomLossInput(name="logprobs", rank=1), CustomLossInput(name="weights", rank=1)]
@@ -61,14 +61,14 @@ class LossGraph:
 
     @classmethod
     def parse(cls, graph: Mapping[str, object], inputs: Sequence[CustomLossInput]) -> LossGraph:
-        """The graph of the wire format; an ``InvalidInput`` names the node and what of it is not allowed."""
+        """Parses the wire format; raises ``InvalidInput``, which names the node and what is not allowed."""
         return cls(inputs, read_graph(graph, inputs))
 
     def evaluate(self, logprobs: Tensor, inputs: Sequence[Tensor], *, backward: bool) -> DatumLoss:
         """The loss of one datum, with ``backward`` also its gradient; ``inputs`` in the order of ``input_names``.
 
-        An ``InvalidInput`` names the node that cannot be computed and the shapes it was given. Whether the numbers are
-        finite is for the caller to check.
+        Raises ``InvalidInput``, which names the node that cannot be computed and the shapes of its arguments. The caller
+        checks whether the numbers are finite.
         """
         leaf = logprobs.detach().clone().requires_grad_(backward)
         with torch.set_grad_enabled(backward):
@@ -77,68 +77,68 @@ class LossGraph:
         return DatumLoss(float(loss.detach()), metrics, gradient)
 
     def _run(self, logprobs: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
-        values: dict[str, Any] = dict(zip(self._parsed.places, (logprobs, *inputs), strict=True))
+        values: dict[str, Any] = dict(zip(self._parsed.placeholders, (logprobs, *inputs), strict=True))
         budget = _Budget(sum(tensor.numel() for tensor in (logprobs, *inputs)))
-        for step in self._parsed.steps:
-            values[step.name] = _compute(step, values, budget)
+        for node in self._parsed.nodes:
+            values[node.name] = _compute(node, values, budget)
         loss = values[self._parsed.loss]
         if not isinstance(loss, Tensor) or loss.ndim != 0 or not loss.is_floating_point():
-            raise refused(
-                f"its loss, node {self._parsed.loss!r}, is {_described(loss)}; return a tensor with no dimensions"
+            raise graph_error(
+                f"its loss, node {self._parsed.loss!r}, is {_describe(loss)}; return a tensor with no dimensions"
             )
         metrics = {name: _metric(name, values[node]) for name, node in self._parsed.metrics.items()}
         return loss, metrics
 
 
 class _Budget:
-    """What is left for one datum."""
+    """The remaining budget of one datum."""
 
     def __init__(self, num_elements: int) -> None:
-        self._elements = MOST_ELEMENTS_IN_ALL
-        self._effort = min(MOST_EFFORT, BASE_EFFORT + EFFORT_PER_ELEMENT * num_elements)
+        self._elements = MAX_TOTAL_ELEMENTS
+        self._effort = min(MAX_EFFORT, BASE_EFFORT + EFFORT_PER_ELEMENT * num_elements)
 
     def spend(self, cost: Cost) -> None:
-        """Takes the cost of a step, or says that there is not enough left for it."""
-        if cost.elements > MOST_ELEMENTS:
+        """Subtracts the cost of a node; raises ``ValueError`` if the budget is exceeded."""
+        if cost.elements > MAX_ELEMENTS:
             raise ValueError(
-                f"its result can have {cost.elements} elements; at most {MOST_ELEMENTS} are allowed"
+                f"its result can have {cost.elements} elements; at most {MAX_ELEMENTS} are allowed"
             )
         self._elements -= max(0, cost.elements)
         self._effort -= max(1, cost.effort)
         if self._elements < 0 or self._effort < 0:
-            raise ValueError("with it, the loss of one datum takes more memory or time than is allowed")
+            raise ValueError("with it, the loss of one datum exceeds the memory or time that is allowed")
 
 
-def _compute(step: Step, values: Mapping[str, Any], budget: _Budget) -> Any:
+def _compute(node: GraphNode, values: Mapping[str, Any], budget: _Budget) -> Any:
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = {}
     try:
-        args, kwargs = fill(step.args, values), fill(dict(step.kwargs), values)
-        if step.operation is None:
+        args, kwargs = substitute(node.args, values), substitute(dict(node.kwargs), values)
+        if node.op is None:
             return _attribute(*args)
-        budget.spend(step.operation.size(args, kwargs))
-        if step.operation.plain:
-            _check_operands(step.target, args)
-        result = step.operation.call(*args, **kwargs)
+        budget.spend(node.op.size(args, kwargs))
+        if node.op.plain:
+            _check_operands(node.target, args)
+        result = node.op.call(*args, **kwargs)
         _check_result(result)
-    except _OPERATION_ERRORS as error:
+    except _OP_ERRORS as error:
         if "can't allocate memory" in str(error):
             raise
-        shapes = ", ".join(_described(value) for value in (*args, *kwargs.values()))
+        shapes = ", ".join(_describe(value) for value in (*args, *kwargs.values()))
         reason = str(error).strip().partition("\n")[0][:300]
-        raise refused(f"{step} cannot be computed: {reason} (its arguments: {shapes[:300]})") from error
+        raise graph_error(f"{node} cannot be computed: {reason} (its arguments: {shapes[:300]})") from error
     return result
 
 
 def _differentiate(loss: Tensor, leaf: Tensor) -> Tensor:
     if not loss.requires_grad:
-        return torch.zeros_like(leaf)  # every way from the logprobs to the loss is detached
+        return torch.zeros_like(leaf)  # every path from the logprobs to the loss is detached
     try:
         (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True)
     except RuntimeError as error:
         if "can't allocate memory" in str(error):
             raise
-        raise refused(
+        raise graph_error(
             f"its loss cannot be differentiated: {str(error).partition(chr(10))[0][:300]}"
         ) from error
     return torch.zeros_like(leaf) if gradient is None else gradient
@@ -155,15 +155,15 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def _check_operands(target: str, args: Sequence[Any]) -> None:
-    """Python's operators do more with sequences and texts than a loss needs, and without bounds."""
+    """Rejects operands that are not tensors or numbers: Python's operators on sequences and strings have no bounds."""
     if target.endswith(".getitem"):
         if not isinstance(args[0], Tensor | tuple | list):
-            raise ValueError("only tensors, shapes and several results can be indexed")
+            raise ValueError("only tensors, shapes and sequences of results can be indexed")
         return
     sequences = [arg for arg in args if isinstance(arg, tuple | list)]
     if target.endswith(".add") and len(sequences) == len(args):
-        if sum(len(sequence) for sequence in sequences) > _LONGEST_SEQUENCE:
-            raise ValueError("it joins sequences to one that is too long")
+        if sum(len(sequence) for sequence in sequences) > _MAX_SEQUENCE_LENGTH:
+            raise ValueError("it concatenates sequences into one that is too long")
         return
     if not all(isinstance(arg, Tensor | int | float) for arg in args):
         raise ValueError("operators take tensors and numbers")
@@ -171,20 +171,18 @@ def _check_operands(target: str, args: Sequence[Any]) -> None:
 
 def _check_result(result: Any) -> None:
     if isinstance(result, list | tuple):
-        if len(result) > _LONGEST_SEQUENCE:
+        if len(result) > _MAX_SEQUENCE_LENGTH:
             raise ValueError(f"it has {len(result)} results")
         for part in result:
             _check_result(part)
     elif isinstance(result, Tensor):
         if result.is_complex() or result.layout != torch.strided or result.device.type != "cpu":
             raise ValueError(f"its result is of dtype {result.dtype}, which is not allowed")
-        if result.ndim > MOST_DIMENSIONS:
-            raise ValueError(
-                f"its result has {result.ndim} dimensions; at most {MOST_DIMENSIONS} are allowed"
-            )
+        if result.ndim > MAX_DIMENSIONS:
+            raise ValueError(f"its result has {result.ndim} dimensions; at most {MAX_DIMENSIONS} are allowed")
     elif isinstance(result, int):
-        if not -MOST_DIGITS < result < MOST_DIGITS:
-            raise ValueError("its result does not fit 64 bits")
+        if not -INTEGER_LIMIT < result < INTEGER_LIMIT:
+            raise ValueError("its result does not fit into 64 bits")
     elif not isinstance(result, float | torch.dtype | torch.device):
         raise ValueError(f"its result is a {type(result).__name__}, which is not allowed")
 
@@ -193,13 +191,13 @@ def _metric(name: str, value: Any) -> float:
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.detach().item()
     if not isinstance(value, int | float):
-        raise refused(f"its metric {name!r} is {_described(value)}; return a tensor with no dimensions")
+        raise graph_error(f"its metric {name!r} is {_describe(value)}; return a tensor with no dimensions")
     return float(value)
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
     if isinstance(value, list | tuple) and any(True for _ in tensors_in(value)):
-        return f"[{', '.join(_described(part) for part in value[:4])}]"
+        return f"[{', '.join(_describe(part) for part in value[:4])}]"
     return repr(value)[:80]

@@ -1,6 +1,6 @@
-"""Reading an uploaded graph: every node is checked against the allow-list, and refused by name.
+"""Parses the graph of a custom loss: every node is checked against the allow-list; errors name the node.
 
-Nothing is computed here. What passes is a list of steps that the interpreter can run in order.
+Nothing is computed here. The result is a list of nodes that the interpreter runs in order.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any
 import torch
 
 from tinkex.engine.trainer.loss_arguments import ArgumentReader, Ref, references
-from tinkex.engine.trainer.loss_operations import (
+from tinkex.engine.trainer.loss_ops import (
     ATTRIBUTES,
     METHODS,
-    REFUSED_KEYWORDS,
-    Operation,
+    REJECTED_KEYWORDS,
+    AllowedOp,
     find_function,
 )
 from tinkex.errors import InvalidInput
 from tinkex.types.custom_losses import CustomLossInput
 
-__all__ = ["ParsedGraph", "Step", "read_graph", "refused"]
+__all__ = ["GraphNode", "ParsedGraph", "graph_error", "read_graph"]
 
 LOGPROBS = "logprobs"
-MOST_INPUTS = 16
-MOST_NODES = 2000
-MOST_ARGUMENTS = 20_000
-MOST_METRICS = 64
+MAX_INPUTS = 16
+MAX_NODES = 2000
+MAX_ARGUMENTS = 20_000
+MAX_METRICS = 64
 
 _ALLOWED = (
-    "allowed is what computes new tensors of a known size from others: pointwise and shaping operations, reductions, "
+    "allowed are operations that compute new tensors of a known size: pointwise and shape operations, reductions, "
     "indexing, products, and the losses and activations of torch.nn.functional; nothing random, in place or outside torch"
 )
 _INPUT_NAME = re.compile(r"[a-z_][a-z0-9_]{0,63}")
@@ -41,12 +41,12 @@ _METRIC_NAME = re.compile(r"custom/[a-z0-9_./-]{1,64}:(sum|mean)")
 
 
 @dataclass(frozen=True)
-class Step:
-    """One node to compute: an allowed operation, or the reading of an attribute."""
+class GraphNode:
+    """One node to compute: an allowed operation, or an attribute access."""
 
     name: str
     target: str
-    operation: Operation | None  # None reads the attribute that the second argument names
+    op: AllowedOp | None  # None reads the attribute that the second argument names
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
@@ -56,16 +56,16 @@ class Step:
 
 @dataclass(frozen=True)
 class ParsedGraph:
-    """A graph that passed: the nodes of its inputs, the steps its results need, and which nodes those are."""
+    """A valid graph: its placeholders, the nodes that its results depend on, and the names of the results."""
 
-    places: tuple[str, ...]
-    steps: tuple[Step, ...]
+    placeholders: tuple[str, ...]
+    nodes: tuple[GraphNode, ...]
     loss: str
     metrics: Mapping[str, str]
 
 
 def read_graph(graph: Mapping[str, object], inputs: Sequence[CustomLossInput]) -> ParsedGraph:
-    """The steps of a graph of the wire format; an ``InvalidInput`` names the node and what of it is not allowed.
+    """Parses the wire format; raises ``InvalidInput``, which names the node and what is not allowed.
 
     Example:
         >>> read_graph({"format": 1, "nodes": nodes}, [CustomLossInput(name="logprobs", rank=1)]).loss
@@ -73,29 +73,29 @@ def read_graph(graph: Mapping[str, object], inputs: Sequence[CustomLossInput]) -
     """
     _check_inputs(inputs)
     if graph.get("format", 1) != 1:
-        raise refused(f"its format is {str(graph['format'])[:40]}; this engine reads format 1")
+        raise graph_error(f"its format is {str(graph['format'])[:40]}; this engine reads format 1")
     nodes = graph.get("nodes")
     if not isinstance(nodes, Sequence) or isinstance(nodes, str) or not nodes:
-        raise refused("it has no list of nodes")
-    if len(nodes) > MOST_NODES:
-        raise refused(f"it has {len(nodes)} nodes; at most {MOST_NODES} are allowed")
-    return _Reader(inputs).parse(nodes)
+        raise graph_error("it has no list of nodes")
+    if len(nodes) > MAX_NODES:
+        raise graph_error(f"it has {len(nodes)} nodes; at most {MAX_NODES} are allowed")
+    return _GraphParser(inputs).parse(nodes)
 
 
-def refused(what: str) -> InvalidInput:
-    """The error of a graph that cannot be run."""
+def graph_error(what: str) -> InvalidInput:
+    """The error for a graph that cannot run."""
     return InvalidInput(f"custom loss: {what}")
 
 
-class _Reader:
-    """Reads the nodes of one graph, in order."""
+class _GraphParser:
+    """Parses the nodes of one graph, in order."""
 
     def __init__(self, inputs: Sequence[CustomLossInput]) -> None:
         self._inputs = inputs
         self._known: set[str] = set()
-        self._arguments = ArgumentReader(self._known, MOST_ARGUMENTS)
-        self._places: list[str] = []
-        self._steps: list[Step] = []
+        self._arguments = ArgumentReader(self._known, MAX_ARGUMENTS)
+        self._placeholders: list[str] = []
+        self._nodes: list[GraphNode] = []
 
     def parse(self, nodes: Sequence[object]) -> ParsedGraph:
         output = None
@@ -108,22 +108,22 @@ class _Reader:
                     raise ValueError("another node has this name")
                 output = self._read(op, name, target, args, kwargs)
             except ValueError as error:
-                raise refused(f"node {name!r} ({op} {target!r}): {error}") from error
+                raise graph_error(f"node {name!r} ({op} {target!r}): {error}") from error
             self._known.add(name)
         if output is None:
-            raise refused("it has no output node")
-        if len(self._places) != len(self._inputs):
-            missing = ", ".join(one.name for one in self._inputs[len(self._places) :])
-            raise refused(f"it has no placeholder for {missing}")
+            raise graph_error("it has no output node")
+        if len(self._placeholders) != len(self._inputs):
+            missing = ", ".join(declared.name for declared in self._inputs[len(self._placeholders) :])
+            raise graph_error(f"it has no placeholder for {missing}")
         loss, metrics = output
-        return ParsedGraph(tuple(self._places), tuple(self._needed(loss, metrics)), loss, metrics)
+        return ParsedGraph(tuple(self._placeholders), tuple(self._required(loss, metrics)), loss, metrics)
 
     def _read(
         self, op: str, name: str, target: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[str, Mapping[str, str]] | None:
-        """Takes in one node; returns the loss and metrics if it is the output."""
+        """Parses one node; returns the loss and metrics if it is the output."""
         if op == "placeholder":
-            self._place(name, target, args)
+            self._placeholder(name, target, args)
         elif op == "call_function":
             self._function(name, target, args, kwargs)
         elif op == "call_method":
@@ -138,49 +138,47 @@ class _Reader:
             raise ValueError("this kind of node does not exist")
         return None
 
-    def _place(self, name: str, target: str, args: Sequence[Any]) -> None:
-        number = len(self._places)
+    def _placeholder(self, name: str, target: str, args: Sequence[Any]) -> None:
+        number = len(self._placeholders)
         wanted = self._inputs[number].name if number < len(self._inputs) else None
-        if self._steps or target != wanted or args:
-            order = ", ".join(one.name for one in self._inputs)
-            raise ValueError(
-                f"the graph must begin with its inputs, in their order and without defaults: {order}"
-            )
-        self._places.append(name)
+        if self._nodes or target != wanted or args:
+            order = ", ".join(declared.name for declared in self._inputs)
+            raise ValueError(f"the graph must start with its inputs, in order and without defaults: {order}")
+        self._placeholders.append(name)
 
     def _function(self, name: str, target: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if target in {"getattr", "builtins.getattr"}:
             self._attribute(name, args, kwargs)
             return
-        operation = (
-            METHODS.get(target.removeprefix("torch.Tensor.")) if target.startswith("torch.Tensor.") else None
-        )
-        operation = operation or find_function(target)
-        if operation is None:
+        op = METHODS.get(target.removeprefix("torch.Tensor.")) if target.startswith("torch.Tensor.") else None
+        op = op or find_function(target)
+        if op is None:
             raise ValueError(f"this function is not allowed in a custom loss; {_ALLOWED}")
         equation = target.endswith(".einsum")
-        self._steps.append(
-            Step(
+        self._nodes.append(
+            GraphNode(
                 name,
                 target,
-                operation,
-                tuple(self._arguments.read(arg, texts=equation and n == 0) for n, arg in enumerate(args)),
-                self._keywords(operation, kwargs),
+                op,
+                tuple(
+                    self._arguments.read(arg, any_string=equation and n == 0) for n, arg in enumerate(args)
+                ),
+                self._keywords(op, kwargs),
             )
         )
-        _check_positional(operation, args)
+        _check_positional(op, args)
 
     def _method(self, name: str, target: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        operation = METHODS.get(target)
-        if operation is None and target.endswith("_") and target.rstrip("_") in METHODS:
+        op = METHODS.get(target)
+        if op is None and target.endswith("_") and target.rstrip("_") in METHODS:
             raise ValueError(f"methods that work in place are not allowed; use {target.rstrip('_')!r}")
-        if operation is None:
+        if op is None:
             raise ValueError(f"this method is not allowed in a custom loss; {_ALLOWED}")
         read = tuple(self._arguments.read(arg) for arg in args)
         if not read or not isinstance(read[0], Ref):
             raise ValueError("its first argument must be a node")
-        _check_positional(operation, args)
-        self._steps.append(Step(name, f"Tensor.{target}", operation, read, self._keywords(operation, kwargs)))
+        _check_positional(op, args)
+        self._nodes.append(GraphNode(name, f"Tensor.{target}", op, read, self._keywords(op, kwargs)))
 
     def _attribute(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if kwargs or len(args) != 2:
@@ -191,18 +189,18 @@ class _Reader:
             raise ValueError(
                 f"the attribute {shown} cannot be read; those that can: {', '.join(sorted(ATTRIBUTES))}"
             )
-        self._steps.append(Step(name, f"attribute {attribute}", None, (source, attribute), {}))
+        self._nodes.append(GraphNode(name, f"attribute {attribute}", None, (source, attribute), {}))
 
-    def _keywords(self, operation: Operation, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def _keywords(self, op: AllowedOp, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         read = {name: self._arguments.read(value) for name, value in kwargs.items()}
         for name, value in read.items():
             if value is None or value is False:
                 continue
-            if name in REFUSED_KEYWORDS and value is not torch.strided:
+            if name in REJECTED_KEYWORDS and value is not torch.strided:
                 raise ValueError(f"its argument {name!r} is not allowed; leave it out")
-            if operation.keywords is not None and name not in operation.keywords:
+            if op.keywords is not None and name not in op.keywords:
                 raise ValueError(
-                    f"its argument {name!r} is not allowed; allowed are {', '.join(sorted(operation.keywords))}"
+                    f"its argument {name!r} is not allowed; allowed are {', '.join(sorted(op.keywords))}"
                 )
         return read
 
@@ -213,8 +211,8 @@ class _Reader:
         loss, metrics = returned
         if not isinstance(loss, Ref) or not isinstance(metrics, dict):
             raise ValueError("a custom loss returns a tensor and a dict of tensors")
-        if len(metrics) > MOST_METRICS:
-            raise ValueError(f"it returns {len(metrics)} metrics; at most {MOST_METRICS} are allowed")
+        if len(metrics) > MAX_METRICS:
+            raise ValueError(f"it returns {len(metrics)} metrics; at most {MAX_METRICS} are allowed")
         for key, node in metrics.items():
             if not _METRIC_NAME.fullmatch(key):
                 raise ValueError(
@@ -224,53 +222,57 @@ class _Reader:
                 raise ValueError(f"the metric {key!r} must be a tensor")
         return loss.name, {key: node.name for key, node in metrics.items()}
 
-    def _needed(self, loss: str, metrics: Mapping[str, str]) -> list[Step]:
-        """The steps that the loss or a metric depends on."""
-        if self._places[0] not in self._ancestors({loss}):
-            raise refused(f"its loss, node {loss!r}, does not depend on the logprobs, so it has no gradient")
+    def _required(self, loss: str, metrics: Mapping[str, str]) -> list[GraphNode]:
+        """The nodes that the loss or a metric depends on."""
+        if self._placeholders[0] not in self._ancestors({loss}):
+            raise graph_error(
+                f"its loss, node {loss!r}, does not depend on the logprobs, so it has no gradient"
+            )
         wanted = self._ancestors({loss, *metrics.values()})
-        return [step for step in self._steps if step.name in wanted]
+        return [node for node in self._nodes if node.name in wanted]
 
     def _ancestors(self, names: set[str]) -> set[str]:
-        for step in reversed(self._steps):
-            if step.name in names:
-                names |= references([*step.args, dict(step.kwargs)])
+        for node in reversed(self._nodes):
+            if node.name in names:
+                names |= references([*node.args, dict(node.kwargs)])
         return names
 
 
 def _check_inputs(inputs: Sequence[CustomLossInput]) -> None:
-    names = [one.name for one in inputs]
+    names = [declared.name for declared in inputs]
     if not names or names[0] != LOGPROBS or inputs[0].rank == 0:
-        raise refused(f"its first input must be {LOGPROBS!r}, with rank 1 or 2")
-    if len(names) > MOST_INPUTS:
-        raise refused(f"it has {len(names)} inputs; at most {MOST_INPUTS} are allowed, {LOGPROBS} included")
-    for number, one in enumerate(inputs):
-        if not _INPUT_NAME.fullmatch(one.name):
-            raise refused(
-                f"its input {one.name[:80]!r} must be a lowercase name of letters, digits and underscores"
+        raise graph_error(f"its first input must be {LOGPROBS!r}, with rank 1 or 2")
+    if len(names) > MAX_INPUTS:
+        raise graph_error(
+            f"it has {len(names)} inputs; at most {MAX_INPUTS} are allowed, {LOGPROBS} included"
+        )
+    for number, declared in enumerate(inputs):
+        if not _INPUT_NAME.fullmatch(declared.name):
+            raise graph_error(
+                f"its input {declared.name[:80]!r} must be a lowercase name of letters, digits and underscores"
             )
-        if one.name in names[:number]:
-            raise refused(f"it has two inputs named {one.name!r}")
-        if one.rank not in {0, 1, 2}:
-            raise refused(f"its input {one.name!r} has rank {one.rank}; ranks are 0, 1 and 2")
+        if declared.name in names[:number]:
+            raise graph_error(f"it has two inputs named {declared.name!r}")
+        if declared.rank not in {0, 1, 2}:
+            raise graph_error(f"its input {declared.name!r} has rank {declared.rank}; ranks are 0, 1 and 2")
 
 
 def _fields(number: int, node: object) -> tuple[str, str, str, Sequence[Any], Mapping[str, Any]]:
     if not isinstance(node, Mapping):
-        raise refused(f"node number {number} is not an object")
+        raise graph_error(f"node number {number} is not an object")
     op, name, target = node.get("op"), node.get("name"), node.get("target")
     args, kwargs = node.get("args", []), node.get("kwargs", {})
     if not isinstance(name, str) or not _NODE_NAME.fullmatch(name):
-        raise refused(f"node number {number} has no name of letters, digits and underscores")
+        raise graph_error(f"node number {number} has no name of letters, digits and underscores")
     if not isinstance(op, str) or not isinstance(target, str) or len(op) > 40 or len(target) > 200:
-        raise refused(f"node {name!r} must have an op and a target, both short texts")
+        raise graph_error(f"node {name!r} must have an op and a target, both short strings")
     if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
-        raise refused(f"node {name!r} must have a list of args and an object of kwargs")
+        raise graph_error(f"node {name!r} must have a list of args and an object of kwargs")
     if not all(isinstance(key, str) and _NODE_NAME.fullmatch(key) for key in kwargs):
-        raise refused(f"node {name!r} has a keyword that is no name")
+        raise graph_error(f"node {name!r} has a keyword that is not a valid name")
     return op, name, target, args, kwargs
 
 
-def _check_positional(operation: Operation, args: Sequence[Any]) -> None:
-    if operation.most_positional is not None and len(args) > operation.most_positional:
-        raise ValueError(f"it takes at most {operation.most_positional} positional arguments here")
+def _check_positional(op: AllowedOp, args: Sequence[Any]) -> None:
+    if op.max_positional is not None and len(args) > op.max_positional:
+        raise ValueError(f"it takes at most {op.max_positional} positional arguments here")

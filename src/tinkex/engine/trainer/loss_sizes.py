@@ -1,7 +1,7 @@
-"""How large the results of an operation can become, told from its arguments before it runs.
+"""Upper bounds on the size of an operation's results, computed from its arguments before it runs.
 
-Every function takes the arguments of a call and returns a ``Cost`` that is never too low. What it cannot tell it
-refuses with a ``ValueError`` that says why; what would fail anyway is left to the operation, whose message is better.
+Every function takes the arguments of a call and returns a ``Cost`` that is never too low. It raises ``ValueError``, which
+says why, if there is no bound. Arguments that the operation itself rejects are left to it: its message is better.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Kwargs = Mapping[str, Any]
 
 
 class Cost(NamedTuple):
-    """The elements of all results together, and the elements touched on the way."""
+    """The elements of all results together, and the elements read and written to compute them."""
 
     elements: int
     effort: int
@@ -31,15 +31,15 @@ class Cost(NamedTuple):
 
 Sizing = Callable[[Args, Kwargs], Cost]
 
-MOST_PIECES = 2**14  # that a tensor is cut into
-_PIECE_ELEMENTS, _PIECE_EFFORT = 128, 2048  # what a piece takes by itself, however small it is
+MAX_PIECES = 2**14  # that a tensor is split into
+_PIECE_ELEMENTS, _PIECE_EFFORT = 128, 2048  # overhead of a piece, independent of its size
 _SPLIT_NAMES = ("split_size_or_sections", "split_size")  # of the function, and of the method
 _SORT_EFFORT = 16  # passes over the data that sorting compares to
 _MULTIPLY_EFFORT = 32  # multiplications of a product that cost as much as one element read and written
 
 
 def tensors_in(*values: Any) -> Iterator[Tensor]:
-    """Every tensor among the values, however deep."""
+    """Every tensor among the values, at any depth."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -64,13 +64,13 @@ def many_passes(args: Args, kwargs: Kwargs) -> Cost:
 
 
 def quantiles(args: Args, kwargs: Kwargs) -> Cost:
-    """Every quantile asked for of every row."""
+    """All requested quantiles of every row."""
     cost = pairs(args, kwargs) if len(list(tensors_in(args, kwargs))) > 1 else same_or_broadcast(args, kwargs)
     return Cost(cost.elements, cost.effort * _SORT_EFFORT)
 
 
 def positions(args: Args, kwargs: Kwargs) -> Cost:
-    """Where a tensor is not zero: as many whole numbers per element as it has dimensions."""
+    """The indices of nonzero elements: as many integers per element as it has dimensions."""
     given = list(tensors_in(args, kwargs))
     dims = max((tensor.ndim for tensor in given), default=1)
     return _cost(_broadcast(tensor.shape for tensor in given) * max(1, dims), given)
@@ -87,7 +87,7 @@ def chunked(args: Args, kwargs: Kwargs) -> Cost:
     """``chunk(tensor, chunks)``."""
     source, *rest = args
     count = _whole(rest[0] if rest else kwargs["chunks"])
-    # Cutting nothing gives as many empty pieces as were asked for.
+    # An empty tensor gives as many empty pieces as were requested.
     return _pieces(source, count if 0 in source.shape else min(count, _longest(source)))
 
 
@@ -210,7 +210,7 @@ def indexed(args: Args, kwargs: Kwargs) -> Cost:
     del kwargs
     source, index = args
     if not isinstance(source, Tensor):
-        return Cost(0, 0)  # one of several results, or of the numbers of a shape
+        return Cost(0, 0)  # one of several results, or a dimension of a shape
     items = index if isinstance(index, tuple) else (index,)
     sizes = list(source.shape)
     kept, fancy = 1, []
@@ -228,7 +228,7 @@ def indexed(args: Args, kwargs: Kwargs) -> Cost:
             fancy.append(Shape([item.numel()]) if item.dtype == torch_bool else item.shape)
         elif isinstance(item, list | tuple):
             if not all(isinstance(position, int) for position in item):
-                raise ValueError("a list in an index has whole numbers; give several indices as a tuple")
+                raise ValueError("a list in an index must contain integers; give several indices as a tuple")
             fancy.append(Shape([len(item)]))
     masks = [item for item in items if isinstance(item, Tensor) and item.dtype == torch_bool]
     found = sum(mask.numel() * mask.ndim for mask in masks)  # a mask is turned into positions first
@@ -276,12 +276,12 @@ def broadcast_all(args: Args, kwargs: Kwargs) -> Cost:
 
 
 def vector_norm(args: Args, kwargs: Kwargs) -> Cost:
-    """A norm that looks at the elements; those that need singular values are refused."""
+    """A norm of the elements; norms that need singular values are rejected."""
     order = args[1] if len(args) > 1 else kwargs.get("ord")
     dim = args[2] if len(args) > 2 else kwargs.get("dim")
     one_axis = isinstance(dim, int) or (isinstance(dim, list | tuple) and len(dim) == 1)
     if order not in {None, "fro"} and args[0].ndim > 1 and not one_axis:
-        raise ValueError("a norm of this order over a matrix is not offered; use torch.linalg.vector_norm")
+        raise ValueError("a norm of this order over a matrix is not supported; use torch.linalg.vector_norm")
     return same_or_broadcast(args, kwargs)
 
 
@@ -314,8 +314,8 @@ def _cost(elements: int, touched: Iterator[Tensor] | Sequence[Tensor], effort: i
 
 
 def _pieces(source: Tensor, count: int) -> Cost:
-    if count > MOST_PIECES:
-        raise ValueError(f"it can have more than {MOST_PIECES} results")
+    if count > MAX_PIECES:
+        raise ValueError(f"it can have more than {MAX_PIECES} results")
     return _cost(source.numel() + count * _PIECE_ELEMENTS, (source,), count * _PIECE_EFFORT)
 
 
@@ -342,10 +342,10 @@ def _numbers(*values: Any) -> list[int]:
 
 def _whole(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"a size is a whole number, not {value!r}")
+        raise ValueError(f"a size must be an integer, not {value!r}")
     return value
 
 
 def _product(sizes: Any) -> int:
-    """The elements of a shape; a size of 0 counts as 1, for a sum over nothing has an element for all the others."""
+    """The elements of a shape; a size of 0 counts as 1, because a sum over that dimension has elements."""
     return math.prod(max(1, size) for size in sizes)

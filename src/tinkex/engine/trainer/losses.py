@@ -4,7 +4,7 @@ Every formula sees one value per target token: ``lp`` is the learner's logprob o
 ``logprobs``, ``A`` the ``advantages`` and ``r = exp(lp − q)``. Settings such as clip thresholds arrive per
 token too, because a datum may carry its own. Gradients with respect to ``lp`` come from autograd.
 
-What a loss reads and can be told is looked up where there is no torch; only the formulas load it.
+The inputs and settings of a loss can be read without torch; only the formulas import it.
 
 Shapes: P target tokens (positions × targets per position).
 """
@@ -40,23 +40,23 @@ Formula: TypeAlias = "Callable[[Tensor, Inputs], Tensor]"
 Floats = npt.NDArray[np.float32]
 
 SEQUENCE_LOG_RATIO = "sequence_log_ratio"
-"""The input that a sequence-level formula gets besides the caller's: the same value at every token of a datum."""
+"""An input of sequence-level losses, computed from the logprobs: the same value at every token of a datum."""
 
 LOSS_GRADIENT = "loss_gradient"
 """The input of a custom loss's surrogate: the derivative of the datum's loss by each logprob."""
 
 _CLIP = ("clip_low_threshold", "clip_high_threshold")
 _LOSS_ID = "loss_id"
-_REFUSED = {"stable_reinforce": "its formula is not public"}
+_UNSUPPORTED = {"stable_reinforce": "its formula is not public"}
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss by name: what it reads, what it can be told, and its formula.
+    """A loss: its inputs, its settings and its formula.
 
-    ``gate`` names the input that is zero exactly where a token can have no gradient; those tokens still get
-    a logprob. ``None`` means that every token trains. ``clipped`` says, given log ratios, which tokens hit a
-    threshold. ``sequence_level`` losses need the logprobs of a whole datum before the gradient of any token.
+    ``gate`` names the input that is zero exactly where a token has no gradient; those tokens still get a logprob. ``None``
+    means that every token trains. ``clipped`` returns, given log ratios, which tokens are clipped. ``sequence_level``
+    losses need the logprobs of a whole datum before the gradient of any token.
 
     Example:
         >>> LOSSES["ppo"].settings["clip_high_threshold"]
@@ -132,16 +132,16 @@ def _log_ratio(lp: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _pessimistic(log_ratio: Tensor, inputs: Inputs) -> Tensor:
-    """−min(r·A, clip(r)·A), written so that a ratio beyond fp32 does no harm where it is clipped."""
+    """−min(r·A, clip(r)·A), finite also where a ratio that is clipped overflows fp32."""
     import torch
 
-    held = _held_back(log_ratio.detach(), inputs)
+    clipped = _takes_clipped_branch(log_ratio.detach(), inputs)
     bound = torch.where(inputs["advantages"] > 0, inputs[_CLIP[1]], inputs[_CLIP[0]])
-    free = torch.exp(torch.where(held | (inputs["advantages"] == 0), 0.0, log_ratio))
-    return -torch.where(held, bound, free) * inputs["advantages"]
+    free = torch.exp(torch.where(clipped | (inputs["advantages"] == 0), 0.0, log_ratio))
+    return -torch.where(clipped, bound, free) * inputs["advantages"]
 
 
-def _held_back(log_ratio: Tensor, inputs: Inputs) -> Tensor:
+def _takes_clipped_branch(log_ratio: Tensor, inputs: Inputs) -> Tensor:
     """Where PPO's minimum takes the clipped branch, so that the token has no gradient."""
     import torch
 
@@ -152,7 +152,7 @@ def _held_back(log_ratio: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _out_of_bounds(log_ratio: Tensor, inputs: Inputs) -> Tensor:
-    """Where the ratio lies outside its thresholds, whatever the advantage."""
+    """Where the ratio lies outside its thresholds, for any advantage."""
     import torch
 
     ratio = torch.exp(log_ratio)
@@ -162,7 +162,7 @@ def _out_of_bounds(log_ratio: Tensor, inputs: Inputs) -> Tensor:
 def sequence_log_ratio(lp_N: Floats, inputs: Mapping[str, Floats]) -> Floats:
     """The mean of lp − q over the tokens that ``sequence_ratio_mask`` marks, repeated for every token.
 
-    A datum whose mask is empty has no ratio, and counts as one that has not moved.
+    A datum with an empty mask has no ratio; its log ratio is 0.
 
     >>> inputs = {"logprobs": np.zeros(2, np.float32), "sequence_ratio_mask": np.array([1, 0], np.float32)}
     >>> sequence_log_ratio(np.array([-1, -9], np.float32), inputs).tolist()
@@ -203,7 +203,7 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
                 optional_inputs=_CLIP,
                 settings=MappingProxyType({_CLIP[0]: 0.8, _CLIP[1]: 1.2}),
                 gate="advantages",
-                clipped=_held_back,
+                clipped=_takes_clipped_branch,
             ),
             Loss(
                 name="cispo",
@@ -232,7 +232,7 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
                 settings=MappingProxyType({_CLIP[0]: 0.8, _CLIP[1]: 1.2}),
                 gate="advantages",
                 sequence_level=True,
-                clipped=_held_back,
+                clipped=_takes_clipped_branch,
             ),
         )
     }
@@ -257,18 +257,18 @@ CUSTOM = Loss(
 
 
 def find_loss(name: str) -> Loss:
-    """The loss of that name; an ``InvalidInput`` that lists the known ones if there is none.
+    """The loss with this name; raises ``InvalidInput``, which lists the supported ones, if there is none.
 
     >>> find_loss("dro").settings["beta"]
     0.05
     """
     known = ", ".join((*LOSSES, CUSTOM.name))
-    if name in _REFUSED:
-        raise InvalidInput(f"loss_fn {name!r} is not supported: {_REFUSED[name]}; supported are {known}")
+    if name in _UNSUPPORTED:
+        raise InvalidInput(f"loss_fn {name!r} is not supported: {_UNSUPPORTED[name]}; supported are {known}")
     if name == CUSTOM.name:
         return CUSTOM
     if name not in LOSSES:
-        raise InvalidInput(f"loss_fn {name!r} does not exist; this engine knows {known}")
+        raise InvalidInput(f"loss_fn {name!r} does not exist; supported are {known}")
     return LOSSES[name]
 
 
@@ -281,7 +281,7 @@ def read_settings(loss: Loss, config: Mapping[str, float | str] | None) -> dict[
     settings = dict(loss.settings)
     for name, value in (config or {}).items():
         if loss is CUSTOM and name == _LOSS_ID and isinstance(value, str):
-            continue  # whoever made the job has turned it into a graph
+            continue  # the caller has resolved it to a graph
         if name not in settings:
             known = ", ".join(settings) or (_LOSS_ID if loss is CUSTOM else "none")
             raise InvalidInput(

@@ -1,8 +1,7 @@
-"""The autograd nodes of a transformer layer with low-rank pairs, each with the backward pass it needs.
+"""The autograd functions of a transformer layer with LoRA.
 
-Base weights have no gradient. Gradients of low-rank pairs do not travel through autograd: a projection adds
-them straight into the pairs' buffers. Projections that are joined on the way forward stay joined on the way
-back.
+Base weights have no gradient. Gradients of LoRA do not go through autograd: the backward pass of a projection adds them
+directly to their buffers. Projections that are fused in the forward pass are fused in the backward pass.
 
 Shapes: T packed rows, I and O inputs and outputs of a projection, F inner size of the MLP, H query heads, K
 key/value heads, G = H + K, d head dimension, h half of it.
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear, silu
 
-from tinkex.engine.trainer.pairs import LowRank, PairMath
+from tinkex.engine.trainer.lora_kernels import LoraKernel, TenantLora
 
 __all__ = ["gate", "project", "rms_norm", "rotate_heads"]
 
@@ -27,18 +26,18 @@ def project(
     x_TI: Tensor,
     weight_OI: Tensor,
     bias_O: Tensor | None,
-    low_ranks: Sequence[LowRank],
-    math: PairMath,
+    loras: Sequence[TenantLora],
+    kernel: LoraKernel,
     anchor: Tensor,
 ) -> Tensor:
-    """``x Wᵀ + bias`` plus each tenant's ``scale · x Aᵀ Bᵀ``, which ``math`` computes.
+    """``x Wᵀ + bias`` plus each tenant's ``scale · x Aᵀ Bᵀ``, computed by ``kernel``.
 
-    ``anchor`` is any tensor that requires a gradient; it gets none, but makes autograd record the node where
-    ``x_TI`` itself needs no gradient.
+    ``anchor`` is any tensor that requires a gradient; it gets none, but makes autograd record the node where ``x_TI``
+    needs no gradient.
     """
-    if not low_ranks:
+    if not loras:
         return linear(x_TI, weight_OI, bias_O)
-    out_TO: Tensor = _Project.apply(x_TI, anchor, weight_OI, bias_O, low_ranks, math)  # type: ignore[no-untyped-call]  # torch's
+    out_TO: Tensor = _Project.apply(x_TI, anchor, weight_OI, bias_O, loras, kernel)  # type: ignore[no-untyped-call]  # torch's
     return out_TO
 
 
@@ -51,13 +50,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rotate_heads(
     qkv_TO: Tensor, cos_T1h: Tensor, sin_T1h: Tensor, num_heads: int, num_kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Splits joined projections into q_THd, k_TKd and v_TKd, the first two rotated."""
+    """Splits fused projections into q_THd, k_TKd and v_TKd, with q and k rotated."""
     q, k, v = _RotateHeads.apply(qkv_TO, cos_T1h, sin_T1h, num_heads, num_kv_heads)  # type: ignore[no-untyped-call]  # torch's
     return q, k, v
 
 
 def gate(gate_up_T2F: Tensor) -> Tensor:
-    """``silu(gate) · up`` of joined projections."""
+    """``silu(gate) · up`` of fused projections."""
     inner_TF: Tensor = _Gate.apply(gate_up_T2F)  # type: ignore[no-untyped-call]  # torch's
     return inner_TF
 
@@ -70,20 +69,20 @@ class _Project(Function):
         _anchor: Tensor,
         weight_OI: Tensor,
         bias_O: Tensor | None,
-        low_ranks: Sequence[LowRank],
-        math: PairMath,
+        loras: Sequence[TenantLora],
+        kernel: LoraKernel,
     ) -> Tensor:
         out_TO = linear(x_TI, weight_OI, bias_O)
-        ctx.save_for_backward(x_TI, *math.add(x_TI, out_TO, low_ranks))
-        ctx.weight_OI, ctx.low_ranks, ctx.math = weight_OI, low_ranks, math
+        ctx.save_for_backward(x_TI, *kernel.forward(x_TI, out_TO, loras))
+        ctx.weight_OI, ctx.loras, ctx.kernel = weight_OI, loras, kernel
         return out_TO
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad_TO,) = grad_outputs
-        x_TI, *narrow = ctx.saved_tensors
+        x_TI, *shrunk = ctx.saved_tensors
         grad_TI = grad_TO @ ctx.weight_OI if ctx.needs_input_grad[0] else None
-        ctx.math.add_gradients(grad_TO, x_TI, narrow, grad_TI, ctx.low_ranks)
+        ctx.kernel.backward(grad_TO, x_TI, shrunk, grad_TI, ctx.loras)
         return grad_TI, None, None, None, None, None
 
 
@@ -117,7 +116,7 @@ class _RotateHeads(Function):
         heads = qkv_TO.view(len(qkv_TO), rotated + num_kv_heads, -1)
         ctx.cos_T1h, ctx.sin_T1h, ctx.rotated = cos_T1h, sin_T1h, rotated
         out_TGd = torch.empty_like(heads[:, :rotated], memory_format=torch.contiguous_format)
-        _turn(heads[:, :rotated], cos_T1h, sin_T1h, out_TGd, sign=1)
+        _rotate_into(heads[:, :rotated], cos_T1h, sin_T1h, out_TGd, sign=1)
         return out_TGd[:, :num_heads], out_TGd[:, num_heads:], heads[:, rotated:].clone()
 
     @staticmethod
@@ -125,14 +124,14 @@ class _RotateHeads(Function):
         grad_q, grad_k, grad_v = grad_outputs
         (rows, num_heads, head_dim), num_kv_heads = grad_q.shape, grad_k.shape[1]
         grad = grad_q.new_empty(rows, ctx.rotated + num_kv_heads, head_dim)
-        _turn(grad_q, ctx.cos_T1h, ctx.sin_T1h, grad[:, :num_heads], sign=-1)
-        _turn(grad_k, ctx.cos_T1h, ctx.sin_T1h, grad[:, num_heads : ctx.rotated], sign=-1)
+        _rotate_into(grad_q, ctx.cos_T1h, ctx.sin_T1h, grad[:, :num_heads], sign=-1)
+        _rotate_into(grad_k, ctx.cos_T1h, ctx.sin_T1h, grad[:, num_heads : ctx.rotated], sign=-1)
         grad[:, ctx.rotated :] = grad_v
         return grad.flatten(1), None, None, None, None
 
 
-def _turn(heads: Tensor, cos_T1h: Tensor, sin_T1h: Tensor, out: Tensor, *, sign: int) -> None:
-    """Rotates the two halves of every head against each other, forth or back."""
+def _rotate_into(heads: Tensor, cos_T1h: Tensor, sin_T1h: Tensor, out: Tensor, *, sign: int) -> None:
+    """Rotates the two halves of every head by the angle (``sign=1``) or back (``sign=-1``)."""
     first, second = heads.chunk(2, dim=-1)
     out_first, out_second = out.chunk(2, dim=-1)
     torch.mul(first, cos_T1h, out=out_first).addcmul_(second, sin_T1h, value=-sign)

@@ -1,4 +1,4 @@
-"""AdamW on flat buffers, with every setting honoured at every step."""
+"""AdamW on flat buffers, with settings per step."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from tinkex.types.training import AdamParams
 __all__ = ["adam_step", "all_finite", "check_adam", "l2_norm"]
 
 _BLOCK = 4096
-# Adam squares the gradient; beyond this an fp32 second moment overflows and its parameter never moves again.
-_LARGEST_GRADIENT = math.sqrt(torch.finfo(torch.float32).max)
+# Adam squares the gradient: beyond this an fp32 second moment overflows, and its parameter never changes again.
+_MAX_GRADIENT = math.sqrt(torch.finfo(torch.float32).max)
 
 
 def adam_step(state: TrainState, params: AdamParams) -> dict[str, float]:
-    """Applies the accumulated gradient and forgets it; returns metrics such as the norm before clipping.
+    """Applies and clears the accumulated gradient; returns metrics such as the norm before clipping.
 
     The update is ``p ← p·(1 − lr·decay) − lr·m̂ / (√v̂ + eps)`` with bias-corrected moments. If
     ``grad_clip_norm`` is above 0, a gradient with a larger global norm is scaled down to it first. Without an
-    accumulated gradient the step is taken with a gradient of zeros: moments decay, weights follow them, and the
-    count goes up. A gradient that is not finite is discarded with a ``NumericalError``; weights, moments and count
-    stay as they were.
+    accumulated gradient the step uses a gradient of zeros: moments decay, weights follow them, and the count increases. A
+    gradient that is not finite is discarded with a ``NumericalError``; weights, moments and count do not change.
 
     Example:
         >>> adam_step(state, AdamParams(learning_rate=1e-3, grad_clip_norm=1.0))["step:unique"]
@@ -38,7 +37,7 @@ def adam_step(state: TrainState, params: AdamParams) -> dict[str, float]:
     norm = l2_norm(gradient)
     clip = params.grad_clip_norm
     scale = clip / norm if 0 < clip < norm else 1.0
-    if not math.isfinite(norm) or norm * scale > _LARGEST_GRADIENT:
+    if not math.isfinite(norm) or norm * scale > _MAX_GRADIENT:
         state.grad = None
         raise NumericalError(
             f"the accumulated gradient has norm {norm:g}, which AdamW cannot use in fp32; it was discarded, and weights and "
@@ -81,7 +80,7 @@ def adam_step(state: TrainState, params: AdamParams) -> dict[str, float]:
 
 
 def check_adam(params: AdamParams) -> None:
-    """Refuses settings no step can be taken with, naming the field."""
+    """Raises ``InvalidInput``, which names the field, for settings that are not valid."""
     for name in ("learning_rate", "weight_decay", "grad_clip_norm"):
         value = getattr(params, name)
         if not (math.isfinite(value) and value >= 0):
@@ -97,8 +96,8 @@ def check_adam(params: AdamParams) -> None:
 def l2_norm(flat: Tensor) -> float:
     """The Euclidean norm, exact to fp32 rounding: blocks in fp32, their sum in fp64.
 
-    One long fp32 sum loses up to three digits over ten million values. Values whose squares do not fit fp32
-    are summed in fp64 throughout, so that a long gradient can still be clipped.
+    One long fp32 sum loses up to three digits over ten million values. If squares overflow fp32, the whole sum is in
+    fp64, so that a large gradient can still be clipped.
 
     >>> l2_norm(torch.full((10_000,), 0.5))
     50.0

@@ -1,4 +1,4 @@
-"""What the trainer keeps per model under training, and what it is asked to do with it."""
+"""The training state of a model, and a training job on it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from tinkex.engine.model.lora import Adapter
+from tinkex.engine.trainer.examples import Example
 from tinkex.engine.trainer.loss_graph import LossGraph
 from tinkex.types.inputs import Datum
 
@@ -16,10 +17,10 @@ __all__ = ["TrainJob", "TrainState"]
 
 @dataclass(eq=False)
 class TrainState:
-    """A model under training: adapter, accumulated gradient and Adam's moments, each one flat fp32 buffer.
+    """The training state of a model: adapter, accumulated gradient and Adam's moments, each one flat fp32 buffer.
 
-    ``None`` stands for a buffer of zeros that was never needed. ``shared`` says that a snapshot holds the
-    adapter's buffer too, so that the next step must write into a copy.
+    ``None`` is a buffer of zeros that was not needed yet. If ``shared``, a snapshot uses the adapter's buffer too, so the
+    next step must write to a copy.
 
     Example:
         >>> state = trainer.create(LoraConfig(rank=8))
@@ -39,14 +40,15 @@ class TrainState:
 class TrainJob:
     """One forward pass over some datums, with or without gradients.
 
-    ``loss_fn`` "custom" runs ``custom_loss``, the graph its ``loss_id`` stands for; other losses take none.
+    ``loss_fn`` "custom" runs ``custom_loss``, the graph of its ``loss_id``; other losses have none.
 
     Example:
         >>> TrainJob(state, data, loss_fn="ppo", loss_fn_config={"clip_high_threshold": 1.3})
     """
 
     state: TrainState
-    data: Sequence[Datum]
+    data: Sequence[Datum] | Sequence[Example]
+    """Datums, or what was read of them before."""
     loss_fn: str
     loss_fn_config: Mapping[str, float | str] | None = None
     backward: bool = True

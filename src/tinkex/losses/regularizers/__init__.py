@@ -1,4 +1,4 @@
-"""Regularizers: penalties that are added to a loss of your own, each with a true gradient.
+"""Regularizers: penalties added to a custom loss, each with an exact gradient.
 
 ::
 
@@ -14,7 +14,7 @@
     )
 
 A regularizer is any function of (data, logprobs) that returns (value, metrics), like a custom loss. The
-built-in ones work on what a server returns: the logprobs of the targets, [T] or [T, K] per datum.
+built-in ones take the logprobs of the targets, [T] or [T, K] per datum.
 """
 
 from __future__ import annotations

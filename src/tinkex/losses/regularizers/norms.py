@@ -1,6 +1,6 @@
 """Penalties on the size of logprobs or probabilities: L1, L2, and their mixture.
 
-They act on what the model says about the targets. To keep the *weights* of the adapter small, use
+They apply to the model's logprobs of the targets. To keep the *weights* of the adapter small, use
 ``AdamParams(weight_decay=…)``, which the optimizer applies.
 """
 
@@ -17,10 +17,10 @@ from tinkex.losses.regularizers.positions import (
     check_choice,
     check_number,
     check_reduction,
-    chosen_with,
-    nothing,
-    reduced,
-    together,
+    concatenated,
+    reduce,
+    select_positions,
+    zero,
 )
 from tinkex.types import Datum
 
@@ -38,8 +38,8 @@ class L1:
     """The sum or mean of absolute values: Σ|x|.
 
     Of ``logprobs``, which are never positive, it is the negative log-likelihood of the targets. Of ``probs``
-    it is their total probability: a way to make the model say the targets less often. ``where`` names a
-    ``loss_fn_input`` (such as ``"weights"``) whose zeros leave positions out.
+    it is their total probability: minimising it makes the targets less likely. ``where`` names a ``loss_fn_input``
+    (such as ``"weights"``) whose zeros mask positions out.
 
     >>> L1(of="probs", reduction="mean").name
     'l1'
@@ -55,18 +55,18 @@ class L1:
         check_reduction(self.reduction)
 
     def __call__(self, data: Sequence[Datum], logprobs: Logprobs) -> Penalty:
-        """The penalty on these logprobs, and its metrics."""
+        """Returns the penalty on these logprobs, and its metrics."""
         values = _values(data, logprobs, self.of, self.where)
-        return reduced([x.abs() for x in values], logprobs, self.reduction), {}
+        return reduce([x.abs() for x in values], logprobs, self.reduction), {}
 
 
 @dataclass(frozen=True)
 class L2:
     """The sum or mean of squares: Σ clip(x − center)².
 
-    ``center`` is a number, or ``"mean"`` for the mean of all positions (the penalty is then their variance,
-    and its gradient counts that the mean moves too). ``clip`` bounds each difference before it is squared, so
-    that positions beyond it pull no harder, in fact no more at all.
+    ``center`` is a number, or ``"mean"`` for the mean of all positions (the penalty is then their variance, and its
+    gradient includes that of the mean). ``clip`` bounds each difference before it is squared, so that positions
+    beyond it have no gradient.
 
     >>> L2(center="mean", clip=5.0).name
     'l2'
@@ -90,18 +90,18 @@ class L2:
             check_number("clip", self.clip, above=0.0)
 
     def __call__(self, data: Sequence[Datum], logprobs: Logprobs) -> Penalty:
-        """The penalty on these logprobs, and its metrics."""
+        """Returns the penalty on these logprobs, and its metrics."""
         import torch
 
         values = _values(data, logprobs, self.of, self.where)
         flat = torch.cat([x.reshape(-1) for x in values])
         if not flat.numel():
-            return nothing(logprobs), {}
+            return zero(logprobs), {}
         center = flat.mean() if self.center == "mean" else flat.new_tensor(self.center)
         off = flat - center
         if self.clip is not None:
             off = off.clamp(-self.clip, self.clip)
-        return reduced([off.square()], logprobs, self.reduction), {"center": float(center.detach())}
+        return reduce([off.square()], logprobs, self.reduction), {"center": float(center.detach())}
 
 
 @dataclass(frozen=True)
@@ -123,15 +123,15 @@ class ElasticNet:
         check_reduction(self.reduction)
         check_number("l1_ratio", self.l1_ratio)
         if not 0 <= self.l1_ratio <= 1:
-            raise ValueError(f"l1_ratio is between 0 (all L2) and 1 (all L1), got {self.l1_ratio!r}")
+            raise ValueError(f"l1_ratio must be between 0 (all L2) and 1 (all L1), got {self.l1_ratio!r}")
 
     def __call__(self, data: Sequence[Datum], logprobs: Logprobs) -> Penalty:
-        """The penalty on these logprobs, and its metrics."""
+        """Returns the penalty on these logprobs, and its metrics."""
         values = _values(data, logprobs, self.of, self.where)
         mixed = [self.l1_ratio * x.abs() + (1 - self.l1_ratio) * x.square() for x in values]
-        return reduced(mixed, logprobs, self.reduction), {}
+        return reduce(mixed, logprobs, self.reduction), {}
 
 
 def _values(data: Sequence[Datum], logprobs: Logprobs, of: Of, where: str | None) -> list[torch.Tensor]:
-    kept = [lp for (lp,) in together(chosen_with(data, where, logprobs))]
+    kept = [lp for (lp,) in concatenated(select_positions(data, where, logprobs))]
     return [lp.exp() for lp in kept] if of == "probs" else kept

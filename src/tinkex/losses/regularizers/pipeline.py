@@ -1,8 +1,8 @@
 """A loss and the regularizers added to it, as one loss.
 
-Each term is computed on the same logprobs; its value and the length of its gradient are reported, and the sum
-is what is differentiated. Terms that wait for something run in threads beside the rest; the others are a few
-tensor operations, for which a thread costs more than it saves, and run one after the other.
+Each term is computed on the same logprobs; its value and gradient norm are reported, and the sum is differentiated.
+Terms that wait for I/O run concurrently in threads; the others are a few tensor operations, for which a thread costs
+more than it saves, and run sequentially.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from tinkex.losses.custom import CustomLoss, with_slopes
+from tinkex.losses.custom import CustomLoss, grad_enabled
 from tinkex.losses.regularizers.positions import as_tensor
-from tinkex.observability.events import RegularizerFinished, RegularizerStarted, Silent, guarded
+from tinkex.observability.events import NullSink, RegularizerFinished, RegularizerStarted, guard
 from tinkex.types import Datum
 from tinkex.types.regularizers import CustomLossOutput, RegularizerOutput, RegularizerSpec
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Pipeline", "with_regularizers"]
 
-WAIT_S = 30.0
+DEFAULT_TIMEOUT_S = 30.0
 
 
 def with_regularizers(
     loss_fn: CustomLoss,
     regularizers: Sequence[RegularizerSpec],
     *,
-    timeout_s: float = WAIT_S,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
     events: Sink | None = None,
 ) -> CustomLoss:
-    """A loss that is ``loss_fn`` plus the weighted regularizers, for ``forward_backward_custom`` of any client.
+    """Returns ``loss_fn`` plus the weighted regularizers as one loss, for ``forward_backward_custom`` of any client.
 
     >>> import torch
     >>> from tinkex import types
@@ -60,36 +60,36 @@ def with_regularizers(
 class Pipeline:
     """Named, weighted regularizers to add to losses.
 
-    Names must differ, for each is reported under its own. ``timeout_s`` bounds those that wait: after it the
-    pass fails with ``TimeoutError`` and nothing is added to the gradient. ``events`` hears of every term when it
-    starts and when it is known.
+    Names must be unique: each is a prefix of its term's metrics. ``timeout_s`` limits terms that wait for I/O: after
+    it the pass fails with ``TimeoutError`` and leaves the gradient unchanged. ``events`` receives an event when each
+    term starts and finishes.
     """
 
     def __init__(
         self,
         regularizers: Sequence[RegularizerSpec],
         *,
-        timeout_s: float = WAIT_S,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
         events: Sink | None = None,
     ) -> None:
         for spec in regularizers:
             if not isinstance(spec, RegularizerSpec):
                 raise TypeError(
-                    f"regularizers are RegularizerSpec(fn, weight=…), got {type(spec).__name__}; for a built-in one "
+                    f"regularizers must be RegularizerSpec(fn, weight=…), got {type(spec).__name__}; for a built-in one "
                     "write RegularizerSpec(L2(), weight=0.01)"
                 )
         names = [spec.name for spec in regularizers]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"two regularizers are called {name!r}; give each its own name=…")
+                raise ValueError(f"two regularizers are named {name!r}; give each its own name=…")
         if not timeout_s > 0:
-            raise ValueError(f"timeout_s is above 0, got {timeout_s!r}")
+            raise ValueError(f"timeout_s must be positive, got {timeout_s!r}")
         self.regularizers = tuple(regularizers)
         self._timeout_s = timeout_s
-        self._events: Sink = guarded(events or Silent())
+        self._events: Sink = guard(events or NullSink())
 
     def around(self, loss_fn: CustomLoss) -> CustomLoss:
-        """The loss with these regularizers added; its metrics tell them apart."""
+        """Returns the loss with these regularizers added; its metrics list each of them."""
 
         def regularized(
             data: list[Datum], logprobs: list[torch.Tensor]
@@ -102,8 +102,8 @@ class Pipeline:
     def evaluate(
         self, data: Sequence[Datum], logprobs: Sequence[Any], loss_fn: CustomLoss
     ) -> CustomLossOutput:
-        """What the loss and each regularizer are on these logprobs: tensors, or anything torch can read."""
-        with with_slopes():
+        """Evaluates the loss and each regularizer on these logprobs: tensors, or anything torch can convert."""
+        with grad_enabled():
             leaves = [as_tensor(lp).detach().clone().requires_grad_(True) for lp in logprobs]  # noqa: FBT003 - torch's own signature
             return self._compute(list(data), leaves, loss_fn)[1]
 
@@ -112,17 +112,17 @@ class Pipeline:
     ) -> tuple[torch.Tensor, CustomLossOutput]:
         began = time.monotonic()
         waiting: dict[str, Future[tuple[torch.Tensor, dict[str, float]]]] = {}
-        untold: dict[str, RegularizerSpec] = {}
+        unreported: dict[str, RegularizerSpec] = {}
         try:
             for spec in self.regularizers:
-                if _waits(spec):
+                if _runs_in_thread(spec):
                     self._events.emit(RegularizerStarted(spec.name, spec.weight))
-                    waiting[spec.name] = _in_thread(spec, data, logprobs, self._timeout_s)
-                    untold[spec.name] = spec
-            return self._add_up(data, logprobs, loss_fn, began, waiting, untold)
+                    waiting[spec.name] = _start_thread(spec, data, logprobs, self._timeout_s)
+                    unreported[spec.name] = spec
+            return self._add_up(data, logprobs, loss_fn, began, waiting, unreported)
         except BaseException:
-            for spec in untold.values():
-                elapsed_s, why = time.monotonic() - began, "given up: another part of the loss failed"
+            for spec in unreported.values():
+                elapsed_s, why = time.monotonic() - began, "cancelled: another term of the loss failed"
                 self._events.emit(RegularizerFinished(spec.name, spec.weight, elapsed_s, error=why))
             raise
 
@@ -133,41 +133,41 @@ class Pipeline:
         loss_fn: CustomLoss,
         began: float,
         waiting: Mapping[str, Future[tuple[torch.Tensor, dict[str, float]]]],
-        untold: dict[str, RegularizerSpec],
+        unreported: dict[str, RegularizerSpec],
     ) -> tuple[torch.Tensor, CustomLossOutput]:
-        base, base_metrics = _checked("the loss", loss_fn(list(data), list(logprobs)))
-        total, terms, pull = base, {}, _slope(base, logprobs)
-        base_grad_norm = _norm(pull)
+        base, base_metrics = _check_output("the loss", loss_fn(list(data), list(logprobs)))
+        total, terms, gradient = base, {}, _gradient(base, logprobs)
+        base_grad_norm = _norm(gradient)
         for spec in self.regularizers:
-            untold.pop(spec.name, None)
-            with self._told(spec, since=began if spec.name in waiting else None) as known:
+            unreported.pop(spec.name, None)
+            with self._reported(spec, since=began if spec.name in waiting else None) as known:
                 if spec.name in waiting:
                     left_s = max(0.0, self._timeout_s - (time.monotonic() - began))
                     value, metrics = _result(spec, waiting[spec.name], left_s, self._timeout_s)
                 else:
-                    value, metrics = _noted(spec, data, logprobs)
-                number, slope = _number(spec.name, value), _slope(value, logprobs)
+                    value, metrics = _evaluate(spec, data, logprobs)
+                number, slope = _number(spec.name, value), _gradient(value, logprobs)
                 grad_norm = _norm(slope)
                 if not math.isfinite(grad_norm):
                     raise ValueError(
                         f"the gradient of the regularizer {spec.name!r} is not finite, though its value is {number:g}; "
-                        "nothing was added to the gradient"
+                        "the accumulated gradient is unchanged"
                     )
                 known.extend((number, grad_norm))
             terms[spec.name] = RegularizerOutput(spec.name, number, float(spec.weight), known[1], metrics)
-            total, pull = total + spec.weight * value, pull + spec.weight * slope
+            total, gradient = total + spec.weight * value, gradient + spec.weight * slope
         output = CustomLossOutput(
             base_loss=float(base.detach()),
             base_grad_norm=base_grad_norm,
-            total_grad_norm=_norm(pull),
+            total_grad_norm=_norm(gradient),
             regularizers=terms,
             base_metrics=base_metrics,
         )
         return total, output
 
     @contextlib.contextmanager
-    def _told(self, spec: RegularizerSpec, since: float | None) -> Iterator[list[float]]:
-        """Tells of a term; the block adds its value and the length of its gradient to the list."""
+    def _reported(self, spec: RegularizerSpec, since: float | None) -> Iterator[list[float]]:
+        """Emits the events of a term; the block appends its value and gradient norm to the list."""
         if since is None:
             since = time.monotonic()
             self._events.emit(RegularizerStarted(spec.name, spec.weight))
@@ -185,35 +185,35 @@ class Pipeline:
         )
 
 
-def _waits(spec: RegularizerSpec) -> bool:
-    called = getattr(type(spec.fn), "__call__", None)  # noqa: B004 - the method of an object that is called
+def _runs_in_thread(spec: RegularizerSpec) -> bool:
+    called = getattr(type(spec.fn), "__call__", None)  # noqa: B004 - the method of a callable object
     return spec.waits or inspect.iscoroutinefunction(spec.fn) or inspect.iscoroutinefunction(called)
 
 
-def _noted(
+def _evaluate(
     spec: RegularizerSpec, data: Sequence[Datum], logprobs: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, float]]:
     try:
-        return _checked(f"the regularizer {spec.name!r}", spec.fn(list(data), list(logprobs)))
+        return _check_output(f"the regularizer {spec.name!r}", spec.fn(list(data), list(logprobs)))
     except Exception as error:
-        error.add_note(f"raised by the regularizer {spec.name!r}; nothing was added to the gradient")
+        error.add_note(f"raised by the regularizer {spec.name!r}; the accumulated gradient is unchanged")
         raise
 
 
-def _in_thread(
+def _start_thread(
     spec: RegularizerSpec, data: Sequence[Datum], logprobs: Sequence[torch.Tensor], timeout_s: float
 ) -> Future[tuple[torch.Tensor, dict[str, float]]]:
-    """Starts a term in a thread of its own; a daemon, so that one that never returns does not hold the program."""
+    """Starts a term in its own daemon thread, so that one that never returns does not block interpreter exit."""
     future: Future[tuple[torch.Tensor, dict[str, float]]] = Future()
 
     def work() -> None:
         try:
             returned = spec.fn(list(data), list(logprobs))
             if inspect.isawaitable(returned):
-                returned = asyncio.run(_within(returned, timeout_s))
-            future.set_result(_checked(f"the regularizer {spec.name!r}", returned))
-        except BaseException as error:  # noqa: BLE001 - nothing is hidden: whoever waits for the term gets it
-            error.add_note(f"raised by the regularizer {spec.name!r}; nothing was added to the gradient")
+                returned = asyncio.run(_await_with_timeout(returned, timeout_s))
+            future.set_result(_check_output(f"the regularizer {spec.name!r}", returned))
+        except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
+            error.add_note(f"raised by the regularizer {spec.name!r}; the accumulated gradient is unchanged")
             future.set_exception(error)
 
     context = contextvars.copy_context()
@@ -221,17 +221,17 @@ def _in_thread(
     return future
 
 
-class _Late(TimeoutError):
-    """Our patience is over, not that of something the term waits for itself."""
+class _DeadlineExceeded(TimeoutError):
+    """The pipeline's timeout expired, not one inside the term."""
 
 
-async def _within(returned: Awaitable[Any], timeout_s: float) -> Any:
+async def _await_with_timeout(returned: Awaitable[Any], timeout_s: float) -> Any:
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
             return await returned
     except TimeoutError as error:
-        raise (_Late() if limit.expired() else error) from error
+        raise (_DeadlineExceeded() if limit.expired() else error) from error
 
 
 def _result(
@@ -243,24 +243,24 @@ def _result(
     try:
         return future.result(min(left_s, threading.TIMEOUT_MAX))
     except TimeoutError as error:
-        if future.done() and not isinstance(error, _Late):
+        if future.done() and not isinstance(error, _DeadlineExceeded):
             raise
         raise TimeoutError(
-            f"the regularizer {spec.name!r} had no value after {timeout_s:g} s; nothing was added to the gradient. "
-            "Give it more time with with_regularizers(…, timeout_s=…)"
+            f"the regularizer {spec.name!r} timed out after {timeout_s:g} s; the accumulated gradient is unchanged. "
+            "Raise the limit with with_regularizers(…, timeout_s=…)"
         ) from error
 
 
-def _checked(who: str, returned: Any) -> tuple[torch.Tensor, dict[str, float]]:
+def _check_output(name: str, returned: Any) -> tuple[torch.Tensor, dict[str, float]]:
     import torch
 
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise TypeError(
-            f"{who} returns (value, metrics), such as (value, {{}}); got {type(returned).__name__}"
+            f"{name} must return (value, metrics), such as (value, {{}}); got {type(returned).__name__}"
         )
     value, metrics = returned
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        raise TypeError(f"the value that {who} returns is a torch tensor with one number")
+        raise TypeError(f"{name} must return its value as a torch tensor with one number")
     return value.reshape(()), {str(name): _plain(number) for name, number in dict(metrics).items()}
 
 
@@ -276,12 +276,12 @@ def _number(name: str, value: torch.Tensor) -> float:
         )
     number = float(value.detach())
     if not math.isfinite(number):
-        raise ValueError(f"the regularizer {name!r} is {number}; nothing was added to the gradient")
+        raise ValueError(f"the regularizer {name!r} is {number}; the accumulated gradient is unchanged")
     return number
 
 
-def _slope(value: torch.Tensor, logprobs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The gradient over all logprobs, as one vector in float64; the graph stays for the pass itself."""
+def _gradient(value: torch.Tensor, logprobs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns the gradient with respect to all logprobs, as one float64 vector; retains the graph."""
     import torch
 
     if not value.requires_grad:

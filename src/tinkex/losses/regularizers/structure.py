@@ -1,4 +1,4 @@
-"""Penalties on how logprobs relate: to a second view, to each other, and to a loss's slope."""
+"""Penalties on relations of logprobs: to a second view, to each other, and to a loss's gradient."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from tinkex.losses.custom import CustomLoss
 from tinkex.losses.regularizers.positions import (
     Logprobs,
+    LogprobsSource,
     Penalty,
     Reduction,
-    Source,
-    aligned,
     check_choice,
     check_number,
     check_reduction,
-    chosen_with,
-    nothing,
-    reduced,
-    together,
+    concatenated,
+    fixed_logprobs,
+    reduce,
+    select_positions,
+    zero,
 )
 from tinkex.types import Datum
 
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Consistency", "GradientPenalty", "Orthogonality"]
 
-SMALLEST_NORM = 1e-8
+MIN_NORM = 1e-8
 
 
 @dataclass(frozen=True)
 class Consistency:
     """Keeps logprobs near a second view of the same targets.
 
-    The second view is fixed (``pair``: a name in ``loss_fn_inputs``, arrays, or a function of the data), or live:
-    ``pairs(data)`` returns pairs of indices of datums with the same targets, such as one answer to two
-    paraphrases, and both sides are pulled together. ``metric``: ``mse`` (a−b)², ``l1`` |a−b|, ``cosine``
-    1 − cos(a, b) per datum, ``kl`` ½(A−B)(a−b), the targets' share of the symmetric divergence.
+    The second view is constant (``pair``: a name in ``loss_fn_inputs``, arrays, or a function of the data), or
+    differentiable: ``pairs(data)`` returns pairs of indices of datums with the same targets, such as one answer to two
+    paraphrases, and both sides get a gradient. ``metric``: ``mse`` (a−b)², ``l1`` |a−b|, ``cosine``
+    1 − cos(a, b) per datum, ``kl`` ½(A−B)(a−b), the symmetric divergence summed over the targets.
 
     >>> Consistency("original_logprobs", metric="l1").name
     'consistency'
     """
 
-    pair: Source | None = None
+    pair: LogprobsSource | None = None
     pairs: Callable[[Sequence[Datum]], Sequence[tuple[int, int]]] | None = None
     metric: Literal["mse", "l1", "cosine", "kl"] = "mse"
     reduction: Reduction = "mean"
@@ -56,33 +56,33 @@ class Consistency:
         check_reduction(self.reduction)
         if (self.pair is None) == (self.pairs is None):
             raise ValueError(
-                "Consistency compares with one thing: Consistency('original_logprobs') for stored logprobs, or "
+                "Consistency takes either pair or pairs: Consistency('original_logprobs') for stored logprobs, or "
                 "Consistency(pairs=…) for datums of the same batch"
             )
 
     def __call__(self, data: Sequence[Datum], logprobs: Logprobs) -> Penalty:
-        """The penalty on these logprobs, and its metrics."""
-        sides = chosen_with(data, self.where, logprobs, self._others(data, logprobs))
-        return reduced(
+        """Returns the penalty on these logprobs, and its metrics."""
+        sides = select_positions(data, self.where, logprobs, self._others(data, logprobs))
+        return reduce(
             [self._distance(a, b) for a, b in self._compared(data, sides)], logprobs, self.reduction
         ), {}
 
     def _others(self, data: Sequence[Datum], logprobs: Logprobs) -> Sequence[torch.Tensor]:
-        return logprobs if self.pair is None else aligned(self.pair, data, logprobs, "the pair")
+        return logprobs if self.pair is None else fixed_logprobs(self.pair, data, logprobs, "the pair")
 
     def _compared(
         self, data: Sequence[Datum], sides: Sequence[tuple[torch.Tensor, ...]]
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         if self.pairs is None:
-            joined = sides if self.metric == "cosine" else together(sides)
+            joined = sides if self.metric == "cosine" else concatenated(sides)
             return [(a, b) for a, b in joined]
         compared = []
         for first, second in self.pairs(data):
             a, b = sides[first][0], sides[second][0]
             if a.shape != b.shape:
                 raise ValueError(
-                    f"data[{first}] and data[{second}] are a pair, but count {tuple(a.shape)} and {tuple(b.shape)} "
-                    "targets; a pair has the same targets"
+                    f"data[{first}] and data[{second}] are a pair, but their shapes are {tuple(a.shape)} and "
+                    f"{tuple(b.shape)}; a pair must have the same targets"
                 )
             compared.append((a, b))
         return compared
@@ -97,20 +97,19 @@ class Consistency:
                 return (a.exp() - b.exp()) * (a - b) / 2
             case "cosine":
                 a, b = a.reshape(-1), b.reshape(-1)
-                lengths = _norm(a).clamp(min=SMALLEST_NORM) * _norm(b).clamp(min=SMALLEST_NORM)
+                lengths = _norm(a).clamp(min=MIN_NORM) * _norm(b).clamp(min=MIN_NORM)
                 return 1 - (a @ b) / lengths
 
 
 @dataclass(frozen=True)
 class Orthogonality:
-    """Keeps rows of logprobs from pointing the same way: the squares of their inner products.
+    """Penalises the inner products of rows of logprobs, squared, so that rows become orthogonal.
 
-    With one logprob per position the rows are the datums' sequences of logprobs (``rows="datums"``; a shorter one
-    counts as zero beyond its end), so the penalty asks the batch's datums for different profiles. With K
-    candidates per position the rows may be the positions of a datum or its candidates. ``normalize`` compares
-    directions only; ``center`` takes the mean of each row away first: logprobs are all negative, so that without it
-    no two rows can be orthogonal. ``mode``: ``soft`` Σ off-diagonal G², ``hard`` Σ (G − 1)², ``spectral``
-    (trace G − n)² + off-diagonal. One row alone has nothing to differ from: zero.
+    With one logprob per position the rows are the datums' sequences of logprobs (``rows="datums"``; shorter ones are
+    zero-padded). With K candidates per position the rows may be the positions of a datum or its candidates.
+    ``normalize`` compares directions only; ``center`` subtracts the mean of each row first: all logprobs are negative,
+    so without it no two rows can be orthogonal. ``mode``: ``soft`` Σ off-diagonal G², ``hard`` Σ (G − 1)²,
+    ``spectral`` (trace G − n)² + off-diagonal. A single row gives zero.
 
     >>> Orthogonality(center=True).name
     'orthogonality'
@@ -128,16 +127,16 @@ class Orthogonality:
         check_choice("rows", self.rows, ("datums", "positions", "candidates"))
 
     def __call__(self, data: Sequence[Datum], logprobs: Logprobs) -> Penalty:
-        """The penalty on these logprobs, and its metrics."""
+        """Returns the penalty on these logprobs, and its metrics."""
         import torch
 
-        kept = [lp for (lp,) in chosen_with(data, self.where, logprobs)]
+        kept = [lp for (lp,) in select_positions(data, self.where, logprobs)]
         if self.rows == "datums":
             rows = [self._centered(lp.reshape(-1)) for lp in kept]
             matrices = [torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)]
         else:
             matrices = [self._centered(self._matrix(index, lp)) for index, lp in enumerate(kept)]
-        total = nothing(logprobs)
+        total = zero(logprobs)
         for matrix in matrices:
             total = total + self._penalty(matrix)
         return total, {"rows": float(sum(len(matrix) for matrix in matrices))}
@@ -157,7 +156,7 @@ class Orthogonality:
         import torch
 
         if self.normalize:
-            matrix = matrix / _norm(matrix).unsqueeze(-1).clamp(min=SMALLEST_NORM)
+            matrix = matrix / _norm(matrix).unsqueeze(-1).clamp(min=MIN_NORM)
         gram = matrix @ matrix.T
         diagonal = gram.diagonal()
         off_diagonal = (gram - torch.diag(diagonal)).square().sum()
@@ -172,13 +171,12 @@ class Orthogonality:
 
 @dataclass(frozen=True)
 class GradientPenalty:
-    """Keeps the slope of a loss near a length: (‖∂loss/∂logprobs‖ − target_norm)².
+    """Keeps the gradient norm of a loss near a target: (‖∂loss/∂logprobs‖ − target_norm)².
 
-    The slope is with respect to the logprobs of all targets, at the logprobs themselves (``mode="output"``) or at
-    a random point between them and a ``reference`` (``"interpolated"``; ``seed`` makes the point the same at
-    every call). Its own gradient goes through the loss's second derivatives. A loss that is linear in the
-    logprobs has none: cross-entropy's slope is its weights, whatever the model says, and the gradient is rightly
-    zero.
+    The gradient is with respect to the logprobs of all targets, at the logprobs themselves (``mode="output"``) or at
+    a random point between them and a ``reference`` (``"interpolated"``; ``seed`` fixes the point). The penalty's own
+    gradient uses the loss's second derivatives. A loss that is linear in the logprobs has none: the gradient of
+    cross-entropy is its weights, so the penalty's gradient is zero.
 
     >>> GradientPenalty(lambda data, logprobs: (sum((lp**2).sum() for lp in logprobs), {})).name
     'gradient_penalty'
@@ -187,45 +185,45 @@ class GradientPenalty:
     loss_fn: CustomLoss = field(repr=False)
     target_norm: float = 1.0
     mode: Literal["output", "interpolated"] = "output"
-    reference: Source | None = None
+    reference: LogprobsSource | None = None
     seed: int | None = None
     name: ClassVar[str] = "gradient_penalty"
 
     def __post_init__(self) -> None:
         if not callable(self.loss_fn):
             raise TypeError(
-                "GradientPenalty needs a loss: a function of (data, logprobs) that returns (loss, metrics)"
+                "GradientPenalty needs a loss_fn: a function of (data, logprobs) that returns (loss, metrics)"
             )
         check_choice("mode", self.mode, ("output", "interpolated"))
         check_number("target_norm", self.target_norm)
         if self.target_norm < 0:
-            raise ValueError(f"target_norm is a length, from 0 up; got {self.target_norm!r}")
+            raise ValueError(f"target_norm must be at least 0, got {self.target_norm!r}")
         if (self.mode == "interpolated") != (self.reference is not None):
             raise ValueError(
-                "mode='interpolated' goes with a reference to interpolate to, and only that mode does"
+                "mode='interpolated' needs a reference to interpolate to, and no other mode takes one"
             )
 
     def __call__(self, data: Sequence[Datum], logprobs: Logprobs) -> Penalty:
-        """The penalty on these logprobs, and its metrics."""
+        """Returns the penalty on these logprobs, and its metrics."""
         import torch
 
         points = list(logprobs)
         if self.reference is not None:
-            fixed = aligned(self.reference, data, logprobs, "the reference")
+            fixed = fixed_logprobs(self.reference, data, logprobs, "the reference")
             points = [
                 e * lp + (1 - e) * ref for e, lp, ref in zip(self._shares(points), points, fixed, strict=True)
             ]
         loss, _ = self.loss_fn(list(data), points)
         if not loss.requires_grad:
             raise ValueError(
-                "the loss of GradientPenalty does not depend on the logprobs, so it has no slope"
+                "the loss of GradientPenalty does not depend on the logprobs, so it has no gradient"
             )
         slopes = torch.autograd.grad(loss, points, create_graph=True, allow_unused=True)
-        squares = nothing(logprobs)
+        squares = zero(logprobs)
         for slope in slopes:
             if slope is not None:
                 squares = squares + slope.square().sum()
-        # The root has no derivative at zero; a slope of nothing pulls in no direction.
+        # The square root has no derivative at zero; a zero gradient gets a zero gradient here.
         length = torch.where(squares > 0, squares.clamp(min=1e-30).sqrt(), squares)
         return (length - self.target_norm).square(), {"slope_norm": float(length.detach())}
 

@@ -1,8 +1,8 @@
-"""Telemetry: what a program may report to its server about itself, and how exceptions are captured for it.
+"""Telemetry: reports from a program to its server, and the capture of exceptions for them.
 
-Nothing is sent to the engine in this process, nor where ``TINKER_TELEMETRY=0`` (``telemetry=False``) says so.
+Nothing is sent to the embedded engine, or with ``TINKER_TELEMETRY=0`` (``telemetry=False``).
 
->>> with capture(None):  # a client without telemetry: the block runs as it stands
+>>> with capture(None):  # a client without telemetry: the block just runs
 ...     1 + 1
 2
 """

@@ -1,4 +1,4 @@
-"""Captures exceptions on their way out of a block or function: reported, told apart, and raised on."""
+"""Captures exceptions that leave a block or function: reports them by category and re-raises them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class HasTelemetry(Protocol):
-    """A client: it has a reporter, or none."""
+    """A client, with or without a reporter."""
 
     def get_telemetry(self) -> Reporter | None:
-        """The reporter of the client's session."""
+        """Returns the reporter of the client's session."""
         ...
 
 
 class capture:  # noqa: N801 - used like a function
-    """A context manager and decorator, for plain and asynchronous functions, that reports what is raised.
+    """A context manager and decorator, for sync and async functions, that reports exceptions.
 
-    The exception goes on as it is, at once; reporting never delays or replaces it.
+    The exception propagates unchanged; reporting never delays or replaces it.
 
     >>> @capture(None)
     ... def step(n: int) -> int:
@@ -42,8 +42,7 @@ class capture:  # noqa: N801 - used like a function
             client is None or isinstance(client, Reporter) or callable(getattr(client, "get_telemetry", None))
         ):
             raise TypeError(
-                f"capture reports for a client, its Reporter or None, not for {type(client).__name__}; give it your "
-                "ServiceClient"
+                f"capture takes a client, its Reporter or None, got {type(client).__name__}; pass your ServiceClient"
             )
         self._client = client
         self._fatal = fatal
@@ -54,9 +53,9 @@ class capture:  # noqa: N801 - used like a function
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # An interrupt, the end of the program and a cancelled task are no failures.
+        # KeyboardInterrupt, SystemExit and CancelledError are not failures.
         if isinstance(error, Exception):
-            with contextlib.suppress(Exception):  # the exception on its way out is the one that matters
+            with contextlib.suppress(Exception):  # must not replace the propagating exception
                 self._report(error)
 
     def _report(self, error: Exception) -> None:
@@ -66,11 +65,11 @@ class capture:  # noqa: N801 - used like a function
             reporter.log_exception(error, user_error=is_user_error(error), fatal=self._fatal)
 
     def __call__(self, function: F) -> F:
-        """The function, with what it raises reported."""
+        """Decorates a function so that its exceptions are reported."""
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
-                f"{function.__name__} is a generator, whose code runs when it is iterated over; write `with capture(…):` "
-                "inside of it"
+                f"{function.__name__} is a generator, whose body runs during iteration; write `with capture(…):` "
+                "inside it"
             )
         if inspect.iscoroutinefunction(function):
 
@@ -90,7 +89,7 @@ class capture:  # noqa: N801 - used like a function
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Whether an exception, or what caused it, says that the caller asked for something wrong.
+    """Returns whether an exception, or its cause, is a user error.
 
     >>> is_user_error(RequestFailedError("bad data", "r1", RequestErrorCategory.User))
     True

@@ -1,4 +1,4 @@
-"""What may leave the program: fields that are known to hold no data of the user's, and nothing else."""
+"""Redaction: an allow-list of the fields that telemetry may send, which hold no user data."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ REPORTED: Mapping[type[Any], tuple[str, ...]] = {
     CircuitChanged: ("purpose", "state"),
     StreamingUnavailable: ("status",),
 }
-"""Which events are reported, and which of their fields; texts that quote addresses, names or data are not."""
+"""The events that are reported, and the fields of each; free text, which may quote user data, is excluded."""
 
 ALLOWED_DATA = frozenset(
     {"request_type", "state", "waited_s", "silent_s", "purpose", "status", "endpoint", "error_type"}
     | {"status_code", "category", "count", "duration_s", "step"}
 )
-LONGEST_TEXT = 100
+MAX_TEXT_LENGTH = 100
 PACKAGE = Path(__file__).parents[2]
 
 
 def event_data(event: object) -> dict[str, Any] | None:
-    """The fields of an event that are reported, or None if it is not.
+    """Returns the reported fields of an event, or None if the event is not reported.
 
     >>> event_data(StreamingUnavailable("session-1:sample:0", 404))
     {'status': 404}
@@ -47,7 +47,7 @@ def event_data(event: object) -> dict[str, Any] | None:
 
 
 def allowed(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a user's own data is sent: known names with numbers or short words.
+    """Returns the part of a user's data that may be sent: known names with numbers or short words.
 
     >>> allowed({"step": 3, "prompt": "secret", "state": {"deep": 1}})
     {'step': 3}
@@ -58,13 +58,13 @@ def allowed(data: Mapping[str, Any]) -> dict[str, Any]:
         if name in ALLOWED_DATA
         and (
             isinstance(value, int | float | None)
-            or (isinstance(value, str) and len(value) <= LONGEST_TEXT and value.replace("_", "").isalnum())
+            or (isinstance(value, str) and len(value) <= MAX_TEXT_LENGTH and value.replace("_", "").isalnum())
         )
     }
 
 
 def frames(error: BaseException) -> str:
-    """Where an exception came from: lines of this package, and only the number of all others."""
+    """Returns the stack frames of an exception: those of this package, and only the number of all others."""
     lines: list[str] = []
     skipped = 0
     for frame in traceback.extract_tb(error.__traceback__):

@@ -1,7 +1,7 @@
-"""The reporter of a session: events go into a bounded queue, and to the server in batches, in the background.
+"""The telemetry reporter of a session: a bounded queue, sent to the server in batches in the background.
 
-It never blocks and never fails the program: a full queue drops, a server that does not answer is given up, and
-the end of the program waits for it for a bounded time. A session in which nothing is reported sends nothing.
+It never blocks or fails the program: a full queue drops events, an unresponsive server loses them, and interpreter
+exit waits for a bounded time. A session that reports nothing sends nothing.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Reporter", "TelemetrySink"]
 
-_ROW = endpoint("telemetry")
-BATCH = 100
+_ENDPOINT = endpoint("telemetry")
+MAX_BATCH_SIZE = 100
 INTERVAL_S = 10.0
-QUEUE = 10_000
-TIMEOUT_S = 5.0
-DRAIN_S = 2.0
-"""How long closing a session, or the end of the program, waits for what is still queued."""
-TRIES = RetryPolicy(max_retries=2, total_s=15.0, base_s=1.0)
+MAX_QUEUE_SIZE = 10_000
+SEND_TIMEOUT_S = 5.0
+DRAIN_TIMEOUT_S = 2.0
+"""How long closing a session, or interpreter exit, waits for queued events."""
+RETRY_POLICY = RetryPolicy(max_retries=2, total_s=15.0, base_s=1.0)
 
 
 class Reporter:
-    """Reports about one session; every method may be called from any thread.
+    """Reports events of one session; every method is thread-safe.
 
     ::
 
@@ -58,35 +58,35 @@ class Reporter:
         self._session_id = session_id
         self._interval_s = interval_s
         self._closed = False
-        self._start_anew()
+        self._reset()
 
-    def _start_anew(self) -> None:
-        """Begins with nothing: what was queued before a fork is the parent's to send, and so are its locks and tasks."""
+    def _reset(self) -> None:
+        """Starts with an empty queue and new locks; after a fork, the old ones belong to the parent."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._queue: deque[wire.TelemetryEvent] = deque()
         self._index = 0
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         self._sending: asyncio.Task[None] | None = None
         self._drained = threading.Event()
         self._drained.set()
-        self._soon = asyncio.Event()
+        self._wake = asyncio.Event()
         self._process_uuid = str(uuid.uuid4())
         self.num_dropped = 0
-        """Events that were lost, because the queue was full or the server did not take them."""
+        """Events that were lost, because the queue was full or the server did not accept them."""
         self._num_lost = 0
-        """Those of them that were queued."""
-        self._num_lost_known = 0
-        """Those of these that ``wait_until_drained`` has reported."""
+        """The part of ``num_dropped`` that had been queued."""
+        self._num_lost_reported = 0
+        """The part of ``_num_lost`` that ``wait_until_drained`` has reported."""
 
-    # ---- for the program ----
+    # ---- public ----
 
     def log(self, name: str, data: Mapping[str, Any] | None = None, severity: wire.Severity = "INFO") -> bool:
-        """Reports that something happened; of ``data`` only known, harmless fields are sent. Says if it was queued."""
+        """Reports an event; only allow-listed fields of ``data`` are sent. Returns whether it was queued."""
         return self._add(
             lambda common: wire.GenericEvent(
                 event="GENERIC_EVENT",
-                event_name=name.encode("utf-8", "replace").decode(),  # half a character would spoil the batch
+                event_name=name.encode("utf-8", "replace").decode(),  # a lone surrogate would fail the batch
                 event_data=allowed(data or {}),
                 severity=severity,
                 **common,
@@ -94,7 +94,7 @@ class Reporter:
         )
 
     def log_exception(self, error: BaseException, *, user_error: bool = False, fatal: bool = False) -> bool:
-        """Reports an exception: its type, its status and where in this package it was; never its text."""
+        """Reports an exception: its type, status and frames in this package; never its message."""
         kind = f"{type(error).__module__}.{type(error).__qualname__}"
         status = _status_of(error)
         if user_error:
@@ -115,36 +115,36 @@ class Reporter:
         return added
 
     def flush(self) -> None:
-        """Has what is queued sent now, in the background."""
-        with contextlib.suppress(RuntimeError):  # the program is ending
-            background().loop.call_soon_threadsafe(self._soon.set)
+        """Sends queued events now, in the background."""
+        with contextlib.suppress(RuntimeError):  # the interpreter exits
+            background().loop.call_soon_threadsafe(self._wake.set)
 
     def wait_until_drained(self, timeout: float = 30.0) -> bool:
-        """Waits until nothing is queued any more, for a bounded time.
+        """Waits until the queue is empty, at most ``timeout`` seconds.
 
-        Returns whether everything that was reported since the last call has reached the server.
+        Returns whether every event reported since the last call has reached the server.
         """
         if background().is_current_thread:
             return self._drained.is_set()
-        self._notice_fork()
+        self._check_fork()
         self.flush()
         drained = self._drained.wait(min(timeout, threading.TIMEOUT_MAX))
         with self._lock:
-            known, self._num_lost_known = self._num_lost_known, self._num_lost
-            return drained and self._num_lost == known
+            reported, self._num_lost_reported = self._num_lost_reported, self._num_lost
+            return drained and self._num_lost == reported
 
-    # ---- for the session ----
+    # ---- called by the session ----
 
     async def close(self) -> None:
-        """Sends what is left, for a bounded time, and ends; runs on the background loop."""
+        """Sends queued events, for a bounded time, and stops; runs on the background loop."""
         if self._closed:
             return
-        self._notice_fork()
-        await asyncio.sleep(0)  # the sender of an event that was added a moment ago may not have begun
+        self._check_fork()
+        await asyncio.sleep(0)  # the sender task of an event just added may not have started
         with self._lock:
-            wanted = self._sending is not None or bool(self._queue)
-        if wanted:
-            duration = str(timedelta(seconds=round(time.monotonic() - self._began, 3)))
+            active = self._sending is not None or bool(self._queue)
+        if active:
+            duration = str(timedelta(seconds=round(time.monotonic() - self._started_at, 3)))
             self._add(
                 lambda common: wire.SessionEndEvent(
                     event="SESSION_END", duration=duration, severity="INFO", **common
@@ -154,18 +154,18 @@ class Reporter:
         atexit.unregister(self._at_exit)
         sending = self._sending
         if sending is not None:
-            self._soon.set()
-            await asyncio.wait({sending}, timeout=DRAIN_S)
+            self._wake.set()
+            await asyncio.wait({sending}, timeout=DRAIN_TIMEOUT_S)
             sending.cancel()
 
-    def _notice_fork(self) -> None:
+    def _check_fork(self) -> None:
         if self._pid != os.getpid():
-            self._start_anew()
+            self._reset()
 
     def _add(self, make: Any) -> bool:
-        self._notice_fork()
+        self._check_fork()
         with self._lock:
-            if self._closed or len(self._queue) >= QUEUE:
+            if self._closed or len(self._queue) >= MAX_QUEUE_SIZE:
                 self.num_dropped += 1
                 return False
             first = self._index == 0
@@ -174,10 +174,10 @@ class Reporter:
                 self._queue.append(wire.SessionStartEvent(event="SESSION_START", severity="INFO", **common))
             self._queue.append(make(self._common()))
             self._drained.clear()
-            full = len(self._queue) >= BATCH
+            full = len(self._queue) >= MAX_BATCH_SIZE
         if first:
             atexit.register(self._at_exit)
-            background().start(self._begin(), alone=True)
+            background().start(self._send_loop(), detached=True)
         if full:
             self.flush()
         return True
@@ -190,24 +190,24 @@ class Reporter:
             "timestamp": datetime.now(UTC),
         }
 
-    async def _begin(self) -> None:
+    async def _send_loop(self) -> None:
         self._sending = asyncio.current_task()
         try:
             while not (self._closed and not self._queue):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._interval_s):
-                        await self._soon.wait()
-                self._soon.clear()
+                        await self._wake.wait()
+                self._wake.clear()
                 await self._send_all()
         except ClosedError:
-            pass  # the connections are gone, and with them whoever could be told
+            pass  # the connections are closed
         finally:
-            self._give_up()
+            self._drop_queue()
 
     async def _send_all(self) -> None:
         while True:
             with self._lock:
-                batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
+                batch = [self._queue.popleft() for _ in range(min(MAX_BATCH_SIZE, len(self._queue)))]
                 if not batch:
                     self._drained.set()
                     return
@@ -219,48 +219,48 @@ class Reporter:
                 process_uuid=self._process_uuid,
             )
             try:
-                await self._caller.call(_ROW, request, timeout=TIMEOUT_S, policy=TRIES)
+                await self._caller.call(_ENDPOINT, request, timeout=SEND_TIMEOUT_S, policy=RETRY_POLICY)
             except (ClosedError, asyncio.CancelledError):
-                self._lose(len(batch))
+                self._count_lost(len(batch))
                 raise
-            except Exception:  # noqa: BLE001 - counted; whatever is wrong with a report must not end those after it
-                self._lose(len(batch))
+            except Exception:  # noqa: BLE001 - counted; a failed batch must not stop later ones
+                self._count_lost(len(batch))
 
-    def _lose(self, count: int) -> None:
+    def _count_lost(self, count: int) -> None:
         with self._lock:
             self.num_dropped += count
             self._num_lost += count
 
-    def _give_up(self) -> None:
+    def _drop_queue(self) -> None:
         with self._lock:
             count = len(self._queue)
             self._queue.clear()
-        self._lose(count)
+        self._count_lost(count)
         self._drained.set()
 
     def _at_exit(self) -> None:
-        if self._pid == os.getpid():  # a forked child inherits the call, and has nothing to wait for
-            self.wait_until_drained(DRAIN_S)
+        if self._pid == os.getpid():  # a forked child inherits the hook, and has nothing to send
+            self.wait_until_drained(DRAIN_TIMEOUT_S)
 
 
 def _status_of(error: BaseException) -> int | None:
-    """The status that an exception carries; exceptions of others may say anything under that name, or raise."""
+    """Returns an exception's HTTP status; a foreign ``status_code`` attribute may be anything, or raise."""
     try:
         status = getattr(error, "status_code", None)
-    except Exception:  # noqa: BLE001 - a property of somebody else's, in the middle of somebody else's trouble
+    except Exception:  # noqa: BLE001 - a property of a foreign exception class
         return None
     return int(status) if isinstance(status, int) and 100 <= status < 600 else None
 
 
 class TelemetrySink:
-    """Subscribes a reporter to a client's events: it reports those that are on the list."""
+    """Subscribes a reporter to a client's events: it reports those that ``redaction`` allows."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
 
     def emit(self, event: Event) -> None:
-        """Takes one event."""
+        """Receives one event."""
         data = event_data(event)
-        # Troubles of telemetry itself are not reported: they would cause more of them.
+        # Failures of telemetry itself are not reported: that would cause more of them.
         if data is not None and data.get("purpose") != "telemetry":
             self._reporter.log(f"tinkex.{type(event).__name__}", data)

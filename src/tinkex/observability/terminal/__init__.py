@@ -1,4 +1,4 @@
-"""What long work looks like in a terminal: live lines, and curves as text.
+"""Terminal output for long tasks: progress lines, and curves as text.
 
 >>> from tinkex.observability.terminal import text_plot
 >>> print(text_plot([2.0, 1.0], height=1))

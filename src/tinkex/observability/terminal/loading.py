@@ -1,4 +1,4 @@
-"""What loading a model is doing, on stderr: a line that updates on a terminal, one line per phase elsewhere."""
+"""The progress of loading a model, on stderr: a line that updates on a terminal, one line per phase elsewhere."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import TextIO
 
 MEBIBYTE = 1024 * 1024
 
-_hushed = threading.Event()
+_quiet = threading.Event()
 
 
-def hush(silent: bool = True) -> None:
-    """Keeps every loading line of this process from being shown, for commands that were told to be quiet.
+def set_quiet(quiet: bool = True) -> None:
+    """Suppresses every loading line of this process, for commands with ``--quiet``.
 
     >>> import sys
-    >>> hush()
+    >>> set_quiet()
     >>> LoadingLine(sys.stdout).show("loading", 0, None)
-    >>> hush(silent=False)
+    >>> set_quiet(quiet=False)
     """
-    if silent:
-        _hushed.set()
+    if quiet:
+        _quiet.set()
     else:
-        _hushed.clear()
+        _quiet.clear()
 
 
 class LoadingLine:
-    """Shows the progress of slow set-up work; may be told from any thread.
+    """Shows the progress of slow set-up work; thread-safe.
 
     >>> import sys
     >>> line = LoadingLine(sys.stdout)
@@ -42,11 +42,11 @@ class LoadingLine:
         self._live = stream.isatty()
 
     def show(self, phase: str, done_bytes: int, total_bytes: int | None) -> None:
-        """Say what is going on, and how far it is; an empty phase means that it is over."""
+        """Shows the current phase and its progress; an empty phase clears the line."""
         if not phase:
             self.clear()
             return
-        if _hushed.is_set():
+        if _quiet.is_set():
             return
         with self._lock:
             if self._live:
@@ -57,7 +57,7 @@ class LoadingLine:
             self._stream.flush()
 
     def clear(self) -> None:
-        """Take the line away, as everything is done."""
+        """Clears the line."""
         with self._lock:
             if self._live and self._phase:
                 self._stream.write("\r\x1b[2K")

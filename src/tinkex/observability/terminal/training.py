@@ -1,4 +1,4 @@
-"""Live lines for long work: bars on a terminal, plain lines now and then elsewhere."""
+"""Progress lines for long tasks: a bar on a terminal, a plain line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PLAIN_LINE_EVERY_S = 5.0
 
 
 class TrainingLine:
-    """Step, loss, tokens per second and time left, on one line that updates in place."""
+    """Shows step, loss, tokens per second and time left, on one line that updates in place."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class TrainingLine:
         self._stream.flush()
 
     def text(self, loss: float, now: float) -> str:
-        """The line as it stands."""
+        """Returns the current line."""
         elapsed = max(now - self._start, 1e-9)
         left = elapsed / max(self._done - self._first, 1) * (self._total - self._done)
         filled = round(20 * self._done / self._total)
@@ -58,7 +58,7 @@ class TrainingLine:
         )
 
     def interrupt(self) -> None:
-        """Takes the live line away, so that something else can be written; the next update brings it back."""
+        """Clears the line so that something else can be written; the next update restores it."""
         if self._live:
             self._stream.write("\r\x1b[2K")
             self._stream.flush()
@@ -72,7 +72,7 @@ class TrainingLine:
 
 @contextmanager
 def training_line(total_steps: int, stream: TextIO | None = None) -> Iterator[TrainingLine]:
-    """A live line for a training loop.
+    """Shows a progress line for a training loop.
 
     >>> import io
     >>> out = io.StringIO()

@@ -6,13 +6,20 @@ from pathlib import Path
 import pytest
 
 from tinkex.engine.kernels import CoreUnavailable, load_core
-from tinkex.engine.kernels.build import BuildError, build_core, sources_digest
+from tinkex.engine.kernels.build import (
+    BuildError,
+    build_core,
+    build_error_file,
+    build_for_package,
+    sources_digest,
+)
 
 has_compiler = pytest.mark.skipif(
     not any(shutil.which(name) for name in ("cc", "gcc", "clang")), reason="no C compiler here"
 )
 
 
+@pytest.mark.slow
 @has_compiler
 def test_the_sources_compile_without_a_warning_and_the_result_loads(tmp_path: Path) -> None:
     library = build_core(tmp_path / "core.so", extra_flags=("-Werror",))
@@ -42,6 +49,24 @@ def test_what_the_compiler_complains_about_is_passed_on(tmp_path: Path) -> None:
         build_core(tmp_path / "core.so", extra_flags=("-include", "no-such-header.h"))
 
 
+@has_compiler
+def test_the_package_gets_the_core_or_the_reason_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "core.so"
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    assert build_for_package(library) == build_error_file(library)
+    with pytest.raises(CoreUnavailable, match="/nowhere/cc cannot be run") as caught:
+        load_core(library)
+    assert "\n" not in str(caught.value)
+    monkeypatch.delenv("CC")
+    assert build_for_package(library) == library
+    assert list(tmp_path.iterdir()) == [library]
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    build_for_package(library)
+    assert list(tmp_path.iterdir()) == [build_error_file(library)]
+
+
 def test_other_sources_have_another_digest(tmp_path: Path) -> None:
     (tmp_path / "a.c").write_text("int a;")
     before = sources_digest(tmp_path)
@@ -57,10 +82,11 @@ def test_a_package_without_a_core_says_what_would_give_one(tmp_path: Path) -> No
 def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "core.so"
     broken.write_bytes(b"not a library")
-    with pytest.raises(CoreUnavailable, match="cannot be used"):
+    with pytest.raises(CoreUnavailable, match="cannot be loaded"):
         load_core(broken)
 
 
+@pytest.mark.slow
 @has_compiler
 def test_a_core_of_other_sources_is_refused(tmp_path: Path) -> None:
     stale = build_core(tmp_path / "core.so", extra_flags=("-O0",))

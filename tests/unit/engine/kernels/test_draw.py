@@ -92,8 +92,8 @@ def test_logprobs_keep_their_bits_at_any_temperature(
     compiled: CompiledCompute, temperature: float, level: float
 ) -> None:
     """Logits that lie close together, a few of them equal: what counts is how far apart they are, not how high."""
-    apart = torch.randint(0, 9, (8, 512), generator=torch.Generator().manual_seed(1))
-    logits = level + apart * max(temperature, 2.0**-10)
+    paged = torch.randint(0, 9, (8, 512), generator=torch.Generator().manual_seed(1))
+    logits = level + paged * max(temperature, 2.0**-10)
     scale = torch.tensor(temperature).double()  # as fp32 has it
     expected = ((logits.double() - logits.double().amax(-1, keepdim=True)) / scale).log_softmax(-1)
     settings, uniforms = [RowSettings(temperature=temperature)] * 8, np.linspace(0.01, 0.99, 8).tolist()

@@ -11,7 +11,7 @@ import torch
 
 from tests.models import tiny_llama
 from tests.unit.engine.sampler.harness import full_logits, random_tokens, trained_adapter
-from tests.unit.engine.trainer.pair_runs import Shape, run
+from tests.unit.engine.trainer.lora_runs import Shape, run
 from tinkex.engine.kernels import load_core
 from tinkex.engine.kernels.build import build_core
 from tinkex.engine.model.loader import load_transformer
@@ -21,7 +21,9 @@ from tinkex.engine.sampler.block_table import BlockTable
 from tinkex.engine.sampler.compiled import CompiledCompute
 from tinkex.engine.sampler.kv_cache import PromptKV
 from tinkex.engine.sampler.logits import RowSettings, draw
-from tinkex.engine.trainer.pairs import CompiledPairs, TorchPairs
+from tinkex.engine.trainer.lora_kernels import CompiledLoraKernel, TorchLoraKernel
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler here")
@@ -40,20 +42,22 @@ def test_sixteen_lanes_give_the_same_numbers(tmp_path: Path) -> None:
     torch.testing.assert_close(logits, expected[:-1], atol=1e-4, rtol=0)
     kv.filled = 100
     table = BlockTable(model.arch, model.dtype)
-    slots = [table.join(kv) for _ in range(17)]
+    slots = [table.add(kv) for _ in range(17)]
     after = compute.decode([7] * 17, table, slots, [(adapter, 17)])
     last = compute.logits(after, [(adapter, 17)])
     torch.testing.assert_close(last, expected[-1:].repeat(17, 1), atol=1e-4, rtol=0)
     segments = [(trained_adapter(model, 64, 2), 3)]
-    tables = AdapterTables(load_core(library), len(model.layers), uses_before=0)
-    turned = CompiledCompute(model, load_core(library), tables=tables).logits(after[:3], segments)
+    tables = AdapterTables(load_core(library), len(model.layers), min_uses=0)
+    transposed = CompiledCompute(model, load_core(library), tables=tables).logits(after[:3], segments)
     assert tables.num_bytes > 0
-    assert torch.equal(turned, compute.logits(after[:3], segments))
+    assert torch.equal(transposed, compute.logits(after[:3], segments))
     settings = [RowSettings(top_p=0.9), RowSettings(top_k=7), RowSettings(), RowSettings(temperature=0)]
     uniforms = np.random.default_rng(1).random(100).tolist()
     ours, theirs = (way(logits, settings * 25, uniforms) for way in (compute.draw, draw))
     assert ours.tokens_B.tolist() == theirs.tokens_B.tolist()
     if (team := torch_team()) is not None:
         shape = Shape(100, [130, 7], [(90, 17), (40, 32)], [True, True])
-        found, exact = (run(math, shape) for math in (CompiledPairs(load_core(library), team), TorchPairs()))
+        found, exact = (
+            run(math, shape) for math in (CompiledLoraKernel(load_core(library), team), TorchLoraKernel())
+        )
         torch.testing.assert_close(found.tensors, exact.tensors, rtol=1e-4, atol=1e-2)

@@ -74,9 +74,9 @@ def test_the_unembedding_may_be_called_unembed_tokens(saved: Path, arch: Archite
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"rank_pattern": {"q_proj": 0}}, "rank_pattern"),
         ({"rank_pattern": ["q_proj"]}, "rank_pattern"),
-        ({"rank_pattern": {"(a+)+b": 8}}, "too involved"),
-        ({"rank_pattern": {".*.*.*.*b": 8}}, "too involved"),
-        ({"rank_pattern": {"q" * 1000: 8}}, "too involved"),
+        ({"rank_pattern": {"(a+)+b": 8}}, "too complex"),
+        ({"rank_pattern": {".*.*.*.*b": 8}}, "too complex"),
+        ({"rank_pattern": {"q" * 1000: 8}}, "too complex"),
         ({"alpha_pattern": {"q_proj": "8"}}, "alpha_pattern"),
         ({"alpha_pattern": {"q_proj(": 8}}, "alpha_pattern"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out"),
@@ -101,7 +101,7 @@ def test_options_that_cannot_be_honoured_are_refused_by_name(
         load_adapter(saved, arch)
 
 
-def test_rank_stabilised_scaling_is_honoured(saved: Path, arch: Architecture) -> None:
+def test_rank_stabilized_scaling_is_honoured(saved: Path, arch: Architecture) -> None:
     _change_config(saved, use_rslora=True, lora_alpha=8)
     assert load_adapter(saved, arch).spec.scale == pytest.approx(8 / 3**0.5)
 
@@ -113,7 +113,7 @@ def test_rank_stabilised_scaling_is_honoured(saved: Path, arch: Architecture) ->
         ("base_model.model.model.embed_tokens.weight", torch.zeros(512, 64), "input embeddings"),
         ("base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector", torch.zeros(128), "DoRA"),
         ("base_model.model.lm_head.weight", torch.zeros(512, 64), "replaces the unembedding"),
-        ("base_model.model.score.lora_A.weight", torch.zeros(3, 64), "has no place"),
+        ("base_model.model.score.lora_A.weight", torch.zeros(3, 64), "is not part of"),
         ("base_model.model.model.layers.7.mlp.up_proj.lora_A.weight", torch.zeros(3, 64), "layer 7"),
         ("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight", torch.zeros(2, 64), r"is \(2, 64\)"),
         ("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight", None, "only lora_B"),
@@ -145,9 +145,7 @@ def test_a_missing_file_is_named(saved: Path, arch: Architecture, name: str, wor
 
 def test_a_rank_that_the_tensors_do_not_have_takes_no_memory(saved: Path, arch: Architecture) -> None:
     _change_config(saved, r=10**12)
-    with pytest.raises(
-        InvalidInput, match=r"is \(3, 64\), and the base model makes it \(1000000000000, 64\)"
-    ):
+    with pytest.raises(InvalidInput, match=r"is \(3, 64\), and the base model needs \(1000000000000, 64\)"):
         load_adapter(saved, arch)
 
 

@@ -85,7 +85,7 @@ def test_a_model_type_stands_in_for_missing_architectures() -> None:
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
         ({"rope_scaling": {"type": "linear"}}, "lacks factor"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "twist": 1}}, "twist"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per kind of layer"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per layer type"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (
             {
@@ -146,7 +146,7 @@ def test_layers_slide_as_they_are_named(family: str) -> None:
     ],
 )
 def test_sliding_layers_without_a_window_are_refused(family: str, config: dict[str, Any]) -> None:
-    with pytest.raises(SetupError, match="has sliding layers, and no sliding_window is in use"):
+    with pytest.raises(SetupError, match="has sliding_attention layers, and there is no sliding_window"):
         Architecture.from_config(_of(family) | {"layer_types": KINDS} | config)
 
 
@@ -211,7 +211,7 @@ def test_a_value_of_any_kind_in_any_field_is_read_or_refused_by_name(architectur
         ({"tie_word_embeddings": 1}, "'tie_word_embeddings', and has 1"),
         ({"rope_theta": 0.5}, "rope_theta"),
         ({"rope_scaling": "linear"}, "an object as 'rope_scaling'"),
-        ({"architectures": "LlamaForCausalLM"}, "a list of texts as 'architectures'"),
+        ({"architectures": "LlamaForCausalLM"}, "a list of strings as 'architectures'"),
         ({"eos_token_id": [2, "three"]}, "eos_token_id"),
     ],
 )

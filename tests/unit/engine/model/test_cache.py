@@ -84,7 +84,7 @@ def test_a_second_builder_waits_and_uses_the_result_of_the_first(tmp_path: Path)
 
 def test_a_directory_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    with pytest.raises(SetupError, match=r"is no model directory \(no config\.json\); remove it"):
+    with pytest.raises(SetupError, match=r"is not a model directory \(no config\.json\); remove it"):
         ModelCache(tmp_path).obtain("model", _make)
 
 

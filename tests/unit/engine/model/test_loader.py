@@ -88,7 +88,7 @@ def test_missing_and_unexpected_tensors_are_named(tmp_path: Path) -> None:
     )
     with pytest.raises(SetupError) as failure:
         load_transformer(directory)
-    assert "misses layers.1.mlp.up_proj.weight" in str(failure.value)
+    assert "lacks layers.1.mlp.up_proj.weight" in str(failure.value)
     assert "unexpected layers.0.self_attn.q_proj.bias" in str(failure.value)
 
 
@@ -96,7 +96,7 @@ def test_a_tensor_of_another_shape_is_named_with_both_shapes(tmp_path: Path) -> 
     directory = tiny_llama(tmp_path / "model")
     _rewrite(directory, {"model.layers.1.mlp.up_proj.weight": torch.zeros(4, 5)})
     with pytest.raises(
-        SetupError, match=r"up_proj\.weight .* is \(4, 5\), and config\.json makes it \(128, 64\)"
+        SetupError, match=r"up_proj\.weight .* has shape \(4, 5\), and config\.json needs \(128, 64\)"
     ):
         load_transformer(directory)
 
@@ -159,7 +159,7 @@ def test_a_truncated_file_is_a_setup_error(tmp_path: Path) -> None:
     [
         ("config.json", None, r"it has no config\.json"),
         ("config.json", "{", "cannot be read as JSON"),
-        ("config.json", "[]", "must hold a JSON object"),
+        ("config.json", "[]", "must contain a JSON object"),
         ("model.safetensors", None, "only safetensors weights are read"),
     ],
 )
@@ -180,5 +180,5 @@ def test_a_size_that_the_weights_do_not_have_takes_no_memory(tmp_path: Path, fie
     directory = tiny_llama(tmp_path / "model", config={}, kv_heads=1)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {field: 2**31 - 1}))
-    with pytest.raises(SetupError, match=r"and config\.json makes it"):
+    with pytest.raises(SetupError, match=r"and config\.json needs"):
         load_transformer(directory)

@@ -13,7 +13,7 @@ from tests.unit.engine.sampler.harness import random_tokens, trained_adapter
 from tinkex.engine.kernels import Core
 from tinkex.engine.model.transformer import Transformer
 from tinkex.engine.sampler import adapter_tables
-from tinkex.engine.sampler.adapter_tables import FEW_ROWS, AdapterTables
+from tinkex.engine.sampler.adapter_tables import MAX_ROWS, AdapterTables
 from tinkex.engine.sampler.compiled import CompiledCompute
 from tinkex.engine.sampler.kv_cache import PromptKV
 
@@ -33,30 +33,30 @@ def tables_of(model: Transformer, core: Core, **options: int) -> AdapterTables:
 @pytest.mark.parametrize("ranks", [(1, 32), (14, 16), (20, 33)], ids=str)
 def test_turned_pairs_give_the_same_bits(model: Transformer, variant: str, ranks: tuple[int, int]) -> None:
     core = CORES[variant]
-    segments = [(trained_adapter(model, rank, rank), FEW_ROWS - n) for n, rank in enumerate(ranks)]
+    segments = [(trained_adapter(model, rank, rank), MAX_ROWS - n) for n, rank in enumerate(ranks)]
     num_rows = sum(rows for _, rows in segments)
     tokens = np.array(random_tokens(num_rows, 1), np.int32)
     found = []
-    for tables in (tables_of(model, core, uses_before=0), tables_of(model, core, most_bytes=0)):
+    for tables in (tables_of(model, core, min_uses=0), tables_of(model, core, max_bytes=0)):
         compute = CompiledCompute(model, core, tables=tables)
         pieces = [(PromptKV(model.arch, model.dtype, rows), rows) for _, rows in segments]
         hidden = compute.prefill(tokens, pieces, segments)
         found.append((tables.num_bytes > 0, hidden, compute.logits(hidden, segments)))
-    (turned, *ours), (plain, *theirs) = found
-    assert (turned, plain) == (True, False)
+    (transposed, *ours), (plain, *theirs) = found
+    assert (transposed, plain) == (True, False)
     assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
 def test_a_copy_is_made_after_some_uses_for_few_rows(model: Transformer, core: Core) -> None:
-    tables, adapter = tables_of(model, core, uses_before=3), trained_adapter(model, 32, 1)
+    tables, adapter = tables_of(model, core, min_uses=3), trained_adapter(model, 32, 1)
     for _ in range(10):
-        assert not tables.of(adapter, FEW_ROWS + 1).copies
+        assert not tables.get(adapter, MAX_ROWS + 1).copies
     for _ in range(3):
-        assert not tables.of(adapter, FEW_ROWS).copies
-    copy = tables.of(adapter, 1)
+        assert not tables.get(adapter, MAX_ROWS).copies
+    copy = tables.get(adapter, 1)
     assert copy.num_bytes == tables.num_bytes >= adapter.params.nbytes
-    assert tables.of(adapter, 1) is copy
-    assert not tables.of(adapter, FEW_ROWS + 1).copies
+    assert tables.get(adapter, 1) is copy
+    assert not tables.get(adapter, MAX_ROWS + 1).copies
 
 
 def test_copies_stay_within_their_memory(
@@ -65,38 +65,38 @@ def test_copies_stay_within_their_memory(
     monkeypatch.setattr(adapter_tables, "RECENT_USES", 5)
     first, second = (trained_adapter(model, 32, seed) for seed in (1, 2))
     room = first.params.nbytes * 3 // 2
-    tables = tables_of(model, core, uses_before=0, most_bytes=room)
-    assert tables.of(first, 1).copies
-    assert not tables.of(second, 1).copies, "the first is still in use"
+    tables = tables_of(model, core, min_uses=0, max_bytes=room)
+    assert tables.get(first, 1).copies
+    assert not tables.get(second, 1).copies, "the first is still in use"
     for _ in range(6):
-        latest = tables.of(second, 1)
+        latest = tables.get(second, 1)
     assert latest.copies, "the first was not used for long"
-    assert not tables.of(first, 1).copies
+    assert not tables.get(first, 1).copies
     assert tables.num_bytes <= room
 
 
 def test_a_copy_that_would_hold_little_but_filling_is_not_made(model: Transformer, core: Core) -> None:
-    tables = tables_of(model, core, uses_before=0)
-    assert not tables.of(trained_adapter(model, 1, 1, train_unembed=False), 1).copies
+    tables = tables_of(model, core, min_uses=0)
+    assert not tables.get(trained_adapter(model, 1, 1, train_unembed=False), 1).copies
 
 
 def test_where_there_is_no_memory_for_a_copy_there_is_none(
     model: Transformer, core: Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables, adapter = tables_of(model, core, uses_before=0), trained_adapter(model, 32, 1)
+    tables, adapter = tables_of(model, core, min_uses=0), trained_adapter(model, 32, 1)
 
     def pack(*_: int) -> bool:
         raise MemoryError
 
     monkeypatch.setattr(core, "pack", pack)
-    assert not tables.of(adapter, 1).copies
+    assert not tables.get(adapter, 1).copies
     monkeypatch.undo()
-    assert tables.of(adapter, 1).copies
+    assert tables.get(adapter, 1).copies
 
 
 def test_copies_go_with_their_adapters(model: Transformer, core: Core) -> None:
-    tables, adapter = tables_of(model, core, uses_before=0), trained_adapter(model, 32, 1)
-    assert tables.of(adapter, 1).copies
+    tables, adapter = tables_of(model, core, min_uses=0), trained_adapter(model, 32, 1)
+    assert tables.get(adapter, 1).copies
     del adapter
     gc.collect()
     assert tables.num_bytes == 0

@@ -7,30 +7,30 @@ from hypothesis import strategies as st
 from tests.unit.engine.sampler.test_kv_cache import ARCH, prompt
 from tinkex.engine.sampler.block_table import BlockSlot, BlockTable
 from tinkex.engine.sampler.kv_cache import bytes_per_token
-from tinkex.engine.sampler.limits import SLOT_STEP, SlotSizes
+from tinkex.engine.sampler.limits import BLOCK_TOKENS, SlotSizes
 
-BLOCK_BYTES = SLOT_STEP * bytes_per_token(ARCH, torch.float32)
+BLOCK_BYTES = BLOCK_TOKENS * bytes_per_token(ARCH, torch.float32)
 
 
 def test_a_sequence_shares_the_whole_blocks_of_its_prompt_and_copies_the_rest() -> None:
     table, whole = BlockTable(ARCH, torch.float32), prompt(150, 3.0)
-    one, other = table.join(whole), table.join(whole)
+    one, other = table.add(whole), table.add(whole)
     assert (one.shared, one.start, one.own_length, len(table)) == (whole, 128, 22, 2)
     assert one.blocks_L2KCd[0][:, :, :, :22].unique().tolist() == [3.0]
     assert table.nbytes == 2 * BLOCK_BYTES == 2 * table.cost(150)
-    table.leave(one)
-    table.leave(other)
+    table.remove(one)
+    table.remove(other)
     assert (table.nbytes, len(table)) == (0, 0)
 
 
 def test_a_short_prompt_is_copied_and_need_not_stay() -> None:
-    slot = BlockTable(ARCH, torch.float32).join(prompt(63, 1.0))
+    slot = BlockTable(ARCH, torch.float32).add(prompt(63, 1.0))
     assert (slot.shared, slot.start, slot.own_length) == (None, 0, 63)
 
 
 def test_a_sequence_that_grows_stays_where_it_is_and_gets_one_block_more() -> None:
     table = BlockTable(ARCH, torch.float32)
-    slot = table.join(prompt(64, 1.0))
+    slot = table.add(prompt(64, 1.0))
     [first] = slot.blocks_L2KCd
     assert not table.is_full(slot)
     slot.length += 64
@@ -47,7 +47,7 @@ def test_what_is_promised_for_one_sequence_is_what_it_takes_at_most(
     length: int, num_new: int, data: st.DataObject
 ) -> None:
     """Undisturbed or having given way once anywhere, a sequence never takes more than the promise, and can take all of it."""
-    promise = SlotSizes(apart=True).most_tokens(length, num_new)
+    promise = SlotSizes(paged=True).peak_tokens(length, num_new)
     given_way = data.draw(st.integers(0, num_new - 2))
     assert taken(length + given_way, num_new - given_way) <= promise
     assert max(taken(length + again, num_new - again) for again in range(num_new - 1)) == promise
@@ -56,7 +56,7 @@ def test_what_is_promised_for_one_sequence_is_what_it_takes_at_most(
 def taken(length: int, num_new: int) -> int:
     """Tokens of memory that a prompt and the blocks of a sequence take when its last token is drawn."""
     table = BlockTable(ARCH, torch.float32)
-    slot: BlockSlot = table.join(prompt(length, 0.0))
+    slot: BlockSlot = table.add(prompt(length, 0.0))
     for _ in range(num_new - 1):
         if table.is_full(slot):
             table.grow(slot)

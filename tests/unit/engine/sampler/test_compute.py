@@ -30,7 +30,7 @@ def test_the_core_is_used_where_there_is_one(model: Transformer, tokenizer: Engi
 
 def test_a_model_with_its_own_way_is_computed_that_way(model: Transformer) -> None:
     script = ScriptedModel(model.arch, [9])
-    assert choose_compute(script).description == "torch (ScriptedModel computes in its own way)"
+    assert choose_compute(script).description == "torch (ScriptedModel has its own forward pass)"
     with pytest.raises(SetupError, match="ScriptedModel"):
         choose_compute(script, "compiled")
 

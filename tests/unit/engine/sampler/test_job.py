@@ -36,12 +36,12 @@ def targets(*rows: list[int]) -> TensorData:
         ({"prompt_alt_tokens_k": -1}, "prompt_alt_tokens_k must lie in 0…512, and is -1"),
         ({"prompt_alt_tokens_k": 513}, "prompt_alt_tokens_k must lie in 0…512, and is 513"),
         ({"prompt_logprobs": True, "prompt_logprobs_last_n": 0}, "prompt_logprobs_last_n must be at least 1"),
-        ({"prompt_logprobs_last_n": 1}, "ask for prompt_logprobs too"),
+        ({"prompt_logprobs_last_n": 1}, "set prompt_logprobs too"),
         ({"target_prompt_logprobs": targets([1], [2])}, r"shape \[2, K\]|has \[2, 1\]"),
         ({"target_prompt_logprobs": targets([512], [0], [0])}, "token id 512"),
         ({"target_prompt_logprobs": targets([-2], [0], [0])}, "token id -2"),
         ({"target_prompt_logprobs": TensorData([1, 2, 3], "int64", None)}, "has None"),
-        ({"target_prompt_logprobs": TensorData([1, 2, 3], "float32", [3, 1])}, "must hold int64"),
+        ({"target_prompt_logprobs": TensorData([1, 2, 3], "float32", [3, 1])}, "must contain int64"),
     ],
 )
 def test_what_cannot_be_sampled_is_refused_by_name(

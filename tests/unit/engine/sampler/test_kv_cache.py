@@ -50,10 +50,10 @@ def test_one_token_takes_a_key_and_a_value_in_every_layer() -> None:
 def test_an_empty_table_takes_no_memory_and_gets_there_again() -> None:
     slots = table()
     assert slots.nbytes == 0
-    held = [slots.join(prompt(length, 1.0)) for length in (3, 70, 500)]
+    held = [slots.add(prompt(length, 1.0)) for length in (3, 70, 500)]
     assert slots.nbytes > 0
     for slot in held:
-        slots.leave(slot)
+        slots.remove(slot)
     assert (slots.nbytes, len(slots)) == (0, 0)
 
 
@@ -61,14 +61,14 @@ def test_the_cost_of_a_slot_is_what_joining_then_allocates() -> None:
     slots = table()
     for length in [3, 3, 3, 63, 64, 3, 200, 3, 3]:
         before, cost = slots.nbytes, slots.cost(length)
-        slots.join(prompt(length, 1.0))
+        slots.add(prompt(length, 1.0))
         assert slots.nbytes == before + cost
 
 
 def test_trimming_leaves_only_slots_in_use() -> None:
     slots = table()
-    held = [slots.join(prompt(10, float(value))) for value in range(9)]
-    slots.leave(held.pop(0))
+    held = [slots.add(prompt(10, float(value))) for value in range(9)]
+    slots.remove(held.pop(0))
     slots.trim()
     assert slots.nbytes == 8 * 64 * bytes_per_token(ARCH, torch.float32)
     assert [contents(slot).unique().tolist() for slot in held] == [[float(value)] for value in range(1, 9)]
@@ -76,7 +76,7 @@ def test_trimming_leaves_only_slots_in_use() -> None:
 
 def test_a_slot_that_grows_keeps_its_tokens_and_takes_more() -> None:
     slots = table()
-    slot = slots.join(prompt(64 - 1, 2.0))
+    slot = slots.add(prompt(64 - 1, 2.0))
     slots.attend([slot])(0, *row(3.0))
     slot.length += 1
     assert slots.is_full(slot)
@@ -88,9 +88,7 @@ def test_a_slot_that_grows_keeps_its_tokens_and_takes_more() -> None:
 
 def test_attention_sees_a_sequences_own_tokens_only() -> None:
     slots = table()
-    held = [
-        slots.join(prompt(length, value)) for length, value in [(5, 1.0), (40, 2.0), (100, 3.0), (7, 4.0)]
-    ]
+    held = [slots.add(prompt(length, value)) for length, value in [(5, 1.0), (40, 2.0), (100, 3.0), (7, 4.0)]]
     order = [held[2], held[0], held[3], held[1]]
     own = torch.tensor([3.0, 1.0, 4.0, 2.0])
     k = own[:, None, None].expand(4, 1, 4)
@@ -101,9 +99,9 @@ def test_attention_sees_a_sequences_own_tokens_only() -> None:
 
 def test_a_sequence_that_went_wrong_leaves_nothing_behind_for_the_next() -> None:
     slots = table()
-    well, ill = slots.join(prompt(10, 1.0)), slots.join(prompt(60, float("nan")))
-    slots.leave(ill)
-    fresh = slots.join(prompt(3, 2.0))
+    well, ill = slots.add(prompt(10, 1.0)), slots.add(prompt(60, float("nan")))
+    slots.remove(ill)
+    fresh = slots.add(prompt(3, 2.0))
     k = torch.tensor([1.0, 2.0])[:, None, None].expand(2, 1, 4)
     out = slots.attend([well, fresh])(0, torch.zeros(2, 2, 4), k, k)
     assert out.isfinite().all()
@@ -111,7 +109,7 @@ def test_a_sequence_that_went_wrong_leaves_nothing_behind_for_the_next() -> None
 
 def test_a_pass_that_is_repeated_gives_the_same() -> None:
     slots = table()
-    slot = slots.join(prompt(5, 1.0))
+    slot = slots.add(prompt(5, 1.0))
     first = slots.attend([slot])(0, *row(9.0))
     again = slots.attend([slot])(0, *row(9.0))
     assert torch.equal(first, again)
@@ -126,13 +124,13 @@ def test_sequences_keep_their_tokens_whoever_joins_and_leaves(actions: list[tupl
     held: dict[float, Slot] = {}
     for mark, (action, number) in enumerate(actions, start=1):
         if action == "join":
-            held[float(mark)] = slots.join(prompt(number + 1, float(mark)))
+            held[float(mark)] = slots.add(prompt(number + 1, float(mark)))
         elif action == "trim":
             slots.trim()
         elif held:
             chosen = list(held)[number % len(held)]
             if action == "leave":
-                slots.leave(held.pop(chosen))
+                slots.remove(held.pop(chosen))
             else:
                 slot = held[chosen]
                 while not slots.is_full(slot):

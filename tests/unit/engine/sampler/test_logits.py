@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinkex.engine.sampler.logits import RowSettings, draw, generator_of, scaled_logprobs
+from tinkex.engine.sampler.logits import RowSettings, draw, sample_rng, scaled_logprobs
 
 
 def random_logits(rows: int, vocab: int = 700, seed: int = 0) -> torch.Tensor:
@@ -118,15 +118,15 @@ def test_scaled_logprobs_at_temperature_one_are_a_plain_log_softmax() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63, 2**64 - 1, 2**100])
 def test_the_same_seed_gives_the_same_numbers_and_other_samples_differ(seed: int) -> None:
-    first = generator_of(seed, 0).random(4).tolist()
-    assert generator_of(seed, 0).random(4).tolist() == first
-    assert generator_of(seed, 1).random(4).tolist() != first
-    assert generator_of(seed + 1, 0).random(4).tolist() != first
+    first = sample_rng(seed, 0).random(4).tolist()
+    assert sample_rng(seed, 0).random(4).tolist() == first
+    assert sample_rng(seed, 1).random(4).tolist() != first
+    assert sample_rng(seed + 1, 0).random(4).tolist() != first
 
 
 def test_a_negative_seed_is_not_its_absolute_value() -> None:
-    assert generator_of(-5, 0).random() != generator_of(5, 0).random()
+    assert sample_rng(-5, 0).random() != sample_rng(5, 0).random()
 
 
 def test_without_a_seed_every_sample_is_fresh() -> None:
-    assert generator_of(None, 0).random() != generator_of(None, 0).random()
+    assert sample_rng(None, 0).random() != sample_rng(None, 0).random()

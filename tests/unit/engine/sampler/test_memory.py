@@ -61,6 +61,7 @@ def test_all_memory_is_given_back_when_nothing_is_kept(samplers: Samplers) -> No
     assert sampler.kv_bytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget_tokens", [450, 600, 1500])
 def test_a_small_budget_makes_work_wait_and_changes_no_result(samplers: Samplers, budget_tokens: int) -> None:
     jobs = [*hungry(4), *hungry(3, prompt_logprobs=True)]
@@ -72,6 +73,7 @@ def test_a_small_budget_makes_work_wait_and_changes_no_result(samplers: Samplers
             np.testing.assert_allclose(logprobs, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget_tokens", [850, 1000, 2000])
 def test_the_budget_is_kept_at_every_step(samplers: Samplers, budget_tokens: int) -> None:
     sampler = samplers.of(budget_tokens, prefill_chunk=32)
@@ -101,7 +103,7 @@ def test_a_sequence_that_gave_way_gets_the_bits_of_an_undisturbed_run(
 
 
 def test_new_sequences_wait_until_running_ones_have_ended(samplers: Samplers) -> None:
-    needed = samplers.of(100_000)._slots.sizes.most_tokens(180, 2)
+    needed = samplers.of(100_000)._slots.sizes.peak_tokens(180, 2)
     sampler = samplers.of(needed, prompt_cache_bytes=0)
     running = job(random_tokens(60, 1), max_tokens=50, seed=1, stop=[])
     waiting = job(random_tokens(180, 2), max_tokens=2, seed=2, stop=[])
@@ -133,7 +135,7 @@ def test_a_prompt_that_could_only_begin_with_a_kept_one_drops_it_instead_of_wait
 ) -> None:
     head = random_tokens(150, 1)
     longer = job(head + random_tokens(20, 2), max_tokens=40, seed=1, stop=[])
-    tight = samplers.of(samplers.of(100_000)._slots.sizes.most_tokens(170, 40))
+    tight = samplers.of(samplers.of(100_000)._slots.sizes.peak_tokens(170, 40))
     sample(tight, head, max_tokens=1)
     assert (
         outputs(finish(tight, [longer]), [longer])[0][0][0]

@@ -14,7 +14,7 @@ from tests.models import tiny_llama
 from tests.unit.engine.kernels.cores import CORES
 from tests.unit.engine.sampler.harness import random_tokens, trained_adapter
 from tinkex.engine.kernels import Core
-from tinkex.engine.kernels.layout import Stored
+from tinkex.engine.kernels.layout import StorageFormat
 from tinkex.engine.model.loader import load_transformer
 from tinkex.engine.model.transformer import Transformer
 from tinkex.engine.sampler.compiled import CompiledCompute
@@ -75,13 +75,13 @@ def fp32(shape: tuple[int, ...], seed: int) -> Floats:
     return np.random.default_rng(seed).normal(0, 0.05, shape).astype(np.float32)
 
 
-FORMS: dict[str, tuple[Callable[[tuple[int, ...], int], Floats], Stored]] = {
-    "q4_1": (q4_1, Stored.Q4),
-    "q4_0": (q4_0, Stored.Q4),
-    "q8_0": (q8_0, Stored.Q8),
-    "fp16": (fp16, Stored.FP16),
-    "bf16": (bf16, Stored.BF16),
-    "fp32": (fp32, Stored.FP32),
+FORMS: dict[str, tuple[Callable[[tuple[int, ...], int], Floats], StorageFormat]] = {
+    "q4_1": (q4_1, StorageFormat.Q4),
+    "q4_0": (q4_0, StorageFormat.Q4),
+    "q8_0": (q8_0, StorageFormat.Q8),
+    "fp16": (fp16, StorageFormat.FP16),
+    "bf16": (bf16, StorageFormat.BF16),
+    "fp32": (fp32, StorageFormat.FP32),
 }
 
 
@@ -93,7 +93,7 @@ def core(request: pytest.FixtureRequest) -> Core:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_matrix_is_kept_in_the_smallest_form_that_has_all_its_numbers(core: Core, form: str) -> None:
     make, expected = FORMS[form]
-    assert pack_matrix(core, torch.from_numpy(make((75, 160), 1))).stored is expected
+    assert pack_matrix(core, torch.from_numpy(make((75, 160), 1))).storage is expected
 
 
 @pytest.mark.parametrize("form", ["q4_1", "q8_0", "fp16", "bf16"])
@@ -103,16 +103,16 @@ def test_one_number_that_does_not_fit_keeps_the_matrix_as_it_is(core: Core, form
     weight[39, 63] = bad
     packed = pack_matrix(core, weight)
     if form == "bf16" and not np.isfinite(bad):
-        assert packed.stored is Stored.BF16  # which has them too
+        assert packed.storage is StorageFormat.BF16  # which has them too
     else:
-        assert packed.stored is Stored.FP32
+        assert packed.storage is StorageFormat.FP32
         assert packed.data is weight
 
 
 @pytest.mark.parametrize("inputs", [30, 33, 100])
 def test_rows_that_are_no_whole_blocks_are_packed_number_by_number(core: Core, inputs: int) -> None:
-    assert pack_matrix(core, torch.from_numpy(fp16((5, inputs), 1))).stored is Stored.FP16
-    assert pack_matrix(core, torch.zeros(5, inputs)).stored is Stored.BF16
+    assert pack_matrix(core, torch.from_numpy(fp16((5, inputs), 1))).storage is StorageFormat.FP16
+    assert pack_matrix(core, torch.zeros(5, inputs)).storage is StorageFormat.BF16
 
 
 def quantise(model: Transformer, form: str) -> None:
@@ -140,7 +140,7 @@ def test_packed_weights_give_the_bits_that_plain_ones_give(
     model = load_transformer(tiny_llama(tmp_path / "model", seed=3, **sizes))
     quantise(model, form)
     packed, plain = CompiledCompute(model, core), CompiledCompute(model, core, pack=False)
-    assert {m.stored for layer in packed_weights(model, core).layers for m in layer} == {FORMS[form][1]}
+    assert {m.storage for layer in packed_weights(model, core).layers for m in layer} == {FORMS[form][1]}
     adapter = trained_adapter(model, 4, 1)
     for rows in (1, 2, 3, 4, 5, 6, 7, 13, 140):
         tokens = np.array(random_tokens(rows, rows), np.int32)

@@ -31,7 +31,7 @@ def fill(prompt: CachedPrompt) -> CachedPrompt:
 
 
 def kept(prompts: PromptCache, content: npt.NDArray[np.int32]) -> CachedPrompt:
-    prompt = fill(prompts.open(None, content, PromptMatch()))
+    prompt = fill(prompts.allocate(None, content, PromptMatch()))
     prompts.release(prompt)
     return prompt
 
@@ -61,26 +61,26 @@ def test_another_adapter_shares_nothing(model: Transformer) -> None:
     kept(prompts, tokens(HEAD))
     adapter = trained_adapter(model, rank=2, seed=0)
     assert prompts.match(adapter, tokens(HEAD), limit=39).source is None
-    assert prompts.exact(adapter, tokens(HEAD)) is None
+    assert prompts.acquire_exact(adapter, tokens(HEAD)) is None
 
 
 def test_a_prompt_in_progress_lends_what_it_has_and_promises_the_rest(model: Transformer) -> None:
     prompts = cache(model)
-    running = prompts.open(None, tokens(HEAD, ONE), PromptMatch())
+    running = prompts.allocate(None, tokens(HEAD, ONE), PromptMatch())
     match = prompts.match(None, tokens(HEAD, OTHER), limit=69)
-    assert (match.available, match.coming, match.worth_waiting) == (0, 40, True)
+    assert (match.available, match.pending, match.worth_waiting) == (0, 40, True)
     running.kv.filled = 30
     match = prompts.match(None, tokens(HEAD, OTHER), limit=69)
     assert (match.source, match.available, match.worth_waiting) == (running, 30, False)
-    assert prompts.exact(None, tokens(HEAD, ONE)) is None
+    assert prompts.acquire_exact(None, tokens(HEAD, ONE)) is None
 
 
 def test_an_opened_prompt_starts_with_a_copy_of_what_matched(model: Transformer) -> None:
     prompts = cache(model)
-    source = prompts.open(None, tokens(HEAD), PromptMatch())
+    source = prompts.allocate(None, tokens(HEAD), PromptMatch())
     source.kv.kv_L2KPd.normal_(generator=torch.Generator().manual_seed(0))
     fill(source)
-    opened = prompts.open(None, tokens(HEAD, ONE), prompts.match(None, tokens(HEAD, ONE), limit=69))
+    opened = prompts.allocate(None, tokens(HEAD, ONE), prompts.match(None, tokens(HEAD, ONE), limit=69))
     assert opened.kv.filled == 40
     assert torch.equal(opened.kv.kv_L2KPd[..., :40, :], source.kv.kv_L2KPd)
 
@@ -88,17 +88,17 @@ def test_an_opened_prompt_starts_with_a_copy_of_what_matched(model: Transformer)
 def test_the_least_recently_used_prompt_goes_first_and_used_ones_stay(model: Transformer) -> None:
     prompts = cache(model, keep_tokens=100)
     first, second = kept(prompts, tokens(HEAD)), kept(prompts, tokens(ONE))
-    assert prompts.exact(None, tokens(HEAD)) is first  # and now it has a user
+    assert prompts.acquire_exact(None, tokens(HEAD)) is first  # and now it has a user
     kept(prompts, tokens(OTHER))
     kept(prompts, tokens(random_tokens(60, 9)))
-    assert prompts.exact(None, tokens(ONE)) is None
-    assert prompts.exact(None, tokens(HEAD)) is first
+    assert prompts.acquire_exact(None, tokens(ONE)) is None
+    assert prompts.acquire_exact(None, tokens(HEAD)) is first
     assert second.users == 0
 
 
 def test_bytes_are_those_of_all_prompts_in_memory(model: Transformer) -> None:
     prompts = cache(model)
-    running = prompts.open(None, tokens(HEAD), PromptMatch())
+    running = prompts.allocate(None, tokens(HEAD), PromptMatch())
     kept(prompts, tokens(ONE))
     assert prompts.nbytes == 70 * bytes_per_token(model.arch, model.dtype)
     assert prompts.evict()
@@ -109,7 +109,7 @@ def test_bytes_are_those_of_all_prompts_in_memory(model: Transformer) -> None:
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_prompt_that_was_abandoned_halfway_is_not_kept(model: Transformer, complete: bool) -> None:
     prompts = cache(model)
-    prompt = prompts.open(None, tokens(HEAD), PromptMatch())
+    prompt = prompts.allocate(None, tokens(HEAD), PromptMatch())
     if complete:
         fill(prompt)
     prompts.release(prompt)
@@ -119,10 +119,10 @@ def test_a_prompt_that_was_abandoned_halfway_is_not_kept(model: Transformer, com
 def test_a_prompt_does_not_keep_its_adapter_alive_and_goes_with_it(model: Transformer) -> None:
     prompts = cache(model)
     adapter = trained_adapter(model, rank=2, seed=0)
-    prompts.release(fill(prompts.open(adapter, tokens(HEAD), PromptMatch())))
+    prompts.release(fill(prompts.allocate(adapter, tokens(HEAD), PromptMatch())))
     alive = weakref.ref(adapter)
     del adapter
     gc.collect()
     assert alive() is None
-    opened = prompts.open(None, tokens(ONE), PromptMatch())
+    opened = prompts.allocate(None, tokens(ONE), PromptMatch())
     assert prompts.nbytes == opened.kv.nbytes

@@ -19,7 +19,7 @@ from tinkex.errors import EngineFailure
 from tinkex.types import SampleResponse
 
 WAYS = ["torch", *(["compiled"] if CORES else [])]
-PLACES = ["prefill", "decode", "logits", "draw", "distribution", "join", "grow", "open", "response"]
+PLACES = ["prefill", "decode", "logits", "draw", "distribution", "add", "grow", "allocate", "response"]
 
 
 class Shortage:
@@ -74,19 +74,20 @@ def put(
     """Has one kind of call run short."""
     if place in {"prefill", "decode", "logits", "draw"}:
         monkeypatch.setattr(sampler._compute, place, shortage.at(getattr(sampler._compute, place)))
-    elif place in {"join", "grow"}:
+    elif place in {"add", "grow"}:
         monkeypatch.setattr(sampler._slots, place, shortage.at(getattr(sampler._slots, place)))
-    elif place == "open":
-        monkeypatch.setattr(sampler._prompts, place, shortage.at(sampler._prompts.open))
+    elif place == "allocate":
+        monkeypatch.setattr(sampler._prompts, place, shortage.at(sampler._prompts.allocate))
     elif place == "distribution":
         drawer = sampler._compute.draw(torch.zeros(1, sampler._arch.vocab_size), results, [0.5])
         monkeypatch.setattr(type(drawer), place, shortage.at(type(drawer).distribution))
     else:
-        from tinkex.engine.sampler.request import Request
+        from tinkex.engine.sampler.request import RunningRequest
 
-        monkeypatch.setattr(Request, place, shortage.at(Request.response))
+        monkeypatch.setattr(RunningRequest, place, shortage.at(RunningRequest.response))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("every", [2, 3])
 def test_wherever_memory_runs_out_everyone_gets_what_was_asked_for(
@@ -97,8 +98,8 @@ def test_wherever_memory_runs_out_everyone_gets_what_was_asked_for(
     asked = jobs()
     expected = finish(make(), asked)
     sampler = make()
-    enough = 2 if place != "open" else 1  # who is alone, and still does not fit, has to fail
-    shortage = Shortage(lambda number: number % every == 0 and len(sampler._holders()) >= enough)
+    enough = 2 if place != "allocate" else 1  # who is alone, and still does not fit, has to fail
+    shortage = Shortage(lambda number: number % every == 0 and len(sampler._memory_holders()) >= enough)
     put(sampler, place, shortage, monkeypatch, [RowSettings(1.0, -1, 1.0)])
     results = finish(sampler, asked)
     monkeypatch.undo()
@@ -121,14 +122,14 @@ def test_what_does_not_fit_even_alone_fails_alone(
     expected = finish(make(), asked)
     sampler = make()
     large = len(asked[2].prompt_P)
-    opening = sampler._prompts.open
+    allocate = sampler._prompts.allocate
 
     def scarce(adapter: Any, tokens_P: Any, *more: Any) -> Any:
         if len(tokens_P) == large:
             raise MemoryError
-        return opening(adapter, tokens_P, *more)
+        return allocate(adapter, tokens_P, *more)
 
-    monkeypatch.setattr(sampler._prompts, "open", scarce)
+    monkeypatch.setattr(sampler._prompts, "allocate", scarce)
     results = finish(sampler, asked)
     failure = results.pop(asked[2].request_id)
     assert isinstance(failure, EngineFailure)

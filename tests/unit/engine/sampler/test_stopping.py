@@ -15,8 +15,8 @@ def rule(stop: object) -> StopRule:
 
 def first_stop(stop_rule: StopRule, pieces: list[bytes]) -> int | None:
     """Index of the piece at which the watch stops."""
-    watch = stop_rule.watch(lambda token: pieces[token - 1000])
-    return next((index for index in range(len(pieces)) if watch.stops(1000 + index)), None)
+    checker = stop_rule.checker(lambda token: pieces[token - 1000])
+    return next((index for index in range(len(pieces)) if checker.stops(1000 + index)), None)
 
 
 def naive_first_stop(strings: list[bytes], pieces: list[bytes]) -> int | None:
@@ -32,8 +32,8 @@ def test_without_stop_the_models_own_end_tokens_stop() -> None:
 
 
 def test_an_empty_list_never_stops() -> None:
-    watch = rule([]).watch(lambda token: b"x")
-    assert not any(watch.stops(token) for token in range(512))
+    checker = rule([]).checker(lambda token: b"x")
+    assert not any(checker.stops(token) for token in range(512))
 
 
 def test_end_tokens_stop_also_beside_stop_strings_and_stop_tokens() -> None:
@@ -47,11 +47,11 @@ def test_end_tokens_stop_also_beside_stop_strings_and_stop_tokens() -> None:
     [
         ("", "empty string"),
         (["a", ""], "empty string"),
-        (["a", 5], "mixes: int, str"),
+        (["a", 5], "mixes int, str"),
         ([512], "token id 512"),
         ([-1], "token id -1"),
-        ([True], "mixes: bool"),
-        ([1.5], "mixes: float"),
+        ([True], "mixes bool"),
+        ([1.5], "mixes float"),
         (["\ud800"], "surrogate"),
     ],
 )
@@ -105,7 +105,7 @@ def test_a_token_without_bytes_changes_nothing() -> None:
 def test_sequences_of_one_request_are_watched_apart() -> None:
     stop_rule = rule("ab")
     pieces = {1000: b"a", 1001: b"b"}
-    one, other = stop_rule.watch(pieces.__getitem__), stop_rule.watch(pieces.__getitem__)
+    one, other = stop_rule.checker(pieces.__getitem__), stop_rule.checker(pieces.__getitem__)
     assert not one.stops(1000)
     assert not other.stops(1001)
     assert one.stops(1001)
@@ -114,8 +114,8 @@ def test_sequences_of_one_request_are_watched_apart() -> None:
 def test_stop_strings_are_found_in_the_tokens_of_a_real_tokenizer(tokenizer: EngineTokenizer) -> None:
     tokens = tokenizer.encode("Das kostet 5 € – nicht mehr.", add_special_tokens=False)
     for stop in ["€", "5 €", " – n", "mehr.", "t"]:
-        watch = rule(stop).watch(lambda token: tokenizer.decode_bytes([token]))
-        at = next(index for index, token in enumerate(tokens) if watch.stops(token))
+        checker = rule(stop).checker(lambda token: tokenizer.decode_bytes([token]))
+        at = next(index for index, token in enumerate(tokens) if checker.stops(token))
         assert stop.encode() in tokenizer.decode_bytes(tokens[: at + 1])
         assert stop.encode() not in tokenizer.decode_bytes(tokens[:at])
 

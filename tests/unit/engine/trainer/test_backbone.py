@@ -12,26 +12,26 @@ from tests.unit.engine.trainer.harness import sequence, sft_datum, small_transfo
 from tinkex.engine.model.attention import packed_causal
 from tinkex.engine.model.lora import LoraRows
 from tinkex.engine.trainer.backbone import Backbone, Tenant
-from tinkex.engine.trainer.batch import Pass, plan_passes
+from tinkex.engine.trainer.batch import PackedBatch, pack_batches
 from tinkex.engine.trainer.examples import Limits, read_examples
+from tinkex.engine.trainer.lora_kernels import LoraKernel, TorchLoraKernel
 from tinkex.engine.trainer.losses import LOSSES
-from tinkex.engine.trainer.pairs import PairMath, TorchPairs
 from tinkex.engine.trainer.trainer import Trainer
 
 
-def packed_of(*jobs: list[int]) -> Pass:
+def packed_of(*jobs: list[int]) -> PackedBatch:
     random = np.random.default_rng(0)
     limits = Limits(vocab_size=96, max_context=64)
     data = [[sft_datum(sequence(random, length)) for length in lengths] for lengths in jobs]
     examples = [read_examples(datums, LOSSES["cross_entropy"], {}, limits) for datums in data]
-    [packed] = plan_passes(list(enumerate(examples)), 1000)
+    [packed] = pack_batches(list(enumerate(examples)), 1000)
     return packed
 
 
-WAYS = pytest.mark.parametrize("math", [None, TorchPairs()], ids=["chosen", "torch"])
+KERNELS = pytest.mark.parametrize("kernel", [None, TorchLoraKernel()], ids=["chosen", "torch"])
 
 
-@WAYS
+@KERNELS
 @pytest.mark.parametrize(
     ("family", "config"),
     [
@@ -42,7 +42,7 @@ WAYS = pytest.mark.parametrize("math", [None, TorchPairs()], ids=["chosen", "tor
     ],
 )
 def test_hidden_states_are_those_of_the_model(
-    family: str, config: dict[str, object], math: PairMath | None, tmp_path: Path
+    family: str, config: dict[str, object], kernel: LoraKernel | None, tmp_path: Path
 ) -> None:
     model = small_transformer(tmp_path, family=family, config=config)
     trainer = Trainer(model)
@@ -52,28 +52,30 @@ def test_hidden_states_are_those_of_the_model(
     rows = LoraRows([(state.adapter, s.num_rows) for state, s in zip(states, packed.segments, strict=True)])
     with torch.no_grad():
         expected_TD = model.hidden(tokens_T, positions_T, packed_causal(packed.lengths, model.arch), rows)
-        hidden_TD = Backbone(model, math).hidden(packed, [Tenant(state.adapter) for state in states])
+        hidden_TD = Backbone(model, kernel).hidden(packed, [Tenant(state.adapter) for state in states])
     torch.testing.assert_close(hidden_TD, expected_TD, rtol=1e-5, atol=1e-5)
 
 
-def test_both_ways_of_computing_pairs_give_the_same_gradients(tmp_path: Path) -> None:
+def test_both_lora_kernels_give_the_same_gradients(tmp_path: Path) -> None:
     model = small_transformer(tmp_path)
     trainer = Trainer(model)
     states = [trained_state(trainer, seed=1, rank=2), trained_state(trainer, seed=2, train_attn=False)]
     packed = packed_of([5, 9], [20, 7])
     found = []
-    for math in (None, TorchPairs()):
+    for kernel in (None, TorchLoraKernel()):
         gradients = [torch.zeros_like(state.adapter.params) for state in states]
         tenants = [Tenant(state.adapter, own) for state, own in zip(states, gradients, strict=True)]
-        hidden_TD = Backbone(model, math).hidden(packed, tenants)
+        hidden_TD = Backbone(model, kernel).hidden(packed, tenants)
         torch.autograd.backward(hidden_TD, torch.ones_like(hidden_TD))
         found.append(gradients)
     assert all(bool(gradient.any()) for gradient in found[0])
-    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+    # Relative to the whole gradient: single elements are small differences of large sums.
+    for compiled, plain in zip(*found, strict=True):
+        assert float((compiled - plain).norm() / plain.norm()) < 2e-6
 
 
-@WAYS
-def test_recomputed_layers_give_the_same_gradient(math: PairMath | None, tmp_path: Path) -> None:
+@KERNELS
+def test_recomputed_layers_give_the_same_gradient(kernel: LoraKernel | None, tmp_path: Path) -> None:
     model = small_transformer(tmp_path)
     state = trained_state(Trainer(model))
     packed = packed_of([5, 9])
@@ -81,7 +83,7 @@ def test_recomputed_layers_give_the_same_gradient(math: PairMath | None, tmp_pat
     for recompute in (False, True):
         gradient = torch.zeros_like(state.adapter.params)
         tenants = [Tenant(state.adapter, gradient)]
-        hidden_TD = Backbone(model, math).hidden(packed, tenants, recompute=recompute)
+        hidden_TD = Backbone(model, kernel).hidden(packed, tenants, recompute=recompute)
         torch.autograd.backward(hidden_TD, torch.ones_like(hidden_TD))
         gradients.append(gradient)
     assert bool(gradients[0].any())

@@ -82,7 +82,7 @@ def test_a_damaged_file_is_named_and_nothing_is_loaded(trainer: Trainer, saved: 
     (saved / name).write_bytes(damaged)
     state = trained_state(trainer, seed=5)
     params, step = contents(state)
-    with pytest.raises(EngineFailure, match=f"{name} is damaged"):
+    with pytest.raises(EngineFailure, match=f"{name} is corrupt"):
         trainer.load(state, saved, optimizer=True)
     assert torch.equal(state.adapter.params, params)
     assert state.step == step
@@ -96,7 +96,7 @@ def test_a_missing_file_is_named(saved: Path) -> None:
 
 def test_a_checkpoint_whose_writing_never_finished_is_refused(trainer: Trainer, saved: Path) -> None:
     (saved / "manifest.json").unlink()
-    with pytest.raises(EngineFailure, match="never finished"):
+    with pytest.raises(EngineFailure, match="incomplete"):
         trainer.load(trained_state(trainer), saved, optimizer=True)
 
 

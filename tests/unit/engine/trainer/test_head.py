@@ -9,21 +9,21 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tinkex.engine.trainer.batch import Pass, plan_passes
+from tinkex.engine.trainer.batch import PackedBatch, pack_batches
 from tinkex.engine.trainer.examples import Example
 from tinkex.engine.trainer.head import Head, HeadLora
 
 VOCAB, HIDDEN, RANK = 11, 4, 2
 
 
-def packed_of(*jobs: list[tuple[int, int]]) -> Pass:
+def packed_of(*jobs: list[tuple[int, int]]) -> PackedBatch:
     random = np.random.default_rng(0)
 
     def example(length: int, width: int) -> Example:
         targets = random.integers(0, VOCAB, length * width)
         return Example(random.integers(0, VOCAB, length), targets, {}, (length, width))
 
-    [packed] = plan_passes([(n, [example(*shape) for shape in job]) for n, job in enumerate(jobs)], 1000)
+    [packed] = pack_batches([(n, [example(*shape) for shape in job]) for n, job in enumerate(jobs)], 1000)
     return packed
 
 
@@ -31,8 +31,8 @@ def random(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize(("most_rows", "most_targets"), [(1, 1), (3, 2), (100, 100)])
-def test_chunks_add_up_to_the_whole(most_rows: int, most_targets: int) -> None:
+@pytest.mark.parametrize(("max_rows", "most_targets"), [(1, 1), (3, 2), (100, 100)])
+def test_chunks_add_up_to_the_whole(max_rows: int, most_targets: int) -> None:
     packed = packed_of([(3, 1), (4, 2)], [(5, 1)])
     rows, size = len(packed.tokens_T), len(packed.targets_P)
     weight, hidden = random(VOCAB, HIDDEN, seed=1), random(rows, HIDDEN, seed=2).requires_grad_()
@@ -50,8 +50,8 @@ def test_chunks_add_up_to_the_whole(most_rows: int, most_targets: int) -> None:
     kept = slope * torch.from_numpy(trains)[row_of_target]
     gradients = torch.autograd.grad(expected, [hidden, a, b], kept)
 
-    head = Head(weight, most_rows=most_rows)
-    head._most_targets = most_targets
+    head = Head(weight, max_rows=max_rows)
+    head._max_targets = most_targets
     grad_a, grad_b = torch.zeros_like(a), torch.zeros_like(b)
     loras = [HeadLora(a.detach(), b.detach(), 0.5, grad_a, grad_b), None]
     lp_P, grad_hidden = torch.full((size,), torch.nan).double(), torch.zeros_like(hidden)
@@ -89,7 +89,7 @@ def test_many_targets_of_a_row_do_not_stand_in_memory_as_vectors_all_at_once() -
     hidden = random(2, HIDDEN, seed=2)
     pair = HeadLora(random(RANK, HIDDEN, seed=3), random(VOCAB, RANK, seed=4), 0.5)
     head = Head(random(VOCAB, HIDDEN, seed=1))
-    head._most_targets = 100
+    head._max_targets = 100
     with LargestResult() as largest:
         head.train(
             hidden,
@@ -112,7 +112,7 @@ def test_a_gradient_is_asked_for_once_per_segment_and_chunk() -> None:
         return torch.zeros_like(lp)
 
     hidden = random(5, HIDDEN, seed=2)
-    Head(random(VOCAB, HIDDEN, seed=1), most_rows=10).train(
+    Head(random(VOCAB, HIDDEN, seed=1), max_rows=10).train(
         hidden,
         packed,
         [None, None],

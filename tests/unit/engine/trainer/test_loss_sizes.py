@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from tinkex.engine.trainer import loss_operations
-from tinkex.engine.trainer.loss_graph import _OPERATION_ERRORS
-from tinkex.engine.trainer.loss_operations import METHODS, WORDS, Operation
+from tinkex.engine.trainer import loss_ops
+from tinkex.engine.trainer.loss_graph import _OP_ERRORS
+from tinkex.engine.trainer.loss_ops import METHODS, STRINGS, AllowedOp
 from tinkex.engine.trainer.loss_sizes import tensors_in
 
 CALLS_EACH = 60
 WRITTEN_AS = {"torch": "", "special": "special_", "linalg": "linalg_", "Tensor": ""}
 TABLES = {
-    "torch": loss_operations._TORCH,
-    "special": loss_operations._SPECIAL,
-    "linalg": loss_operations._LINALG,
+    "torch": loss_ops._TORCH,
+    "special": loss_ops._SPECIAL,
+    "linalg": loss_ops._LINALG,
     "Tensor": METHODS,
 }
 
@@ -42,7 +42,7 @@ def value(kind: str, rng: random.Random) -> Any:
         "float": lambda: rng.uniform(0.1, 3),
         "List[int]": lambda: [rng.choice([-1, 0, 1, 2, 6]) for _ in range(rng.randint(1, 4))],
         "bool": lambda: rng.random() < 0.5,
-        "str": lambda: rng.choice(sorted(WORDS)),
+        "str": lambda: rng.choice(sorted(STRINGS)),
     }
     return makers[kind]() if kind in makers else None
 
@@ -57,12 +57,12 @@ def forms(where: str, name: str) -> list[list[tuple[str, str]]]:
     ]
 
 
-def check(operation: Operation, args: list[Any], kwargs: dict[str, Any]) -> bool:
+def check(operation: AllowedOp, args: list[Any], kwargs: dict[str, Any]) -> bool:
     """Whether the call worked; fails if it made more than was told."""
     try:
         told = operation.size(args, kwargs)
         made = operation.call(*args, **kwargs)
-    except _OPERATION_ERRORS:
+    except _OP_ERRORS:
         return False
     elements = sum(one.numel() for one in tensors_in(made))
     # Results that come in twos, such as values and their positions, are told as one.
@@ -70,6 +70,7 @@ def check(operation: Operation, args: list[Any], kwargs: dict[str, Any]) -> bool
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("where", TABLES)
 def test_no_call_makes_more_than_was_told(where: str) -> None:
@@ -81,7 +82,7 @@ def test_no_call_makes_more_than_was_told(where: str) -> None:
             given = [(one, value(kind, rng)) for one, kind in rng.choice(ways)]
             given = given[: rng.randint(1, len(given))]
             positional = rng.randint(0 if where == "torch" else 1, len(given))
-            if positional > (operation.most_positional or len(given)):
+            if positional > (operation.max_positional or len(given)):
                 continue
             named = [("input" if one == "self" else one, item) for one, item in given[positional:]]
             rng.shuffle(named)
@@ -94,7 +95,7 @@ def test_no_call_makes_more_than_was_told(where: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_no_index_picks_more_than_was_told() -> None:
     rng = random.Random(6)
-    getitem = loss_operations._OPERATOR["getitem"]
+    getitem = loss_ops._OPERATOR["getitem"]
     parts: list[Any] = [
         *(lambda: rng.randint(-1, 2), lambda: slice(None), lambda: slice(0, rng.randint(0, 5), 2)),
         *(lambda: None, lambda: Ellipsis, lambda: True, lambda: tensor(rng)),

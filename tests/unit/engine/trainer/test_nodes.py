@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
+from tinkex.engine.trainer.lora_kernels import LoraPair, TenantLora, TorchLoraKernel
 from tinkex.engine.trainer.nodes import gate, project, rms_norm, rotate_heads
-from tinkex.engine.trainer.pairs import LowRank, Pair, TorchPairs
 
 ROWS, INPUTS, OUTPUTS, RANK = 6, 5, 8, 2
 
@@ -20,7 +20,7 @@ def anchor() -> Tensor:
     return torch.zeros((), requires_grad=True)
 
 
-def low_rank(rows: slice, seed: int) -> LowRank:
+def lora(rows: slice, seed: int) -> TenantLora:
     """Two joined projections of 5 and 3 outputs, both with a pair."""
     columns = (slice(0, 5), slice(5, 8))
     pairs = []
@@ -28,13 +28,13 @@ def low_rank(rows: slice, seed: int) -> LowRank:
         width = own.stop - own.start
         grads = torch.zeros(RANK, INPUTS).double(), torch.zeros(width, RANK).double()
         a_RI, b_OR = random(RANK, INPUTS, seed=seed + 7 + n), random(width, RANK, seed=seed + n)
-        pairs.append(Pair(own, a_RI, b_OR, grads))
-    return LowRank(rows, 0.5, pairs)
+        pairs.append(LoraPair(own, a_RI, b_OR, grads))
+    return TenantLora(rows, 0.5, pairs)
 
 
-def naive_project(x: Tensor, weight: Tensor, bias: Tensor, low_ranks: list[LowRank]) -> Tensor:
+def naive_project(x: Tensor, weight: Tensor, bias: Tensor, loras: list[TenantLora]) -> Tensor:
     pieces = []
-    for low in low_ranks:
+    for low in loras:
         effective = weight + low.scale * torch.cat([p.b_OR @ p.a_RI for p in low.pairs])
         pieces.append(x[low.rows] @ effective.T + bias)
     return torch.cat(pieces)
@@ -42,15 +42,16 @@ def naive_project(x: Tensor, weight: Tensor, bias: Tensor, low_ranks: list[LowRa
 
 def test_a_projection_adds_each_tenants_pairs_to_its_own_rows() -> None:
     x, weight, bias = random(ROWS, INPUTS), random(OUTPUTS, INPUTS), random(OUTPUTS)
-    tenants = [low_rank(slice(0, 4), 1), low_rank(slice(4, 6), 20)]
+    tenants = [lora(slice(0, 4), 1), lora(slice(4, 6), 20)]
     torch.testing.assert_close(
-        project(x, weight, bias, tenants, TorchPairs(), anchor()), naive_project(x, weight, bias, tenants)
+        project(x, weight, bias, tenants, TorchLoraKernel(), anchor()),
+        naive_project(x, weight, bias, tenants),
     )
 
 
 def test_a_projections_gradients_are_those_of_plain_torch() -> None:
     x, weight, bias = random(ROWS, INPUTS).requires_grad_(), random(OUTPUTS, INPUTS), random(OUTPUTS)
-    tenants = [low_rank(slice(0, 4), 1), low_rank(slice(4, 6), 20)]
+    tenants = [lora(slice(0, 4), 1), lora(slice(4, 6), 20)]
     leaves = [half for low in tenants for pair in low.pairs for half in (pair.a_RI, pair.b_OR)]
     for leaf in leaves:
         leaf.requires_grad_()
@@ -58,7 +59,9 @@ def test_a_projections_gradients_are_those_of_plain_torch() -> None:
     expected = torch.autograd.grad(naive_project(x, weight, bias, tenants), [x, *leaves], direction)
     for leaf in leaves:
         leaf.requires_grad_(requires_grad=False)
-    [grad_x] = torch.autograd.grad(project(x, weight, bias, tenants, TorchPairs(), anchor()), x, direction)
+    [grad_x] = torch.autograd.grad(
+        project(x, weight, bias, tenants, TorchLoraKernel(), anchor()), x, direction
+    )
     own = [grad_x]
     for low in tenants:
         own += [half for pair in low.pairs for half in pair.grads or ()]
@@ -67,9 +70,11 @@ def test_a_projections_gradients_are_those_of_plain_torch() -> None:
 
 
 def test_pairs_get_their_gradient_where_the_input_needs_none() -> None:
-    [low] = [low_rank(slice(0, ROWS), 1)]
+    [low] = [lora(slice(0, ROWS), 1)]
     start = anchor()
-    project(random(ROWS, INPUTS), random(OUTPUTS, INPUTS), None, [low], TorchPairs(), start).sum().backward()
+    project(
+        random(ROWS, INPUTS), random(OUTPUTS, INPUTS), None, [low], TorchLoraKernel(), start
+    ).sum().backward()
     assert start.grad is None
     assert all(bool(half.any()) for pair in low.pairs for half in pair.grads or ())
 
@@ -77,7 +82,7 @@ def test_pairs_get_their_gradient_where_the_input_needs_none() -> None:
 def test_without_pairs_a_projection_is_a_linear_map() -> None:
     x = random(ROWS, INPUTS).requires_grad_()
     weight = random(OUTPUTS, INPUTS)
-    out = project(x, weight, None, [], TorchPairs(), anchor())
+    out = project(x, weight, None, [], TorchLoraKernel(), anchor())
     torch.testing.assert_close(out, x @ weight.T)
     out.sum().backward()
     torch.testing.assert_close(x.grad, weight.sum(0).expand(ROWS, -1))

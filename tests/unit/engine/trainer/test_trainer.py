@@ -22,7 +22,7 @@ from tests.unit.engine.trainer.harness import (
 )
 from tinkex.engine.model.transformer import Transformer
 from tinkex.engine.trainer.backbone import Backbone, Tenant
-from tinkex.engine.trainer.batch import Pass
+from tinkex.engine.trainer.batch import PackedBatch
 from tinkex.engine.trainer.losses import LOSSES
 from tinkex.engine.trainer.trainer import MAX_RANK, Trainer, TrainJob
 from tinkex.errors import EngineFailure, InvalidInput, NumericalError
@@ -219,10 +219,10 @@ def test_a_job_that_overflows_in_the_model_fails_alone(trainer: Trainer) -> None
 
 def test_a_refused_job_does_not_stop_the_others(trainer: Trainer) -> None:
     state = trained_state(trainer)
-    refused, output = trainer.run(
+    graph_error, output = trainer.run(
         [TrainJob(state, [], "cross_entropy"), TrainJob(state, sft_data(4), "cross_entropy")]
     )
-    assert isinstance(refused, InvalidInput)
+    assert isinstance(graph_error, InvalidInput)
     assert not isinstance(output, Exception)
 
 
@@ -261,7 +261,7 @@ def test_a_deterministic_trainer_gives_the_same_bits_whoever_shares_the_call(mod
 class Forgetful(Transformer):
     """A model that runs out of memory beyond some rows."""
 
-    most_rows = 10
+    max_rows = 10
 
     def __init__(self, model: Transformer) -> None:
         super().__init__(
@@ -270,7 +270,7 @@ class Forgetful(Transformer):
         rotary = self.rotary
 
         def limited(positions_T: torch.Tensor) -> Any:
-            if len(positions_T) > self.most_rows:
+            if len(positions_T) > self.max_rows:
                 raise MemoryError
             return rotary(positions_T)
 
@@ -296,7 +296,7 @@ def test_a_pass_that_runs_out_of_memory_has_the_spare_buffers_go_first(
 ) -> None:
     small = forgetful(model)
     spare = small._buffers
-    spare.give_back(torch.zeros(1000))
+    spare.release(torch.zeros(1000))
     state, run_pass, seen = trained_state(small), small._run_pass, []
 
     def watched(*arguments: Any) -> None:
@@ -330,7 +330,7 @@ def test_a_sequence_that_fits_only_if_its_layers_are_computed_twice_trains_the_s
     hidden = Backbone.hidden
 
     def limited(
-        self: Backbone, packed: Pass, tenants: Sequence[Tenant], *, recompute: bool = False
+        self: Backbone, packed: PackedBatch, tenants: Sequence[Tenant], *, recompute: bool = False
     ) -> torch.Tensor:
         if len(packed.tokens_T) > 10 and not recompute:
             raise MemoryError

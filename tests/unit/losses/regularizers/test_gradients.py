@@ -291,17 +291,17 @@ def test_a_token_that_is_ruled_out_stays_finite() -> None:
     ("build", "message"),
     [
         (lambda: L1(of="weights"), "'logprobs' or 'probs'"),
-        (lambda: L2(center="median"), "center is 'mean'"),
-        (lambda: L2(clip=0.0), "clip is above 0"),
+        (lambda: L2(center="median"), "center must be 'mean'"),
+        (lambda: L2(clip=0.0), "clip must be above 0"),
         (lambda: ElasticNet(l1_ratio=1.5), "between 0"),
         (lambda: Entropy(mode="more"), "'minimize' or 'maximize'"),
-        (lambda: Entropy(reduction="none"), "reduction is 'mean' or 'sum'"),
-        (lambda: Entropy(temperature=0.0), "temperature is above 0"),
+        (lambda: Entropy(reduction="none"), "reduction must be 'mean' or 'sum'"),
+        (lambda: Entropy(temperature=0.0), "temperature must be above 0"),
         (lambda: Entropy(temperature=0.5, sampled_by="model"), "Choose one"),
-        (lambda: KLDivergence("r", direction="sideways"), "direction is"),
-        (Consistency, "compares with one thing"),
-        (lambda: Consistency("a", pairs=lambda data: []), "compares with one thing"),
-        (lambda: Orthogonality(rows="vocabulary"), "rows is"),
+        (lambda: KLDivergence("r", direction="sideways"), "direction must be"),
+        (Consistency, "takes either pair or pairs"),
+        (lambda: Consistency("a", pairs=lambda data: []), "takes either pair or pairs"),
+        (lambda: Orthogonality(rows="vocabulary"), "rows must be"),
         (lambda: GradientPenalty(None), "needs a loss"),
         (lambda: GradientPenalty(cubes, mode="interpolated"), "reference"),
         (lambda: GradientPenalty(cubes, target_norm=-1.0), "target_norm"),
@@ -315,7 +315,7 @@ def test_options_that_cannot_be_honoured_are_refused(build: Any, message: str) -
 @pytest.mark.parametrize(
     ("regularizer", "message"),
     [
-        (KLDivergence("nothing"), "no 'nothing' among its loss_fn_inputs"),
+        (KLDivergence("nothing"), "no 'nothing' in its loss_fn_inputs"),
         (KLDivergence([np.zeros(3)]), r"shape \(3,\)"),
         (KLDivergence([np.zeros(2)] * 2), "2 datums; there are 1"),
         (Entropy(temperature=0.5), "several candidates"),
@@ -331,5 +331,5 @@ def test_data_that_a_regularizer_cannot_use_is_refused(regularizer: Any, message
 
 
 def test_drawn_targets_come_one_per_position() -> None:
-    with pytest.raises(ValueError, match="one drawn target"):
+    with pytest.raises(ValueError, match="one sampled target"):
         Entropy(sampled_by="model")([datum(3), datum(2)], leaves(*WIDE))

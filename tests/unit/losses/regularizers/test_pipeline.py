@@ -239,14 +239,14 @@ def test_when_several_fail_beside_each_other_the_first_in_order_is_raised_and_al
     failed = [event for event in seen.events if isinstance(event, RegularizerFinished)]
     assert [(event.name, event.error) for event in failed] == [
         ("slow", "ValueError: the first"),
-        ("quick", "given up: another part of the loss failed"),
+        ("quick", "cancelled: another term of the loss failed"),
     ]
 
 
 @pytest.mark.parametrize(
     ("returned", "kind", "message"),
     [
-        (lambda lp: lp.sum(), TypeError, "returns \\(value, metrics\\)"),
+        (lambda lp: lp.sum(), TypeError, "must return \\(value, metrics\\)"),
         (lambda lp: (3.0, {}), TypeError, "torch tensor with one number"),
         (lambda lp: (lp.detach().sum(), {}), ValueError, "does not depend on the logprobs"),
         (lambda lp: (lp.sum() * torch.inf, {}), ValueError, "is -inf"),
@@ -262,7 +262,7 @@ def test_a_term_that_is_no_penalty_is_refused(returned: Any, kind: type[Exceptio
     ("build", "message"),
     [
         (lambda: RegularizerSpec("l2", 1.0), "function of \\(data, logprobs\\)"),  # type: ignore[arg-type]
-        (lambda: RegularizerSpec(L2(), -1.0), "from 0 up"),
+        (lambda: RegularizerSpec(L2(), -1.0), "≥ 0"),
         (lambda: RegularizerSpec(L2(), float("nan")), "finite"),
         (lambda: RegularizerSpec(L2(), weight=True), "finite number"),
         (

@@ -23,9 +23,14 @@ from tinkex import Config, ServiceClient, types
 from tinkex._runtime import background
 from tinkex._transport.breaker import FAILURE_THRESHOLD
 from tinkex.errors import APIStatusError, HttpResponse, InternalServerError
-from tinkex.observability.events import CircuitChanged, Event, HeartbeatLost, Silent
+from tinkex.observability.events import CircuitChanged, Event, HeartbeatLost, NullSink
 from tinkex.observability.telemetry import Reporter, TelemetrySink, capture
-from tinkex.observability.telemetry.reporter import BATCH, DRAIN_S, INTERVAL_S, QUEUE
+from tinkex.observability.telemetry.reporter import (
+    DRAIN_TIMEOUT_S,
+    INTERVAL_S,
+    MAX_BATCH_SIZE,
+    MAX_QUEUE_SIZE,
+)
 from tinkex.testing import Reply, Request, reply
 
 KEY = "tml-secret-0123456789"
@@ -59,7 +64,7 @@ class Collector(ScriptedServer):
 
 
 def service_of(url: str, **settings: Any) -> ServiceClient:
-    service = ServiceClient(config=Config(api_key=KEY, base_url=url, **settings), events=Silent())
+    service = ServiceClient(config=Config(api_key=KEY, base_url=url, **settings), events=NullSink())
     service.create_sampling_client(base_model="toy")  # opens the session
     return service
 
@@ -74,20 +79,20 @@ def test_events_go_out_in_order_in_batches_with_the_session_around_them() -> Non
     collector = Collector()
     with over_http(collector) as url, service_of(url) as service:
         reporter = reporter_of(service)
-        for number in range(2 * BATCH):
+        for number in range(2 * MAX_BATCH_SIZE):
             assert reporter.log("tick", {"step": number})
         assert reporter.wait_until_drained(30)
-    assert collector.names == ["SESSION_START", *["tick"] * (2 * BATCH), "SESSION_END"]
-    assert [event["event_session_index"] for event in collector.events] == list(range(2 * BATCH + 2))
-    assert max(len(batch.events) for batch in collector.batches) <= BATCH
+    assert collector.names == ["SESSION_START", *["tick"] * (2 * MAX_BATCH_SIZE), "SESSION_END"]
+    assert [event["event_session_index"] for event in collector.events] == list(range(2 * MAX_BATCH_SIZE + 2))
+    assert max(len(batch.events) for batch in collector.batches) <= MAX_BATCH_SIZE
     assert {batch.session_id for batch in collector.batches} == {"sess-1"}
     assert [e["event_data"]["step"] for e in collector.events if e.get("event_data")] == list(
-        range(2 * BATCH)
+        range(2 * MAX_BATCH_SIZE)
     )
 
 
 def test_the_bounds_are_those_that_are_documented() -> None:
-    assert (BATCH, INTERVAL_S, QUEUE, DRAIN_S) == (100, 10.0, 10_000, 2.0)
+    assert (MAX_BATCH_SIZE, INTERVAL_S, MAX_QUEUE_SIZE, DRAIN_TIMEOUT_S) == (100, 10.0, 10_000, 2.0)
 
 
 def eagerly(service: ServiceClient, interval_s: float) -> Reporter:
@@ -132,7 +137,7 @@ def test_however_often_it_is_hurried_there_is_one_sender() -> None:
     with over_http(collector) as url, service_of(url) as service:
         reporter = reporter_of(service)
         for _ in range(5):
-            for _ in range(BATCH):
+            for _ in range(MAX_BATCH_SIZE):
                 reporter.log("tick")
             reporter.flush()
         assert reporter.wait_until_drained(30)
@@ -248,7 +253,7 @@ def test_a_server_that_does_not_answer_holds_up_nobody_and_a_full_queue_drops() 
     with over_http(collector) as url:
         service = service_of(url)
         reporter = reporter_of(service)
-        accepted = [reporter.log("tick") for _ in range(QUEUE + 2 * BATCH + 1)]
+        accepted = [reporter.log("tick") for _ in range(MAX_QUEUE_SIZE + 2 * MAX_BATCH_SIZE + 1)]
         assert accepted[0]
         assert not accepted[-1]
         assert reporter.num_dropped > 0
@@ -300,7 +305,7 @@ def test_whatever_an_exception_says_about_itself_it_is_raised_as_it_is() -> None
 
 
 def test_what_could_never_be_reported_is_refused_where_it_is_written() -> None:
-    with pytest.raises(TypeError, match="give it your ServiceClient"):
+    with pytest.raises(TypeError, match="pass your ServiceClient"):
         capture("http://127.0.0.1")  # type: ignore[arg-type]
 
     def batches() -> Iterator[int]:

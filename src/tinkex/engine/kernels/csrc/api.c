@@ -1,4 +1,4 @@
-/* What the shared library exports. */
+/* The functions that the shared library exports. */
 #include <stddef.h>
 #include <string.h>
 
@@ -7,24 +7,35 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* The variants this processor can run, the fastest first. */
+#if defined(TINKEX_X86)
+#include <cpuid.h>
+
+/* Compilers differ in whether __builtin_cpu_supports takes "f16c". A virtual machine can hide it and keep AVX2. */
+static int has_f16c(void) {
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C) != 0;
+}
+#endif
+
+/* The variants this processor and its operating system can run, the fastest first. Each needs all the instruction sets
+ * that its flags in build.py let the compiler use. */
 static int supported(const tinkex_variant **variants) {
     int count = 0;
 #if defined(TINKEX_X86)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f")) variants[count++] = &tinkex_avx512;
-    /* Whoever has AVX2 also converts halves. */
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) variants[count++] = &tinkex_avx2;
+    const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+    if (avx2 && __builtin_cpu_supports("avx512f")) variants[count++] = &tinkex_avx512;
+    if (avx2) variants[count++] = &tinkex_avx2;
 #endif
     variants[count++] = &tinkex_portable;
     return count;
 }
 
-/* A digest of the sources, so that Python does not talk to a library that was built from others. */
+/* A hash of the sources: Python rejects a library that was built from others. */
 EXPORT const char *tinkex_core_sources(void);
 const char *tinkex_core_sources(void) { return TINKEX_SOURCES; }
 
-/* The variant of a name, the fastest if the name is empty; NULL if this processor has no such thing. */
+/* The variant of a name, the fastest if the name is empty; NULL if this processor cannot run it. */
 EXPORT const tinkex_variant *tinkex_core_variant(const char *name);
 const tinkex_variant *tinkex_core_variant(const char *name) {
     const tinkex_variant *variants[3];
@@ -56,13 +67,13 @@ int tinkex_core_draw(const tinkex_variant *variant, const tinkex_draw *draw, int
     return variant->draw(draw, num_threads);
 }
 
-/* Bytes a matrix takes in a form; 0 for a form that does not suit its size. */
+/* Bytes a matrix takes in a format; 0 for a format that does not support its size. */
 EXPORT int64_t tinkex_core_packed_bytes(const tinkex_variant *variant, int64_t format, int64_t outputs, int64_t inputs);
 int64_t tinkex_core_packed_bytes(const tinkex_variant *variant, int64_t format, int64_t outputs, int64_t inputs) {
     return variant->packed_bytes(format, outputs, inputs);
 }
 
-/* Packs a matrix for this variant; TINKEX_NOT_EXACT if a number would come out otherwise than it went in. */
+/* Packs a matrix for this variant; TINKEX_NOT_EXACT if unpacking would not give back the same numbers. */
 EXPORT int tinkex_core_pack(const tinkex_variant *variant, const float *from, int64_t outputs, int64_t inputs,
                             int64_t format, void *to, int num_threads);
 int tinkex_core_pack(const tinkex_variant *variant, const float *from, int64_t outputs, int64_t inputs, int64_t format,
@@ -70,10 +81,10 @@ int tinkex_core_pack(const tinkex_variant *variant, const float *from, int64_t o
     return variant->pack(from, outputs, inputs, format, to, num_threads);
 }
 
-/* The low-rank pairs of a training pass, forward or backward, on the threads of `team`. */
-EXPORT int tinkex_core_pairs(const tinkex_variant *variant, const tinkex_pairs *pairs, int backward, tinkex_team team,
-                             int num_threads);
-int tinkex_core_pairs(const tinkex_variant *variant, const tinkex_pairs *pairs, int backward, tinkex_team team,
-                      int num_threads) {
-    return variant->pairs(pairs, backward, team, num_threads);
+/* LoRA in a training pass, forward or backward, on the threads of `team`. */
+EXPORT int tinkex_core_lora(const tinkex_variant *variant, const tinkex_lora_pass *lora, int backward, tinkex_team team,
+                            int num_threads);
+int tinkex_core_lora(const tinkex_variant *variant, const tinkex_lora_pass *lora, int backward, tinkex_team team,
+                     int num_threads) {
+    return variant->lora(lora, backward, team, num_threads);
 }

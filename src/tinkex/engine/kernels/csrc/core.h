@@ -1,8 +1,7 @@
-/* What Python hands to the compiled core: weights where torch keeps them, and the rows of one pass.
+/* The structures that Python passes to the compiled core: weights in torch's memory, and the rows of one pass.
  *
- * All numbers are computed in fp32. A matrix is one row per output, as torch stores the weight of a linear layer, or
- * packed into fewer bits where that loses none of them.
- * The layout of these structures is mirrored in layout.py.
+ * All numbers are computed in fp32. A matrix has one row per output, as torch stores the weight of a linear layer, or
+ * is packed into fewer bits where that is exact. layout.py mirrors the layout of these structures.
  */
 #ifndef TINKEX_CORE_H
 #define TINKEX_CORE_H
@@ -11,11 +10,11 @@
 
 enum { TINKEX_OK = 0, TINKEX_NO_MEMORY = 1, TINKEX_NOT_EXACT = 2 };
 
-/* The projections an adapter can reach in a layer, in the order of its table of pairs. */
+/* The projections of a layer, in the order of an adapter's table. */
 enum { PROJ_Q, PROJ_K, PROJ_V, PROJ_O, PROJ_GATE, PROJ_UP, PROJ_DOWN, PROJ_PER_LAYER };
 
-/* How the numbers of a matrix are stored; all but the first as packed.h says. */
-enum { STORED_FP32, STORED_FP16, STORED_BF16, STORED_Q8, STORED_Q4, STORED_TURNED };
+/* Storage formats of a matrix; packed.h defines all but the first. */
+enum { FORMAT_FP32, FORMAT_FP16, FORMAT_BF16, FORMAT_Q8, FORMAT_Q4, FORMAT_TRANSPOSED };
 
 typedef struct {
     const void *data;
@@ -24,7 +23,7 @@ typedef struct {
 
 typedef struct {
     tinkex_matrix weights[PROJ_PER_LAYER];
-    const float *biases[PROJ_PER_LAYER]; /* NULL where the family has none; so for q_norm and k_norm */
+    const float *biases[PROJ_PER_LAYER]; /* NULL where the model family has none, as for q_norm and k_norm */
     const float *input_norm;
     const float *mlp_norm;
     const float *q_norm;
@@ -41,35 +40,35 @@ typedef struct {
     const tinkex_layer *layers;
 } tinkex_model;
 
-/* One projection's low-rank pair: A is (rank, inputs), B is (outputs, rank); both NULL where there is none. If they are
- * turned, both are stored that way, as packed.h says. */
+/* LoRA of one projection: A is (rank, inputs), B is (outputs, rank); both NULL where there is none. If `transposed`,
+ * both are stored in FORMAT_TRANSPOSED. */
 typedef struct {
     const float *a;
     const float *b;
-    int64_t turned;
-} tinkex_pair;
+    int64_t transposed;
+} tinkex_lora;
 
-/* Neighbouring rows that share an adapter. */
+/* Consecutive rows that share an adapter. */
 typedef struct {
     int64_t first_row, num_rows, rank;
     double scale;
-    const tinkex_pair *pairs; /* PROJ_PER_LAYER per layer, then one for the unembedding */
+    const tinkex_lora *loras; /* PROJ_PER_LAYER per layer, then one for the unembedding */
 } tinkex_segment;
 
-/* Keys and values of neighbouring positions, from `start` on to where the next stretch begins. */
+/* Keys and values of consecutive positions, from `start` up to the start of the next extent. */
 typedef struct {
     float *keys;   /* layer 0, head 0, the first position; positions are head_dim apart */
     int64_t start; /* a multiple of 64 */
     int64_t layer_stride, value_offset, head_stride;
-} tinkex_stretch;
+} tinkex_extent;
 
-/* Neighbouring rows that continue one sequence, and where its keys and values lie: stretch by stretch, of which the
- * first ones may belong to several sequences. The new rows fit behind the start of the last. */
+/* Consecutive rows that continue one sequence, and the extents of its keys and values. Several sequences can share the
+ * first extents. The last extent has room for the new rows. */
 typedef struct {
     int64_t first_row, num_rows;
     int64_t position; /* of the first row */
-    const tinkex_stretch *stretches;
-    int64_t num_stretches;
+    const tinkex_extent *extents;
+    int64_t num_extents;
 } tinkex_sequence;
 
 typedef struct {
@@ -82,7 +81,7 @@ typedef struct {
     float *hidden; /* out: (rows, hidden), after the final norm */
 } tinkex_pass;
 
-/* Hidden states whose logits are wanted. */
+/* Hidden states to project on the vocabulary. */
 typedef struct {
     int64_t num_rows, num_segments;
     const float *hidden;
@@ -93,7 +92,7 @@ typedef struct {
 /* Projections that can share an input. */
 enum { MAX_PARTS = 3 };
 
-/* Rows of a training pass and the pairs that are theirs; by part, NULL where there is none or none is trained. */
+/* The rows of one tenant in a training pass, and its LoRA by part; NULL where there is none or none is trained. */
 typedef struct {
     int64_t first_row, num_rows, rank;
     double scale;
@@ -103,36 +102,37 @@ typedef struct {
     float *grad_b[MAX_PARTS];
 } tinkex_tenant;
 
-/* The pairs of projections that share an input, and a pass through them. */
+/* LoRA of projections that share an input, in a training pass. */
 typedef struct {
     int64_t inputs, num_parts, num_tenants, max_rank;
-    int64_t first_column[MAX_PARTS], outputs[MAX_PARTS]; /* where a part's outputs lie in a row of all of them */
+    int64_t first_column[MAX_PARTS], outputs[MAX_PARTS]; /* the columns of a part in a row of fused outputs */
     const tinkex_tenant *tenants;
     const float *x;
     int64_t x_stride;
-    float *narrow; /* (rows, parts · max_rank): scale · x · Aᵀ, written on the way forward and read on the way back */
-    /* Forward alone. */
+    float
+        *shrunk; /* (rows, parts · max_rank): scale · x · Aᵀ, written by the forward pass, read by the backward pass */
+    /* Forward pass only. */
     float *out; /* added to */
     int64_t out_stride;
-    /* Backward alone. */
+    /* Backward pass only. */
     const float *grad_out;
     int64_t grad_out_stride;
-    float *narrow_grad; /* room for as much as narrow */
-    float *grad_x;      /* added to; NULL if it is not wanted */
+    float *shrunk_grad; /* scratch of the size of shrunk */
+    float *grad_x;      /* added to; NULL if not needed */
     int64_t grad_x_stride;
-} tinkex_pairs;
+} tinkex_lora_pass;
 
 /* Rows to draw a token from. */
 typedef struct {
     int64_t num_rows, vocab;
     const float *logits;
-    const float *temperatures; /* 0 takes the likeliest token, and reports at temperature 1 */
-    const int64_t *top_ks; /* below 1: all */
-    const double *top_ps;  /* 1: all */
+    const float *temperatures; /* 0 is greedy, with logprobs at temperature 1 */
+    const int64_t *top_ks;     /* below 1: all */
+    const double *top_ps;      /* 1: all */
     const double *uniforms;
-    int64_t *tokens;       /* out */
-    float *logprobs;       /* out: of the drawn token */
-    float *log_normalizers; /* out: log Σ exp((logit − largest logit) / temperature) */
+    int64_t *tokens;        /* out */
+    float *logprobs;        /* out: of the drawn token */
+    float *log_normalizers; /* out: log Σ exp((logit − max logit) / temperature) */
 } tinkex_draw;
 
 #endif

@@ -9,8 +9,8 @@
 #include "simd.h"
 #include "truncate.h"
 
-/* A row's probability mass is summed block by block, so that a draw looks through the blocks first. */
-enum { MAX_BLOCKS = 1024, SMALLEST_BLOCK = 256 };
+/* Probability mass is summed per block of the vocabulary: a draw finds the block first, then the token in it. */
+enum { MAX_BLOCKS = 1024, MIN_BLOCK = 256 };
 
 static inline vec logits_at(const float *logits, int64_t at, int64_t size) {
     if (at + LANES <= size) return vec_load(logits + at);
@@ -19,13 +19,13 @@ static inline vec logits_at(const float *logits, int64_t at, int64_t size) {
     return vec_load(lanes);
 }
 
-/* How logits become masses: each less the largest one, and only then divided, so that likely tokens keep their bits. */
+/* mass = exp((logit − max logit) / temperature). Subtracting before the division keeps the bits of likely tokens. */
 typedef struct {
-    vec most, temperature;
+    vec max_logit, temperature;
 } scaling;
 
 static inline vec masses_at(const float *logits, int64_t at, int64_t size, scaling scale) {
-    return vec_exp((logits_at(logits, at, size) - scale.most) / scale.temperature);
+    return vec_exp((logits_at(logits, at, size) - scale.max_logit) / scale.temperature);
 }
 
 static int64_t first_at_least(const float *values, int64_t size, float level) {
@@ -34,10 +34,10 @@ static int64_t first_at_least(const float *values, int64_t size, float level) {
     return 0;
 }
 
-/* The token at which the running mass passes `target`; tokens without mass are never chosen. */
+/* The token at which the cumulative mass exceeds `target`; never a token without mass. */
 static int64_t find_token(const float *logits, int64_t vocab, scaling scale, const double *mass, int64_t block,
                           double target) {
-    const int64_t blocks = num_parts(vocab, block);
+    const int64_t blocks = ceil_div(vocab, block);
     int64_t chosen = 0;
     double before = 0;
     for (int64_t b = 0, found = 0; b < blocks && !found; b++) {
@@ -46,8 +46,8 @@ static int64_t find_token(const float *logits, int64_t vocab, scaling scale, con
         chosen = b;
         found = before + mass[b] > target;
     }
-    int64_t token = smaller(chosen * block, vocab - 1);
-    for (int64_t at = chosen * block; at < smaller((chosen + 1) * block, vocab); at += LANES) {
+    int64_t token = min_i64(chosen * block, vocab - 1);
+    for (int64_t at = chosen * block; at < min_i64((chosen + 1) * block, vocab); at += LANES) {
         float weights[LANES];
         vec_store(weights, masses_at(logits, at, vocab, scale));
         for (int i = 0; i < LANES && at + i < vocab; i++) {
@@ -66,17 +66,16 @@ typedef struct {
 } drawing;
 
 static inline int64_t drawing_bytes(int64_t vocab) {
-    return truncation_bytes(vocab) + rounded_up((vocab + LANES) * (int64_t)sizeof(float), 64);
+    return truncation_bytes(vocab) + round_up((vocab + LANES) * (int64_t)sizeof(float), 64);
 }
 
-static int64_t draw_from_head(const drawing *d, int64_t row, scaling scale, double total, int worker) {
+static int64_t draw_truncated_row(const drawing *d, int64_t row, scaling scale, double total, int worker) {
     const tinkex_draw *draw = d->rows;
     const int64_t vocab = draw->vocab;
     const float *logits = draw->logits + row * vocab;
     char *scratch = d->scratch + worker * drawing_bytes(vocab);
     float *weights = (float *)(void *)(scratch + truncation_bytes(vocab));
-    for (int64_t at = 0; at < vocab; at += LANES)
-        vec_store(weights + at, masses_at(logits, at, vocab, scale));
+    for (int64_t at = 0; at < vocab; at += LANES) vec_store(weights + at, masses_at(logits, at, vocab, scale));
     return draw_truncated(weights, vocab, total, draw->top_ks[row], draw->top_ps[row], draw->uniforms[row],
                           (truncation_scratch *)(void *)scratch);
 }
@@ -92,32 +91,32 @@ static void draw_task(const void *context, long row, int worker) {
 
     vec highest = logits_at(logits, 0, vocab);
     for (int64_t at = LANES; at < vocab; at += LANES) highest = vec_max(logits_at(logits, at, vocab), highest);
-    const float most = vec_largest(highest);
-    const scaling scale = {vec_all(most), vec_all(divisor)};
+    const float max_logit = vec_reduce_max(highest);
+    const scaling scale = {vec_splat(max_logit), vec_splat(divisor)};
 
     double mass[MAX_BLOCKS], total = 0;
-    const int64_t block = rounded_up(larger(SMALLEST_BLOCK, num_parts(vocab, MAX_BLOCKS)), LANES);
+    const int64_t block = round_up(max_i64(MIN_BLOCK, ceil_div(vocab, MAX_BLOCKS)), LANES);
     for (int64_t b = 0; b * block < vocab; b++) {
         vec sum = {0};
-        for (int64_t at = b * block; at < smaller((b + 1) * block, vocab); at += LANES)
+        for (int64_t at = b * block; at < min_i64((b + 1) * block, vocab); at += LANES)
             sum += masses_at(logits, at, vocab, scale);
-        mass[b] = vec_sum(sum);
+        mass[b] = vec_reduce_sum(sum);
         total += mass[b];
     }
     int64_t token;
-    if (greedy || !isfinite(total)) /* the token of a row without a distribution means nothing */
-        token = first_at_least(logits, vocab, most);
+    if (greedy || !isfinite(total)) /* a row that is not finite has no valid token */
+        token = first_at_least(logits, vocab, max_logit);
     else if (truncated)
-        token = draw_from_head(d, row, scale, total, worker);
+        token = draw_truncated_row(d, row, scale, total, worker);
     else
         token = find_token(logits, vocab, scale, mass, block, draw->uniforms[row] * total);
     draw->tokens[row] = token;
     draw->log_normalizers[row] = (float)log(total);
-    draw->logprobs[row] = (logits[token] - most) / divisor - draw->log_normalizers[row];
+    draw->logprobs[row] = (logits[token] - max_logit) / divisor - draw->log_normalizers[row];
 }
 
-static void draw_job(tinkex_walk *walk, void *context) {
-    tinkex_share(walk, ((const drawing *)context)->rows->num_rows, draw_task, context);
+static void draw_job(tinkex_thread *thread, void *context) {
+    tinkex_parallel_for(thread, ((const drawing *)context)->rows->num_rows, draw_task, context);
 }
 
 static int run_draw(const tinkex_draw *draw, int num_threads) {

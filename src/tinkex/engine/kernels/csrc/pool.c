@@ -7,11 +7,11 @@
 
 #include "core.h"
 
-/* A wait that is about to end costs least when it spins; one that is not must leave the processor to others. */
-enum { SPINS = 2000, YIELDS = 200 };
-static const struct timespec NAP = {0, 50 * 1000};
+/* Spinning is cheapest for a short wait; a longer one must yield the processor. */
+enum { MAX_SPINS = 2000, MAX_YIELDS = 200 };
+static const struct timespec SLEEP = {0, 50 * 1000};
 
-static void pause_briefly(void) {
+static void cpu_pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -19,23 +19,23 @@ static void pause_briefly(void) {
 #endif
 }
 
-static void wait_a_little(int *waited) {
+static void back_off(int *waited) {
     ++*waited;
-    if (*waited < SPINS)
-        pause_briefly();
-    else if (*waited < SPINS + YIELDS)
+    if (*waited < MAX_SPINS)
+        cpu_pause();
+    else if (*waited < MAX_SPINS + MAX_YIELDS)
         sched_yield();
     else
-        nanosleep(&NAP, NULL);
+        nanosleep(&SLEEP, NULL);
 }
 
-/* The one pool of a process. `lock` guards everything below it but the atomics. */
+/* The thread pool of the process. `lock` guards all fields below it except the atomics. */
 static struct {
-    pthread_mutex_t in_use; /* held by the caller whose job the helpers work on */
+    pthread_mutex_t in_use; /* held by the caller whose job the helpers run */
     pthread_mutex_t lock;
     pthread_cond_t wake;
     int num_helpers;
-    int wanted; /* helpers that may join the job; 0 when there is none */
+    int wanted; /* helpers that may join the job; 0 if there is no job */
     tinkex_job job;
     void *context;
     tinkex_counter *counters;
@@ -43,11 +43,11 @@ static struct {
     atomic_int active; /* helpers inside the job */
 } pool = {.in_use = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 
-static void *help(void *argument) {
+static void *run_helper(void *argument) {
     const int worker = (int)(long)argument;
     long seen = 0;
     for (;;) {
-        for (int spins = 0; spins < SPINS && atomic_load(&pool.generation) == seen; spins++) pause_briefly();
+        for (int spins = 0; spins < MAX_SPINS && atomic_load(&pool.generation) == seen; spins++) cpu_pause();
         pthread_mutex_lock(&pool.lock);
         while (atomic_load(&pool.generation) == seen) pthread_cond_wait(&pool.wake, &pool.lock);
         seen = atomic_load(&pool.generation);
@@ -56,18 +56,18 @@ static void *help(void *argument) {
             continue;
         }
         atomic_fetch_add(&pool.active, 1);
-        tinkex_walk walk = {pool.counters, pool.wanted + 1, worker, 0};
+        tinkex_thread thread = {pool.counters, pool.wanted + 1, worker, 0};
         const tinkex_job job = pool.job;
         void *context = pool.context;
         pthread_mutex_unlock(&pool.lock);
-        job(&walk, context);
+        job(&thread, context);
         atomic_fetch_sub(&pool.active, 1);
     }
     return NULL;
 }
 
-/* Threads do not survive a fork: the child starts without helpers. */
-static void forget_helpers(void) {
+/* A forked child has no threads, so it starts without helpers. */
+static void reset_after_fork(void) {
     pthread_mutex_init(&pool.in_use, NULL);
     pthread_mutex_init(&pool.lock, NULL);
     pthread_cond_init(&pool.wake, NULL);
@@ -76,15 +76,15 @@ static void forget_helpers(void) {
     atomic_store(&pool.active, 0);
 }
 
-static void register_fork_handler(void) { pthread_atfork(NULL, NULL, forget_helpers); }
+static void register_fork_handler(void) { pthread_atfork(NULL, NULL, reset_after_fork); }
 
-static void hire(int wanted) {
+static void start_helpers(int wanted) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, register_fork_handler);
     while (pool.num_helpers < wanted) {
         pthread_t thread;
-        if (pthread_create(&thread, NULL, help, (void *)(long)(pool.num_helpers + 1)) != 0)
-            return; /* fewer helpers are slower, not wrong */
+        if (pthread_create(&thread, NULL, run_helper, (void *)(long)(pool.num_helpers + 1)) != 0)
+            return; /* fewer helpers compute the same result, more slowly */
         pthread_detach(thread);
         pool.num_helpers++;
     }
@@ -103,12 +103,12 @@ static tinkex_counter *new_counters(int num_phases, int *num_threads) {
 int tinkex_run(tinkex_job job, void *context, int num_phases, int num_threads) {
     tinkex_counter *counters = new_counters(num_phases, &num_threads);
     if (counters == NULL) return TINKEX_NO_MEMORY;
-    tinkex_walk walk = {counters, num_threads, 0, 0};
-    /* Somebody else's job has the helpers: this one is done alone, which gives the same numbers. */
+    tinkex_thread thread = {counters, num_threads, 0, 0};
+    /* If another job has the helpers, this one runs on the calling thread alone, with the same result. */
     const int helped = num_threads > 1 && pthread_mutex_trylock(&pool.in_use) == 0;
     if (helped) {
         pthread_mutex_lock(&pool.lock);
-        hire(num_threads - 1);
+        start_helpers(num_threads - 1);
         pool.job = job;
         pool.context = context;
         pool.counters = counters;
@@ -117,12 +117,12 @@ int tinkex_run(tinkex_job job, void *context, int num_phases, int num_threads) {
         pthread_cond_broadcast(&pool.wake);
         pthread_mutex_unlock(&pool.lock);
     }
-    job(&walk, context);
+    job(&thread, context);
     if (helped) {
         pthread_mutex_lock(&pool.lock);
-        pool.wanted = 0; /* whoever comes late stays out */
+        pool.wanted = 0; /* helpers that wake up late do not join */
         pthread_mutex_unlock(&pool.lock);
-        for (int waited = 0; atomic_load(&pool.active) > 0;) wait_a_little(&waited);
+        for (int waited = 0; atomic_load(&pool.active) > 0;) back_off(&waited);
         pthread_mutex_unlock(&pool.in_use);
     }
     free(counters);
@@ -137,38 +137,38 @@ typedef struct {
     atomic_int arrived;
 } team_job;
 
-static void run_as_member(void *context) {
+static void run_team_member(void *context) {
     team_job *shared = context;
     const int worker = atomic_fetch_add(&shared->arrived, 1);
     if (worker >= shared->num_workers) return;
-    tinkex_walk walk = {shared->counters, shared->num_workers, worker, 0};
-    shared->job(&walk, shared->context);
+    tinkex_thread thread = {shared->counters, shared->num_workers, worker, 0};
+    shared->job(&thread, shared->context);
 }
 
 int tinkex_run_in_team(tinkex_team team, tinkex_job job, void *context, int num_phases, int num_threads) {
     tinkex_counter *counters = new_counters(num_phases, &num_threads);
     if (counters == NULL) return TINKEX_NO_MEMORY;
     team_job shared = {job, context, counters, num_threads, 0};
-    team(run_as_member, &shared, (unsigned)num_threads, 0);
+    team(run_team_member, &shared, (unsigned)num_threads, 0);
     free(counters);
     return TINKEX_OK;
 }
 
-void tinkex_share(tinkex_walk *walk, long num_tasks, tinkex_task task, const void *context) {
-    const int workers = walk->num_workers;
-    tinkex_counter *taken = walk->counters + (size_t)walk->phase++ * (size_t)(workers + 1);
+void tinkex_parallel_for(tinkex_thread *thread, long num_tasks, tinkex_task task, const void *context) {
+    const int workers = thread->num_workers;
+    tinkex_counter *taken = thread->counters + (size_t)thread->phase++ * (size_t)(workers + 1);
     atomic_long *done = &taken[workers].value;
     long mine = 0;
     for (int i = 0; i < workers; i++) {
-        const int owner = (walk->worker + i) % workers;
+        const int owner = (thread->worker + i) % workers;
         const long start = owner * num_tasks / workers, end = (owner + 1) * num_tasks / workers;
         for (;;) {
             const long next = start + atomic_fetch_add(&taken[owner].value, 1);
             if (next >= end) break;
-            task(context, next, walk->worker);
+            task(context, next, thread->worker);
             mine++;
         }
     }
     if (mine > 0) atomic_fetch_add(done, mine);
-    for (int waited = 0; atomic_load(done) < num_tasks;) wait_a_little(&waited);
+    for (int waited = 0; atomic_load(done) < num_tasks;) back_off(&waited);
 }

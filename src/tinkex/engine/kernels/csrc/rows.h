@@ -1,4 +1,4 @@
-/* What happens to one row at a time: norms, rotary embedding, and keys and values put into the cache. */
+/* Operations on one row: RMS norm and rotary embedding. */
 #ifndef TINKEX_ROWS_H
 #define TINKEX_ROWS_H
 
@@ -14,7 +14,7 @@ static void rms_norm(const float *x, const float *weight, int64_t size, double e
         const vec value = vec_load(x + i);
         squares += value * value;
     }
-    float sum = vec_sum(squares);
+    float sum = vec_reduce_sum(squares);
     for (; i < size; i++) sum += x[i] * x[i];
     const float scale = 1.0f / sqrtf(sum / (float)size + (float)eps);
     for (i = 0; i < size; i++) out[i] = x[i] * scale * weight[i];

@@ -1,4 +1,4 @@
-/* Rows of a matrix turned into the columns of a panel. */
+/* Transposes rows of a matrix into the columns of a panel. */
 #ifndef TINKEX_TRANSPOSE_H
 #define TINKEX_TRANSPOSE_H
 
@@ -7,10 +7,10 @@
 #if defined(__AVX2__)
 #include <immintrin.h>
 
-/* to[k][i] = rows[i][k] for eight inputs of eight rows, by registers; `to` and its rows are on whole vectors. */
-static inline void turn_square(const float *rows, int64_t stride, float *to, int64_t to_stride) {
+/* to[k][i] = rows[i][k] for eight inputs of eight rows, in registers; `to` and its rows are aligned to vectors. */
+static inline void transpose_square(const float *rows, int64_t stride, float *to, int64_t to_stride) {
     __m256 a[8], b[8];
-    /* Rows i and i + 4 in one register, so that the last step needs no crossing of halves. */
+    /* Rows i and i + 4 in one register, so that the last step does not cross 128-bit lanes. */
     for (int i = 0; i < 4; i++) {
         a[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows + i * stride)),
                                     _mm_loadu_ps(rows + (i + 4) * stride), 1);
@@ -28,21 +28,22 @@ static inline void turn_square(const float *rows, int64_t stride, float *to, int
         _mm256_store_ps(to + (half + 3) * to_stride, _mm256_shuffle_ps(b[half + 1], b[half + 3], 0xEE));
     }
 }
-enum { TURN = 8 };
+enum { TRANSPOSE = 8 };
 #else
-static inline void turn_square(const float *rows, int64_t stride, float *to, int64_t to_stride) {
+static inline void transpose_square(const float *rows, int64_t stride, float *to, int64_t to_stride) {
     for (int k = 0; k < 4; k++)
         for (int i = 0; i < 4; i++) to[k * to_stride + i] = rows[i * stride + k];
 }
-enum { TURN = 4 };
+enum { TRANSPOSE = 4 };
 #endif
 
 /* panel[k][i] = rows[i][k] for k < width; where there are fewer than PANEL rows, the other columns are 0. */
-static inline __attribute__((always_inline)) void turn_panel(const float *rows, int64_t stride, int64_t num_rows,
-                                                             int64_t width, float *panel) {
-    const int64_t whole_rows = num_rows / TURN * TURN, whole_width = width / TURN * TURN;
-    for (int64_t k = 0; k < whole_width; k += TURN)
-        for (int64_t i = 0; i < whole_rows; i += TURN) turn_square(rows + i * stride + k, stride, panel + k * PANEL + i, PANEL);
+static inline __attribute__((always_inline)) void transpose_panel(const float *rows, int64_t stride, int64_t num_rows,
+                                                                  int64_t width, float *panel) {
+    const int64_t whole_rows = num_rows / TRANSPOSE * TRANSPOSE, whole_width = width / TRANSPOSE * TRANSPOSE;
+    for (int64_t k = 0; k < whole_width; k += TRANSPOSE)
+        for (int64_t i = 0; i < whole_rows; i += TRANSPOSE)
+            transpose_square(rows + i * stride + k, stride, panel + k * PANEL + i, PANEL);
     if (whole_rows == PANEL && whole_width == width) return;
     for (int64_t k = 0; k < width; k++) {
         const int64_t first = k < whole_width ? whole_rows : 0;

@@ -1,15 +1,15 @@
-/* Compiled once per kind of processor; VARIANT is its name, and the compiler's flags are its instructions. */
+/* Compiled once per instruction set: VARIANT is its name, and the compiler's flags enable it. */
 #include "variant.h"
 
 #include "draw.h"
 #include "forward.h"
+#include "lora_train.h"
 #include "pack.h"
-#include "pairs.h"
 
-#define JOIN_NAMES(a, b) a##b
-#define JOIN(a, b) JOIN_NAMES(a, b)
-#define TEXT_OF(a) #a
-#define TEXT(a) TEXT_OF(a)
+#define CONCAT_NAMES(a, b) a##b
+#define CONCAT(a, b) CONCAT_NAMES(a, b)
+#define STRINGIFY_VALUE(a) #a
+#define STRINGIFY(a) STRINGIFY_VALUE(a)
 
-const tinkex_variant JOIN(tinkex_, VARIANT) = {TEXT(VARIANT), run_forward, run_head, run_draw,
-                                                packed_bytes,  run_pack,    run_pairs};
+const tinkex_variant CONCAT(tinkex_, VARIANT) = {STRINGIFY(VARIANT), run_forward, run_head, run_draw,
+                                                 packed_bytes,       run_pack,    run_lora};

@@ -1,4 +1,4 @@
-/* The entry points of the core for one kind of processor. */
+/* The entry points of the core for one instruction set. */
 #ifndef TINKEX_VARIANT_H
 #define TINKEX_VARIANT_H
 
@@ -12,7 +12,7 @@ typedef struct {
     int (*draw)(const tinkex_draw *draw, int num_threads);
     int64_t (*packed_bytes)(int64_t format, int64_t outputs, int64_t inputs);
     int (*pack)(const float *from, int64_t outputs, int64_t inputs, int64_t format, void *to, int num_threads);
-    int (*pairs)(const tinkex_pairs *pairs, int backward, tinkex_team team, int num_threads);
+    int (*lora)(const tinkex_lora_pass *lora, int backward, tinkex_team team, int num_threads);
 } tinkex_variant;
 
 extern const tinkex_variant tinkex_avx512, tinkex_avx2, tinkex_portable;

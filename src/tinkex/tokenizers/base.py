@@ -1,23 +1,23 @@
-"""The everyday methods of a tokenizer, for any way of turning text into tokens and back."""
+"""The base class of tokenizers: the common methods of a ``transformers`` tokenizer, for any encoding."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tinkex.tokenizers.added_tokens import NAMED_TOKENS
 from tinkex.tokenizers.chat_template import render_chat
 
-__all__ = ["Encoded", "EverydayTokenizer"]
+__all__ = ["BaseTokenizer", "BatchEncoding"]
 
 
-class Encoded(dict[str, Any]):
-    """What calling a tokenizer returns: a dictionary whose entries are attributes too."""
+class BatchEncoding(dict[str, Any]):
+    """The result of calling a tokenizer: a dictionary whose entries are also attributes."""
 
     @property
     def input_ids(self) -> Any:
-        """The tokens."""
+        """The token ids."""
         return self["input_ids"]
 
     @property
@@ -26,8 +26,8 @@ class Encoded(dict[str, Any]):
         return self["attention_mask"]
 
 
-class EverydayTokenizer(ABC):
-    """Text to tokens and back, chats to prompts, and the special tokens, named as ``transformers`` names them."""
+class BaseTokenizer(ABC):
+    """Encodes and decodes text, applies chat templates, and exposes special tokens as ``transformers`` does."""
 
     is_fast = True
     padding_side = "right"
@@ -43,33 +43,33 @@ class EverydayTokenizer(ABC):
         self.name_or_path = name_or_path
         self._special = dict(special_tokens or {})
 
-    # ---- what a tokenizer brings ----
+    # ---- implemented by subclasses ----
 
     @abstractmethod
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a text, with what the model puts around a text unless told otherwise."""
+        """Returns the token ids of a text, by default with the special tokens that the model adds."""
 
     @abstractmethod
     def tokenize(self, text: str) -> list[str]:
-        """The pieces a text is cut into, without special tokens around it."""
+        """Splits a text into tokens, without adding special tokens."""
 
     @abstractmethod
     def get_vocab(self) -> dict[str, int]:
-        """Every token and its id."""
+        """Returns all tokens with their ids."""
 
     @abstractmethod
     def get_added_vocab(self) -> dict[str, int]:
-        """The tokens that are not the result of training the tokenizer, and their ids."""
+        """Returns the tokens added to the trained vocabulary, with their ids."""
 
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """Number of tokens, without the added ones; ``len(tokenizer)`` counts all."""
+        """The number of tokens without added ones; ``len(tokenizer)`` counts all."""
 
     @property
     @abstractmethod
     def all_special_ids(self) -> list[int]:
-        """Every token that is no text: those with a name, and those the tokenizer marks so."""
+        """The ids of all special tokens: named ones, and those the tokenizer marks as special."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -86,30 +86,30 @@ class EverydayTokenizer(ABC):
     # ---- text and tokens ----
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
-        """The text of tokens: a list, an array or a single one."""
+        """Returns the text of a list, an array or a single token id."""
         return self._decode(_ids(token_ids), skip_special_tokens)
 
     def batch_decode(self, sequences: Iterable[Any], skip_special_tokens: bool = False) -> list[str]:
-        """The texts of several token sequences."""
+        """Returns the texts of several token sequences."""
         return [self.decode(ids, skip_special_tokens) for ids in sequences]
 
-    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> Encoded:
-        """The tokens of a text, or of each of several, under ``input_ids``."""
+    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> BatchEncoding:
+        """Encodes one text or several."""
         if isinstance(text, str):
             ids: Any = self.encode(text, add_special_tokens)
-            return Encoded(input_ids=ids, attention_mask=[1] * len(ids))
-        rows = [self.encode(one, add_special_tokens) for one in text]
-        return Encoded(input_ids=rows, attention_mask=[[1] * len(row) for row in rows])
+            return BatchEncoding(input_ids=ids, attention_mask=[1] * len(ids))
+        batch = [self.encode(one, add_special_tokens) for one in text]
+        return BatchEncoding(input_ids=batch, attention_mask=[[1] * len(ids) for ids in batch])
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """The id of a token given by its own text, or of each of several; unknown ones have that of ``unk_token``."""
+        """Returns the id of one token or several; unknown tokens get the id of ``unk_token``."""
         if isinstance(tokens, str):
             found = self._id_of(tokens)
             return self.unk_token_id if found is None else found
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def convert_ids_to_tokens(self, ids: Any) -> Any:
-        """The token of an id, or of each of several."""
+        """Returns the token of one id or several."""
         if isinstance(ids, int):
             return self._token_of(ids)
         return [self._token_of(one) for one in _ids(ids)]
@@ -127,14 +127,16 @@ class EverydayTokenizer(ABC):
         return_dict: bool = False,
         **variables: Any,
     ) -> Any:
-        """The prompt of a chat: tokens, text with ``tokenize=False``, or a dictionary with ``return_dict``.
+        """Renders the prompt of a chat: token ids, text with ``tokenize=False``, or a dictionary with ``return_dict``.
 
-        Several chats at once give a list of prompts. Further keyword arguments reach the template, such as
-        ``enable_thinking``.
+        A list of chats gives a list of prompts. Further keyword arguments, such as ``enable_thinking``, are passed to
+        the template.
         """
         for option in ("padding", "truncation", "max_length", "return_tensors", "continue_final_message"):
             if variables.pop(option, None):
-                raise ValueError(f"this light tokenizer has no {option}; install transformers for it")
+                raise ValueError(
+                    f"the light tokenizer does not support {option}; install transformers for it"
+                )
         template = chat_template or self.chat_template
         if template is None:
             raise ValueError(
@@ -148,7 +150,7 @@ class EverydayTokenizer(ABC):
             ]
             if not (tokenize and return_dict):
                 return prompts
-            return Encoded(input_ids=prompts, attention_mask=[[1] * len(row) for row in prompts])
+            return BatchEncoding(input_ids=prompts, attention_mask=[[1] * len(ids) for ids in prompts])
         text = render_chat(
             template,
             messages=list(conversation),
@@ -159,13 +161,13 @@ class EverydayTokenizer(ABC):
         if not tokenize:
             return text
         ids = self.encode(text, add_special_tokens=False)
-        return Encoded(input_ids=ids, attention_mask=[1] * len(ids)) if return_dict else ids
+        return BatchEncoding(input_ids=ids, attention_mask=[1] * len(ids)) if return_dict else ids
 
     # ---- special tokens ----
 
     @property
     def special_tokens_map(self) -> dict[str, str]:
-        """The special tokens that have a name, by it."""
+        """The named special tokens, by name."""
         return {name: self._special[name] for name in NAMED_TOKENS if name in self._special}
 
     @property
@@ -175,42 +177,42 @@ class EverydayTokenizer(ABC):
 
     @property
     def bos_token(self) -> str | None:
-        """The text of the token that begins a text."""
+        """The beginning-of-sequence token."""
         return self._special.get("bos_token")
 
     @property
     def bos_token_id(self) -> int | None:
-        """The token that begins a text."""
+        """The id of the beginning-of-sequence token."""
         return self._named_id("bos_token")
 
     @property
     def eos_token(self) -> str | None:
-        """The text of the token that ends a text."""
+        """The end-of-sequence token."""
         return self._special.get("eos_token")
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text."""
+        """The id of the end-of-sequence token."""
         return self._named_id("eos_token")
 
     @property
     def pad_token(self) -> str | None:
-        """The text of the token that fills up batches."""
+        """The padding token."""
         return self._special.get("pad_token")
 
     @property
     def pad_token_id(self) -> int | None:
-        """The token that fills up batches."""
+        """The id of the padding token."""
         return self._named_id("pad_token")
 
     @property
     def unk_token(self) -> str | None:
-        """The text of the token for what has no other."""
+        """The unknown token."""
         return self._special.get("unk_token")
 
     @property
     def unk_token_id(self) -> int | None:
-        """The token for what has no other."""
+        """The id of the unknown token."""
         return self._named_id("unk_token")
 
     def __repr__(self) -> str:
@@ -225,6 +227,15 @@ class EverydayTokenizer(ABC):
 
 
 def _ids(token_ids: Any) -> list[int]:
-    """Token ids as a list: from one, from a list, or from anything like an array."""
+    """Converts one token id, a list or an array to a list of ids."""
     plain = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
     return [plain] if isinstance(plain, int) else [int(one) for one in plain]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Loads a name of 0.1, with a ``DeprecationWarning``."""
+        from tinkex._moved import load_renamed
+
+        return load_renamed(__name__, name)

@@ -1,4 +1,4 @@
-"""One job on its way through the passes: what it gathers, and what comes out.
+"""One training job during its passes: its examples, gradient and results.
 
 Shapes: P target tokens of a datum or segment.
 """
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from tinkex.engine.model.lora import UNEMBED_MODULE, Adapter
-from tinkex.engine.trainer.batch import Member
-from tinkex.engine.trainer.buffers import SpareBuffers
+from tinkex.engine.trainer.batch import PackedExample
+from tinkex.engine.trainer.buffers import BufferPool
 from tinkex.engine.trainer.examples import Example
 from tinkex.engine.trainer.head import HeadLora
 from tinkex.engine.trainer.loss_graph import DatumLoss
@@ -26,21 +26,21 @@ from tinkex.errors import InvalidInput, NumericalError, TinkexError
 from tinkex.types.losses import ForwardBackwardOutput
 from tinkex.types.tensors import TensorData
 
-__all__ = ["Work"]
+__all__ = ["RunningJob"]
 
 Floats = npt.NDArray[np.float32]
 
 
-class Work:
-    """A job's examples, gradient and results; the job's state is touched by ``finish`` alone.
+class RunningJob:
+    """A job's examples, gradient and results; only ``finish`` changes the job's state.
 
     Example:
-        >>> work = Work(job, LOSSES["cross_entropy"], examples, SpareBuffers(most_bytes=2**29))
-        >>> work.start()
-        >>> output = work.finish()  # after its passes
+        >>> running = RunningJob(job, LOSSES["cross_entropy"], examples, BufferPool(max_bytes=2**29))
+        >>> running.start()
+        >>> output = running.finish()  # after its passes
     """
 
-    def __init__(self, job: TrainJob, loss: Loss, examples: Sequence[Example], buffers: SpareBuffers) -> None:
+    def __init__(self, job: TrainJob, loss: Loss, examples: Sequence[Example], buffers: BufferPool) -> None:
         self.job = job
         self.loss = loss
         self.examples = examples
@@ -54,7 +54,7 @@ class Work:
         self._custom: dict[int, DatumLoss] = {}
 
     def start(self) -> None:
-        """Makes ready for the passes, forgetting what earlier ones have brought."""
+        """Prepares for the passes, and discards the results of earlier ones."""
         self.error = None
         self._lp, self._losses, self._inputs, self._custom = {}, {}, {}, {}
         if self.job.backward:
@@ -63,7 +63,7 @@ class Work:
             )
 
     def head_lora(self) -> HeadLora | None:
-        """The unembedding's part of the adapter, if it has one."""
+        """The LoRA of the unembedding, if the adapter has one."""
         pair = self.adapter.views.get((UNEMBED_MODULE, None))
         if pair is None:
             return None
@@ -73,8 +73,8 @@ class Work:
         grad_a_RD, grad_b_VR = self.adapter.with_params(self.grad).views[UNEMBED_MODULE, None]
         return HeadLora(a_RD, b_VR, self.adapter.spec.scale, grad_a_RD, grad_b_VR)
 
-    def run_graph(self, member: Member, lp_P: Tensor) -> Tensor:
-        """The custom loss of one datum, which is kept; returns its derivative by each logprob, 0 if it failed."""
+    def run_graph(self, member: PackedExample, lp_P: Tensor) -> Tensor:
+        """Computes and records the custom loss of one datum; returns its derivative by each logprob, 0 if it failed."""
         graph, example = self.job.custom_loss, member.example
         assert graph is not None
         gradient_P = torch.zeros_like(lp_P)
@@ -94,9 +94,9 @@ class Work:
         return gradient_P
 
     def record(
-        self, members: Sequence[Member], lp_P: Floats, loss_P: Floats, inputs: Mapping[str, Floats]
+        self, members: Sequence[PackedExample], lp_P: Floats, loss_P: Floats, inputs: Mapping[str, Floats]
     ) -> None:
-        """Takes the logprobs and losses of some of the job's datums, one after the other."""
+        """Records the logprobs and losses of some of the job's datums, packed one after the other."""
         start = 0
         for member in members:
             stop = start + member.example.targets.size
@@ -109,7 +109,7 @@ class Work:
                 at = int(lost[0])
                 self.fail(
                     f"the learner's logprob of data[{member.index}] at flat position {at} is {lp_P[start + at]}",
-                    "The adapter's weights have become too large; load an earlier checkpoint, and take smaller steps",
+                    "The adapter's weights are too large; load an earlier checkpoint, and use a smaller learning rate",
                 )
             elif wrong.size:
                 at = int(wrong[0])
@@ -120,30 +120,30 @@ class Work:
             start = stop
 
     def fail(self, what: str, hint: str | None = None) -> None:
-        """Ends the job with a ``NumericalError``; its state stays as it was."""
+        """Fails the job with a ``NumericalError``; its state does not change."""
         hint = hint or (
             "Look for logarithms and divisions of 0, and for large exponents"
             if self.loss is CUSTOM
-            else "Check that weights and advantages are moderate and that 'logprobs' belong to these target tokens"
+            else "Check that weights and advantages are moderate and that 'logprobs' are those of these target tokens"
         )
         self.error = NumericalError(f"{self.job.loss_fn}: {what}; nothing was accumulated. {hint}")
 
     def finish(self) -> ForwardBackwardOutput | TinkexError:
-        """The job's output, with its gradient added to the state; or why it failed, with the state untouched."""
+        """The job's output, with its gradient added to the state; or its error, with the state unchanged."""
         if self.error is None and self.grad is not None and not all_finite(self.grad):
             self.fail("the gradient is not finite")
         if self.error is not None:
-            self._buffers.give_back(self.grad)
+            self._buffers.release(self.grad)
             return self.error
         fields = {"logprobs": self._lp}
-        if self.loss is not CUSTOM:  # whose loss belongs to the datum, not to its tokens
+        if self.loss is not CUSTOM:  # its loss is per datum, not per token
             fields["elementwise_loss"] = self._losses
         state = self.job.state
         if self.grad is not None and state.grad is None:
             state.grad = self.grad
         elif self.grad is not None and state.grad is not None:
             state.grad.add_(self.grad)
-            self._buffers.give_back(self.grad)
+            self._buffers.release(self.grad)
         outputs = [
             {
                 name: TensorData.from_numpy(values[index].reshape(example.shape))
@@ -154,7 +154,7 @@ class Work:
         return ForwardBackwardOutput(self.loss.output_type, outputs, self._metrics())
 
     def _metrics(self) -> dict[str, float]:
-        """Sums over everything, and means over datums, so that chunks of one call combine exactly."""
+        """Sums over all tokens, and means over datums, so that the chunks of one call combine exactly."""
         num_tokens = float(sum(example.num_tokens for example in self.examples))
         if self.loss is CUSTOM:
             return {**self._custom_metrics(), "num_tokens:sum": num_tokens}
@@ -174,7 +174,7 @@ class Work:
         return metrics
 
     def _custom_metrics(self) -> dict[str, float]:
-        """The sum of the losses, and each metric by its suffix; a metric is one of all datums."""
+        """The sum of the losses, and each metric over all datums, reduced by its suffix."""
         results = [self._custom[index] for index in range(len(self.examples))]
         metrics = {"loss:sum": math.fsum(result.loss for result in results)}
         for name in results[0].metrics:
@@ -183,7 +183,7 @@ class Work:
         return metrics
 
     def _policy_means(self, index: int) -> tuple[float, float]:
-        """Of one datum's tokens with an advantage: the mean of q − lp, and the share that was clipped."""
+        """Over one datum's tokens with an advantage: the mean of q − lp, and the fraction that is clipped."""
         inputs, lp_P = self._inputs[index], self._lp[index]
         counted = inputs["advantages"] != 0
         if not counted.any():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tinkex.engine.trainer.pairs import LowRank, Pair, PairMath
+from tinkex.engine.trainer.lora_kernels import LoraKernel, LoraPair, TenantLora
 
 
 @dataclass
@@ -28,7 +28,7 @@ def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def low_ranks(shape: Shape, dtype: torch.dtype = torch.float32, *, trained: bool = True) -> list[LowRank]:
+def loras(shape: Shape, dtype: torch.dtype = torch.float32, *, trained: bool = True) -> list[TenantLora]:
     lows, row = [], 0
     for tenant, (rows, rank) in enumerate(shape.tenants):
         found, column = [], 0
@@ -38,9 +38,9 @@ def low_ranks(shape: Shape, dtype: torch.dtype = torch.float32, *, trained: bool
             a_RI, b_OR = (half.to(dtype) for half in halves)
             grads = torch.ones_like(a_RI), torch.ones_like(b_OR)
             if reached:
-                found.append(Pair(slice(column, column + width), a_RI, b_OR, grads if trained else None))
+                found.append(LoraPair(slice(column, column + width), a_RI, b_OR, grads if trained else None))
             column += width
-        lows.append(LowRank(slice(row, row + rows), 1 / (tenant + 1), found))
+        lows.append(TenantLora(slice(row, row + rows), 1 / (tenant + 1), found))
         row += rows
     return lows
 
@@ -56,9 +56,9 @@ class Outcome:
         return [self.out, self.grad_x, *self.grads]
 
 
-def run(math: PairMath, shape: Shape, dtype: torch.dtype = torch.float32, *, signs: bool = True) -> Outcome:
+def run(math: LoraKernel, shape: Shape, dtype: torch.dtype = torch.float32, *, signs: bool = True) -> Outcome:
     """What comes out for random numbers; without their signs nothing cancels."""
-    lows = low_ranks(shape, dtype)
+    lows = loras(shape, dtype)
     x = random(shape.num_rows, shape.inputs, seed=7).to(dtype)
     grad = random(shape.num_rows, sum(shape.outputs), seed=8).to(dtype)
     if not signs:
@@ -66,5 +66,5 @@ def run(math: PairMath, shape: Shape, dtype: torch.dtype = torch.float32, *, sig
         for values in (x, grad, *halves):
             values.abs_()
     out, grad_x = torch.ones_like(grad), torch.ones_like(x)
-    math.add_gradients(grad, x, math.add(x, out, lows), grad_x, lows)
+    math.backward(grad, x, math.forward(x, out, lows), grad_x, lows)
     return Outcome(out, grad_x, [half for low in lows for pair in low.pairs for half in pair.grads or ()])

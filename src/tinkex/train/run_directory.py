@@ -1,4 +1,4 @@
-"""What a run keeps on this machine: its settings, a line per step, its checkpoints and what it said before training."""
+"""The local files of a run: its settings, a line per step, its checkpoints and the samples before training."""
 
 from __future__ import annotations
 
@@ -11,72 +11,72 @@ from typing import Any
 from tinkex.errors import ConfigError, SetupError
 from tinkex.train.settings import Settings, settings_from
 
-__all__ = ["Notebook"]
+__all__ = ["RunDirectory"]
 
 SETTINGS, METRICS, CHECKPOINTS, BEFORE = "settings.json", "metrics.jsonl", "checkpoints.jsonl", "before.json"
 
 
-class Notebook:
+class RunDirectory:
     """The directory of one run."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     @classmethod
-    def new(cls, settings: Settings, base_model: str) -> Notebook:
-        """Begins the notebook of a run; a directory that holds one already is refused."""
-        book = cls(settings.output)
-        if (book.directory / SETTINGS).exists():
+    def new(cls, settings: Settings, base_model: str) -> RunDirectory:
+        """Creates the directory of a run; raises ``SetupError`` if it already contains one."""
+        run_directory = cls(settings.output)
+        if (run_directory.directory / SETTINGS).exists():
             raise SetupError(
-                f"{book.directory} holds a run already; go on with it by --resume {book.directory}, or choose another "
+                f"{run_directory.directory} already contains a run; resume it with --resume {run_directory.directory}, or choose another "
                 "--output"
             )
         try:
-            book.directory.mkdir(parents=True, exist_ok=True)
+            run_directory.directory.mkdir(parents=True, exist_ok=True)
             kept = {**settings.as_json(), "base_model": base_model, "data_sha256": _digest(settings.data)}
-            book._write(SETTINGS, kept)
+            run_directory._write(SETTINGS, kept)
         except OSError as error:
             raise SetupError(
-                f"{book.directory} cannot be written ({error.strerror or error}); choose another --output"
+                f"{run_directory.directory} cannot be written ({error.strerror or error}); choose another --output"
             ) from error
-        return book
+        return run_directory
 
     @classmethod
-    def open(cls, directory: Path) -> tuple[Notebook, Settings, str]:
-        """The notebook of an earlier run, with its settings and base model; its data must be unchanged."""
-        book = cls(directory)
+    def open(cls, directory: Path) -> tuple[RunDirectory, Settings, str]:
+        """Opens the directory of an earlier run, with its settings and base model; its data must be unchanged."""
+        run_directory = cls(directory)
         try:
             kept = json.loads((directory / SETTINGS).read_text(encoding="utf-8"))
             settings, base_model = settings_from(kept), str(kept["base_model"])
         except FileNotFoundError:
-            raise SetupError(f"{directory} holds no run: it has no {SETTINGS}") from None
+            raise SetupError(f"{directory} contains no run: it has no {SETTINGS}") from None
         except (ValueError, KeyError, TypeError) as error:
             raise SetupError(f"{directory / SETTINGS} cannot be read ({error!r})") from error
         if _digest(settings.data) != kept.get("data_sha256"):
             raise ConfigError(
-                f"{settings.data} is not the file this run began with, so its batches would be others; put the old one "
-                "back, or begin a new run with --model-path and the last checkpoint"
+                f"{settings.data} has changed since this run started, so its batches would differ; restore the file, "
+                "or start a new run with --model-path and the last checkpoint"
             )
-        return book, settings, base_model
+        return run_directory, settings, base_model
 
     def add_step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Notes one step, or an evaluation after it."""
+        """Records a step, or an evaluation after it."""
         self._append(METRICS, {"step": step, **metrics})
 
     def steps(self) -> list[dict[str, Any]]:
-        """Every noted step, in order."""
+        """Returns all recorded steps, in order."""
         return self._lines(METRICS)
 
     def add_checkpoint(self, step: int, path: str) -> None:
-        """Notes a checkpoint that holds the state after ``step`` steps."""
+        """Records a checkpoint of the state after ``step`` steps."""
         self._append(CHECKPOINTS, {"step": step, "path": path})
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        """Every noted checkpoint, in order."""
+        """Returns all recorded checkpoints, in order."""
         return self._lines(CHECKPOINTS)
 
     def rewind(self, step: int, *, evaluations: bool = True) -> None:
-        """Forgets what was noted after ``step``, or without ``evaluations`` also that one's: it is done again."""
+        """Deletes the records after ``step``; without ``evaluations`` also the evaluation after that step."""
         kept = [
             line
             for line in self.steps()
@@ -85,12 +85,12 @@ class Notebook:
         text = "".join(json.dumps(line) + "\n" for line in kept)
         (self.directory / METRICS).write_text(text, encoding="utf-8")
 
-    def keep_before(self, answers: Mapping[str, Any]) -> None:
-        """Keeps what the model said before training."""
+    def save_baseline(self, answers: Mapping[str, Any]) -> None:
+        """Stores the samples before training."""
         self._write(BEFORE, answers)
 
-    def before(self) -> dict[str, Any] | None:
-        """What the model said before training."""
+    def baseline(self) -> dict[str, Any] | None:
+        """Returns the samples before training; None if there are none."""
         try:
             kept = json.loads((self.directory / BEFORE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -111,7 +111,7 @@ class Notebook:
             try:
                 lines.append(json.loads(line))
             except ValueError:
-                continue  # the last line of a process that was killed while it wrote
+                continue  # a partial line of a process that was killed during the write
         return lines
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
@@ -129,4 +129,4 @@ def _digest(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}); give the file of examples") from error
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); pass the file of examples") from error

@@ -1,7 +1,7 @@
-"""What an uploaded loss may do: the allow-list of its operations, each with the size its results can have.
+"""The allow-list of operations of custom losses, each with a bound on the size of its results.
 
-Everything that is not listed is refused: whatever works in place, draws at random, leaves torch, reaches a file or
-another device, or whose cost cannot be told from its arguments.
+Everything that is not listed is rejected: operations that work in place, are random, leave torch, access files or other
+devices, or whose cost cannot be computed from their arguments.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from torch.nn import functional
 
 from tinkex.engine.trainer import loss_sizes as sizes
 
-__all__ = ["ATTRIBUTES", "DTYPES", "METHODS", "REFUSED_KEYWORDS", "WORDS", "Operation", "find_function"]
+__all__ = ["ATTRIBUTES", "DTYPES", "METHODS", "REJECTED_KEYWORDS", "STRINGS", "AllowedOp", "find_function"]
 
 
 @dataclass(frozen=True)
-class Operation:
-    """One allowed call: the function, how large its results can be, and which arguments it takes.
+class AllowedOp:
+    """One allowed call: the function, a bound on the size of its results, and the arguments it takes.
 
-    ``most_positional`` stops before an argument that is not allowed, such as ``inplace`` or ``out``; ``keywords`` of None
-    stands for all but ``REFUSED_KEYWORDS``. ``plain`` are operators of Python, which work on more than tensors.
+    ``max_positional`` excludes an argument that is not allowed, such as ``inplace`` or ``out``; ``keywords`` of None
+    allows all but ``REJECTED_KEYWORDS``. ``plain`` marks Python's operators, which work on more than tensors.
     """
 
     call: Callable[..., Any] = field(repr=False)
     size: sizes.Sizing = field(default=sizes.same_or_broadcast, repr=False)
-    most_positional: int | None = None
+    max_positional: int | None = None
     keywords: frozenset[str] | None = None
     plain: bool = False
 
@@ -48,14 +48,14 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 )
 
 ATTRIBUTES = frozenset({"T", "data", "device", "dtype", "indices", "mT", "ndim", "shape", "values"})
-"""What can be read of a value; ``data`` is a tensor without its history."""
+"""Attributes that can be read; ``data`` is a detached tensor."""
 
-REFUSED_KEYWORDS = frozenset(
+REJECTED_KEYWORDS = frozenset(
     {"generator", "inplace", "layout", "names", "out", "pin_memory", "requires_grad"}
 )
-"""Arguments that may only be left out, None or False."""
+"""Arguments that must be omitted, None or False."""
 
-WORDS = frozenset(
+STRINGS = frozenset(
     [
         *("none", "mean", "sum", "batchmean"),  # how a loss is reduced
         *("floor", "trunc"),  # how a division is rounded
@@ -67,7 +67,7 @@ WORDS = frozenset(
         "cpu",  # where tensors are
     ]
 )
-"""The texts an argument can be; the equation of einsum is read on its own."""
+"""The strings that an argument can be, except the equation of einsum."""
 
 _POINTWISE = """
     abs absolute acos acosh add addcdiv addcmul arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan
@@ -99,50 +99,50 @@ _CUTTING: Mapping[str, sizes.Sizing] = {
 }
 _QUANTILES = "nanquantile quantile"
 
-_LARGER: Mapping[str, Operation] = {
-    # functions and methods of one name whose results can be larger than their arguments
-    "bmm": Operation(torch.bmm, sizes.product),
-    "broadcast_to": Operation(torch.broadcast_to, sizes.widened),
-    # Its second argument is how many times it is applied.
-    "diff": Operation(torch.diff, sizes.joined, 1, frozenset({"dim", "prepend", "append"})),
-    "dot": Operation(torch.dot, sizes.product),
-    "index_select": Operation(torch.index_select, sizes.selected),
-    "inner": Operation(torch.inner, sizes.inner),
-    "matmul": Operation(torch.matmul, sizes.product),
-    "mm": Operation(torch.mm, sizes.product),
-    "mv": Operation(torch.mv, sizes.product),
-    "outer": Operation(torch.outer, sizes.pairs),
-    "repeat_interleave": Operation(torch.repeat_interleave, sizes.interleaved),
-    "tile": Operation(torch.tile, sizes.repeated),
+_LARGER: Mapping[str, AllowedOp] = {
+    # functions and methods of the same name whose results can be larger than their arguments
+    "bmm": AllowedOp(torch.bmm, sizes.product),
+    "broadcast_to": AllowedOp(torch.broadcast_to, sizes.widened),
+    # The second argument is how many times it is applied.
+    "diff": AllowedOp(torch.diff, sizes.joined, 1, frozenset({"dim", "prepend", "append"})),
+    "dot": AllowedOp(torch.dot, sizes.product),
+    "index_select": AllowedOp(torch.index_select, sizes.selected),
+    "inner": AllowedOp(torch.inner, sizes.inner),
+    "matmul": AllowedOp(torch.matmul, sizes.product),
+    "mm": AllowedOp(torch.mm, sizes.product),
+    "mv": AllowedOp(torch.mv, sizes.product),
+    "outer": AllowedOp(torch.outer, sizes.pairs),
+    "repeat_interleave": AllowedOp(torch.repeat_interleave, sizes.interleaved),
+    "tile": AllowedOp(torch.tile, sizes.repeated),
 }
 
 
-def _listed(names: str, where: object, size: sizes.Sizing = sizes.same_or_broadcast) -> dict[str, Operation]:
-    return {name: Operation(getattr(where, name), size) for name in names.split()}
+def _listed(names: str, where: object, size: sizes.Sizing = sizes.same_or_broadcast) -> dict[str, AllowedOp]:
+    return {name: AllowedOp(getattr(where, name), size) for name in names.split()}
 
 
 _SHARED = " ".join((_POINTWISE, _REDUCING, _SHAPING, _PICKING))
 
-_TORCH: Mapping[str, Operation] = {
+_TORCH: Mapping[str, AllowedOp] = {
     **_listed(_SHARED, torch),
     **_listed(_SORTING, torch, sizes.many_passes),
     **_listed(_QUANTILES, torch, sizes.quantiles),
     **_listed(_POSITIONS, torch, sizes.positions),
-    **{name: Operation(getattr(torch, name), size) for name, size in _CUTTING.items()},
+    **{name: AllowedOp(getattr(torch, name), size) for name, size in _CUTTING.items()},
     **_LARGER,
     **_listed("full_like numel ones_like zeros_like std_mean var_mean", torch),
     **_listed("cosine_similarity pairwise_distance bucketize searchsorted", torch),
     **_listed("cat column_stack concat concatenate dstack hstack stack vstack", torch, sizes.joined),
-    "arange": Operation(torch.arange, sizes.counted),
-    "broadcast_tensors": Operation(torch.broadcast_tensors, sizes.broadcast_all),
-    "einsum": Operation(torch.einsum, sizes.contracted),
-    "eye": Operation(torch.eye, sizes.square),
-    "full": Operation(torch.full, sizes.filled),
-    "linspace": Operation(torch.linspace, sizes.spaced),
-    "meshgrid": Operation(torch.meshgrid, sizes.grid),
-    "norm": Operation(torch.norm, most_positional=4),
-    "ones": Operation(torch.ones, sizes.shape),
-    "zeros": Operation(torch.zeros, sizes.shape),
+    "arange": AllowedOp(torch.arange, sizes.counted),
+    "broadcast_tensors": AllowedOp(torch.broadcast_tensors, sizes.broadcast_all),
+    "einsum": AllowedOp(torch.einsum, sizes.contracted),
+    "eye": AllowedOp(torch.eye, sizes.square),
+    "full": AllowedOp(torch.full, sizes.filled),
+    "linspace": AllowedOp(torch.linspace, sizes.spaced),
+    "meshgrid": AllowedOp(torch.meshgrid, sizes.grid),
+    "norm": AllowedOp(torch.norm, max_positional=4),
+    "ones": AllowedOp(torch.ones, sizes.shape),
+    "zeros": AllowedOp(torch.zeros, sizes.shape),
 }
 
 _IN_PLACE_AFTER = {  # functions whose argument after these would overwrite a tensor
@@ -150,7 +150,7 @@ _IN_PLACE_AFTER = {  # functions whose argument after these would overwrite a te
     "relu": 1, "relu6": 1, "selu": 1, "silu": 1, "threshold": 3,
 }  # fmt: skip
 
-_NN: Mapping[str, Operation] = {
+_NN: Mapping[str, AllowedOp] = {
     **_listed(
         """
         binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cosine_similarity cross_entropy
@@ -160,10 +160,10 @@ _NN: Mapping[str, Operation] = {
         """,
         functional,
     ),
-    **{name: Operation(getattr(functional, name), most_positional=n) for name, n in _IN_PLACE_AFTER.items()},
-    "log_sigmoid": Operation(functional.logsigmoid),
-    "one_hot": Operation(functional.one_hot, sizes.encoded),
-    "pad": Operation(functional.pad, sizes.padded),
+    **{name: AllowedOp(getattr(functional, name), max_positional=n) for name, n in _IN_PLACE_AFTER.items()},
+    "log_sigmoid": AllowedOp(functional.logsigmoid),
+    "one_hot": AllowedOp(functional.one_hot, sizes.encoded),
+    "pad": AllowedOp(functional.pad, sizes.padded),
 }
 
 _SPECIAL = _listed(
@@ -174,10 +174,10 @@ _SPECIAL = _listed(
     torch.special,
 )
 
-_LINALG: Mapping[str, Operation] = {
-    "norm": Operation(torch.linalg.norm, sizes.vector_norm),
-    "vector_norm": Operation(torch.linalg.vector_norm),
-    "vecdot": Operation(torch.linalg.vecdot),
+_LINALG: Mapping[str, AllowedOp] = {
+    "norm": AllowedOp(torch.linalg.norm, sizes.vector_norm),
+    "vector_norm": AllowedOp(torch.linalg.vector_norm),
+    "vecdot": AllowedOp(torch.linalg.vecdot),
 }
 
 _MATH = _listed(
@@ -188,19 +188,19 @@ _MATH = _listed(
     math,
 )
 
-_MOST_BITS = 63
+_MAX_BITS = 63
 
 
 def _power(base: Any, exponent: Any) -> Any:
     whole = isinstance(base, int) and isinstance(exponent, int)
-    if whole and exponent > 0 and base.bit_length() * exponent > 2 * _MOST_BITS:
-        raise ValueError(f"{base} to the power of {exponent} is too large a number")
+    if whole and exponent > 0 and base.bit_length() * exponent > 2 * _MAX_BITS:
+        raise ValueError(f"{base} to the power of {exponent} is too large")
     return base**exponent
 
 
-_OPERATOR: Mapping[str, Operation] = {
+_OPERATOR: Mapping[str, AllowedOp] = {
     **{
-        name: Operation(getattr(operator, name), plain=True)
+        name: AllowedOp(getattr(operator, name), plain=True)
         for name in (
             *(
                 "abs",
@@ -221,12 +221,12 @@ _OPERATOR: Mapping[str, Operation] = {
             *("neg", "not_", "or_", "pos", "sub", "truediv", "truth", "xor"),
         )
     },
-    "getitem": Operation(operator.getitem, sizes.indexed, plain=True),
-    "matmul": Operation(operator.matmul, sizes.product, plain=True),
-    "pow": Operation(_power, plain=True),
+    "getitem": AllowedOp(operator.getitem, sizes.indexed, plain=True),
+    "matmul": AllowedOp(operator.matmul, sizes.product, plain=True),
+    "pow": AllowedOp(_power, plain=True),
 }
 
-_NAMESPACES: tuple[tuple[str, Mapping[str, Operation]], ...] = (
+_NAMESPACES: tuple[tuple[str, Mapping[str, AllowedOp]], ...] = (
     # the longest first; torch names a function by the module it was made in
     ("torch._C._special.special_", _SPECIAL),
     ("torch._C._linalg.linalg_", _LINALG),
@@ -241,42 +241,42 @@ _NAMESPACES: tuple[tuple[str, Mapping[str, Operation]], ...] = (
     ("math.", _MATH),
 )
 
-METHODS: Mapping[str, Operation] = MappingProxyType(
+METHODS: Mapping[str, AllowedOp] = MappingProxyType(
     {
         **_listed(_SHARED, Tensor),
         **_listed(_SORTING, Tensor, sizes.many_passes),
         **_listed(_QUANTILES, Tensor, sizes.quantiles),
         **_listed(_POSITIONS, Tensor, sizes.positions),
-        **{name: Operation(getattr(Tensor, name), size) for name, size in _CUTTING.items()},
+        **{name: AllowedOp(getattr(Tensor, name), size) for name, size in _CUTTING.items()},
         **{
-            name: Operation(getattr(Tensor, name), larger.size, larger.most_positional, larger.keywords)
+            name: AllowedOp(getattr(Tensor, name), larger.size, larger.max_positional, larger.keywords)
             for name, larger in _LARGER.items()
         },
         **_listed("bfloat16 bool cpu double float half int long short to type type_as", Tensor),
         **_listed("contiguous dim is_floating_point ndimension nelement numel size", Tensor),
         **_listed("expand_as reshape_as view_as", Tensor),
-        "view": Operation(Tensor.view, sizes.reshaped),
-        "expand": Operation(Tensor.expand, sizes.widened),
-        "new_full": Operation(Tensor.new_full, sizes.fresh_filled),
-        "new_tensor": Operation(Tensor.new_tensor, sizes.joined),
-        "new_ones": Operation(Tensor.new_ones, sizes.fresh),
-        "new_zeros": Operation(Tensor.new_zeros, sizes.fresh),
-        "repeat": Operation(Tensor.repeat, sizes.repeated),
-        "unfold": Operation(Tensor.unfold, sizes.windowed),
+        "view": AllowedOp(Tensor.view, sizes.reshaped),
+        "expand": AllowedOp(Tensor.expand, sizes.widened),
+        "new_full": AllowedOp(Tensor.new_full, sizes.fresh_filled),
+        "new_tensor": AllowedOp(Tensor.new_tensor, sizes.joined),
+        "new_ones": AllowedOp(Tensor.new_ones, sizes.fresh),
+        "new_zeros": AllowedOp(Tensor.new_zeros, sizes.fresh),
+        "repeat": AllowedOp(Tensor.repeat, sizes.repeated),
+        "unfold": AllowedOp(Tensor.unfold, sizes.windowed),
     }
 )
 """The methods of a tensor that are allowed, by name."""
 
 
-def find_function(target: str) -> Operation | None:
-    """The function of a qualified name, if it is allowed.
+def find_function(target: str) -> AllowedOp | None:
+    """The allowed function of a qualified name, or None.
 
     >>> find_function("torch._C._nn.softplus") is find_function("torch.nn.functional.softplus")
     True
     >>> find_function("torch.load") is None
     True
     """
-    for prefix, operations in _NAMESPACES:
+    for prefix, ops in _NAMESPACES:
         if target.startswith(prefix):
-            return operations.get(target.removeprefix(prefix))
+            return ops.get(target.removeprefix(prefix))
     return None
