@@ -1,10 +1,10 @@
-"""What the client itself costs beside the official one: CPU, speed and memory, in one run.
+"""Benchmarks the client against the official one: CPU, speed and memory, in one run.
 
     python benchmarks/bench_client.py [--rounds N] [--json FILE] [--only CASE ...]
 
-Both clients talk over loopback HTTP to one server process that answers at once with canned results, so what
-is measured is the client. Every measurement runs in a process of its own; the clients take turns, and the
-table shows medians and their ratios. CPU is that of the client's process, all its threads included.
+Both clients use loopback HTTP to a server process that responds immediately with canned results, so that only the
+client is measured. Every measurement runs in its own process; the clients alternate, and the table shows medians and
+their ratios. CPU is the time of all threads of the client's process.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from typing import Any
 HERE = Path(__file__).parent
 CLIENTS = ("tinkex", "tinker")
 BURST, SEQUENTIAL, IN_FLIGHT = 2000, 200, 10_000
-PROMPT_TOKENS, TOKENS_BACK = 256, 64
+PROMPT_TOKENS, NUM_SAMPLED = 256, 64
 DATUMS, DATUM_TOKENS, STEPS = 64, 2048, 6
 
 
-# ---- what is measured, in a process of its own ----
+# ---- the cases, each in its own process ----
 
 
 def prompts(sdk: Any, count: int) -> list[Any]:
@@ -43,17 +43,17 @@ def prompts(sdk: Any, count: int) -> list[Any]:
 def sampler(sdk: Any, url: str) -> tuple[Any, Any]:
     service = sdk.ServiceClient(base_url=url, api_key="tml-benchmark")
     client = service.create_sampling_client(base_model="bench/model")
-    params = sdk.SamplingParams(max_tokens=TOKENS_BACK)
+    params = sdk.SamplingParams(max_tokens=NUM_SAMPLED)
     for future in [client.sample(prompt, 1, params) for prompt in prompts(sdk, 50)]:
         read(future.result())
     return service, client
 
 
 def read(response: Any) -> None:
-    """What every program reads of a sample, in the form it reads it."""
+    """Reads the fields of a sample that every program reads."""
     sequence = response.sequences[0]
-    assert len(sequence.tokens) == TOKENS_BACK
-    assert len(sequence.logprobs) == TOKENS_BACK
+    assert len(sequence.tokens) == NUM_SAMPLED
+    assert len(sequence.logprobs) == NUM_SAMPLED
 
 
 @dataclass
@@ -70,36 +70,36 @@ class Stopwatch:
 
 def burst(sdk: Any, url: str) -> dict[str, float]:
     _, client = sampler(sdk, url)
-    params, watch = sdk.SamplingParams(max_tokens=TOKENS_BACK), Stopwatch()
-    given = prompts(sdk, BURST)
+    params, watch = sdk.SamplingParams(max_tokens=NUM_SAMPLED), Stopwatch()
+    inputs = prompts(sdk, BURST)
     with watch.running():
-        for future in [client.sample(prompt, 1, params) for prompt in given]:
+        for future in [client.sample(prompt, 1, params) for prompt in inputs]:
             read(future.result())
     return {"cpu per sample, ms": watch.cpu / BURST * 1e3, "samples/s": BURST / watch.wall}
 
 
 def burst_async(sdk: Any, url: str) -> dict[str, float]:
     _, client = sampler(sdk, url)
-    params, watch = sdk.SamplingParams(max_tokens=TOKENS_BACK), Stopwatch()
-    given = prompts(sdk, BURST)
+    params, watch = sdk.SamplingParams(max_tokens=NUM_SAMPLED), Stopwatch()
+    inputs = prompts(sdk, BURST)
 
-    async def all_of_them() -> None:
-        for response in await asyncio.gather(*(client.sample_async(prompt, 1, params) for prompt in given)):
+    async def sample_all() -> None:
+        for response in await asyncio.gather(*(client.sample_async(prompt, 1, params) for prompt in inputs)):
             read(response)
 
     with watch.running():
-        asyncio.run(all_of_them())
+        asyncio.run(sample_all())
     return {"cpu per sample, ms": watch.cpu / BURST * 1e3, "samples/s": BURST / watch.wall}
 
 
 def sequential(sdk: Any, url: str) -> dict[str, float]:
     _, client = sampler(sdk, url)
-    params = sdk.SamplingParams(max_tokens=TOKENS_BACK)
+    params = sdk.SamplingParams(max_tokens=NUM_SAMPLED)
     times = []
     for prompt in prompts(sdk, SEQUENTIAL):
-        began = time.perf_counter()
+        start = time.perf_counter()
         read(client.sample(prompt, 1, params).result())
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     return {"latency, ms": statistics.median(times) * 1e3}
 
 
@@ -109,7 +109,7 @@ def training(sdk: Any, url: str) -> dict[str, float]:
     tokens = [(11 * i) % 32_000 for i in range(DATUM_TOKENS + 1)]
     times, cpu = [], 0.0
     for _ in range(STEPS):
-        cpu_before, began = time.process_time(), time.perf_counter()
+        cpu_before, start = time.process_time(), time.perf_counter()
         data = [
             sdk.Datum(
                 model_input=sdk.ModelInput.from_ints(tokens[:-1]),
@@ -122,29 +122,29 @@ def training(sdk: Any, url: str) -> dict[str, float]:
         output = passed.result()
         assert len(output.loss_fn_outputs) == DATUMS
         stepped.result()
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
         cpu = time.process_time() - cpu_before
     return {"step, ms": statistics.median(times[1:]) * 1e3, "cpu of a step, ms": cpu * 1e3}
 
 
 def in_flight(sdk: Any, url: str) -> dict[str, float]:
     _, client = sampler(sdk, url)
-    params = sdk.SamplingParams(max_tokens=TOKENS_BACK)
-    given = prompts(sdk, IN_FLIGHT)
-    before, began = peak_memory(), time.perf_counter()
-    futures = [client.sample(prompt, 1, params) for prompt in given]
+    params = sdk.SamplingParams(max_tokens=NUM_SAMPLED)
+    inputs = prompts(sdk, IN_FLIGHT)
+    before, start = peak_memory(), time.perf_counter()
+    futures = [client.sample(prompt, 1, params) for prompt in inputs]
     for future in futures:
         read(future.result())
     peak = peak_memory()
     return {
         "peak memory, MB": peak / 1e6,
         "KB per sample in flight": (peak - before) / IN_FLIGHT / 1e3,
-        "seconds": time.perf_counter() - began,
+        "seconds": time.perf_counter() - start,
     }
 
 
 def held(sdk: Any, url: str) -> dict[str, float]:
-    """All samples are at the server at once, because each takes two seconds there."""
+    """Measures concurrent samples: each takes two seconds on the server, so all are in flight simultaneously."""
     return in_flight(sdk, url)
 
 
@@ -162,14 +162,14 @@ CASES: dict[str, Callable[[Any, str], dict[str, float]]] = {
     "held": held,
 }
 SERVER_OPTIONS = {"held": ["--hold", "2"]}
-"""What the server does differently for a case."""
+"""Server options per case."""
 
 
 def measure(case: str, name: str, url: str) -> None:
     os.environ["TINKER_TELEMETRY"] = "0"
     measured = CASES[case](importlib.import_module(name), url)
     print(json.dumps(measured), flush=True)
-    os._exit(0)  # what the clients do at exit is not measured
+    os._exit(0)  # skips the clients' exit handlers
 
 
 # ---- the run ----
@@ -179,10 +179,10 @@ def measure(case: str, name: str, url: str) -> None:
 class Row:
     title: str
     case: str
-    figure: str
+    metric: str
     higher_is_better: bool
     aim: float | None
-    """How many times better than the official client we want to be."""
+    """Target ratio to the official client."""
 
 
 ROWS = (
@@ -190,7 +190,7 @@ ROWS = (
     Row(f"samples per second, burst of {BURST:,}", "burst", "samples/s", higher_is_better=True, aim=8),
     Row("CPU per sample, the same with asyncio", "burst_async", "cpu per sample, ms", higher_is_better=False, aim=8),
     Row("samples per second, the same with asyncio", "burst_async", "samples/s", higher_is_better=True, aim=8),
-    Row("latency of one sample after another", "sequential", "latency, ms", higher_is_better=False, aim=5),
+    Row("latency of sequential samples", "sequential", "latency, ms", higher_is_better=False, aim=5),
     Row(f"forward_backward + optim_step, {DATUMS} × {DATUM_TOKENS:,} tokens", "training", "step, ms", higher_is_better=False, aim=1.5),
     Row("CPU of that step", "training", "cpu of a step, ms", higher_is_better=False, aim=None),
     Row(f"peak memory, {IN_FLIGHT:,} samples in flight", "in_flight", "peak memory, MB", higher_is_better=False, aim=1 / 0.6),
@@ -214,7 +214,7 @@ def server(*options: str) -> Iterator[str]:
         process.stdout.close()
 
 
-def once(case: str, client: str, url: str) -> dict[str, float]:
+def run_case(case: str, client: str, url: str) -> dict[str, float]:
     command = [sys.executable, __file__, "--measure", case, client, url]
     out = subprocess.run(command, capture_output=True, text=True, check=False)
     if out.returncode != 0:
@@ -226,14 +226,14 @@ def once(case: str, client: str, url: str) -> dict[str, float]:
 def run(cases: list[str], rounds: int, options: list[str]) -> dict[str, dict[str, dict[str, float]]]:
     medians: dict[str, dict[str, dict[str, float]]] = {}
     for case in cases:
-        taken: dict[str, list[dict[str, float]]] = {client: [] for client in CLIENTS}
+        results: dict[str, list[dict[str, float]]] = {client: [] for client in CLIENTS}
         with server(*options, *SERVER_OPTIONS.get(case, [])) as url:
-            for turn in range(rounds):
-                for client in CLIENTS if turn % 2 else reversed(CLIENTS):
-                    taken[client].append(once(case, client, url))
+            for number in range(rounds):
+                for client in CLIENTS if number % 2 else reversed(CLIENTS):
+                    results[client].append(run_case(case, client, url))
         medians[case] = {
-            client: {figure: statistics.median(one[figure] for one in found) for figure in found[0]}
-            for client, found in taken.items()
+            client: {metric: statistics.median(one[metric] for one in found) for metric in found[0]}
+            for client, found in results.items()
         }
     return medians
 
@@ -241,24 +241,22 @@ def run(cases: list[str], rounds: int, options: list[str]) -> dict[str, dict[str
 def table(medians: dict[str, dict[str, dict[str, float]]]) -> Iterator[tuple[Row, float, float, float]]:
     for row in ROWS:
         if row.case in medians:
-            ours, theirs = (medians[row.case][client][row.figure] for client in CLIENTS)
+            ours, theirs = (medians[row.case][client][row.metric] for client in CLIENTS)
             yield row, ours, theirs, ours / theirs if row.higher_is_better else theirs / ours
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument("--only", nargs="*", choices=CASES, help="measure only these")
-    parser.add_argument(
-        "--retrieve-futures", action="store_true", help="the server offers one poller per session"
-    )
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    parser.add_argument("--only", nargs="*", choices=CASES, help="run only these cases")
+    parser.add_argument("--retrieve-futures", action="store_true", help="enable batched polls on the server")
     parser.add_argument("--measure", nargs=3, metavar=("CASE", "CLIENT", "URL"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         measure(*options.measure)
-    offered = ["--retrieve-futures"] if options.retrieve_futures else []
-    medians = run(options.only or list(CASES), options.rounds, offered)
+    server_options = ["--retrieve-futures"] if options.retrieve_futures else []
+    medians = run(options.only or list(CASES), options.rounds, server_options)
     print(
         f"| what (median of {options.rounds}) | tinkex | tinker | better by | aim |\n| --- | --- | --- | --- | --- |"
     )
@@ -269,9 +267,9 @@ def main() -> None:
         if row.aim is not None and ratio < row.aim:
             missed.append(row.title)
     for title in missed:
-        print(f"not reached: {title}")
+        print(f"not met: {title}")
     if options.json:
-        options.json.write_text(json.dumps({"server": offered, "medians": medians}, indent=2))
+        options.json.write_text(json.dumps({"server": server_options, "medians": medians}, indent=2))
 
 
 if __name__ == "__main__":

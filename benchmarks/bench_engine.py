@@ -1,11 +1,11 @@
-"""What the engine reaches beside transformers and PEFT on the same weights, in one run.
+"""Benchmarks the engine against transformers and PEFT with the same weights, in one run.
 
     python benchmarks/bench_engine.py [--rounds N] [--threads N] [--json FILE] [--only CASE ...] [--no-growth]
 
-Every case runs in a process of its own, where the two sides take turns; the table shows the best of the rounds,
-their ratio, and whether it meets the aim. ``--only growth`` measures how time and memory grow with batch, length,
-adapters and sequences, and nothing else; ``--no-growth`` leaves that out. ``--arrivals N`` sets how many prompts
-arrive at random.
+Every case runs in its own process and alternates between the two sides; the table shows the best round of each,
+their ratio, and whether it meets the target. ``--only growth`` measures only how time and memory scale with batch,
+length, adapters and sequences; ``--no-growth`` skips that. ``--arrivals N`` sets the number of prompts that arrive at
+random times.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Row:
     unit: str
     against: str
     kind: Literal["speed", "time", "cost"]
-    """Speeds and times are compared as how many times better; costs as how many times as much."""
+    """The ratio of speeds and times is our advantage; the ratio of costs is ours over theirs."""
     aim: float
     ours: str = "ours"
     theirs: str = "theirs"
@@ -45,11 +45,11 @@ class Row:
 PEFT, HF, SELF = "transformers + PEFT", "transformers", "ourselves"
 ROWS = (
     Row("forward_backward, 8 × 128 tokens, rank 32", "training", "tokens/s", PEFT, "speed", 1.5),
-    Row("the same, share of the matmul bound", "training", "tokens/s", "the bound", "speed", 0.6, theirs="bound, tokens/s"),
+    Row("the same, fraction of the matmul bound", "training", "tokens/s", "the bound", "speed", 0.6, theirs="bound, tokens/s"),
     Row("the same, uneven lengths, 40 % weighted", "uneven", "tokens/s", PEFT + ", padded", "speed", 2.5),
     Row("Adam step, rank 32", "adam", "ms", "torch.optim.AdamW", "time", 5),
     *(
-        Row(f"decode, {n} at once", "decode", "tokens/s", HF, "speed", aim, ours=f"ours at {n}", theirs=f"theirs at {n}")
+        Row(f"decode, batch of {n}", "decode", "tokens/s", HF, "speed", aim, ours=f"ours at {n}", theirs=f"theirs at {n}")
         for n, aim in ((1, 2.5), (8, 2.1), (32, 1.7), (64, 1.7))
     ),
     Row("32 prompts of 64, 64 new tokens each", "end_to_end", "tokens/s", "generate, batch 32", "speed", 2),
@@ -62,9 +62,9 @@ ROWS = (
 )  # fmt: skip
 
 
-def measured(case: str, options: argparse.Namespace) -> dict[str, float]:
+def measure(case: str, options: argparse.Namespace) -> dict[str, float]:
     if case == "memory":
-        ours, theirs = (measured(f"memory_{side}", options) for side in ("ours", "theirs"))
+        ours, theirs = (measure(f"memory_{side}", options) for side in ("ours", "theirs"))
         return {"ours": ours["peak, MB"], "theirs": theirs["peak, MB"]}
     size = options.arrivals if case == "arrivals" else options.rounds
     return _in_process(["--measure", case, str(size)], options.threads)
@@ -82,31 +82,33 @@ def _in_process(arguments: list[str], threads: int | None) -> dict[str, float]:
     return found
 
 
-def lines(row: Row, figures: dict[str, float]) -> Iterator[tuple[str, bool]]:
-    ours, theirs = figures[row.ours], figures[row.theirs]
+def lines(row: Row, measurements: dict[str, float]) -> Iterator[tuple[str, bool]]:
+    ours, theirs = measurements[row.ours], measurements[row.theirs]
     ratio = theirs / ours if row.kind == "time" else ours / theirs
-    reached = ratio <= row.aim if row.kind == "cost" else ratio >= row.aim
+    met = ratio <= row.aim if row.kind == "cost" else ratio >= row.aim
     aim = f"{'≤' if row.kind == 'cost' else '≥'} {row.aim:g} ×"
-    verdict = "met" if reached else "missed"
+    verdict = "met" if met else "missed"
     yield (
         f"| {row.title} | {ours:,.4g} {row.unit} | {theirs:,.4g} {row.unit} ({row.against}) | {ratio:.2f} × | {aim} | {verdict} |",
-        reached,
+        met,
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--threads", type=int, help="math threads of both sides; by default all cores")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    parser.add_argument("--arrivals", type=int, default=ARRIVALS, help="prompts that arrive at random")
-    parser.add_argument("--only", nargs="*", choices=(*CASE_NAMES, GROWTH), help="measure only these")
-    parser.add_argument("--no-growth", action="store_true", help="leave out how time and memory grow")
+    parser.add_argument("--threads", type=int, help="compute threads of both sides (default: all cores)")
+    parser.add_argument("--json", type=Path, help="also write the measurements to this file")
+    parser.add_argument(
+        "--arrivals", type=int, default=ARRIVALS, help="number of prompts that arrive at random times"
+    )
+    parser.add_argument("--only", nargs="*", choices=(*CASE_NAMES, GROWTH), help="run only these cases")
+    parser.add_argument("--no-growth", action="store_true", help="skip the scaling measurements")
     parser.add_argument("--measure", nargs=2, metavar=("CASE", "ROUNDS"), help=argparse.SUPPRESS)
     parser.add_argument("--grow", nargs=2, metavar=("AXIS", "SIZE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure or options.grow:
-        _answer(options)
+        _run_child(options)
         return
     found: dict[str, dict[str, float]] = {}
     cases = [case for case in options.only or CASE_NAMES if case != GROWTH]
@@ -122,12 +124,12 @@ def _compare(cases: Sequence[str], found: dict[str, dict[str, float]], options: 
     print("| what | ours | against | ratio | aim | |\n| --- | --- | --- | --- | --- | --- |", flush=True)
     notes: list[str] = []
     for case in cases:
-        found[case] = measured(case, options)
+        found[case] = measure(case, options)
         for row in (row for row in ROWS if row.case == case):
-            for line, reached in lines(row, found[case]):
+            for line, met in lines(row, found[case]):
                 print(line, flush=True)
-                if not reached:
-                    notes.append(f"not reached: {row.title}, against {row.against}")
+                if not met:
+                    notes.append(f"not met: {row.title}, against {row.against}")
     for note in notes:
         print(note)
 
@@ -138,15 +140,15 @@ def _grow(found: dict[str, dict[str, float]], threads: int | None) -> None:
     for axis, (title, _, sizes) in GROWTH.items():
         print(f"\n| {title} | s | tokens/s | peak MB |\n| --- | --- | --- | --- |", flush=True)
         for size in sizes:
-            figures = _in_process(["--grow", axis, str(size)], threads)
-            found[f"{axis} {size}"] = figures
+            measurements = _in_process(["--grow", axis, str(size)], threads)
+            found[f"{axis} {size}"] = measurements
             print(
-                f"| {size:,} | {figures['s']:.3f} | {figures['tokens/s']:,.1f} | {figures['peak, MB']:,.0f} |",
+                f"| {size:,} | {measurements['s']:.3f} | {measurements['tokens/s']:,.1f} | {measurements['peak, MB']:,.0f} |",
                 flush=True,
             )
 
 
-def _answer(options: argparse.Namespace) -> None:
+def _run_child(options: argparse.Namespace) -> None:
     import torch
     from engine_cases import CASES, GROWTH
 

@@ -1,9 +1,9 @@
-"""How long `import tinkex` takes beside `import tinker`, each in fresh interpreters, in one run.
+"""Benchmarks `import tinkex` against `import tinker` in new interpreters, in one run.
 
     python benchmarks/bench_import.py [--json FILE]
 
-The official client imports torch where it is installed, as it is here; the row "without torch" hides it,
-so that the comparison stands for a machine that has none.
+The official client imports torch if it is installed; the rows "without torch" hide it, to simulate a machine
+without torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Timing:
-    """What the statement cost."""
+    """The cost of a statement."""
 
     title: str
     seconds: float
@@ -61,7 +61,7 @@ CASES = (
 
 
 def measure(case: Case) -> Timing:
-    """One run in a fresh interpreter."""
+    """Measures a case once in a new interpreter."""
     program = PROGRAM.format(statement=case.statement, hide_torch=case.hide_torch, heavy=HEAVY)
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     seconds, modules, heavy = out.split()
@@ -69,9 +69,9 @@ def measure(case: Case) -> Timing:
 
 
 def run() -> list[Timing]:
-    """Median of several rounds, the cases taking turns so that other load falls on all of them."""
+    """Returns the medians of several rounds; the cases alternate, so that other load affects all of them."""
     for case in CASES:
-        measure(case)  # warms the file cache and writes the bytecode
+        measure(case)  # warms up the file cache and writes bytecode
     rounds = [[measure(case) for case in CASES] for _ in range(ROUNDS)]
     return [
         Timing(t.title, statistics.median(r[i].seconds for r in rounds), t.modules, t.heavy)
@@ -81,7 +81,7 @@ def run() -> list[Timing]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="also write the results here")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     options = parser.parse_args()
     results = run()
     seconds = {t.title: t.seconds for t in results}

@@ -1,10 +1,10 @@
-"""Decoding beside llama.cpp: the same GGUF file, in fp32 on both sides, in one run.
+"""Benchmarks decoding against llama.cpp: the same GGUF file, in fp32 on both sides, in one run.
 
     pip install xllamacpp gguf
     python benchmarks/bench_llama_cpp.py MODEL.gguf [--rounds N] [--threads N]
 
-llama.cpp gets the weights dequantised to a file of fp32, as our engine does in memory. Its server decodes the sequences in
-one batch; what its prompts and its calls cost is taken off, by asking for one token only.
+llama.cpp loads the weights dequantised to an fp32 file, as our engine does in memory. Its server decodes the sequences in one
+batch; the cost of prompts and HTTP calls is measured with one token and subtracted.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 
 CONTEXT, STEPS = 80, 32
 BATCHES = {1: 0.9, 8: 1.1, 32: 1.1, 64: 1.1}
-"""Sequences at once → how many times llama.cpp's speed is aimed at."""
+"""Batch size → target ratio to llama.cpp's speed."""
 
 
 class LlamaCpp:
-    """llama.cpp's server with room for so many sequences."""
+    """llama.cpp's server with a number of parallel sequences."""
 
     def __init__(self, model: Path, num_sequences: int, threads: int) -> None:
         import xllamacpp
@@ -42,17 +42,17 @@ class LlamaCpp:
         self._pool = ThreadPoolExecutor(num_sequences)
 
     def decode(self, prompts: Sequence[Sequence[int]], steps: int) -> float:
-        """The seconds that the steps after the first one take."""
+        """Returns the duration of the steps after the first one."""
         return self._generate(prompts, steps + 1) - self._generate(prompts, 1)
 
     def _generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> float:
-        began = time.perf_counter()
-        answers = list(self._pool.map(lambda prompt: self._complete(prompt, new_tokens), prompts))
-        took = time.perf_counter() - began
-        for answer in answers:
-            if answer["tokens_predicted"] != new_tokens:
-                raise SystemExit(f"llama.cpp drew {answer['tokens_predicted']} of {new_tokens} tokens")
-        return took
+        start = time.perf_counter()
+        responses = list(self._pool.map(lambda prompt: self._complete(prompt, new_tokens), prompts))
+        elapsed = time.perf_counter() - start
+        for response in responses:
+            if response["tokens_predicted"] != new_tokens:
+                raise SystemExit(f"llama.cpp sampled {response['tokens_predicted']} of {new_tokens} tokens")
+        return elapsed
 
     def _complete(self, prompt: Sequence[int], new_tokens: int) -> Any:
         body = {"prompt": list(prompt), "n_predict": new_tokens, "ignore_eos": True, "cache_prompt": False}
@@ -61,8 +61,8 @@ class LlamaCpp:
             json.dumps(body).encode(),
             {"content-type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=600) as answer:
-            return json.load(answer)
+        with urllib.request.urlopen(request, timeout=600) as response:
+            return json.load(response)
 
 
 def as_fp32(source: Path, target: Path) -> None:
@@ -72,9 +72,9 @@ def as_fp32(source: Path, target: Path) -> None:
 
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
-    left_out = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
+    skipped = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
     for name, field in reader.fields.items():
-        if not name.startswith(left_out):
+        if not name.startswith(skipped):
             writer.add_key_value(name, field.contents(), field.types[0], sub_type=field.types[-1])
     writer.add_file_type(0)
     for tensor in reader.tensors:
@@ -88,12 +88,12 @@ def as_fp32(source: Path, target: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("gguf", type=Path, nargs="?", help="without it nothing is measured")
+    parser.add_argument("gguf", type=Path, nargs="?", help="model file; without it nothing is measured")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     if options.gguf is None:
-        print("decoding beside llama.cpp: not measured; pip install xllamacpp gguf, and name a GGUF file")
+        print("llama.cpp: not measured; run pip install xllamacpp gguf, and give a GGUF file")
         return
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     from engine_cases import decode_seconds
@@ -110,13 +110,13 @@ def main() -> None:
         for batch, aim in BATCHES.items():
             theirs = LlamaCpp(model, batch, options.threads)
             mine, other = [], []
-            for turn in range(options.rounds):
-                prompts = [random_tokens(CONTEXT, 1000 * turn + 100 * batch + i) for i in range(batch)]
+            for number in range(options.rounds):
+                prompts = [random_tokens(CONTEXT, 1000 * number + 100 * batch + i) for i in range(batch)]
                 mine.append(batch * STEPS / decode_seconds(ours, prompts, STEPS))
                 other.append(batch * STEPS / theirs.decode(prompts, STEPS))
             ratio = max(mine) / max(other)
             print(
-                f"| {batch} at once | {max(mine):,.0f} tokens/s | {max(other):,.0f} tokens/s | {ratio:.2f} × | ≥ {aim} × | "
+                f"| batch of {batch} | {max(mine):,.0f} tokens/s | {max(other):,.0f} tokens/s | {ratio:.2f} × | ≥ {aim} × | "
                 f"{'met' if ratio >= aim else 'missed'} |",
                 flush=True,
             )

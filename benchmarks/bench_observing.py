@@ -1,9 +1,9 @@
-"""What it costs a request to be watched: events, metrics, and spans that nobody asked for.
+"""Benchmarks the overhead of observability per request: events, metrics, and disabled tracing.
 
     python benchmarks/bench_observing.py [--rounds N] [--json FILE]
 
-Each number is the CPU time of one thread, the best of several rounds that alternate: a busy machine makes a round
-slower, never faster. The aims are those of the requirements; the exit code says whether they are met.
+Each number is the CPU time of one thread, the best of several alternating rounds, because other load only makes a round
+slower. The exit code is 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ CALLS = 20_000
 AIMS_US = {"metrics": 5.0, "spans, off": 1.0, "spans, off, OpenTelemetry loaded": 2.0}
 
 
-def of_a_request(sink: Callable[[Event], None]) -> Callable[[], None]:
-    """What a sink hears of every request."""
+def request_events(sink: Callable[[Event], None]) -> Callable[[], None]:
+    """Emits the events of a request."""
 
     def run() -> None:
         for _ in range(CALLS):
@@ -35,8 +35,8 @@ def of_a_request(sink: Callable[[Event], None]) -> Callable[[], None]:
     return run
 
 
-def of_an_operation() -> None:
-    """What an operation of three requests asks of tracing where there is nothing to trace."""
+def disabled_spans() -> None:
+    """Makes the tracing calls of an operation with three requests while tracing is disabled."""
     begin, current = tracing.begin, tracing.current
     for _ in range(CALLS):
         assert begin("sample") is None
@@ -48,20 +48,20 @@ def of_an_operation() -> None:
 def best_us(run: Callable[[], None], rounds: int) -> float:
     times = []
     for _ in range(rounds):
-        began = time.thread_time()
+        start = time.thread_time()
         run()
-        times.append(time.thread_time() - began)
+        times.append(time.thread_time() - start)
     return min(times) / CALLS * 1e6
 
 
-def measured(rounds: int) -> dict[str, float]:
-    silent = best_us(of_a_request(NullSink().emit), rounds)
+def measure(rounds: int) -> dict[str, float]:
+    silent = best_us(request_events(NullSink().emit), rounds)
     sink = MetricsSink(then=NullSink())
-    costs = {"metrics": best_us(of_a_request(sink.emit), rounds) - silent}
-    costs["spans, off"] = best_us(of_an_operation, rounds)
-    import opentelemetry.trace  # noqa: F401 - loaded by the program, with no provider set up
+    costs = {"metrics": best_us(request_events(sink.emit), rounds) - silent}
+    costs["spans, off"] = best_us(disabled_spans, rounds)
+    import opentelemetry.trace  # noqa: F401 - loaded, without a provider
 
-    costs["spans, off, OpenTelemetry loaded"] = best_us(of_an_operation, rounds)
+    costs["spans, off, OpenTelemetry loaded"] = best_us(disabled_spans, rounds)
     return costs
 
 
@@ -70,17 +70,17 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.one:
-        print(json.dumps(measured(given.rounds)))
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.rounds)))
         return 0
-    command = [sys.executable, __file__, "--one", "--rounds", str(given.rounds)]
+    command = [sys.executable, __file__, "--one", "--rounds", str(options.rounds)]
     runs = [json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout) for _ in range(3)]
     costs = {name: min(run[name] for run in runs) for name in AIMS_US}
     for name, cost in costs.items():
         print(f"{name:34} {cost:6.2f} µs per request or operation (aim: below {AIMS_US[name]:g})")
-    if given.json:
-        given.json.write_text(json.dumps(costs, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(costs, indent=1))
     return int(any(cost >= AIMS_US[name] for name, cost in costs.items()))
 
 

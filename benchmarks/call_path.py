@@ -20,19 +20,19 @@ ENGINE = "/tinkex/engine/"
 
 
 class CallPath:
-    """The code objects that run while :meth:`record` calls a function, on any thread."""
+    """Records the functions that run on any thread while :meth:`record` calls a function."""
 
     def __init__(self) -> None:
         self._seen: set[CodeType] = set()
         self._recording = False
 
     def install(self) -> None:
-        """Trace this thread, and every thread that starts from now on."""
+        """Profiles this thread and every thread started later."""
         threading.setprofile(self._profile)
         sys.setprofile(self._profile)
 
     def record(self, function: Callable[[], Any]) -> set[CodeType]:
-        """The functions of the package that one call passes through."""
+        """Returns the functions of the package that run during the call."""
         self._seen = set()
         self._recording = True
         try:

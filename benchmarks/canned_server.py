@@ -1,9 +1,9 @@
-"""A server that answers at once with canned results, so that a benchmark measures the client and nothing else.
+"""A server that responds immediately with canned results, so that a benchmark measures only the client.
 
     python benchmarks/canned_server.py [--retrieve-futures] [--hold SECONDS]
 
-Prints its port. It speaks just enough of the protocol for both clients: every submission is accepted and its
-result is ready. The options offer clients what servers may offer.
+Prints its port. It implements just enough of the protocol for both clients: it accepts every submission, and the
+result is ready immediately. The options enable optional features of servers.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ import uvloop
 from tinkex import types
 from tinkex._wire import proto
 
-TOKENS_BACK = 64
+NUM_SAMPLED = 64
 _LENGTH = re.compile(rb"(?i)content-length: *(\d+)")
 _CHUNKED = re.compile(rb"(?i)transfer-encoding: *chunked")
 
 
 def sample_body() -> bytes:
-    """One sequence of 64 tokens with logprobs."""
-    tokens = np.arange(1000, 1000 + TOKENS_BACK, dtype=np.int32)
-    logprobs = -np.linspace(0.01, 3.0, TOKENS_BACK, dtype=np.float32)
+    """Returns one sequence of 64 tokens with logprobs."""
+    tokens = np.arange(1000, 1000 + NUM_SAMPLED, dtype=np.int32)
+    logprobs = -np.linspace(0.01, 3.0, NUM_SAMPLED, dtype=np.float32)
     return proto.encode_sample_response(
         types.SampleResponse([types.SampledSequence("length", "", tokens, logprobs)])
     )
 
 
 def pass_body(num_datums: int, num_tokens: int) -> bytes:
-    """Logprobs of every token of a batch."""
+    """Returns the logprobs of every token of a batch."""
     logprobs = types.TensorData.from_numpy(-np.ones(num_tokens, np.float32))
     return proto.encode_forward_backward_output(
         types.ForwardBackwardOutput(
@@ -50,16 +50,16 @@ def pass_body(num_datums: int, num_tokens: int) -> bytes:
     )
 
 
-class Answers:
-    """What the server says; one object for all connections."""
+class Responses:
+    """The canned responses, shared by all connections."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        offers: dict[str, Any] = {"sample_use_retrieve_futures": True} if options.retrieve_futures else {}
+        features: dict[str, Any] = {"sample_use_retrieve_futures": True} if options.retrieve_futures else {}
         self.hold_s = float(options.hold)
         if self.hold_s:
-            offers["sample_max_concurrent_requests"] = 10_000
-        self.config = json.dumps(offers)
-        self.polls_for_all = bool(options.retrieve_futures)
+            features["sample_max_concurrent_requests"] = 10_000
+        self.config = json.dumps(features)
+        self.batched_polls = bool(options.retrieve_futures)
         self.accepted = 0
         self.due: dict[bytes, float] = {}
         self.sample = sample_body()
@@ -68,8 +68,8 @@ class Answers:
         self.finished: list[str] = []
         self.waiting: list[Callable[[], None]] = []
 
-    def answer(self, path: bytes, body: bytes) -> tuple[bytes, bytes] | None:
-        """Content type and body for a request; None if the answer comes later."""
+    def respond(self, path: bytes, body: bytes) -> tuple[bytes, bytes] | None:
+        """Returns content type and body of the response; None if it is not ready."""
         if path == b"/api/v1/retrieve_future":
             return self._result(body)
         if path == b"/api/v1/asample":
@@ -77,7 +77,7 @@ class Answers:
             name = f"s{self.accepted}"
             if self.hold_s:
                 self.due[name.encode()] = time.monotonic() + self.hold_s
-            if self.polls_for_all:
+            if self.batched_polls:
                 self.finished.append(name)
                 waiting, self.waiting = self.waiting, []
                 for wake in waiting:
@@ -94,7 +94,7 @@ class Answers:
                 self.passed[size] = pass_body(size, len(chunk) // 4)
             return _JSON, b'{"request_id":"%b"}' % name_bytes
         if path == b"/api/v1/create_sampling_session":
-            self.finished.clear()  # one client at a time is measured
+            self.finished.clear()  # only one client is measured at a time
         plain = _PLAIN.get(path)
         if plain is not None:
             return _JSON, plain
@@ -103,7 +103,7 @@ class Answers:
         return _JSON, b"{}"
 
     def wait_s(self, path: bytes, body: bytes) -> float:
-        """How long a poll is kept before its result is due."""
+        """Returns how long a poll waits for its result."""
         if not self.due or path != b"/api/v1/retrieve_future":
             return 0.0
         return self.due.get(_name(body), 0.0) - time.monotonic()
@@ -117,7 +117,7 @@ class Answers:
         return _JSON, _RESULTS[name]
 
     def completions(self, body: bytes) -> tuple[bytes, bytes] | None:
-        """The answer to retrieve_futures, when anything has finished since the cursor."""
+        """Returns the response to retrieve_futures; None if nothing has finished since the cursor."""
         cursor = int(json.loads(body)["prev_cursor"])
         if cursor >= len(self.finished):
             return None
@@ -149,8 +149,8 @@ _RESULTS = {b"m": b'{"model_id":"bench:train:0"}', b"o": b'{"metrics":{"norm":1.
 class Connection(asyncio.Protocol):
     """One keep-alive connection."""
 
-    def __init__(self, answers: Answers) -> None:
-        self._answers = answers
+    def __init__(self, responses: Responses) -> None:
+        self._responses = responses
         self._buffer = bytearray()
         self._transport: Any = None
 
@@ -167,7 +167,7 @@ class Connection(asyncio.Protocol):
                 stop = buffer.find(b"\r\n0\r\n\r\n", end)
                 if stop < 0:
                     return
-                body, taken = _unchunked(bytes(buffer[end + 4 : stop + 2])), stop + 7
+                body, taken = _decode_chunked(bytes(buffer[end + 4 : stop + 2])), stop + 7
             else:
                 taken = end + 4 + (int(found[1]) if found else 0)
                 if len(buffer) < taken:
@@ -178,26 +178,26 @@ class Connection(asyncio.Protocol):
 
     def _respond(self, path: bytes, body: bytes) -> None:
         if self._transport.is_closing():
-            return  # a poll of a client that is gone
-        wait_s = self._answers.wait_s(path, body)
+            return  # the client has disconnected
+        wait_s = self._responses.wait_s(path, body)
         if wait_s > 0:
             asyncio.get_running_loop().call_later(wait_s, self._respond, path, body)
             return
         if path == b"/api/v1/retrieve_futures":
-            said = self._answers.completions(body)
-            if said is None:
-                self._answers.waiting.append(lambda: self._respond(path, body))
+            response = self._responses.completions(body)
+            if response is None:
+                self._responses.waiting.append(lambda: self._respond(path, body))
                 return
         else:
-            said = self._answers.answer(path, body)
-        assert said is not None
-        kind, text = said
+            response = self._responses.respond(path, body)
+        assert response is not None
+        kind, text = response
         self._transport.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (kind, len(text), text)
         )
 
 
-def _unchunked(data: bytes) -> bytes:
+def _decode_chunked(data: bytes) -> bytes:
     out = bytearray()
     while data:
         size, _, rest = data.partition(b"\r\n")
@@ -208,16 +208,16 @@ def _unchunked(data: bytes) -> bytes:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    answers = Answers(options)
+    responses = Responses(options)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(answers), "127.0.0.1", 0, backlog=4096)
+    server = await loop.create_server(lambda: Connection(responses), "127.0.0.1", 0, backlog=4096)
     print(server.sockets[0].getsockname()[1], flush=True)
     await loop.connect_read_pipe(lambda: _UntilEof(loop), sys.stdin)
     await server.serve_forever()
 
 
 class _UntilEof(asyncio.Protocol):
-    """Ends the server when the benchmark that started it is gone."""
+    """Stops the server when the benchmark that started it exits."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -229,9 +229,9 @@ class _UntilEof(asyncio.Protocol):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--retrieve-futures", action="store_true", help="offer one poller per session")
+    parser.add_argument("--retrieve-futures", action="store_true", help="enable batched polls")
     parser.add_argument(
-        "--hold", type=float, default=0.0, help="samples take so many seconds; any number may be under way"
+        "--hold", type=float, default=0.0, help="duration of a sample in seconds, with any number in flight"
     )
     with contextlib.suppress(asyncio.CancelledError):
         uvloop.run(serve(parser.parse_args()))

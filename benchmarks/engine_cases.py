@@ -1,4 +1,4 @@
-"""What the engine benchmark measures: every case gives figures of both sides, taken in turns in one process."""
+"""The cases of the engine benchmark: each measures both sides alternately in one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tinkex import types
 
 __all__ = ["CASES", "GROWTH"]
 
-Figures = dict[str, float]
+Measurements = dict[str, float]
 
 WEIGHTED = 0.4
 UNEVEN = (16, 24, 40, 48, 64, 96, 160, 384)
@@ -25,23 +25,23 @@ DECODE = (1, 8, 32, 64)
 CONTEXT, STEPS = 80, 32
 
 
-def turns(rounds: int, ours: Callable[[], None], theirs: Callable[[], None]) -> tuple[float, float]:
-    """The best time of each side; the sides take turns, and the first round only warms up."""
+def best_times(rounds: int, ours: Callable[[], None], theirs: Callable[[], None]) -> tuple[float, float]:
+    """Returns the best time of each side in alternating rounds; the first round is a warm-up."""
     mine: list[float] = []
     other: list[float] = []
-    for turn in range(rounds + 1):
-        for run, times in ((ours, mine), (theirs, other)) if turn % 2 else ((theirs, other), (ours, mine)):
+    for number in range(rounds + 1):
+        for run, times in ((ours, mine), (theirs, other)) if number % 2 else ((theirs, other), (ours, mine)):
             with timed(times):
                 run()
     return min(mine[1:]), min(other[1:])
 
 
-def middle_pair(rounds: int, ours: Callable[[], float], theirs: Callable[[], float]) -> Figures:
-    """The seconds of both sides in the pair of neighbouring turns whose ratio is the median one; for sides that differ
-    by less than a busy moment of the machine does."""
+def median_pair(rounds: int, ours: Callable[[], float], theirs: Callable[[], float]) -> Measurements:
+    """Returns the times of the adjacent pair with the median ratio; for sides that differ by less than the noise of
+    the machine."""
     pairs: list[tuple[float, float]] = []
-    for turn in range(2 * rounds + 2):
-        if turn % 2:
+    for number in range(2 * rounds + 2):
+        if number % 2:
             mine, other = ours(), theirs()
         else:
             other, mine = theirs(), ours()
@@ -50,8 +50,8 @@ def middle_pair(rounds: int, ours: Callable[[], float], theirs: Callable[[], flo
     return {"ours": mine, "theirs": other}
 
 
-def seconds_of(run: Callable[[], None]) -> Callable[[], float]:
-    """What a call takes."""
+def timer(run: Callable[[], None]) -> Callable[[], float]:
+    """Returns a function that measures the duration of a call."""
 
     def measure() -> float:
         times: list[float] = []
@@ -63,7 +63,7 @@ def seconds_of(run: Callable[[], None]) -> Callable[[], float]:
 
 
 def gemm_gflops() -> float:
-    """The matmul peak of this machine as it is at the moment, from a second of products."""
+    """Returns the current matmul peak of this machine, measured for a second."""
     a, b = torch.randn(1024, 1536), torch.randn(1536, 1536)
     times: list[float] = []
     while sum(times) < 1:
@@ -75,17 +75,17 @@ def gemm_gflops() -> float:
 # ---- training ----
 
 
-def training(rounds: int) -> Figures:
+def training(rounds: int) -> Measurements:
     ours, theirs = Ours(), Theirs()
     data = [datum(128, seed) for seed in range(8)]
     state, tokens = ours.state(), 8 * 128
     before = gemm_gflops()
-    mine, other = turns(
+    mine, other = best_times(
         rounds, lambda: ours.forward_backward([(state, data)]), lambda: theirs.forward_backward(data)
     )
     gflops = max(before, gemm_gflops())
     num_params = sum(p.numel() for name, p in theirs.model.named_parameters() if "lora" not in name)
-    # forward and the gradient of the activations go through every weight; base weights have no gradient
+    # the forward pass and the activation gradients use every weight; base weights have no gradient
     per_token = 4 * num_params + 6 * state.adapter.params.numel()
     bound = gflops * 1e9 / per_token
     return {
@@ -97,17 +97,17 @@ def training(rounds: int) -> Figures:
     }
 
 
-def uneven(rounds: int) -> Figures:
+def uneven(rounds: int) -> Measurements:
     ours, theirs = Ours(), Theirs()
     data = [datum(length, seed, WEIGHTED) for seed, length in enumerate(UNEVEN)]
     state = ours.state()
-    mine, other = turns(
+    mine, other = best_times(
         rounds, lambda: ours.forward_backward([(state, data)]), lambda: theirs.forward_backward(data)
     )
     return {"ours": sum(UNEVEN) / mine, "theirs": sum(UNEVEN) / other}
 
 
-def adam(rounds: int) -> Figures:
+def adam(rounds: int) -> Measurements:
     ours, theirs = Ours(), Theirs()
     state = ours.state()
     params = types.AdamParams(learning_rate=1e-5)
@@ -122,24 +122,24 @@ def adam(rounds: int) -> Figures:
         state.grad = grad.clone()
         with timed(times):
             ours.trainer.optim_step(state, params)
-        with timed(other):  # ours reports the gradient's norm, so theirs computes it too
+        with timed(other):  # our step returns the gradient norm, so the other side computes it too
             torch.nn.utils.get_total_norm([p.grad for p in adapters if p.grad is not None])
             optimizer.step()
     return {"ours": min(times[1:]) * 1e3, "theirs": min(other[1:]) * 1e3}
 
 
-def tenants(rounds: int) -> Figures:
+def tenants(rounds: int) -> Measurements:
     ours = Ours()
     data = [datum(128, seed) for seed in range(8)]
     one, eight = ours.state(), [ours.state(seed) for seed in range(8)]
-    return middle_pair(
+    return median_pair(
         rounds,
-        seconds_of(lambda: ours.forward_backward([(state, [data[i]]) for i, state in enumerate(eight)])),
-        seconds_of(lambda: ours.forward_backward([(one, data)])),
+        timer(lambda: ours.forward_backward([(state, [data[i]]) for i, state in enumerate(eight)])),
+        timer(lambda: ours.forward_backward([(one, data)])),
     )
 
 
-def memory_ours(_: int) -> Figures:
+def memory_ours(_: int) -> Measurements:
     ours = Ours()
     state, data = ours.state(), [datum(512, seed) for seed in range(8)]
     ours.forward_backward([(state, data)])
@@ -147,7 +147,7 @@ def memory_ours(_: int) -> Figures:
     return {"peak, MB": peak_memory()}
 
 
-def memory_theirs(_: int) -> Figures:
+def memory_theirs(_: int) -> Measurements:
     theirs = Theirs()
     theirs.forward_backward([datum(512, seed) for seed in range(8)])
     torch.optim.AdamW([p for p in theirs.trained.parameters() if p.requires_grad]).step()
@@ -159,8 +159,8 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6
 
 
-def served(rounds: int) -> Figures:
-    """A training step of the engine alone, and the same through the embedded server with its journal."""
+def served(rounds: int) -> Measurements:
+    """Measures a training step of the bare engine and of the embedded server with its journal."""
     import tinkex
 
     ours = Ours()
@@ -176,62 +176,62 @@ def served(rounds: int) -> Figures:
             service.get_server_capabilities().supported_models[0].model_name, rank=32, train_unembed=False
         )
 
-        def through_the_server() -> None:
+        def through_server() -> None:
             passed, stepped = client.forward_backward(data, "cross_entropy"), client.optim_step(params)
             passed.result()
             stepped.result()
 
-        return middle_pair(rounds, seconds_of(through_the_server), seconds_of(bare))
+        return median_pair(rounds, timer(through_server), timer(bare))
 
 
 # ---- sampling ----
 
 
-def decode(rounds: int) -> Figures:
-    """Tokens per second of the steps alone, contexts growing from 80 to 112."""
+def decode(rounds: int) -> Measurements:
+    """Measures tokens per second of decode steps, with contexts from 80 to 112 tokens."""
     ours, theirs = Ours(), Theirs()
-    figures: Figures = {}
+    measurements: Measurements = {}
     for batch in DECODE:
         mine: list[float] = []
         other: list[float] = []
-        for turn in range(rounds):
-            prompts = [random_tokens(CONTEXT, 1000 * turn + 100 * batch + i) for i in range(batch)]
+        for number in range(rounds):
+            prompts = [random_tokens(CONTEXT, 1000 * number + 100 * batch + i) for i in range(batch)]
             mine.append(decode_seconds(ours, prompts, STEPS))
             other.append(theirs.decode(prompts, STEPS))
-        figures |= {
+        measurements |= {
             f"ours at {batch}": batch * STEPS / min(mine),
             f"theirs at {batch}": batch * STEPS / min(other),
         }
-    return figures
+    return measurements
 
 
 def decode_seconds(
     ours: Ours, prompts: Sequence[Sequence[int]], steps: int, adapters: Sequence[Any] = (None,)
 ) -> float:
-    """What ``steps`` tokens of every prompt cost when the prompts themselves are in the sampler's cache."""
+    """Measures ``steps`` tokens of every prompt, with the prompts in the sampler's prefix cache."""
     sampler = ours.sampler(max_batch=max(64, len(prompts)), prompt_cache_bytes=2 << 30)
-    taken: list[float] = []
+    times: list[float] = []
     for new_tokens in (1, steps):
         for i, prompt in enumerate(prompts):
             sampler.add(ours.job(prompt, new_tokens, adapters[i % len(adapters)]))
-        with timed(taken):
+        with timed(times):
             finish(sampler)
-    return taken[-1]
+    return times[-1]
 
 
-def adapters(rounds: int) -> Figures:
-    """Decoding 32 sequences under eight adapters, and under one."""
+def adapters(rounds: int) -> Measurements:
+    """Measures decoding of 32 sequences with eight adapters, and with one."""
     ours = Ours()
     eight = [ours.adapter(seed) for seed in range(8)]
     prompts = [random_tokens(64, i) for i in range(32)]
-    return middle_pair(
+    return median_pair(
         2 * rounds,
         lambda: decode_seconds(ours, prompts, 32, eight),
         lambda: decode_seconds(ours, prompts, 32, eight[:1]),
     )
 
 
-def end_to_end(rounds: int) -> Figures:
+def end_to_end(rounds: int) -> Measurements:
     ours, theirs = Ours(), Theirs()
     prompts = [random_tokens(64, i) for i in range(32)]
 
@@ -241,40 +241,43 @@ def end_to_end(rounds: int) -> Figures:
             sampler.add(ours.job(prompt, 64))
         finish(sampler)
 
-    mine, other = turns(rounds, sample, lambda: theirs.generate(prompts, 64))
+    mine, other = best_times(rounds, sample, lambda: theirs.generate(prompts, 64))
     return {"ours": 32 * 64 / mine, "theirs": 32 * 64 / other}
 
 
-def arrivals(count: int) -> Figures:
-    """Requests at random times: ours join at once, theirs wait for a batch of eight; wanted tokens count."""
+def arrivals(count: int) -> Measurements:
+    """Measures requests at random times: ours join the batch immediately, theirs wait for a batch of eight.
+
+    Only the requested tokens count.
+    """
     ours, theirs = Ours(), Theirs()
     rng = np.random.default_rng(11)
     lengths, wanted = rng.integers(16, 513, size=count), rng.integers(16, 129, size=count)
     prompts = [random_tokens(int(n), seed) for seed, n in enumerate(lengths)]
     times = np.sort(rng.uniform(0, count / 32, size=count))
-    sampler, came, began = ours.sampler(), 0, time.perf_counter()
-    while came < count or sampler.busy:
-        now = time.perf_counter() - began
-        while came < count and times[came] <= now:
-            sampler.add(ours.job(prompts[came], int(wanted[came])))
-            came += 1
+    sampler, num_arrived, start = ours.sampler(), 0, time.perf_counter()
+    while num_arrived < count or sampler.busy:
+        now = time.perf_counter() - start
+        while num_arrived < count and times[num_arrived] <= now:
+            sampler.add(ours.job(prompts[num_arrived], int(wanted[num_arrived])))
+            num_arrived += 1
         if sampler.busy:
             for _, outcome in sampler.step():
                 assert isinstance(outcome, types.SampleResponse)
         else:
-            time.sleep(max(0.0, float(times[came]) - now))
-    mine = time.perf_counter() - began
-    began = time.perf_counter()
+            time.sleep(max(0.0, float(times[num_arrived]) - now))
+    mine = time.perf_counter() - start
+    start = time.perf_counter()
     for first in range(0, count, 8):
-        wait = float(times[first : first + 8].max()) - (time.perf_counter() - began)
+        wait = float(times[first : first + 8].max()) - (time.perf_counter() - start)
         time.sleep(max(0.0, wait))
         theirs.generate(prompts[first : first + 8], int(wanted[first : first + 8].max()))
-    other = time.perf_counter() - began
+    other = time.perf_counter() - start
     return {"ours": float(wanted.sum()) / mine, "theirs": float(wanted.sum()) / other}
 
 
-def shared_prompt(rounds: int) -> Figures:
-    """Time until the first token of 16 samples of one prompt of 512, and of 16 different prompts."""
+def shared_prompt(rounds: int) -> Measurements:
+    """Measures the time to first token of 16 samples of one prompt of 512 tokens, and of 16 different prompts."""
     ours = Ours()
     seeds = iter(range(10_000))
 
@@ -289,39 +292,39 @@ def shared_prompt(rounds: int) -> Figures:
             sampler.add(ours.job(random_tokens(512, next(seeds)), 1))
         finish(sampler)
 
-    mine, other = turns(rounds, one, sixteen)
+    mine, other = best_times(rounds, one, sixteen)
     return {"ours": mine, "theirs": other}
 
 
-# ---- growth: ours alone ----
+# ---- scaling: only our side ----
 
 
-def grow_batch(size: int) -> Figures:
+def grow_batch(size: int) -> Measurements:
     ours = Ours()
     state, data = ours.state(), [datum(128, seed) for seed in range(size)]
-    return _grown(size * 128, lambda: ours.forward_backward([(state, data)]))
+    return _measure(size * 128, lambda: ours.forward_backward([(state, data)]))
 
 
-def grow_length(length: int) -> Figures:
+def grow_length(length: int) -> Measurements:
     ours = Ours()
     state, data = ours.state(), [datum(length, 1)]
-    return _grown(length, lambda: ours.forward_backward([(state, data)]))
+    return _measure(length, lambda: ours.forward_backward([(state, data)]))
 
 
-def grow_adapters(count: int) -> Figures:
+def grow_adapters(count: int) -> Measurements:
     ours = Ours()
     jobs = [(ours.state(seed, rank=8), [datum(32, seed)]) for seed in range(count)]
-    return _grown(count * 32, lambda: ours.forward_backward(jobs))
+    return _measure(count * 32, lambda: ours.forward_backward(jobs))
 
 
-def grow_sequences(count: int) -> Figures:
+def grow_sequences(count: int) -> Measurements:
     ours = Ours()
     prompts = [random_tokens(64, i) for i in range(count)]
     seconds = min(decode_seconds(ours, prompts, 32) for _ in range(2))
     return {"s": seconds, "tokens/s": count * 32 / seconds, "peak, MB": peak_memory()}
 
 
-def _grown(tokens: int, run: Callable[[], None]) -> Figures:
+def _measure(tokens: int, run: Callable[[], None]) -> Measurements:
     run()
     times: list[float] = []
     for _ in range(2):
@@ -330,7 +333,7 @@ def _grown(tokens: int, run: Callable[[], None]) -> Figures:
     return {"s": statistics.median(times), "tokens/s": tokens / min(times), "peak, MB": peak_memory()}
 
 
-CASES: dict[str, Callable[[int], Figures]] = {
+CASES: dict[str, Callable[[int], Measurements]] = {
     "training": training,
     "uneven": uneven,
     "adam": adam,
@@ -345,9 +348,9 @@ CASES: dict[str, Callable[[int], Figures]] = {
     "shared_prompt": shared_prompt,
 }
 
-GROWTH: dict[str, tuple[str, Callable[[int], Figures], tuple[int, ...]]] = {
+GROWTH: dict[str, tuple[str, Callable[[int], Measurements], tuple[int, ...]]] = {
     "batch": ("training, datums of 128 tokens", grow_batch, (1, 2, 4, 8, 16, 32)),
-    "length": ("training, one datum of so many tokens", grow_length, (128, 256, 512, 1024, 2048, 4096)),
+    "length": ("training, one datum, number of tokens", grow_length, (128, 256, 512, 1024, 2048, 4096)),
     "adapters": ("training, adapters of rank 8 in one pass, 32 tokens each", grow_adapters, (1, 4, 16, 64)),
-    "sequences": ("decoding, sequences at once", grow_sequences, (1, 2, 4, 8, 16, 32, 64, 128)),
+    "sequences": ("decoding, batch size", grow_sequences, (1, 2, 4, 8, 16, 32, 64, 128)),
 }

@@ -30,9 +30,9 @@ def models_home() -> Path:
 
 @contextmanager
 def timed(times: list[float]) -> Iterator[None]:
-    began = time.perf_counter()
+    start = time.perf_counter()
     yield
-    times.append(time.perf_counter() - began)
+    times.append(time.perf_counter() - start)
 
 
 def random_tokens(length: int, seed: int) -> list[int]:
@@ -41,7 +41,7 @@ def random_tokens(length: int, seed: int) -> list[int]:
 
 
 def datum(length: int, seed: int, weighted: float = 1.0) -> types.Datum:
-    """A text of the length, of whose tokens the last share is weighted."""
+    """Returns a datum of random tokens; the last fraction ``weighted`` of them has weight 1."""
     tokens = random_tokens(length + 1, seed)
     first = length - round(length * weighted)
     return types.Datum(
@@ -51,7 +51,7 @@ def datum(length: int, seed: int, weighted: float = 1.0) -> types.Datum:
 
 
 class Ours:
-    """Our engine without a server: the trainer and the sampler on a model."""
+    """Our engine without a server: trainer and sampler."""
 
     def __init__(self, model: str = DEFAULT_MODEL) -> None:
         self.model = load_model(model, models_home())
@@ -59,7 +59,7 @@ class Ours:
         self._ids = itertools.count()
 
     def state(self, seed: int = 0, rank: int = RANK) -> TrainState:
-        # the unembedding stays as it is, as in PEFT's usual choice of modules
+        # no adapter on the unembedding, as in PEFT's default
         return self.trainer.create(types.LoraConfig(rank=rank, seed=seed, train_unembed=False))
 
     def adapter(self, seed: int, rank: int = RANK) -> Adapter:
@@ -87,7 +87,7 @@ class Ours:
 
 
 def finish(sampler: Sampler) -> int:
-    """Runs the sampler until it is idle and counts the tokens it made."""
+    """Runs the sampler until it is idle; returns the number of sampled tokens."""
     tokens = 0
     while sampler.busy:
         for _, outcome in sampler.step():
@@ -98,7 +98,7 @@ def finish(sampler: Sampler) -> int:
 
 
 class Theirs:
-    """transformers, with PEFT's LoRA for training, on the directory our engine reads."""
+    """transformers, with PEFT's LoRA for training, on the same model directory."""
 
     def __init__(self) -> None:
         from transformers import AutoModelForCausalLM
@@ -110,7 +110,7 @@ class Theirs:
 
     @property
     def trained(self) -> Any:
-        """The model with a LoRA on every linear layer of attention and MLP."""
+        """The model with LoRA on every linear layer of attention and MLP."""
         from peft import LoraConfig, get_peft_model
 
         if self._trained is None:
@@ -121,9 +121,9 @@ class Theirs:
 
     def forward_backward(self, data: Sequence[types.Datum]) -> None:
         """One padded batch, summed cross-entropy over the weighted tokens."""
-        longest = max(d.model_input.length for d in data)
-        ids_BT = torch.zeros((len(data), longest), dtype=torch.int64)
-        mask_BT, weights_BT = torch.zeros_like(ids_BT), torch.zeros((len(data), longest))
+        max_length = max(d.model_input.length for d in data)
+        ids_BT = torch.zeros((len(data), max_length), dtype=torch.int64)
+        mask_BT, weights_BT = torch.zeros_like(ids_BT), torch.zeros((len(data), max_length))
         targets_BT = torch.zeros_like(ids_BT)
         for row, one in enumerate(data):
             n = one.model_input.length
@@ -139,25 +139,25 @@ class Theirs:
 
     @torch.inference_mode()
     def decode(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> float:
-        """Seconds for the steps after the prompts' own pass, every step sampling from the softmax."""
+        """Returns the duration of the decode steps after the prefill; every step samples from the softmax."""
         ids_BT = torch.tensor(prompts)
         out = self.model(input_ids=ids_BT, use_cache=True, logits_to_keep=1)
-        began = 0.0
+        start = 0.0
         for step in range(new_tokens + 1):
             if step == 1:
-                began = time.perf_counter()
+                start = time.perf_counter()
             probs_BV = torch.softmax(out.logits[:, -1], -1)
             next_B1 = torch.multinomial(probs_BV, 1)
             if step < new_tokens:
                 out = self.model(input_ids=next_B1, past_key_values=out.past_key_values, use_cache=True)
-        return time.perf_counter() - began
+        return time.perf_counter() - start
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
-        """``generate`` with sampling; shorter prompts are padded on the left."""
-        longest = max(map(len, prompts))
-        ids_BT = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts])
-        mask_BT = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+        """Runs ``generate`` with sampling and left padding."""
+        max_length = max(map(len, prompts))
+        ids_BT = torch.tensor([[0] * (max_length - len(p)) + list(p) for p in prompts])
+        mask_BT = torch.tensor([[0] * (max_length - len(p)) + [1] * len(p) for p in prompts])
         self.model.generate(
             input_ids=ids_BT, attention_mask=mask_BT, do_sample=True, top_k=0, pad_token_id=0,
             max_new_tokens=new_tokens, min_new_tokens=new_tokens,

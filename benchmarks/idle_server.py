@@ -1,8 +1,8 @@
-"""A server whose engine computes nothing: everything that an operation costs here is the server's own.
+"""A server whose engine computes nothing: measures the cost of the server alone.
 
     python benchmarks/idle_server.py HOME
 
-Models are loaded and runs created, so that requests are checked as always; an optimizer step returns at once.
+Models are loaded and runs created, so that requests are validated; an optimizer step returns immediately.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import uvicorn
 import uvloop
 
 from tinkex.cli.server import BACKLOG, KEEP_ALIVE_S, listen
-from tinkex.cli.server_protocol import BoundedRequests
+from tinkex.cli.server_protocol import BoundedHttpProtocol
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.engine import Engine
@@ -25,8 +25,8 @@ from tinkex.engine.lanes.in_process import LocalBackend
 from tinkex.types import AdamParams
 
 
-class Idle(LocalBackend):
-    def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:  # noqa: ARG002 -- as the seam has it
+class IdleBackend(LocalBackend):
+    def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:  # noqa: ARG002 -- the interface's parameters
         return {}
 
 
@@ -35,7 +35,7 @@ def main() -> None:
     config = EngineConfig(
         home=home, data_dir=None, models={"tiny/llama": str(home / "tiny")}, max_live_runs=1000, port=0
     )
-    engine = Engine(config, backend=Idle(config))
+    engine = Engine(config, backend=IdleBackend(config))
     engine.start()
     engine.load_models().result()
     listener = listen(config.host, config.port)
@@ -45,7 +45,7 @@ def main() -> None:
             log_config=None,
             access_log=False,
             lifespan="off",
-            http=BoundedRequests,
+            http=BoundedHttpProtocol,
             ws="none",
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,

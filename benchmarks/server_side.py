@@ -1,4 +1,4 @@
-"""What benchmarks of the server share: servers in processes of their own, and connections that speak as much HTTP as is needed."""
+"""Helpers of the server benchmarks: server processes, and minimal HTTP connections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from tests.models import tiny_llama  # noqa: E402 -- the tests' model, found from the repository
+from tests.models import tiny_llama  # noqa: E402 -- the tests' model, imported from the repository
 
 MODEL = "tiny/llama"
 
@@ -34,9 +34,9 @@ class Server:
     pid: int
 
     def processes(self) -> list[psutil.Process]:
-        """The process that answers, and the one that computes if it is another."""
-        answers = psutil.Process(self.pid)
-        return [answers, *answers.children()]
+        """Returns the server process and its worker process, if any."""
+        server = psutil.Process(self.pid)
+        return [server, *server.children()]
 
     def resident_mb(self) -> list[float]:
         return [process.memory_info().rss / 1e6 for process in self.processes()]
@@ -47,7 +47,7 @@ class Server:
 
 @contextmanager
 def served(*arguments: str, idle: bool = False, model: str = "") -> Iterator[Server]:
-    """`tinkex serve` with a tiny model on a free port, ended by SIGTERM; or the same with an engine that computes nothing."""
+    """Runs `tinkex serve` with a tiny model on a free port, or with ``idle`` a server that computes nothing."""
     with tempfile.TemporaryDirectory() as home:
         source = model or f"{MODEL}={tiny_llama(Path(home) / 'tiny')}"
         command = [sys.executable, "-m", "tinkex", "--json", "serve", "--port", "0", "--model", source]
@@ -62,9 +62,9 @@ def served(*arguments: str, idle: bool = False, model: str = "") -> Iterator[Ser
         process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
         assert process.stdout is not None
         try:
-            told = json.loads(process.stdout.readline() or b"{}")
-            host, port = told["url"].removeprefix("http://").split(":")
-            yield Server(host, int(port), told["api_key"], process.pid)
+            ready = json.loads(process.stdout.readline() or b"{}")
+            host, port = ready["url"].removeprefix("http://").split(":")
+            yield Server(host, int(port), ready["api_key"], process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
@@ -72,7 +72,7 @@ def served(*arguments: str, idle: bool = False, model: str = "") -> Iterator[Ser
 
 
 class Connection:
-    """One kept-alive connection."""
+    """One keep-alive connection."""
 
     def __init__(self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._head = f"Host: {server.host}\r\nX-API-Key: {server.key}\r\nContent-Type: application/json\r\n"
@@ -82,9 +82,9 @@ class Connection:
         content = json.dumps(body).encode() if method == "POST" else b""
         head = f"{method} /api/v1/{name} HTTP/1.1\r\n{self._head}Content-Length: {len(content)}\r\n\r\n"
         self.writer.write(head.encode() + content)
-        answer = await self._reader.readuntil(b"\r\n\r\n")
-        fields = dict(line.lower().split(": ", 1) for line in answer.decode("latin-1").split("\r\n")[1:-2])
-        return int(answer[9:12]), await self._reader.readexactly(int(fields["content-length"]))
+        response = await self._reader.readuntil(b"\r\n\r\n")
+        fields = dict(line.lower().split(": ", 1) for line in response.decode("latin-1").split("\r\n")[1:-2])
+        return int(response[9:12]), await self._reader.readexactly(int(fields["content-length"]))
 
     async def post(self, name: str, body: object) -> dict[str, Any]:
         status, content = await self.call(name, body)
@@ -97,7 +97,7 @@ class Connection:
         while True:
             status, content = await self.call("retrieve_future", {"request_id": request_id})
             if status == 200:
-                # Results of passes and samples are protobuf, or JSON for those who say nothing; errors always JSON.
+                # Results of passes and samples are protobuf or JSON; errors are always JSON.
                 if b'"error"' in content[:200]:
                     raise RuntimeError(content)
                 return
@@ -108,7 +108,7 @@ class Connection:
         await self.result((await self.post(name, body))["request_id"])
 
     async def run(self, base_model: str = MODEL, **lora: Any) -> str:
-        """A new training run of a new session."""
+        """Creates a training run in a new session."""
         session = (await self.post("create_session", {}))["session_id"]
         config = lora or {"rank": 1, "seed": 1, "train_mlp": False, "train_unembed": False}
         request = {"session_id": session, "model_seq_id": 0, "base_model": base_model, "lora_config": config}
@@ -125,7 +125,7 @@ class Connection:
 async def connected(server: Server, count: int) -> AsyncIterator[list[Connection]]:
     connections: list[Connection] = []
     try:
-        for _ in range(0, count, 200):  # fewer at once than the server has in its backlog
+        for _ in range(0, count, 200):  # less than the server's backlog
             some = min(200, count - len(connections))
             opened = await asyncio.gather(
                 *(asyncio.open_connection(server.host, server.port) for _ in range(some))
@@ -144,5 +144,5 @@ def forward_backward(run_id: str, number: int, tokens: list[int], count: int) ->
     tensor = {"data": tokens[1:], "dtype": "int64", "shape": [len(tokens) - 1]}
     chunk = {"type": "encoded_text", "tokens": tokens[:-1]}
     datum = {"model_input": {"chunks": [chunk]}, "loss_fn_inputs": {"target_tokens": tensor}}
-    given = {"data": [datum] * count, "loss_fn": "cross_entropy"}
-    return {"model_id": run_id, "seq_id": number, "forward_backward_input": given}
+    inputs = {"data": [datum] * count, "loss_fn": "cross_entropy"}
+    return {"model_id": run_id, "seq_id": number, "forward_backward_input": inputs}

@@ -1,4 +1,4 @@
-"""A long mixed load: training, saving, sampling, nonsense and callers who hang up, and the memory of the server meanwhile."""
+"""A long mixed load: training, saving, sampling, invalid requests and dropped connections, with memory over time."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 from server_side import MODEL, Connection, Server, connected, forward_backward, step
 
-TOKENS = [5 + place % 200 for place in range(32)]
-DONE = ("trained", "sampled", "saved", "refused", "dropped")
+TOKENS = [5 + index % 200 for index in range(32)]
+COUNTED = ("trained", "sampled", "saved", "refused", "dropped")
 SHORT_LIVED = ("--fetched-retention-s", "2", "--result-retention-s", "4", "--maintenance-interval-s", "1",
                "--expired-retention-s", "8")  # fmt: skip
-"""So that what is cleared away in hours is cleared away within the load."""
+"""Short retention times, so that data expires during the load."""
 
 
-async def soak(server: Server, seconds: float, told: Callable[[str], None]) -> dict[str, Any]:
+async def soak(server: Server, seconds: float, report: Callable[[str], None]) -> dict[str, Any]:
     until = time.perf_counter() + seconds
-    done = dict.fromkeys(DONE, 0)
+    counts = dict.fromkeys(COUNTED, 0)
 
     async def train(connection: Connection) -> None:
         while time.perf_counter() < until:
@@ -31,8 +31,8 @@ async def soak(server: Server, seconds: float, told: Callable[[str], None]) -> d
                 await connection.finished("optim_step", step(run_id, number + 1))
                 save = {"model_id": run_id, "seq_id": number + 2, "path": f"s{number}", "ttl_seconds": 1}
                 await connection.finished("save_weights", save)
-                done["trained"] += 1
-                done["saved"] += 1
+                counts["trained"] += 1
+                counts["saved"] += 1
             await connection.finished("unload_model", {"model_id": run_id})
 
     async def sample(connection: Connection) -> None:
@@ -49,21 +49,21 @@ async def soak(server: Server, seconds: float, told: Callable[[str], None]) -> d
                 "sampling_params": {"max_tokens": 8, "stop": [], "seed": number},
             }
             await connection.finished("asample", body)
-            done["sampled"] += 1
+            counts["sampled"] += 1
 
-    async def annoy(connection: Connection) -> None:
+    async def misbehave(connection: Connection) -> None:
         run_id = await connection.run()
-        waits = (await connection.post("optim_step", step(run_id, 2)))["request_id"]  # for number 1
-        poll = json.dumps({"request_id": waits}).encode()
+        blocked = (await connection.post("optim_step", step(run_id, 2)))["request_id"]  # for number 1
+        poll = json.dumps({"request_id": blocked}).encode()
         while time.perf_counter() < until:
             for name in ("asample", "forward_backward", "create_model", "nowhere"):
                 status, _ = await connection.call(name, {"junk": "x" * 1000})
                 if not 400 <= status < 500:
-                    raise RuntimeError(f"nonsense to {name} was answered with {status}")
-                done["refused"] += 1
-            async with connected(server, 6) as leaving:  # half a body, or a poll, and the line goes dead
-                for place, each in enumerate(leaving):
-                    if place % 2:
+                    raise RuntimeError(f"an invalid request to {name} got {status}")
+                counts["refused"] += 1
+            async with connected(server, 6) as dropped:  # disconnects in the middle of a body or a poll
+                for index, each in enumerate(dropped):
+                    if index % 2:
                         each.writer.write(
                             b"POST /api/v1/create_session HTTP/1.1\r\nContent-Length: 99\r\n\r\n{"
                         )
@@ -74,29 +74,29 @@ async def soak(server: Server, seconds: float, told: Callable[[str], None]) -> d
                         )
                     await each.writer.drain()
                 await asyncio.sleep(0.02)
-                done["dropped"] += len(leaving)
+                counts["dropped"] += len(dropped)
             await asyncio.sleep(0.05)
 
     async def watch() -> list[tuple[float, list[float]]]:
-        began, seen = time.perf_counter(), []
-        every = max(seconds / 30, 0.5)
+        start, seen = time.perf_counter(), []
+        interval = max(seconds / 30, 0.5)
         while time.perf_counter() < until:
-            await asyncio.sleep(every)
-            seen.append((time.perf_counter() - began, server.resident_mb()))
+            await asyncio.sleep(interval)
+            seen.append((time.perf_counter() - start, server.resident_mb()))
             memory = " + ".join(f"{each:,.1f}" for each in seen[-1][1])
-            counts = " | ".join(f"{count:,}" for count in done.values())
-            told(f"| {seen[-1][0]:,.0f} | {memory} | {counts} |")
+            cells = " | ".join(f"{count:,}" for count in counts.values())
+            report(f"| {seen[-1][0]:,.0f} | {memory} | {cells} |")
         return seen
 
-    told(f"| s | memory, MB | {' | '.join(done)} |\n| --- | --- |{' --- |' * len(done)}")
+    report(f"| s | memory, MB | {' | '.join(counts)} |\n| --- | --- |{' --- |' * len(counts)}")
     async with connected(server, 5) as (one, two, three, four, five):
         *_, seen = await asyncio.gather(
-            train(one), train(two), sample(three), sample(four), annoy(five), watch()
+            train(one), train(two), sample(three), sample(four), misbehave(five), watch()
         )
-    return {"memory": seen, "growth": growth([sum(each) for _, each in seen]), **done}
+    return {"memory": seen, "growth": growth([sum(each) for _, each in seen]), **counts}
 
 
 def growth(memory: Sequence[float]) -> float:
-    """The last third's median over the middle third's: what is left to grow once everything is warm."""
+    """Returns the median of the last third over that of the middle third: the growth after the warm-up."""
     third = max(len(memory) // 3, 1)
     return statistics.median(memory[-third:]) / statistics.median(memory[third : 2 * third])

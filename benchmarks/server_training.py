@@ -1,6 +1,6 @@
-"""Training steps through the server beside the same steps of the bare engine, on the default model.
+"""Compares training steps through the server with the same steps of the bare engine, on the default model.
 
-python benchmarks/server_training.py --bare     the bare engine, which does a step for every line it reads
+python benchmarks/server_training.py --bare     the bare engine; runs as many steps as each line of stdin says
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from server_side import connected, forward_backward, served, step  # noqa: E402
 
 LORA = {"rank": 32, "seed": 1}
-TOKENS = [100 + 7 * place % 4000 for place in range(129)]
+TOKENS = [100 + 7 * index % 4000 for index in range(129)]
 DATUMS = 8
 
 
 async def compare(rounds: int, steps: int) -> dict[str, float]:
-    """Alternating rounds of a few steps on both sides; processor time of all processes, and the time on the clock."""
+    """Measures CPU time and wall time of alternating rounds of a few steps on both sides."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    bare = subprocess.Popen(  # noqa: ASYNC220 -- nothing else waits here
+    bare = subprocess.Popen(  # noqa: ASYNC220 -- no other task runs here
         [sys.executable, __file__, "--bare"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     )
     assert bare.stdin is not None
@@ -42,11 +42,11 @@ async def compare(rounds: int, steps: int) -> dict[str, float]:
             for round_number in range(rounds + 1):
                 bare.stdin.write(b"%d\n" % steps)
                 bare.stdin.flush()
-                told = json.loads(await asyncio.to_thread(bare.stdout.readline))
+                bare_times = json.loads(await asyncio.to_thread(bare.stdout.readline))
                 async with connected(server, 1) as [connection]:
                     clock, cpu = time.perf_counter(), sum(server.cpu_s())
                     for _ in range(steps):
-                        # Both are on their way before the first result is asked for, as in any training loop.
+                        # Submit both before waiting for the first result, as training loops do.
                         passed = await connection.post(
                             "forward_backward", forward_backward(run_id, number, TOKENS, DATUMS)
                         )
@@ -54,10 +54,10 @@ async def compare(rounds: int, steps: int) -> dict[str, float]:
                         await connection.result(passed["request_id"])
                         await connection.result(stepped["request_id"])
                         number += 2
-                    took = (time.perf_counter() - clock, sum(server.cpu_s()) - cpu)
-                if round_number:  # the first warms up
-                    times["bare"].append((told["clock"], told["cpu"]))
-                    times["served"].append(took)
+                    elapsed = (time.perf_counter() - clock, sum(server.cpu_s()) - cpu)
+                if round_number:  # the first round is a warm-up
+                    times["bare"].append((bare_times["clock"], bare_times["cpu"]))
+                    times["served"].append(elapsed)
     finally:
         bare.stdin.close()
         bare.wait(60)
@@ -76,19 +76,21 @@ async def compare(rounds: int, steps: int) -> dict[str, float]:
 
 
 def bare() -> None:
-    """Do as many steps as each line says, and tell how long they took."""
+    """Runs as many steps as each line of stdin says, and prints their duration."""
     from tinkex.engine.config import EngineConfig
     from tinkex.engine.lanes.in_process import LocalBackend
     from tinkex.engine.lanes.interface import PassJob
     from tinkex.engine.model.catalog import DEFAULT_MODEL
+    from tinkex.engine.trainer.examples import read_pass
     from tinkex.types import AdamParams, Datum, LoraConfig, ModelInput
 
     with tempfile.TemporaryDirectory() as data:
         backend = LocalBackend(EngineConfig(data_dir=Path(data)))
-        backend.load(DEFAULT_MODEL)
+        info = backend.load(DEFAULT_MODEL)
         backend.create("run", DEFAULT_MODEL, LoraConfig(**LORA))
         datum = Datum(ModelInput.from_ints(TOKENS[:-1]), {"target_tokens": TOKENS[1:]})
-        job = PassJob("run", [datum] * DATUMS, "cross_entropy", None, backward=True)
+        _, examples = read_pass([datum] * DATUMS, "cross_entropy", None, info.passes)
+        job = PassJob("run", "cross_entropy", examples, backward=True)
         print(json.dumps({"model": DEFAULT_MODEL}), flush=True)
         for line in sys.stdin:
             clock, cpu = time.perf_counter(), time.process_time()
@@ -96,8 +98,8 @@ def bare() -> None:
                 [result] = backend.run_pass([job])
                 assert isinstance(result, bytes), result
                 backend.optim_step("run", AdamParams(learning_rate=1e-4))
-            took = {"clock": time.perf_counter() - clock, "cpu": time.process_time() - cpu}
-            print(json.dumps(took), flush=True)
+            elapsed = {"clock": time.perf_counter() - clock, "cpu": time.process_time() - cpu}
+            print(json.dumps(elapsed), flush=True)
 
 
 if __name__ == "__main__" and "--bare" in sys.argv:

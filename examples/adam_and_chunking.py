@@ -1,7 +1,7 @@
-"""Send more data than fits into one request, and tune every knob of the optimizer.
+"""Send more data than fits into one request, and set every parameter of the optimizer.
 
-You will see 1,025 examples leave as two requests, because servers take at most 1,024 at once, and come back
-as one output; then one optimizer step with weight decay and clipped gradients, and what it did to the loss.
+You will see 1,025 examples sent as two requests, because servers accept at most 1,024 per request, and
+returned as one output; then one optimizer step with weight decay and gradient clipping, and the new loss.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tinkex.observability.events import RequestFinished
 
 
 class Requests:
-    """Counts the requests of the client that it is given to, by endpoint."""
+    """Counts the client's requests by endpoint."""
 
     def __init__(self) -> None:
         self.count: dict[str, int] = {}
 
     def emit(self, event) -> None:
-        """Takes one event of the client."""
+        """Receives one event of the client."""
         if isinstance(event, RequestFinished):
             self.count[event.endpoint] = self.count.get(event.endpoint, 0) + 1
 
@@ -29,8 +29,8 @@ def main() -> None:
     requests = Requests()
     base_url = os.environ.get("TINKER_BASE_URL") or "local"
     with tinkex.ServiceClient(base_url=base_url, events=requests) as service:
-        offered = service.get_server_capabilities().supported_models
-        model = os.environ.get("TINKER_BASE_MODEL") or offered[0].model_name
+        models = service.get_server_capabilities().supported_models
+        model = os.environ.get("TINKER_BASE_MODEL") or models[0].model_name
         training = service.create_lora_training_client(model, rank=4, seed=0)
 
         data = [

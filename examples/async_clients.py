@@ -1,6 +1,6 @@
-"""Make clients and train with asyncio: several runs at once, on one event loop.
+"""Create clients and train with asyncio: concurrent runs on one event loop.
 
-You will see two training runs and a sampler made at the same time, both runs trained side by side with
+You will see two training runs and a sampler created concurrently, both runs trained concurrently with
 different learning rates, the better one saved, and a third run started from it.
 """
 
@@ -28,15 +28,15 @@ async def train(run: tinkex.TrainingClient, batch: list[types.Datum], learning_r
 
 async def main() -> None:
     async with tinkex.ServiceClient(base_url=os.environ.get("TINKER_BASE_URL") or "local") as service:
-        offered = (await service.get_server_capabilities_async()).supported_models
-        model = os.environ.get("TINKER_BASE_MODEL") or offered[0].model_name
+        models = (await service.get_server_capabilities_async()).supported_models
+        model = os.environ.get("TINKER_BASE_MODEL") or models[0].model_name
         slow, fast, sampler = await asyncio.gather(
             service.create_lora_training_client_async(model, rank=4, seed=0),
             service.create_lora_training_client_async(model, rank=4, seed=0),
             service.create_sampling_client_async(base_model=model),
         )
         print(
-            f"made {slow.model_id}, {fast.model_id} and a sampler of {await sampler.get_base_model_async()}"
+            f"created {slow.model_id}, {fast.model_id} and a sampler of {await sampler.get_base_model_async()}"
         )
 
         tokens = slow.get_tokenizer().encode(SENTENCE)

@@ -1,7 +1,7 @@
-"""Ask a server how it is and what it offers, and a model how likely a sentence is.
+"""Query a server's health and models, and compute the logprobs of a sentence.
 
 You will see the server's health, its models with their context lengths, every token of a sentence with its
-logprob given those before it, and the likeliest alternatives at the last position.
+logprob, and the top-k alternatives at the last position.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ SENTENCE = "The capital of France is Paris"
 def main() -> None:
     with tinkex.ServiceClient(base_url=os.environ.get("TINKER_BASE_URL") or "local") as service:
         print("health:", service.create_rest_client().get_health().result().status)
-        offered = service.get_server_capabilities().supported_models
-        for one in offered:
-            print(f"model:  {one.model_name}, context of {one.max_context_length or 'unsaid'} tokens")
-        model = os.environ.get("TINKER_BASE_MODEL") or offered[0].model_name
+        models = service.get_server_capabilities().supported_models
+        for one in models:
+            print(f"model:  {one.model_name}, context of {one.max_context_length or 'unknown'} tokens")
+        model = os.environ.get("TINKER_BASE_MODEL") or models[0].model_name
 
         sampler = service.create_sampling_client(base_model=model)
         tokenizer = sampler.get_tokenizer()
@@ -30,12 +30,12 @@ def main() -> None:
 
         logprobs = sampler.compute_logprobs(prompt).result()
         for token, logprob in zip(tokens, logprobs, strict=True):
-            shown = "      (nothing before it)" if logprob is None else f"{logprob:8.3f}"
-            print(f"  {tokenizer.decode([token])!r:12} {shown}")
+            formatted = "      (first token)" if logprob is None else f"{logprob:8.3f}"
+            print(f"  {tokenizer.decode([token])!r:12} {formatted}")
         known = [logprob for logprob in logprobs if logprob is not None]
         print(f"perplexity {math.exp(-sum(known) / len(known)):.1f}")
 
-        # The same pass can say what else the model would have found likely, at every position.
+        # The same pass can return the top-k tokens of every position.
         answer = sampler.sample(
             prompt,
             1,

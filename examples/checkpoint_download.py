@@ -1,7 +1,7 @@
-"""Train a little, and bring the checkpoint to a directory of yours, ready for PEFT.
+"""Train a step, and download the checkpoint as a PEFT directory.
 
-You will see a checkpoint saved, fetched with its progress, checked and unpacked, and the adapter's settings
-and tensors read from the files with other people's libraries.
+You will see a checkpoint saved, downloaded with progress, verified and extracted, and the adapter's settings
+and tensors read from the files with standard libraries.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ def main() -> None:
         tinkex.ServiceClient(base_url=base_url) as service,
         tempfile.TemporaryDirectory() as scratch,
     ):
-        offered = service.get_server_capabilities().supported_models
-        model = os.environ.get("TINKER_BASE_MODEL") or offered[0].model_name
+        models = service.get_server_capabilities().supported_models
+        model = os.environ.get("TINKER_BASE_MODEL") or models[0].model_name
         training = service.create_lora_training_client(model, rank=4, seed=0)
         datum = types.Datum(types.ModelInput.from_ints([5, 9, 12]), {"target_tokens": [9, 12, 7]})
         training.forward_backward([datum], "cross_entropy")
         training.optim_step(types.AdamParams(learning_rate=1e-3))
-        path = training.save_state("to-take-along").result().path
+        path = training.save_state("exported").result().path
         print("saved", path)
 
         def progress(name: str, done: int, total: int | None) -> None:
             if done == total:
-                print(f"fetched {name}: {done:,} bytes")
+                print(f"downloaded {name}: {done:,} bytes")
 
-        # A download that is interrupted goes on where it stopped when it is called again.
+        # Call the function again to resume an interrupted download.
         found = download_checkpoint(path, Path(scratch), base_url=base_url, progress=progress)
-        print(f"unpacked {found.num_bytes:,} bytes into {found.directory.name}")
+        print(f"extracted {found.num_bytes:,} bytes into {found.directory.name}")
         for file in sorted(found.directory.iterdir()):
             print(f"  {file.name:32} {file.stat().st_size:>10,}")
 
@@ -49,7 +49,7 @@ def main() -> None:
         )
         with safe_open(found.directory / "adapter_model.safetensors", "numpy") as tensors:
             names = list(tensors.keys())
-            print(f"{len(names)} tensors, such as {names[0]} {tensors.get_tensor(names[0]).shape}")
+            print(f"{len(names)} tensors, for example {names[0]} {tensors.get_tensor(names[0]).shape}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Sample from a prompt in a file, and have the answers written to another.
+"""Sample from a prompt file, and write the answers to another file.
 
-You will see three kinds of prompt files (text, a chat, token ids), the command for each, and what it wrote.
+You will see three kinds of prompt files (text, a chat, token ids) and the answers to each.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tinkex.cli import run
 
-WHERE = ["--base-url", os.environ.get("TINKER_BASE_URL") or "local"]
+SERVER = ["--base-url", os.environ.get("TINKER_BASE_URL") or "local"]
 MODEL = ["--model", os.environ["TINKER_BASE_MODEL"]] if os.environ.get("TINKER_BASE_MODEL") else []
 PROMPTS = {
     "text.txt": "The first rule of sailing is",
@@ -38,8 +38,8 @@ def main() -> None:
                 "--json",
             ]
             if name == "text.txt":
-                options.append("--raw")  # as it stands, not as a user's message
-            code = run(["sample", *options, "--seed", "1", *MODEL, *WHERE])
+                options.append("--raw")  # unchanged, not as a user message
+            code = run(["sample", *options, "--seed", "1", *MODEL, *SERVER])
             answers = json.loads(output.read_text())
             print(f"{name}: exit code {code}, {len(answers['prompt_tokens'])} prompt tokens")
             for sequence in answers["sequences"]:

@@ -1,7 +1,7 @@
-"""Count and time what a client does, without touching its code.
+"""Count and time a client's requests with a metrics sink.
 
-You will see twenty samples taken at once, and then, per endpoint, how many requests it took, how many failed,
-and the median, the 95th percentile and the worst of their times; at the end a few of the same lines as Prometheus reads them.
+You will see twenty concurrent samples, then per endpoint the number of requests and failures and the p50, p95
+and maximum duration, and a few lines in Prometheus format.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from tinkex.observability.metrics import MetricsSink, Snapshot
 REQUESTS = re.compile(r'tinkex_requests_total\{endpoint="(\w+)",outcome="(\w+)"\}')
 
 
-def table(seen: Snapshot) -> str:
-    """All endpoints, a line each."""
+def table(snapshot: Snapshot) -> str:
+    """Formats one line per endpoint."""
     requests: dict[str, dict[str, int]] = {}
-    for name, count in seen.counters.items():
+    for name, count in snapshot.counters.items():
         if found := REQUESTS.fullmatch(name):
             requests.setdefault(found[1], {})[found[2]] = int(count)
-    lines = [f"{'endpoint':26} {'requests':>8} {'failed':>7} {'p50 ms':>8} {'p95 ms':>8} {'worst ms':>9}"]
+    lines = [f"{'endpoint':26} {'requests':>8} {'failed':>7} {'p50 ms':>8} {'p95 ms':>8} {'max ms':>9}"]
     for endpoint, outcomes in sorted(requests.items()):
-        took = seen.histograms[f'tinkex_request_duration_ms{{endpoint="{endpoint}"}}']
+        duration = snapshot.histograms[f'tinkex_request_duration_ms{{endpoint="{endpoint}"}}']
         total = sum(outcomes.values())
         failed = total - outcomes.get("ok", 0)
-        lines.append(f"{endpoint:26} {total:8} {failed:7} {took.p50:8.1f} {took.p95:8.1f} {took.max:9.1f}")
+        lines.append(
+            f"{endpoint:26} {total:8} {failed:7} {duration.p50:8.1f} {duration.p95:8.1f} {duration.max:9.1f}"
+        )
     return "\n".join(lines)
 
 
@@ -35,8 +37,8 @@ def main() -> None:
     sink = MetricsSink()
     base_url = os.environ.get("TINKER_BASE_URL") or "local"
     with tinkex.ServiceClient(base_url=base_url, events=sink) as service:
-        offered = service.get_server_capabilities().supported_models
-        model = os.environ.get("TINKER_BASE_MODEL") or offered[0].model_name
+        models = service.get_server_capabilities().supported_models
+        model = os.environ.get("TINKER_BASE_MODEL") or models[0].model_name
         sampler = service.create_sampling_client(base_model=model)
         prompt = types.ModelInput.from_ints(sampler.get_tokenizer().encode("Once upon a time"))
         params = types.SamplingParams(max_tokens=8)

@@ -1,7 +1,7 @@
-"""Train with losses of your own: a function that runs here, and a graph that the server runs.
+"""Train with custom losses: a function on the client, and a graph on the server.
 
-You will see both losses, written with torch, agree on the first batch, and then fall over some steps. The
-first is called on this machine between a forward and a backward pass; the second is recorded once and sent.
+You will see both losses, written with torch, agree on the first batch and fall over a few steps. The first
+runs on this machine between a forward and a backward pass; the second is traced once and sent to the server.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tinkex import types
 
 
 def focal(data, logprobs):
-    """Cross-entropy that cares less about tokens which the model already knows; gets the whole batch."""
+    """Cross-entropy with less weight on tokens that the model already predicts; gets the whole batch."""
     pairs = zip(data, logprobs, strict=True)
     loss = torch.stack([_focal(lp, datum.loss_fn_inputs["weights"].to_torch()) for datum, lp in pairs])
-    return loss.sum(), {"worst_token:min": min(lp.min().item() for lp in logprobs)}
+    return loss.sum(), {"lowest_logprob:min": min(lp.min().item() for lp in logprobs)}
 
 
-def focal_of_one(logprobs, weights):
-    """The same for one datum: recorded with torch, it becomes a graph that a server can run."""
+def focal_datum(logprobs, weights):
+    """The same loss for one datum; torch traces it to a graph that the server runs."""
     loss = _focal(logprobs, weights)
     return loss, {"custom/focal:sum": loss}
 
@@ -33,10 +33,10 @@ def _focal(logprobs, weights):
 
 def main() -> None:
     with tinkex.ServiceClient(base_url=os.environ.get("TINKER_BASE_URL") or "local") as service:
-        offered = service.get_server_capabilities().supported_models
-        model = os.environ.get("TINKER_BASE_MODEL") or offered[0].model_name
-        handle = service.create_custom_loss(focal_of_one, {"logprobs": 1, "weights": 1}).result()
-        for where, loss_fn in (("here", focal), ("as a graph", handle)):
+        models = service.get_server_capabilities().supported_models
+        model = os.environ.get("TINKER_BASE_MODEL") or models[0].model_name
+        handle = service.create_custom_loss(focal_datum, {"logprobs": 1, "weights": 1}).result()
+        for place, loss_fn in (("client", focal), ("server", handle)):
             training = service.create_lora_training_client(model, rank=8, seed=0)
             tokenizer = training.get_tokenizer()
             batch = []
@@ -50,7 +50,7 @@ def main() -> None:
                 training.optim_step(types.AdamParams(learning_rate=5e-3)).result()
                 metrics = passed.result().metrics
                 own = {name: round(value, 3) for name, value in metrics.items() if name != "loss:sum"}
-                print(f"{where:10}  step {step}  loss {metrics['loss:sum']:.4f}  {own}")
+                print(f"{place:6}  step {step}  loss {metrics['loss:sum']:.4f}  {own}")
 
 
 if __name__ == "__main__":

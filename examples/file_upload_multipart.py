@@ -1,7 +1,7 @@
-"""Upload images as files, and point to them in a prompt.
+"""Upload images as files, and refer to them in a prompt.
 
-You will see the same picture uploaded as a path, as bytes, as an open file and from a pipe, which can be read once; that it
-is one image on the server each time; what happens to names that would break a header; and the prompt that points to it.
+You will see the same image uploaded from a path, bytes, an open file and a pipe, stored once on the server; how
+names that would break a header are escaped; and the response to a prompt that refers to the image.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tinkex import types
 
 
 def grey_square(size: int) -> bytes:
-    """A PNG, drawn here, so that no file is needed."""
+    """Returns a grey PNG."""
     rows = zlib.compress(b"".join(b"\0" + bytes([128]) * size for _ in range(size)))
     header = struct.pack(">IIBBBBB", size, size, 8, 0, 0, 0, 0)
     picture = b"\x89PNG\r\n\x1a\n"
@@ -51,23 +51,23 @@ def main() -> None:
                 print(f"{kind:5} {asset.size_bytes} bytes {asset.format} {asset.location}")
         odd, large = rest.upload_assets([('a"b\r\nX: 1.png', picture), ("large", grey_square(512))]).result()
         print(f"names: {odd.name} and {large.name}")
-        made = {asset.asset_id, odd.asset_id, large.asset_id}
-        print(f"{len(made)} different images on the server")
+        asset_ids = {asset.asset_id, odd.asset_id, large.asset_id}
+        print(f"{len(asset_ids)} different images on the server")
         try:
             rest.upload_asset("square.png")  # type: ignore[arg-type]
         except tinkex.UploadError as error:
-            print(f"refused: {error}")
+            print(f"rejected: {error}")
 
-        offered = service.get_server_capabilities().supported_models
-        model = os.environ.get("TINKER_BASE_MODEL") or offered[0].model_name
+        models = service.get_server_capabilities().supported_models
+        model = os.environ.get("TINKER_BASE_MODEL") or models[0].model_name
         sampler = service.create_sampling_client(base_model=model)
         prompt = types.ModelInput(chunks=[asset.chunk(expected_tokens=16)])
         try:
             answer = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=8)).result().sequences[0]
-            print(f"it says {sampler.get_tokenizer().decode(answer.tokens)!r}")
+            print(f"answer: {sampler.get_tokenizer().decode(answer.tokens)!r}")
         except tinkex.TinkexError as error:
-            print(f"it cannot see: {error}")
-        for asset_id in made:
+            print(f"images are not supported: {error}")
+        for asset_id in asset_ids:
             rest.delete_asset(asset_id).result()
 
 

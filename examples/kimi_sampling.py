@@ -1,7 +1,7 @@
-"""Sample from a Kimi K2 model with its own tokenizer, where a server offers one.
+"""Sample from a Kimi K2 model with its own tokenizer, if the server has one.
 
-You will see the models a server offers, a round trip through the tokenizer, and an answer. A server without
-Kimi is named as such, and nothing more happens; set TINKER_BASE_URL to one that has it.
+You will see the server's models, a round trip through the tokenizer, and an answer. Without a Kimi model the
+example stops after the list; set TINKER_BASE_URL to a server that has one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ TEXT = "Kimi counts 12345 stars; 月亮很亮."
 def main() -> None:
     with tinkex.ServiceClient(base_url=os.environ.get("TINKER_BASE_URL") or "local") as service:
         names = [model.model_name for model in service.get_server_capabilities().supported_models]
-        print("offered:", ", ".join(names))
+        print("models:", ", ".join(names))
         kimi = next((name for name in names if name.startswith("moonshotai/Kimi-K2")), None)
         if kimi is None:
-            print("no Kimi K2 model on this server, so there is nothing to sample from")
+            print("this server has no Kimi K2 model")
             return
 
-        # Loaded from the server itself, or from the hub; no code from the hub is run for it.
+        # Loaded from the server or from the hub, without running code from the hub.
         sampler = service.create_sampling_client(base_model=kimi)
         tokenizer = sampler.get_tokenizer()
         tokens = tokenizer.encode(TEXT)
@@ -35,7 +35,7 @@ def main() -> None:
         prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
         params = types.SamplingParams(max_tokens=12, temperature=0.6, seed=1)
         answer = sampler.sample(types.ModelInput.from_ints(prompt), 1, params).result().sequences[0]
-        print(f"{kimi} says {tokenizer.decode(answer.tokens, skip_special_tokens=True)!r}")
+        print(f"answer of {kimi}: {tokenizer.decode(answer.tokens, skip_special_tokens=True)!r}")
 
 
 if __name__ == "__main__":

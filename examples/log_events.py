@@ -1,7 +1,7 @@
-"""Write everything a client does to a log, beside events of your own.
+"""Log all events of a client, together with your own messages.
 
-You will see the session open and close and every request with its status and time, as lines of Python's
-logging, between two lines that the program logs itself. Prompts, answers and keys never stand in events.
+You will see the session open and close and every request with its status and duration, as lines of Python's
+logging, and two messages of the program itself. Events never contain prompts, answers or keys.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tinkex import types
 from tinkex.observability.events import LogSink, RequestStarted
 
 
-class Interesting:
-    """Passes on all events but the starts of requests, which come in twos with their ends."""
+class WithoutStarts:
+    """Forwards all events except RequestStarted."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._log = LogSink(logger)
 
     def emit(self, event) -> None:
-        """Takes one event of the client."""
+        """Receives one event of the client."""
         if not isinstance(event, RequestStarted):
             self._log.emit(event)
 
@@ -30,13 +30,13 @@ class Interesting:
 def main() -> None:
     logging.basicConfig(format="%(levelname)-7s %(name)-8s %(message)s", stream=sys.stdout)
     client_log, own_log = logging.getLogger("client"), logging.getLogger("program")
-    client_log.setLevel(logging.DEBUG)  # at the usual level only what a user should know is written
+    client_log.setLevel(logging.DEBUG)  # the default level shows only what a user should know
     own_log.setLevel(logging.INFO)
 
     base_url = os.environ.get("TINKER_BASE_URL") or "local"
-    with tinkex.ServiceClient(base_url=base_url, events=Interesting(client_log)) as service:
-        offered = service.get_server_capabilities().supported_models
-        model = os.environ.get("TINKER_BASE_MODEL") or offered[0].model_name
+    with tinkex.ServiceClient(base_url=base_url, events=WithoutStarts(client_log)) as service:
+        models = service.get_server_capabilities().supported_models
+        model = os.environ.get("TINKER_BASE_MODEL") or models[0].model_name
         sampler = service.create_sampling_client(base_model=model)
         prompt = types.ModelInput.from_ints(sampler.get_tokenizer().encode("Hello"))
         own_log.info("sampling from %s", model)

@@ -1,7 +1,7 @@
-"""Ask a run what it is, and free its place on the server when you are done.
+"""Query the properties of a run, and unload it to free memory on the server.
 
-You will see the run's model, tokenizer and rank, the run unloaded, what the server says to an operation that
-comes too late, and a new run made from the checkpoint that was saved before.
+You will see the run's model, tokenizer and rank, the run unloaded, the error of an operation on the unloaded
+run, and a new run created from its checkpoint.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from tinkex import types
 
 def main() -> None:
     with tinkex.ServiceClient(base_url=os.environ.get("TINKER_BASE_URL") or "local") as service:
-        offered = service.get_server_capabilities().supported_models
-        model = os.environ.get("TINKER_BASE_MODEL") or offered[0].model_name
+        models = service.get_server_capabilities().supported_models
+        model = os.environ.get("TINKER_BASE_MODEL") or models[0].model_name
         training = service.create_lora_training_client(model, rank=4)
         info = training.get_info()
         print(f"run        {info.model_id}")
@@ -24,14 +24,14 @@ def main() -> None:
         print(f"LoRA       {info.is_lora}, rank {info.lora_rank}")
 
         path = training.save_state("before-unloading").result().path
-        print("unloaded  ", training.unload().result().model_id)  # live weights go, checkpoints stay
+        print("unloaded  ", training.unload().result().model_id)  # frees the weights, keeps the checkpoints
         datum = types.Datum(types.ModelInput.from_ints([5, 9]), {"target_tokens": [9, 12]})
         try:
             training.forward_backward([datum], "cross_entropy").result()
         except tinkex.APIStatusError as error:
-            print(f"too late   {error.status_code}: {error}")
+            print(f"error      {error.status_code}: {error}")
         again = service.create_training_client_from_state_with_optimizer(path)
-        print("goes on as", again.model_id)
+        print("resumed as", again.model_id)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Put an image between the words of a prompt.
+"""Put an image into a prompt.
 
-You will see a small picture drawn, the prompt around it chunk by chunk with its length, and what the model
-says to it. A model that only reads text refuses, and says so; name one that sees with TINKER_BASE_MODEL.
+You will see the chunks of a prompt with a small image and their lengths, and the model's answer. A text-only
+model rejects the prompt with an error; choose a vision model with TINKER_BASE_MODEL.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import zlib
 import tinkex
 from tinkex import types
 
-SIZE, TOKENS_OF_IMAGE = 32, 16
+SIZE, NUM_IMAGE_TOKENS = 32, 16
 
 
 def red_disc() -> bytes:
-    """A PNG of a red disc on white, drawn here, so that no file is needed."""
+    """Returns a PNG of a red disc on white."""
     rows = []
     for y in range(SIZE):
         inside = [(x - SIZE / 2) ** 2 + (y - SIZE / 2) ** 2 < (SIZE / 3) ** 2 for x in range(SIZE)]
@@ -34,15 +34,15 @@ def red_disc() -> bytes:
 
 def main() -> None:
     with tinkex.ServiceClient(base_url=os.environ.get("TINKER_BASE_URL") or "local") as service:
-        offered = service.get_server_capabilities().supported_models
-        model = os.environ.get("TINKER_BASE_MODEL") or offered[0].model_name
+        models = service.get_server_capabilities().supported_models
+        model = os.environ.get("TINKER_BASE_MODEL") or models[0].model_name
         sampler = service.create_sampling_client(base_model=model)
         tokenizer = sampler.get_tokenizer()
         picture = red_disc()
-        # expected_tokens lets a client know the length of the prompt; a server that counts otherwise refuses.
+        # expected_tokens gives the client the prompt's length; the server rejects a wrong number.
         prompt = (
             types.ModelInput.from_ints(tokenizer.encode("Look at this picture:"))
-            .append(types.ImageChunk(data=picture, format="png", expected_tokens=TOKENS_OF_IMAGE))
+            .append(types.ImageChunk(data=picture, format="png", expected_tokens=NUM_IMAGE_TOKENS))
             .append(types.EncodedTextChunk(tokens=tokenizer.encode("What colour is the disc?")))
         )
         for part in prompt.chunks:
@@ -50,9 +50,9 @@ def main() -> None:
         print(f"a prompt of {prompt.length} tokens, with an image of {len(picture)} bytes")
         try:
             answer = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=16)).result().sequences[0]
-            print(f"{model} says {tokenizer.decode(answer.tokens, skip_special_tokens=True)!r}")
+            print(f"answer of {model}: {tokenizer.decode(answer.tokens, skip_special_tokens=True)!r}")
         except tinkex.TinkexError as error:
-            print(f"{model} cannot see: {error}")
+            print(f"{model} does not support images: {error}")
 
 
 if __name__ == "__main__":

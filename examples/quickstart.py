@@ -1,7 +1,7 @@
-"""Teach a small language model a new habit, on this machine, in about a minute.
+"""Train a small language model to answer in a new style, on this machine, in about a minute.
 
-You will see it answer a question, sixteen examples of a captain's log being trained into a LoRA adapter,
-the same question answered in the new form, and the checkpoint. The question is not among the examples.
+You will see an answer of the base model, a LoRA adapter trained on sixteen examples of a captain's log, the
+answer in the new style, and the checkpoint. The question is not in the training data.
 Runs on the embedded engine; set TINKER_BASE_URL to run the same file on a server.
 """
 
@@ -21,14 +21,14 @@ CHAT = [{"role": "user", "content": QUESTION}]
 MODEL = os.environ.get("TINKER_BASE_MODEL") or "HuggingFaceTB/SmolLM2-135M-Instruct"
 NEXT = """
 Next:
-  .venv/bin/tinkex sample "Who are you?" --model-path {path}{where}   # ask it more
-  .venv/bin/tinkex checkpoint download {path}{where}   # a PEFT directory, here
-  .venv/bin/tinkex serve     # the same engine for any Tinker client, the official one included"""
+  .venv/bin/tinkex sample "Who are you?" --model-path {path}{where}   # ask more questions
+  .venv/bin/tinkex checkpoint download {path}{where}   # download a PEFT directory
+  .venv/bin/tinkex serve     # serve the engine to any Tinker client, including the official one"""
 DATA = Path(__file__).parent / "data" / "captains_log.jsonl"
 
 
 def as_datum(tokenizer, messages) -> types.Datum:
-    """Trains on the assistant's tokens only: the prompt's have weight 0."""
+    """Trains on the assistant's tokens only: the prompt's tokens have weight 0."""
     prompt = list(tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False))
     answer = tokenizer.encode(messages[-1]["content"] + "<|im_end|>", add_special_tokens=False)
     tokens, weights = prompt + answer, [0.0] * len(prompt) + [1.0] * len(answer)
@@ -37,7 +37,7 @@ def as_datum(tokenizer, messages) -> types.Datum:
 
 
 def ask(sampler, tokenizer) -> str:
-    """Greedy answer to the question."""
+    """Returns the greedy answer to the question."""
     prompt = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
     params = types.SamplingParams(max_tokens=40, temperature=0.0)
     response = sampler.sample(types.ModelInput.from_ints(list(prompt)), 1, params).result()

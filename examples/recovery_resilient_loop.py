@@ -1,7 +1,7 @@
-"""Lose a training run in the middle, and let the loop go on from its last checkpoint by itself.
+"""Lose a training run, and let the loop continue from its last checkpoint automatically.
 
-You will see twelve steps, of which the seventh finds its run gone; the loop makes a new run from the last
-checkpoint, with its optimizer, repeats the steps after it, and ends with every batch trained exactly once.
+You will see twelve steps, of which the seventh loses its run; the loop creates a new run from the last
+checkpoint, with its optimizer, repeats the steps after it, and trains every batch exactly once.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ STEPS, LOST_AT = 12, 6
 
 
 def main() -> None:
-    # The recovery reports itself as warnings of the logger 'tinkex'; here they are printed with the steps.
+    # The logger 'tinkex' shows the recovery as warnings.
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     with tinkex.ServiceClient(base_url=os.environ.get("TINKER_BASE_URL") or "local") as service:
-        offered = service.get_server_capabilities().supported_models
-        model = os.environ.get("TINKER_BASE_MODEL") or offered[0].model_name
+        models = service.get_server_capabilities().supported_models
+        model = os.environ.get("TINKER_BASE_MODEL") or models[0].model_name
         tokenizer = service.create_sampling_client(base_model=model).get_tokenizer()
 
         def batch(index: int) -> list[types.Datum]:
@@ -38,15 +38,15 @@ def main() -> None:
             rank=4,
             seed=0,
             checkpoint_every=4,
-            resume="never",  # the default goes on where an earlier start of this program stopped
+            resume="never",  # the default resumes an earlier run of this program
             policy=RecoveryPolicy(max_attempts=3, backoff_s=0.1),
         )
-        accident = True
+        lost = False
         for step in loop:
             with step:
-                if step.index == LOST_AT and accident:
-                    accident = False
-                    step.training.unload().result()  # the accident: the run's live weights are gone
+                if step.index == LOST_AT and not lost:
+                    lost = True
+                    step.training.unload().result()  # simulates the loss of the run
                 passed = step.training.forward_backward(step.batch, "cross_entropy")
                 step.training.optim_step(types.AdamParams(learning_rate=2e-3))
                 loss = passed.result().metrics["loss:sum"]

@@ -1,7 +1,7 @@
-"""Train with regularizers: reward an answer, but stay near the model that gave it.
+"""Train with regularizers: reward an answer, but stay close to the reference model.
 
-You will see an answer sampled and rewarded for a few steps, without and with a KL term: the loss taken apart
-into reward, KL and entropy, and how far the answer's logprobs have moved from where they were.
+You will see an answer sampled and rewarded for a few steps, without and with a KL term: the loss as the sum of
+reward, KL and entropy, and the change of the answer's logprobs.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def reinforce(data, logprobs):
 
 def main() -> None:
     with tinkex.ServiceClient(base_url=os.environ.get("TINKER_BASE_URL") or "local") as service:
-        offered = service.get_server_capabilities().supported_models
-        model = os.environ.get("TINKER_BASE_MODEL") or offered[0].model_name
+        models = service.get_server_capabilities().supported_models
+        model = os.environ.get("TINKER_BASE_MODEL") or models[0].model_name
         sampler = service.create_sampling_client(base_model=model)
         prompt = sampler.get_tokenizer().encode("The captain's log, day seven:")
         params = types.SamplingParams(max_tokens=16, seed=2)
         answer = sampler.sample(types.ModelInput.from_ints(prompt), 1, params).result().sequences[0]
 
-        # Of the prompt nothing is rewarded; the answer's logprobs at sampling time are the reference.
+        # The prompt has no reward; the answer's logprobs at sampling time are the reference.
         unrewarded = [0.0] * (len(prompt) - 1)
         inputs = {
             "target_tokens": prompt[1:] + answer.tokens,
@@ -57,8 +57,8 @@ def main() -> None:
                     f" + entropy {metrics['regularizer/entropy/contribution:sum']:.4f}"
                 )
             after = training.forward_backward_custom([datum], reinforce).result().metrics["loss:sum"]
-            moved = (-sum(answer.logprobs) - after) / len(answer.tokens)
-            print(f"  the answer became {moved:.4f} nats per token likelier")
+            change = (-sum(answer.logprobs) - after) / len(answer.tokens)
+            print(f"  the answer's logprob increased by {change:.4f} nats per token")
 
 
 if __name__ == "__main__":

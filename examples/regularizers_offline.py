@@ -1,7 +1,7 @@
-"""Compute all eight regularizers without a server, with their gradients.
+"""Compute all eight regularizers and their gradients without a server.
 
-You will see what each one adds to a loss on two short answers and how hard it pulls on the logprobs, one of
-your own that waits for something, and what happens when a term cannot be differentiated.
+You will see value, contribution and gradient norm of each one on two short answers, a custom asynchronous one,
+and the error for a term that cannot be differentiated.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def squared(_data, logprobs):
     return torch.cat(list(logprobs)).square().sum(), {}
 
 
-async def slow_opinion(_data, logprobs):
-    """One that waits, as for a reference model elsewhere; such terms run beside the others."""
+async def remote_penalty(_data, logprobs):
+    """Waits, as for a remote reference model; such terms run concurrently with the others."""
     await asyncio.sleep(0.05)
-    return (torch.cat(list(logprobs)) + 1.0).square().mean(), {"asked": 1.0}
+    return (torch.cat(list(logprobs)) + 1.0).square().mean(), {"requests": 1.0}
 
 
 def main() -> None:
@@ -54,9 +54,9 @@ def main() -> None:
         L1(), L2(center="mean"), ElasticNet(l1_ratio=0.3), Entropy(mode="maximize"), KLDivergence("reference"),
         Consistency("reference"), Orthogonality(), GradientPenalty(squared),
     )  # fmt: skip
-    pipeline = Pipeline([RegularizerSpec(term, weight=0.1) for term in (*built_in, slow_opinion)])
+    pipeline = Pipeline([RegularizerSpec(term, weight=0.1) for term in (*built_in, remote_penalty)])
     output = pipeline.evaluate(DATA, LOGPROBS, nll)
-    print(f"{'term':18} {'value':>8} {'adds':>8} {'pulls':>8}")
+    print(f"{'term':18} {'value':>8} {'weighted':>8} {'gradient':>8}")
     for name, term in output.regularizers.items():
         print(f"{name:18} {term.value:8.4f} {term.contribution:8.4f} {term.grad_norm:8.4f}")
     print(f"loss {output.loss_total:.4f} = {output.base_loss:.4f} + {output.regularizer_total:.4f}")
@@ -67,7 +67,7 @@ def main() -> None:
     try:
         Pipeline([RegularizerSpec(constant, weight=1.0)]).evaluate(DATA, LOGPROBS, nll)
     except ValueError as error:
-        print("refused:", error)
+        print("rejected:", error)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Meet a server that fails, and see what the client retries and what it tells you.
+"""Use a failing server, and see what the client retries and which errors it raises.
 
-You will see a call that succeeds at the third try, with the waits in between; a refusal that is not tried
-again, caught by its type; and a mistake of ours that never leaves the process. The server is a function in
-this file, so this example needs neither a model nor a network.
+You will see a request that succeeds at the third attempt, with the delays in between; a rejection that is not
+retried, caught by its type; and an invalid argument that is rejected before any request. The server is a mock,
+so this example needs neither a model nor a network.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tinkex.testing import MockTransport, reply
 
 
 class Console:
-    """Prints the events of a client that have to do with trouble."""
+    """Prints requests and retries."""
 
     def emit(self, event) -> None:
-        """Takes one event of the client."""
+        """Receives one event of the client."""
         if isinstance(event, RequestFinished):
-            print(f"  {event.endpoint}, try {event.attempt + 1}: {event.status or event.error}")
+            print(f"  {event.endpoint}, attempt {event.attempt + 1}: {event.status or event.error}")
         elif isinstance(event, RetryScheduled):
-            print(f"  again in {event.after_s:.2f} s")
+            print(f"  retry in {event.after_s:.2f} s")
 
 
 def main() -> None:
@@ -31,27 +31,27 @@ def main() -> None:
     def flaky(_request):
         number = next(calls)
         if number == 1:
-            raise tinkex.APIConnectionError(None, "the line went dead")
+            raise tinkex.APIConnectionError(None, "connection lost")
         if number == 2:
             return reply({"detail": "restarting"}, status=503, headers={"retry-after-ms": "150"})
         return reply({"supported_models": [{"model_name": "toy"}]})
 
-    print("A failure that passes:")
+    print("A transient failure:")
     service = tinkex.ServiceClient(transport=MockTransport(flaky), events=Console())
     print("  models:", [model.model_name for model in service.get_server_capabilities().supported_models])
 
-    print("A refusal:")
+    print("A rejection:")
 
-    def refusing(_request):
+    def reject(_request):
         return reply({"detail": "this key has no access to that run"}, status=403)
 
-    service = tinkex.ServiceClient(transport=MockTransport(refusing), events=Console())
+    service = tinkex.ServiceClient(transport=MockTransport(reject), events=Console())
     try:
-        service.create_rest_client().get_training_run("somebody-elses").result()
+        service.create_rest_client().get_training_run("other-users-run").result()
     except tinkex.PermissionDeniedError as error:
         print(f"  {type(error).__name__} ({error.status_code}): {error}")
 
-    print("A mistake that is found before anything is sent:")
+    print("An invalid argument, rejected before any request:")
     try:
         service.create_sampling_client(model_path="weights/final")
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""Read an answer while it is being written, and stop it in the middle.
+"""Stream an answer token by token, and cancel another one.
 
-You will see the answer appear token by token, what the stream says at its end, and a second stream that is
-closed after five tokens: the server draws no more of it.
+You will see the answer appear token by token, the summary at the end of the stream, and a second stream that is
+closed after five tokens, which cancels the sample on the server.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from tinkex import types
 
 def main() -> None:
     with tinkex.ServiceClient(base_url=os.environ.get("TINKER_BASE_URL") or "local") as service:
-        offered = service.get_server_capabilities().supported_models
-        model = os.environ.get("TINKER_BASE_MODEL") or offered[0].model_name
+        models = service.get_server_capabilities().supported_models
+        model = os.environ.get("TINKER_BASE_MODEL") or models[0].model_name
         sampler = service.create_sampling_client(base_model=model)
         tokenizer = sampler.get_tokenizer()
         chat = [{"role": "user", "content": "Tell me a story about the sea."}]
@@ -27,10 +27,10 @@ def main() -> None:
                 if isinstance(event, types.SampledToken):
                     print(event.text or tokenizer.decode([event.token]), end="", flush=True)
                 else:
-                    how = "token by token" if event.streamed else "all at once"
-                    print(f"\n[{event.num_tokens} tokens came {how}; ended by {event.stop_reasons[0]}]")
+                    how = "streamed" if event.streamed else "not streamed"
+                    print(f"\n[{event.num_tokens} tokens, {how}; stop reason {event.stop_reasons[0]}]")
 
-        # Leaving the block closes the stream, and closing it cancels what is left of the sample.
+        # Leaving the block closes the stream, which cancels the rest of the sample.
         with sampler.sample_stream(prompt, 1, types.SamplingParams(max_tokens=200, seed=5)) as stream:
             first = [next(stream).token for _ in range(5)]
         print(f"[stopped after {len(first)} tokens: {tokenizer.decode(first)!r}]")

@@ -1,7 +1,7 @@
-"""Train a LoRA adapter on one sentence, save it for sampling, and let it finish the sentence.
+"""Train a LoRA adapter on one sentence, save it for sampling, and let it complete the sentence.
 
-You will see the loss of every step and how long it took, where the weights were saved, and the sentence
-completed from its first words, by the base model and by the adapter.
+You will see the loss and duration of every step, the path of the saved weights, and completions of the
+sentence's first words by the base model and by the adapter.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ STEPS = 8
 
 def main() -> None:
     with tinkex.ServiceClient(base_url=os.environ.get("TINKER_BASE_URL") or "local") as service:
-        offered = service.get_server_capabilities().supported_models
-        model = os.environ.get("TINKER_BASE_MODEL") or offered[0].model_name
+        models = service.get_server_capabilities().supported_models
+        model = os.environ.get("TINKER_BASE_MODEL") or models[0].model_name
         training = service.create_lora_training_client(model, rank=8, seed=0)
         tokenizer = training.get_tokenizer()
 
@@ -27,13 +27,13 @@ def main() -> None:
         tokens = tokenizer.encode(SENTENCE)
         datum = types.Datum(types.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})
         for step in range(1, STEPS + 1):
-            began = time.monotonic()
-            # Both operations are on their way before the first result is asked for.
+            start_time = time.monotonic()
+            # Submit both operations before waiting for the first result.
             passed = training.forward_backward([datum], "cross_entropy")
             applied = training.optim_step(types.AdamParams(learning_rate=2e-3))
             loss = passed.result().metrics["loss:sum"] / len(tokens[1:])
             applied.result()
-            print(f"step {step}/{STEPS}  loss per token {loss:.3f}  {time.monotonic() - began:.2f} s")
+            print(f"step {step}/{STEPS}  loss per token {loss:.3f}  {time.monotonic() - start_time:.2f} s")
 
         saved = training.save_weights_for_sampler("mars").result()
         print("saved", saved.path)
@@ -44,7 +44,7 @@ def main() -> None:
             ("adapter", service.create_sampling_client(model_path=saved.path)),
         ):
             answer = sampler.sample(start, 1, greedy).result().sequences[0].tokens
-            print(f"{name}: {tokenizer.decode(start.to_ints())!r} goes on {tokenizer.decode(answer)!r}")
+            print(f"{name}: {tokenizer.decode(start.to_ints())!r} → {tokenizer.decode(answer)!r}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Save a run with its optimizer for a day, and go on from it as if nothing had happened.
+"""Save a run with its optimizer for a day, and resume from it exactly.
 
-You will see a checkpoint and when it expires; a step taken after saving, taken back and repeated with the
-same result; and a new run made from the checkpoint, with the optimizer (the same loss again) and without
-(another one, because the moments of Adam start from zero).
+You will see a checkpoint and its expiry; a step after saving, undone and repeated with the same result; and a new
+run created from the checkpoint, with the optimizer state (the same loss again) and without it (a different loss,
+because Adam's moments start from zero).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ DAY_S = 86_400
 
 def main() -> None:
     with tinkex.ServiceClient(base_url=os.environ.get("TINKER_BASE_URL") or "local") as service:
-        offered = service.get_server_capabilities().supported_models
-        model = os.environ.get("TINKER_BASE_MODEL") or offered[0].model_name
+        models = service.get_server_capabilities().supported_models
+        model = os.environ.get("TINKER_BASE_MODEL") or models[0].model_name
         training = service.create_lora_training_client(model, rank=4, seed=0)
         tokens = training.get_tokenizer().encode("A stitch in time saves nine.")
         batch = [types.Datum(types.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})]
@@ -33,15 +33,15 @@ def main() -> None:
             step(training)
         path = training.save_state("third-step", ttl_seconds=DAY_S).result().path
         saved = service.create_rest_client().list_checkpoints(training.model_id).result().checkpoints[0]
-        print(f"saved {path}, until {saved.expires_at:%Y-%m-%d %H:%M} UTC")
+        print(f"saved {path}, expires {saved.expires_at:%Y-%m-%d %H:%M} UTC")
 
         print(f"fourth step                         loss {step(training):.5f}")
         training.load_state_with_optimizer(path).result()
-        print(f"taken back and repeated             loss {step(training):.5f}")
-        exact = service.create_training_client_from_state_with_optimizer(path)
-        print(f"in a new run, with the optimizer    loss {step(exact):.5f}")
-        fresh = service.create_training_client_from_state(path)
-        print(f"in a new run, with a fresh one      loss {step(fresh):.5f}")
+        print(f"restored and repeated               loss {step(training):.5f}")
+        resumed = service.create_training_client_from_state_with_optimizer(path)
+        print(f"in a new run, with the optimizer    loss {step(resumed):.5f}")
+        reset = service.create_training_client_from_state(path)
+        print(f"in a new run, with a new optimizer  loss {step(reset):.5f}")
 
 
 if __name__ == "__main__":

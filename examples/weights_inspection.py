@@ -1,7 +1,7 @@
-"""Look at what lies behind a checkpoint's path: its run, its weights, its archive, its sampler.
+"""Inspect a checkpoint: its run, its weights, its archive and its sampler.
 
-You will see a run and its checkpoint in the server's listings, the LoRA settings the weights were trained
-with, the address of their archive, and what a sampler made from them says about itself.
+You will see the run and its checkpoint in the server's lists, the LoRA settings of the weights, the URL of
+their archive, and the description of a sampler created from them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from tinkex import types
 
 def main() -> None:
     with tinkex.ServiceClient(base_url=os.environ.get("TINKER_BASE_URL") or "local") as service:
-        offered = service.get_server_capabilities().supported_models
-        model = os.environ.get("TINKER_BASE_MODEL") or offered[0].model_name
+        models = service.get_server_capabilities().supported_models
+        model = os.environ.get("TINKER_BASE_MODEL") or models[0].model_name
         training = service.create_lora_training_client(model, rank=4, train_unembed=False)
         path = training.save_weights_for_sampler("inspected").result().path
         rest = service.create_rest_client()

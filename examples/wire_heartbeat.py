@@ -1,8 +1,8 @@
-"""Speak the protocol without a client: open a session by hand, and keep it alive.
+"""Use the protocol without a client: open a session over HTTP and send heartbeats.
 
-You will see a session opened, its heartbeat answered with 200, the wrong address and an unknown session with
-404, and the session finished; all with the standard library. Without TINKER_BASE_URL (and TINKER_API_KEY)
-the example starts a server of its own.
+You will see a session created, a heartbeat answered with 200, a wrong URL and an unknown session with 404, and
+the session finished; all with the standard library. The example starts its own server, unless TINKER_BASE_URL
+(and TINKER_API_KEY) are set.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def main() -> None:
             try:
                 with urllib.request.urlopen(request, timeout=60) as response:
                     status, answer = response.status, json.loads(response.read() or b"{}")
-            except urllib.error.HTTPError as refused:
-                status, answer = refused.code, json.loads(refused.read() or b"{}")
+            except urllib.error.HTTPError as error:
+                status, answer = error.code, json.loads(error.read() or b"{}")
             print(f"POST {path}: {status} {answer}")
             return answer
 
-        opened = post(
+        created = post(
             "create_session", {"tags": ["by-hand"], "sdk_version": "none", "type": "create_session"}
         )
-        session = opened["session_id"]
-        # Clients send one every ten seconds; a server ends sessions that have been silent for long.
+        session = created["session_id"]
+        # Clients send a heartbeat every ten seconds; a server ends sessions without heartbeats.
         post("session_heartbeat", {"session_id": session, "type": "session_heartbeat"})
         post("heartbeat", {"session_id": session})
         post("session_heartbeat", {"session_id": "no-such-session", "type": "session_heartbeat"})

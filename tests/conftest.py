@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -19,7 +20,8 @@ MIN_FAST_SHARE = 0.6
 """The part of all tests that the fast selection runs."""
 FAST_SUITES = {"contract", "durability", "parity"}
 """Suites that the fast selection has tests of."""
-SLOW_MODULE = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
+SLOW = ("slow", "real_model", "soak")
+SLOW_MODULE = re.compile(rf"^pytestmark = (?:\[[^\]]*)?pytest\.mark\.(?:{'|'.join(SLOW)})\b", re.MULTILINE)
 
 # Two threads are what the smallest supported machine has; more of them spin against each other.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
@@ -63,7 +65,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_slow(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) for name in ("slow", "real_model", "soak"))
+    return any(item.get_closest_marker(name) for name in SLOW)
 
 
 def _check_names(items: list[pytest.Item]) -> None:
@@ -93,6 +95,12 @@ def _put_slow_modules_first(items: list[pytest.Item]) -> None:
     soak = {item.path for item in items if item.get_closest_marker("soak")}
     slow = {item.path for item in items if _is_slow(item)}
     items.sort(key=lambda item: (item.path not in soak, item.path not in slow))
+
+
+def pytest_collection_finish() -> None:
+    """Takes what imports and collection made out of garbage collection: scanning it again and again takes seconds."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")

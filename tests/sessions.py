@@ -30,7 +30,17 @@ def close_sessions(base_url: str | None = None) -> None:
         background().run(close_all())
     if base_url is None:
         for holder in _instances("tinker.lib.internal_client_holder", "InternalClientHolder"):
-            holder.close()
+            if _has_session(holder):
+                holder.close()
+
+
+def _has_session(holder: Any) -> bool:
+    """Whether it sends heartbeats; those without a session are shared by all REST clients, and stay open."""
+    try:
+        holder.get_session_id()
+    except AssertionError:
+        return False
+    return True
 
 
 def _instances(module: str, name: str) -> list[Any]:

@@ -1,1 +1,1 @@
-"""What makes the documentation site: generated pages, figures, and the hooks of the site's builder."""
+"""The documentation site: generated pages, figures, and MkDocs hooks."""

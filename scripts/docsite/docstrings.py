@@ -12,7 +12,7 @@ FENCE = "```"
 
 
 def as_markdown(text: str) -> str:
-    r"""The docstring with everything that Markdown would read otherwise put into fences.
+    r"""Converts a docstring to Markdown, with code blocks and doctests in fences.
 
     >>> print(as_markdown("See :meth:`close`::\n\n    client.close()"))
     See `close`:
@@ -23,37 +23,37 @@ def as_markdown(text: str) -> str:
     """
     lines = ROLE.sub(r"`\1`", text).splitlines()
     out: list[str] = []
-    place = 0
-    while place < len(lines):
-        line = lines[place]
+    index = 0
+    while index < len(lines):
+        line = lines[index]
         if line.lstrip().startswith(">>> "):
-            block, place = _until(lines, place, lambda one: not one.strip())
-            out += [f"{FENCE}pycon", *_dedented(block), FENCE]
+            block, index = _until(lines, index, lambda one: not one.strip())
+            out += [f"{FENCE}pycon", *_dedent(block), FENCE]
         elif line.rstrip().endswith("::"):
             opening = line.rstrip()[:-1].rstrip()
             if opening.strip(": "):
                 out.append(opening)
             indent = len(line) - len(line.lstrip())
-            block, place = _until(
+            block, index = _until(
                 lines,
-                place + 1,
+                index + 1,
                 lambda one, i=indent: bool(one.strip()) and len(one) - len(one.lstrip()) <= i,
             )
-            out += ["", f"{FENCE}python", *_dedented(block), FENCE, ""]
+            out += ["", f"{FENCE}python", *_dedent(block), FENCE, ""]
         else:
             out.append(line)
-            place += 1
+            index += 1
     return "\n".join(out)
 
 
 def _until(lines: list[str], start: int, ends: Any) -> tuple[list[str], int]:
-    place = start
-    while place < len(lines) and not ends(lines[place]):
-        place += 1
-    return lines[start:place], place
+    index = start
+    while index < len(lines) and not ends(lines[index]):
+        index += 1
+    return lines[start:index], index
 
 
-def _dedented(block: list[str]) -> list[str]:
+def _dedent(block: list[str]) -> list[str]:
     while block and not block[0].strip():
         block = block[1:]
     while block and not block[-1].strip():
@@ -63,9 +63,9 @@ def _dedented(block: list[str]) -> list[str]:
 
 
 class MarkdownDocstrings(Extension):
-    """Rewrites every docstring that is loaded."""
+    """Converts every loaded docstring."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
-        """Called for each object that has been read."""
+        """Converts the docstring of a loaded object."""
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value)

@@ -1,11 +1,11 @@
-"""A few SVG shapes that read well on light and on dark ground."""
+"""SVG shapes that are readable on light and dark backgrounds."""
 
 from __future__ import annotations
 
 from html import escape
 
 COLOURS = ("#00897b", "#e65100", "#7e57c2", "#1e78c8")
-"""Dark enough for white letters, bright enough for a dark page."""
+"""Dark enough for white text, bright enough for a dark page."""
 
 STYLE = """
 .tx-ink { fill: #24292f; } .tx-soft { fill: #59636e; } .tx-line { stroke: #8b949e; fill: none; }
@@ -17,7 +17,7 @@ STYLE = """
 
 
 class Drawing:
-    """An SVG file in the making; everything is drawn in the order of the calls."""
+    """Builds an SVG file; later shapes cover earlier ones."""
 
     def __init__(self, width: float, height: float, title: str, description: str) -> None:
         self._size = (width, height)
@@ -28,7 +28,7 @@ class Drawing:
         self,
         x: float,
         y: float,
-        words: str,
+        content: str,
         *,
         size: float = 12,
         soft: bool = False,
@@ -37,12 +37,12 @@ class Drawing:
         fill: str | None = None,
         mono: bool = False,
     ) -> None:
-        """Words at a place; the colour is the theme's unless one is given."""
-        look = f'fill="{fill}"' if fill else f'class="{"tx-soft" if soft else "tx-ink"}"'
+        """Draws text at a position; the default colour is the theme's."""
+        style = f'fill="{fill}"' if fill else f'class="{"tx-soft" if soft else "tx-ink"}"'
         weight = ' font-weight="600"' if bold else ""
         family = ' font-family="ui-monospace, monospace"' if mono else ""
         self._parts.append(
-            f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" text-anchor="{anchor}" {look}{weight}{family}>{escape(words)}</text>'
+            f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" text-anchor="{anchor}" {style}{weight}{family}>{escape(content)}</text>'
         )
 
     def box(
@@ -57,12 +57,12 @@ class Drawing:
         opacity: float = 1.0,
         tip: str | None = None,
     ) -> None:
-        """A filled box, or a panel in the theme's colours."""
-        look = f'fill="{fill}"' if fill else 'class="tx-panel"'
+        """Draws a filled box, or a panel in the theme's colours."""
+        style = f'fill="{fill}"' if fill else 'class="tx-panel"'
         faded = f' fill-opacity="{opacity:g}"' if opacity < 1 else ""
         hint = f"<title>{escape(tip)}</title>" if tip else ""
         self._parts.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" {look}{faded}>{hint}</rect>'
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" {style}{faded}>{hint}</rect>'
         )
 
     def line(
@@ -74,13 +74,13 @@ class Drawing:
         dashed: bool = False,
         arrow: bool = False,
     ) -> None:
-        """A line through points, in the theme's grey unless a colour is given."""
+        """Draws a line through points; the default colour is the theme's grey."""
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        look = f'stroke="{stroke}" fill="none"' if stroke else 'class="tx-line"'
+        style = f'stroke="{stroke}" fill="none"' if stroke else 'class="tx-line"'
         extra = (' stroke-dasharray="4 4"' if dashed else "") + (
             ' stroke-linejoin="round"' if len(points) > 2 else ""
         )
-        self._parts.append(f'<polyline points="{path}" {look} stroke-width="{width:g}"{extra}/>')
+        self._parts.append(f'<polyline points="{path}" {style} stroke-width="{width:g}"{extra}/>')
         if arrow:
             (x0, y0), (x1, y1) = points[-2:]
             length = ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5 or 1.0
@@ -93,11 +93,11 @@ class Drawing:
             self.line(tips, stroke=stroke, width=width)
 
     def dot(self, x: float, y: float, radius: float, fill: str) -> None:
-        """A filled circle."""
+        """Draws a filled circle."""
         self._parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" fill="{fill}"/>')
 
     def svg(self) -> str:
-        """The whole file."""
+        """Returns the SVG file."""
         width, height = self._size
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img" '
@@ -115,21 +115,21 @@ def chart(
     labels: tuple[str, str],
     ticks: tuple[list[float], list[float]],
 ) -> tuple[object, object]:
-    """Axes in a frame (x, y, width, height) for values (x0, x1, y0, y1); returns the two scales."""
+    """Draws axes in a frame (x, y, width, height) for values (x0, x1, y0, y1); returns the x and y scales."""
     left, top, width, height = frame
     x0, x1, y0, y1 = ends
 
-    def across(value: float) -> float:
+    def scale_x(value: float) -> float:
         return left + (value - x0) / (x1 - x0) * width
 
-    def down(value: float) -> float:
+    def scale_y(value: float) -> float:
         return top + height - (value - y0) / (y1 - y0) * height
 
     for value in ticks[1]:
-        drawing.line([(left, down(value)), (left + width, down(value))], width=0.5)
-        drawing.text(left - 7, down(value) + 4, f"{value:g}", size=11, soft=True, anchor="end")
+        drawing.line([(left, scale_y(value)), (left + width, scale_y(value))], width=0.5)
+        drawing.text(left - 7, scale_y(value) + 4, f"{value:g}", size=11, soft=True, anchor="end")
     for value in ticks[0]:
-        drawing.text(across(value), top + height + 17, f"{value:g}", size=11, soft=True, anchor="middle")
+        drawing.text(scale_x(value), top + height + 17, f"{value:g}", size=11, soft=True, anchor="middle")
     drawing.text(left + width / 2, top + height + 35, labels[0], size=11.5, soft=True, anchor="middle")
     drawing.text(left - 30, top - 12, labels[1], size=11.5, soft=True)
-    return across, down
+    return scale_x, scale_y

@@ -1,4 +1,4 @@
-"""What the figures show of the engine: its scheduler and its sampler at work on a small case, step by step."""
+"""Recordings for the figures: the scheduler and the sampler on a small case, step by step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ TOKEN_BUDGET = 2048
 
 
 def turns() -> list[dict[str, Any]]:
-    """Which operations share a pass: Ada sends a backlog, Bob trains in small steps, Cleo comes later."""
-    from tinkex.engine.scheduler import FairShare, Kind, Pass, Queue, Work, next_plan
+    """Records which operations share a pass: Ada sends a backlog, Bob trains in small steps, Cleo starts later."""
+    from tinkex.engine.operation import Kind, Operation
+    from tinkex.engine.scheduler import FairShare, Queue, next_turn
 
-    queue: Queue[None] = Queue(gap_timeout_s=300)
+    queue = Queue(gap_timeout_s=300)
     numbers = dict.fromkeys(USERS, 0)
     for user in USERS:
         queue.open(user)
@@ -23,29 +24,30 @@ def turns() -> list[dict[str, Any]]:
     def send(user: str, kind: Kind, num_tokens: int = 0) -> None:
         numbers[user] += 1
         name = f"{user}-{numbers[user]}"
-        queue.put(Work(name, user, "base", user, numbers[user], kind, num_tokens, None), now=0.0)
+        queue.put(Operation(name, user, "base", user, numbers[user], kind, num_tokens), now=0.0)
 
     for _ in range(14):
         send("ada", Kind.FORWARD_BACKWARD, 512)
     share = FairShare[str]()
-    seen: list[dict[str, Any]] = []
-    while len(seen) < 14:
-        if len(seen) in {1, 3, 5, 7, 9}:
+    recorded: list[dict[str, Any]] = []
+    while len(recorded) < 14:
+        if len(recorded) in {1, 3, 5, 7, 9}:
             send("bob", Kind.FORWARD_BACKWARD, 384)
             send("bob", Kind.OPTIM_STEP)
-        if len(seen) == 4:
+        if len(recorded) == 4:
             for _ in range(3):
                 send("cleo", Kind.FORWARD_BACKWARD, 1024)
-        plan = next_plan(queue, share, TOKEN_BUDGET)
-        if plan is None:
+        turn = next_turn(queue, share, TOKEN_BUDGET)
+        if turn is None:
             break
-        works = plan.works if isinstance(plan, Pass) else (plan.work,)
-        seen.append({"works": [[one.tenant, one.kind.value, one.num_tokens] for one in works]})
-    return seen
+        recorded.append(
+            {"operations": [[one.owner, one.kind.value, one.num_tokens] for one in turn.operations]}
+        )
+    return recorded
 
 
 def batching() -> list[dict[str, Any]]:
-    """When each of nine requests waits, reads its prompt, draws tokens and ends, with four places in the batch."""
+    """Records when each of nine requests arrives and samples its tokens, with four slots in the batch."""
     import numpy as np
 
     from tinkex.engine.model.loader import load_transformer
@@ -59,12 +61,12 @@ def batching() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch:
         directory = write_tiny_model(Path(scratch) / "tiny")
         sampler = Sampler(load_transformer(directory), EngineTokenizer(directory), max_batch=4)
-        requests: list[dict[str, Any]] = [{"arrives": at, "drawn": []} for at, _ in arrivals]
+        requests: list[dict[str, Any]] = [{"arrives": at, "sampled": []} for at, _ in arrivals]
         step = 0
 
-        def note(continuation: Any) -> None:
+        def record(continuation: Any) -> None:
             if continuation.tokens:
-                requests[int(continuation.sequence_id)]["drawn"].append(step)
+                requests[int(continuation.sequence_id)]["sampled"].append(step)
 
         while sampler.busy or any(request["arrives"] >= step for request in requests):
             for number, (at, length) in enumerate(arrivals):
@@ -73,7 +75,7 @@ def batching() -> list[dict[str, Any]]:
                     params = SamplingParams(max_tokens=length, stop=[], seed=number)
                     name = str(number)
                     sampler.add(SampleJob(name, None, prompt, 1, params, [name]))
-                    sampler.watch(name, note)
+                    sampler.watch(name, record)
             sampler.step()
             step += 1
     return requests

@@ -38,7 +38,7 @@ def tinkex(
     process: bool = False,
     **env: str,
 ) -> Done:
-    """Runs the command to its end, here or in a process of its own; settings of the user are not seen."""
+    """Runs the command in this process or in its own; hides the settings of the user."""
     hidden = [name for name in os.environ if name.startswith(("TINKER_", "TINKEX_", "HF_"))]
     env = {"TINKER_TELEMETRY": "0", "HF_HUB_OFFLINE": "1", "COLUMNS": "300", **env}
     if server is not None:

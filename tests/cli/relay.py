@@ -1,4 +1,4 @@
-"""A relay before a server that stops in the middle of an answer, until a test lets it go on."""
+"""A TCP proxy that stalls in the middle of a response until a test releases it."""
 
 from __future__ import annotations
 
@@ -14,48 +14,50 @@ from urllib.parse import urlsplit
 
 @dataclass
 class Relay:
-    """Passes ``passed`` bytes of the answer to a request whose first line has ``marker``, and then nothing."""
+    """Forwards ``limit`` bytes of the response to a request whose first line contains ``marker``, then stalls."""
 
     marker: bytes
-    passed: int
+    limit: int
     url: str = ""
-    asked: list[bytes] = field(default_factory=list)
+    heads: list[bytes] = field(default_factory=list)
     """The heads of the requests with the marker."""
-    held: threading.Event = field(default_factory=threading.Event)
+    stalled: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
 
 
 @contextmanager
-def relay(server: str, marker: str, passed: int) -> Iterator[Relay]:
-    """A relay to the server at this address; the server must not mind by which name it is called."""
-    there = Relay(marker.encode(), passed)
+def relay(server: str, marker: str, limit: int) -> Iterator[Relay]:
+    """Yields a relay to the server at this URL; the server must accept any Host header."""
+    proxy = Relay(marker.encode(), limit)
     upstream = (str(urlsplit(server).hostname), int(urlsplit(server).port or 80))
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             marked = threading.Event()
-            with socket.create_connection(upstream) as far, contextlib.suppress(OSError):
-                answers = threading.Thread(target=self._answers, args=(far, marked), daemon=True)
-                answers.start()
+            with socket.create_connection(upstream) as upstream_socket, contextlib.suppress(OSError):
+                responses = threading.Thread(
+                    target=self._responses, args=(upstream_socket, marked), daemon=True
+                )
+                responses.start()
                 while data := self.request.recv(65536):
-                    if there.marker in data.partition(b"\r\n")[0]:
-                        there.asked.append(data.partition(b"\r\n\r\n")[0])
+                    if proxy.marker in data.partition(b"\r\n")[0]:
+                        proxy.heads.append(data.partition(b"\r\n\r\n")[0])
                         marked.set()
-                    far.sendall(data)
-                far.shutdown(socket.SHUT_WR)
-                answers.join()
+                    upstream_socket.sendall(data)
+                upstream_socket.shutdown(socket.SHUT_WR)
+                responses.join()
 
-        def _answers(self, far: socket.socket, marked: threading.Event) -> None:
-            left = there.passed
+        def _responses(self, upstream_socket: socket.socket, marked: threading.Event) -> None:
+            left = proxy.limit
             with contextlib.suppress(OSError):
-                while data := far.recv(4096):
-                    if marked.is_set() and not there.released.is_set():
+                while data := upstream_socket.recv(4096):
+                    if marked.is_set() and not proxy.released.is_set():
                         self.request.sendall(data[:left])
                         data, left = data[left:], max(0, left - len(data))
                         if left:
                             continue
-                        there.held.set()
-                        there.released.wait()
+                        proxy.stalled.set()
+                        proxy.released.wait()
                     self.request.sendall(data)
                 self.request.shutdown(socket.SHUT_WR)
 
@@ -64,12 +66,12 @@ def relay(server: str, marker: str, passed: int) -> Iterator[Relay]:
         block_on_close = False
 
     with Server(("127.0.0.1", 0), Handler) as tcp:
-        there.url = f"http://127.0.0.1:{tcp.server_address[1]}"
+        proxy.url = f"http://127.0.0.1:{tcp.server_address[1]}"
         thread = threading.Thread(target=tcp.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         try:
-            yield there
+            yield proxy
         finally:
-            there.released.set()
+            proxy.released.set()
             tcp.shutdown()
             thread.join()

@@ -1,4 +1,4 @@
-"""Commands against a served engine: what they print, as tables and as JSON, and how they fail."""
+"""Commands against a served engine: tables, JSON output and errors."""
 
 from __future__ import annotations
 
@@ -50,29 +50,31 @@ def test_models_are_listed_filtered_and_described(served_engine: ServedEngine) -
 def test_a_model_directory_is_described_and_pulled_from_a_directory(
     served_engine: ServedEngine, tiny_model: Path, tmp_path: Path
 ) -> None:
-    facts = tinkex("model", "info", str(tiny_model), "--json", server=served_engine).json["local"]
-    assert facts["architecture"] == "llama"
-    assert facts["size_bytes"] > 100_000
+    local = tinkex("model", "info", str(tiny_model), "--json", server=served_engine).json["local"]
+    assert local["architecture"] == "llama"
+    assert local["size_bytes"] > 100_000
     pulled = tinkex("model", "pull", str(tiny_model), "--json", home=tmp_path).json
     assert pulled["directory"] == str(tiny_model)
 
 
-def test_a_damaged_model_directory_is_named(served_engine: ServedEngine, tmp_path: Path) -> None:
+def test_a_corrupt_model_directory_is_an_error_that_names_the_file(
+    served_engine: ServedEngine, tmp_path: Path
+) -> None:
     for content in ("{", "[1]"):
         (tmp_path / "config.json").write_text(content)
         done = tinkex("model", "info", str(tmp_path), server=served_engine)
         assert (done.code, done.out) == (1, "")
         assert str(tmp_path / "config.json") in done.err
-        assert "damaged" in done.err
+        assert "corrupt" in done.err
 
 
-def test_ports_that_do_not_exist_are_wrong_usage(tmp_path: Path) -> None:
+def test_invalid_ports_and_threads_are_usage_errors(tmp_path: Path) -> None:
     for command in (("serve", "--port", "x"), ("serve", "--threads", "-1"), ("doctor", "--port", "99999")):
         done = tinkex(*command, home=tmp_path)
         assert (done.code, done.out) == (2, ""), command
 
 
-def test_runs_are_listed_with_chosen_columns_and_described(served_engine: ServedEngine, saved: str) -> None:
+def test_runs_are_listed_with_selected_columns_and_described(served_engine: ServedEngine, saved: str) -> None:
     run_id = run_of(saved)
     listed = tinkex("run", "list", "--limit", "0", "--json", server=served_engine).json["runs"]
     assert run_id in [run["training_run_id"] for run in listed]
@@ -88,7 +90,7 @@ def test_runs_are_listed_with_chosen_columns_and_described(served_engine: Served
     assert (unknown.code, unknown.out) == (1, "")
 
 
-def test_checkpoints_are_listed_described_shared_and_given_an_end(
+def test_checkpoints_are_listed_described_published_and_given_a_ttl(
     served_engine: ServedEngine, saved: str
 ) -> None:
     listed = tinkex("-f", "json", "checkpoint", "list", "--run-id", run_of(saved), server=served_engine).json
@@ -108,16 +110,18 @@ def test_checkpoints_are_listed_described_shared_and_given_an_end(
     assert tinkex("checkpoint", "set-ttl", saved, server=served_engine).code == 2
 
 
-def test_deleting_asks_first_and_reports_each_failure(served_engine: ServedEngine, saved: str) -> None:
+def test_delete_asks_for_confirmation_and_reports_each_failure(
+    served_engine: ServedEngine, saved: str
+) -> None:
     paths = [
         tinkex("checkpoint", "save", "--model-path", saved, "--name", name, "--json", server=served_engine).json["path"]
         for name in ("one", "two")
     ]  # fmt: skip
     for answer in ("n\n", ""):
-        kept = tinkex("checkpoint", "delete", paths[0], stdin=answer, server=served_engine)
-        assert kept.code == 0
-        assert "Delete 1 checkpoint for good?" in kept.err
-        assert "Nothing was deleted" in kept.out
+        aborted = tinkex("checkpoint", "delete", paths[0], stdin=answer, server=served_engine)
+        assert aborted.code == 0
+        assert "Delete 1 checkpoint permanently?" in aborted.err
+        assert "Nothing was deleted" in aborted.out
     missing = paths[0].replace("one", "none")
     done = tinkex("checkpoint", "delete", paths[0], missing, "--yes", "--json", server=served_engine)
     assert done.code == 1
@@ -129,7 +133,7 @@ def test_deleting_asks_first_and_reports_each_failure(served_engine: ServedEngin
     filtered = tinkex(
         "checkpoint", "delete", "--run-id", run_id, "--type", "training", "-y", server=served_engine
     )
-    assert "no such checkpoint" in filtered.out
+    assert "no matching checkpoint" in filtered.out
     early = tinkex(
         "checkpoint",
         "delete",
@@ -201,7 +205,9 @@ def test_prompts_come_as_argument_file_or_stdin(served_engine: ServedEngine, tmp
     assert tinkex("sample", "a", "--file", str(file), server=served_engine).code == 2
 
 
-def test_a_file_that_is_no_prompt_is_named(served_engine: ServedEngine, tmp_path: Path) -> None:
+def test_an_invalid_prompt_file_is_an_error_that_names_it(
+    served_engine: ServedEngine, tmp_path: Path
+) -> None:
     file = tmp_path / "prompt.json"
     wrong = ({"messages": "hi"}, {"messages": []}, {"messages": [1]}, {"tokens": []}, {"tokens": ["a"]},
              {"tokens": [1], "messages": []})  # fmt: skip
@@ -212,17 +218,17 @@ def test_a_file_that_is_no_prompt_is_named(served_engine: ServedEngine, tmp_path
         assert str(file) in done.err
     file.write_text("[" * 5000)
     deep = tinkex("sample", "--file", str(file), "--max-tokens", "1", "--raw", server=served_engine)
-    assert "context" in deep.err, "it is a text, and a long one"
+    assert "context" in deep.err, "the file is used as a long text"
 
 
-def test_logprobs_are_refused_where_they_would_not_be_shown(served_engine: ServedEngine) -> None:
+def test_logprob_options_are_rejected_without_json(served_engine: ServedEngine) -> None:
     for option in (("--prompt-logprobs",), ("--topk-prompt-logprobs", "2"), ("--topk-logprobs", "2")):
         done = tinkex("sample", "x", *option, server=served_engine)
         assert (done.code, done.out) == (2, "")
         assert "--json" in done.err
 
 
-def test_what_is_streamed_is_what_is_sampled(served_engine: ServedEngine) -> None:
+def test_the_streamed_text_equals_the_sampled_text(served_engine: ServedEngine) -> None:
     common = ("sample", "The sea", "--max-tokens", "12", "--seed", "3")
     whole = tinkex(*common, "--json", server=served_engine).json["sequences"][0]["text"]
     streamed = tinkex(*common, server=served_engine)
@@ -260,7 +266,7 @@ def test_every_sampling_option_is_honoured(served_engine: ServedEngine, saved: s
     assert tinkex("sample", "x", "--top-p", "2", server=served_engine).code == 2
 
 
-def test_a_server_that_does_not_answer_is_named_at_once(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_an_error_that_names_its_url(tmp_path: Path) -> None:
     done = tinkex(
         "run", "list", "--base-url", "http://127.0.0.1:9", "--api-key", "tml-x", TINKEX_MAX_RETRIES="0", home=tmp_path
     )  # fmt: skip
@@ -268,10 +274,9 @@ def test_a_server_that_does_not_answer_is_named_at_once(tmp_path: Path) -> None:
     assert "http://127.0.0.1:9" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["download", "merge", "push-hf"])
-def test_a_checkpoint_of_a_server_that_does_not_answer_is_not_waited_for(
-    tmp_path: Path, command: str
-) -> None:
+def test_checkpoint_commands_fail_fast_if_the_server_is_unreachable(tmp_path: Path, command: str) -> None:
     more = ("out",) if command == "merge" else ("--hf-token", "hf_x") if command == "push-hf" else ()
     done = tinkex(
         "checkpoint", command, "tinker://a:train:0/weights/b", *more, "--base-url", "http://127.0.0.1:9", "--api-key",
@@ -282,7 +287,7 @@ def test_a_checkpoint_of_a_server_that_does_not_answer_is_not_waited_for(
     assert [path for path in tmp_path.iterdir() if path.name != ".tinkex"] == []
 
 
-def test_commands_with_somebody_waiting_try_a_few_times_and_training_for_long(
+def test_interactive_commands_retry_a_few_times_and_training_retries_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("TINKEX_MAX_RETRIES", raising=False)
@@ -320,15 +325,16 @@ def test_with_json_an_error_is_one_object_on_stderr(
     assert hint is None or hint in failure["hint"]
 
 
-def test_without_json_an_error_is_a_line_and_a_hint(served_engine: ServedEngine) -> None:
+def test_without_json_an_error_is_one_line_and_a_hint(served_engine: ServedEngine) -> None:
     done = tinkex("run", "info", "nope", server=served_engine)
-    said, hint = done.err.splitlines()
-    assert said.startswith("Error: there is no training run 'nope'")
+    message, hint = done.err.splitlines()
+    assert message.startswith("Error: there is no training run 'nope'")
     assert hint.startswith("Hint: ")
     assert "tinkex run list" in hint
 
 
-def test_everything_works_on_the_engine_in_this_process(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_every_checkpoint_command_works_on_the_embedded_engine(tiny_model: Path, tmp_path: Path) -> None:
     models = f"tiny={tiny_model}"
     made = tinkex(
         "checkpoint", "save", "--base-model", "tiny", "--name", "a", "--kind", "training", "--local", "--json",
@@ -352,20 +358,18 @@ def test_everything_works_on_the_engine_in_this_process(tiny_model: Path, tmp_pa
         "checkpoint", "import", got["destination"], "--name", "again", "--local", "--json",
         home=tmp_path, process=True, TINKEX_MODELS=models,
     ).json  # fmt: skip
-    for more, said in (((), "loading tiny-llama\n"), (("--quiet",), "")):
+    for more, stderr in (((), "loading tiny-llama\n"), (("--quiet",), "")):
         text = tinkex(
             "sample", "The sea", "--model-path", imported["path"], "--max-tokens", "2", "--local", *more,
             home=tmp_path, process=True, TINKEX_MODELS=models,
         )  # fmt: skip
-        assert (text.code, text.err) == (0, said)
+        assert (text.code, text.err) == (0, stderr)
     elsewhere = tinkex("checkpoint", "import", got["destination"], "--api-key", "tml-x", home=tmp_path)
     assert elsewhere.code == 1
     assert "--local" in elsewhere.err
 
 
-def test_ctrl_c_at_a_question_ends_the_command_and_nothing_is_done(
-    served_engine: ServedEngine, saved: str
-) -> None:
+def test_ctrl_c_at_a_confirmation_aborts_the_command(served_engine: ServedEngine, saved: str) -> None:
     environment = {**os.environ, "TINKER_BASE_URL": served_engine.url, "TINKER_API_KEY": served_engine.key}
     process = subprocess.Popen(
         [sys.executable, "-m", "tinkex", "checkpoint", "delete", saved],
@@ -375,11 +379,11 @@ def test_ctrl_c_at_a_question_ends_the_command_and_nothing_is_done(
         env=environment,
     )
     assert process.stderr is not None
-    asked = b""
-    while b"[y/N]" not in asked:
+    prompt = b""
+    while b"[y/N]" not in prompt:
         byte = process.stderr.read(1)
-        assert byte, asked
-        asked += byte
+        assert byte, prompt
+        prompt += byte
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, b"")

@@ -1,4 +1,4 @@
-"""Completion as shells ask for it: bash in a terminal of its own, zsh and fish by what they send."""
+"""Shell completion: bash in a pseudo-terminal, zsh and fish through their protocols."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cli.commands import tinkex
 
 
 class Shell:
-    """An interactive bash at a terminal, typed into by the test."""
+    """An interactive bash in a pseudo-terminal."""
 
     def __init__(self, directory: Path) -> None:
         command = directory / "tinkex"
@@ -33,14 +33,14 @@ class Shell:
             os.execve(bash, ["bash", "--norc", "--noprofile", "-i"], environment)
 
     def type(self, keys: str, until: str) -> None:
-        """Types, and waits for what the shell shows then."""
+        """Sends keys and waits for output that matches ``until``."""
         os.write(self._terminal, keys.encode())
-        seen = ""
+        output = ""
         deadline = time.monotonic() + 100
-        while re.search(until, seen) is None:
-            assert time.monotonic() < deadline, seen
+        while re.search(until, output) is None:
+            assert time.monotonic() < deadline, output
             if select.select([self._terminal], [], [], 0.1)[0]:
-                seen += os.read(self._terminal, 65536).decode(errors="replace")
+                output += os.read(self._terminal, 65536).decode(errors="replace")
 
     def close(self) -> None:
         os.close(self._terminal)
@@ -55,16 +55,16 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 def test_bash_completes_commands_options_choices_and_files(shell: Shell, tmp_path: Path) -> None:
-    (tmp_path / "chats-of-mine.jsonl").touch()
+    (tmp_path / "my-chats.jsonl").touch()
     shell.type('source <(tinkex completion bash); echo lo"ad"ed\n', r"loaded\s+ready> ")
     shell.type("tinkex che\t", r"tinkex checkpoint $")
     shell.type("pus\t", r"push-hf $")
     shell.type("\x15tinkex sample --max\t", r"--max-tokens $")
     shell.type("\x15tinkex train sft x --schedule co\t\t", r"constant +cosine")
-    shell.type(f"\x15tinkex train sft {tmp_path}/chats\t", r"/chats-of-mine\.jsonl $")
+    shell.type(f"\x15tinkex train sft {tmp_path}/my-ch\t", r"/my-chats\.jsonl $")
 
 
-def test_zsh_is_told_what_fits_with_descriptions() -> None:
+def test_zsh_receives_completions_with_descriptions() -> None:
     env = {"_TINKEX_COMPLETE": "zsh_complete", "COMP_WORDS": "tinkex che", "COMP_CWORD": "1"}
     assert tinkex(process=True, **env).out.splitlines()[:2] == ["plain", "checkpoint"]
     script = tinkex("completion", "zsh").out
@@ -72,7 +72,7 @@ def test_zsh_is_told_what_fits_with_descriptions() -> None:
     assert "compdef _tinkex_completion tinkex" in script
 
 
-def test_fish_is_told_what_fits_with_descriptions() -> None:
+def test_fish_receives_completions_with_descriptions() -> None:
     env = {"_TINKEX_COMPLETE": "fish_complete", "COMP_WORDS": "tinkex che", "COMP_CWORD": "che"}
     (line,) = tinkex(process=True, **env).out.splitlines()
     assert line.startswith("plain,checkpoint\t")

@@ -1,6 +1,6 @@
-"""Every command there is, on the engine in this process and on a server: with --json nothing but JSON, with --quiet no remarks.
+"""Every command on the embedded engine and on a server: --json prints only JSON, --quiet prints no notes.
 
-The commands come from the program itself, so a new one fails here until it has a case.
+The list of commands comes from the program, so a new command fails here until it has a case.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from tests.servers import ServedEngine
 from tests.unit.checkpoints.hub_standin import hub
 from tinkex.cli import tinkex as root
 
+pytestmark = pytest.mark.slow
+
 Command = tuple[str, ...]
-PLACES = ("local", "server")
+TARGETS = ("local", "server")
 
 
 def leaves(group: click.Command = root, path: Command = ()) -> Iterator[Command]:
@@ -40,20 +42,20 @@ def leaves(group: click.Command = root, path: Command = ()) -> Iterator[Command]
 
 
 class Console:
-    """A process that runs one command after the other, so that the engine in it is started once."""
+    """A process that runs several commands, so that its embedded engine starts once."""
 
     PROGRAM = """
 import json, os, sys
 from click.testing import CliRunner
 from tinkex.cli import run
-answers = sys.stdout
+replies = sys.stdout
 for line in sys.stdin:
-    asked = json.loads(line)
-    os.chdir(asked["cwd"])
-    with CliRunner().isolation(asked["stdin"], asked["env"]) as streams:
-        code = run(asked["arguments"])
+    request = json.loads(line)
+    os.chdir(request["cwd"])
+    with CliRunner().isolation(request["stdin"], request["env"]) as streams:
+        code = run(request["arguments"])
     out, err = (stream.getvalue().decode() for stream in streams[:2])
-    print(json.dumps([code, out, err]), file=answers, flush=True)
+    print(json.dumps([code, out, err]), file=replies, flush=True)
 """
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -68,8 +70,8 @@ for line in sys.stdin:
     def __call__(self, *arguments: str, stdin: str, cwd: Path, env: Mapping[str, str]) -> Done:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        asked = {"arguments": arguments, "stdin": stdin, "cwd": str(cwd), "env": dict(env)}
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        request = {"arguments": arguments, "stdin": stdin, "cwd": str(cwd), "env": dict(env)}
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return Done(*json.loads(self._process.stdout.readline()))
 
@@ -78,8 +80,8 @@ for line in sys.stdin:
         assert self._process.returncode == 0
 
 
-class Place:
-    """Where commands are sent: ``local`` or a server, with a home, a model and a checkpoint of its own."""
+class Target:
+    """The embedded engine (``local``) or a server, with its own home, model and checkpoint."""
 
     def __init__(self, name: str, home: Path, server: ServedEngine, model: Path) -> None:
         self.name, self.home, self.server, self.model_dir = name, home, server, model
@@ -100,7 +102,7 @@ class Place:
         return self._console(*arguments, stdin=stdin, cwd=self.home, env=env)
 
     def new(self, kind: str) -> str:
-        """A name that nothing else has."""
+        """Returns a unique name."""
         return f"{kind}-{next(self._numbers)}"
 
     def new_checkpoint(self) -> str:
@@ -117,114 +119,121 @@ class Place:
         self._console.close()
 
 
-@pytest.fixture(scope="module", params=PLACES)
-def place(
+@pytest.fixture(scope="module", params=TARGETS)
+def target(
     request: pytest.FixtureRequest,
     served_engine: ServedEngine,
     tiny_model: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Place]:
-    there = Place(request.param, tmp_path_factory.mktemp(request.param), served_engine, tiny_model)
-    yield there
-    there.close()
+) -> Iterator[Target]:
+    created = Target(request.param, tmp_path_factory.mktemp(request.param), served_engine, tiny_model)
+    yield created
+    created.close()
 
 
 Case = Callable[..., Done]
 
 
 def plain(*arguments: str) -> Case:
-    """A command whose arguments may speak of the place's {model}, {model_dir}, {path}, {run} or a {new} name."""
+    """A command; arguments may contain the target's {model}, {model_dir}, {path}, {run}, or a {new} name."""
 
-    def case(place: Place, *form: str) -> Done:
-        session = place.run_id.split(":")[0]
-        words = [
-            word.format(model=place.model, model_dir=place.model_dir, path=place.path, run=place.run_id,
-                        session=session, new=place.new("new"))
-            for word in arguments
+    def case(target: Target, *form: str) -> Done:
+        session = target.run_id.split(":")[0]
+        args = [
+            arg.format(model=target.model, model_dir=target.model_dir, path=target.path, run=target.run_id,
+                        session=session, new=target.new("new"))
+            for arg in arguments
         ]  # fmt: skip
-        return place(*words, *form)
+        return target(*args, *form)
 
     return case
 
 
 def train(recipe: str, example: Mapping[str, Any], *options: str) -> Case:
-    def case(place: Place, *form: str) -> Done:
-        file = place.home / f"{place.new(recipe)}.jsonl"
+    def case(target: Target, *form: str) -> Done:
+        file = target.home / f"{target.new(recipe)}.jsonl"
         file.write_text((json.dumps(example) + "\n") * 3)
         more = ("--rank", "2", "--steps", "1", "--sample-tokens", "2", "-o", str(file.with_suffix("")))
-        return place("train", recipe, str(file), *more, *options, *form)
+        return target("train", recipe, str(file), *more, *options, *form)
 
     return case
 
 
-def delete(place: Place, *form: str) -> Done:
-    return place("checkpoint", "delete", place.new_checkpoint(), "--yes", *form)
+def delete(target: Target, *form: str) -> Done:
+    return target("checkpoint", "delete", target.new_checkpoint(), "--yes", *form)
 
 
-def apart(place: Place) -> dict[str, str]:
-    """For processes of their own: the engine of the place holds its data directory."""
-    return {"TINKEX_DATA_DIR": str(place.home / "apart")}
+def separate_data_dir(target: Target) -> dict[str, str]:
+    """Settings for other processes: the target's engine locks its data directory."""
+    return {"TINKEX_DATA_DIR": str(target.home / "separate")}
 
 
-def push_hf(place: Place, *form: str) -> Done:
-    with hub() as there:
-        env = {"HF_ENDPOINT": there.url, "HF_TOKEN": there.token, "HF_HUB_OFFLINE": "0",
-               "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(place.home / "hf"), **apart(place)}  # fmt: skip
-        path = place.path
-        if place.name == "local":
-            new = ("--base-model", place.model, "--name", place.new("up"), "--kind", "training", "--json")
-            path = place("checkpoint", "save", *new, process=True, **apart(place)).json["path"]
-        return place("checkpoint", "push-hf", path, *form, process=True, **env)
+def push_hf(target: Target, *form: str) -> Done:
+    with hub() as created:
+        env = {"HF_ENDPOINT": created.url, "HF_TOKEN": created.token, "HF_HUB_OFFLINE": "0",
+               "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(target.home / "hf"), **separate_data_dir(target)}  # fmt: skip
+        path = target.path
+        if target.name == "local":
+            new = ("--base-model", target.model, "--name", target.new("up"), "--kind", "training", "--json")
+            path = target("checkpoint", "save", *new, process=True, **separate_data_dir(target)).json["path"]
+        return target("checkpoint", "push-hf", path, *form, process=True, **env)
 
 
-def import_(place: Place, *form: str) -> Done:
-    folder = place.home / "adapters"
-    got = place("checkpoint", "download", place.path, "-o", str(folder), "--force", "--json").json
-    name = place.new("in")
-    return place(
-        "checkpoint", "import", got["destination"], "--name", name, *form, process=True, **apart(place)
+def import_(target: Target, *form: str) -> Done:
+    folder = target.home / "adapters"
+    got = target("checkpoint", "download", target.path, "-o", str(folder), "--force", "--json").json
+    name = target.new("in")
+    return target(
+        "checkpoint",
+        "import",
+        got["destination"],
+        "--name",
+        name,
+        *form,
+        process=True,
+        **separate_data_dir(target),
     )
 
 
-def logged_in(place: Place) -> dict[str, str]:
-    home = place.home / place.new("home")
+def logged_in(target: Target) -> dict[str, str]:
+    home = target.home / target.new("home")
     home.mkdir()
-    known = ("auth", "login", "--with-key", place.server.key, "--base-url", place.server.url)
-    assert place(*known, HOME=str(home)).code == 0
+    known = ("auth", "login", "--with-key", target.server.key, "--base-url", target.server.url)
+    assert target(*known, HOME=str(home)).code == 0
     return {"HOME": str(home)}
 
 
-def login(place: Place, *form: str) -> Done:
-    home = place.home / place.new("home")
+def login(target: Target, *form: str) -> Done:
+    home = target.home / target.new("home")
     home.mkdir()
-    return place("auth", "login", "--with-key", "-", *form, stdin=f"{place.server.key}\n", HOME=str(home))
+    return target("auth", "login", "--with-key", "-", *form, stdin=f"{target.server.key}\n", HOME=str(home))
 
 
-def logout(place: Place, *form: str) -> Done:
-    return place("auth", "logout", *form, **logged_in(place))
+def logout(target: Target, *form: str) -> Done:
+    return target("auth", "logout", *form, **logged_in(target))
 
 
 def keys(*arguments: str) -> Case:
-    """Keys are the data directory's, whatever server is meant: one that a server was on before."""
+    """A keys command on the data directory of a server that ran before."""
 
-    def case(place: Place, *form: str) -> Done:
-        directory = place.home / "keys"
+    def case(target: Target, *form: str) -> Done:
+        directory = target.home / "keys"
         if not directory.exists():
-            serve_once(place, "--data-dir", str(directory))
-        made = place("keys", "create", "ada", "--data-dir", str(directory), "--json").json
-        words = [word.format(key_id=made["key_id"]) for word in arguments]
-        return place("keys", *words, "--data-dir", str(directory), *form)
+            serve_once(target, "--data-dir", str(directory))
+        made = target("keys", "create", "ada", "--data-dir", str(directory), "--json").json
+        args = [arg.format(key_id=made["key_id"]) for arg in arguments]
+        return target("keys", *args, "--data-dir", str(directory), *form)
 
     return case
 
 
-def serve_once(place: Place, *arguments: str) -> Done:
-    """The server until its first line, then Ctrl-C."""
+def serve_once(target: Target, *arguments: str) -> Done:
+    """Runs a server until its ready line, then sends SIGINT."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tinkex", "serve", "--port", "0", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, **place.env},
+        env={**os.environ, **target.env},
         text=True,
     )
     assert process.stdout is not None
@@ -234,8 +243,8 @@ def serve_once(place: Place, *arguments: str) -> Done:
     return Done(process.returncode, line + rest, err)
 
 
-def serve(place: Place, *form: str) -> Done:
-    return serve_once(place, "--data-dir", str(place.home / place.new("served")), *form)
+def serve(target: Target, *form: str) -> Done:
+    return serve_once(target, "--data-dir", str(target.home / target.new("served")), *form)
 
 
 CHAT = {"prompt": "Q?", "completion": "The sea."}
@@ -278,12 +287,12 @@ CASES: Mapping[Command, Case] = {
     ("completion",): plain("completion", "fish"),
     ("version",): plain("version"),
 }
-REFUSED: Mapping[tuple[str, Command], str] = {
+REJECTED: Mapping[tuple[str, Command], str] = {
     ("local", ("auth", "login")): "needs no key",
     ("local", ("auth", "whoami")): "needs no key",
     ("server", ("checkpoint", "import")): "--local",
 }
-"""What makes no sense at a place, and what the refusal says."""
+"""Commands that a target rejects, and a part of the error."""
 
 
 def test_every_command_has_a_case() -> None:
@@ -291,15 +300,15 @@ def test_every_command_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("command", CASES, ids=" ".join)
-def test_with_json_there_is_nothing_else_and_with_quiet_no_remark(place: Place, command: Command) -> None:
-    refusal = REFUSED.get((place.name, command))
-    asked = CASES[command](place, "--json")
-    if refusal is not None:
-        assert (asked.code, asked.out) == (1, "")
-        assert refusal in json.loads(asked.err)["message"]
+def test_json_prints_only_json_and_quiet_prints_no_notes(target: Target, command: Command) -> None:
+    rejection = REJECTED.get((target.name, command))
+    request = CASES[command](target, "--json")
+    if rejection is not None:
+        assert (request.code, request.out) == (1, "")
+        assert rejection in json.loads(request.err)["message"]
         return
-    assert (asked.code, asked.err) == (0, ""), asked.err
-    assert isinstance(json.loads(asked.out), dict)
-    quiet = CASES[command](place, "--quiet")
+    assert (request.code, request.err) == (0, ""), request.err
+    assert isinstance(json.loads(request.out), dict)
+    quiet = CASES[command](target, "--quiet")
     assert (quiet.code, quiet.err) == (0, ""), quiet.err
     assert not re.search(r"Traceback|Warning", quiet.out)

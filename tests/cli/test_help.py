@@ -1,4 +1,4 @@
-"""What the command line is before it does anything: help, options, completion, wrong usage."""
+"""The command line without any request: help, options, usage errors."""
 
 from __future__ import annotations
 
@@ -64,33 +64,35 @@ def test_all_help_together_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_every_command_has_a_verb_phrase_and_every_leaf_an_example(path: tuple[str, ...]) -> None:
+def test_every_command_has_two_examples_and_every_option_has_help(path: tuple[str, ...]) -> None:
     done = CliRunner().invoke(root, [*path, "-h"], prog_name="tinkex")
     assert done.exit_code == 0
     command = root
     for name in path:
         command = command.get_command(click.Context(command), name)  # type: ignore[attr-defined, assignment]
     if not isinstance(command, click.Group):
-        assert f"tinkex {' '.join(path)}" in done.output.split("Example")[1]
+        examples = done.output.partition("Examples:\n")[2]
+        assert examples.count(f"tinkex {' '.join(path)}") >= 2
         for option in command.params:
             if isinstance(option, click.Option):
                 assert option.help, option.opts
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_lists_of_commands_cut_no_sentence_short(path: tuple[str, ...]) -> None:
+def test_command_lists_truncate_no_summary(path: tuple[str, ...]) -> None:
     done = CliRunner().invoke(root, [*path, "-h"], prog_name="tinkex", terminal_width=80)
     listed = done.output.partition("\nCommands:\n")[2]
     assert not [line for line in listed.splitlines() if line.endswith("...")]
 
 
-def test_help_is_known_by_its_short_name_whoever_asked_first() -> None:
+def test_the_short_help_option_works_in_every_context() -> None:
     leaf = Leaf("example", callback=lambda: None)
-    leaf.to_info_dict(click.Context(leaf))  # a context that knows only --help
+    leaf.to_info_dict(click.Context(leaf))  # a context with only --help
     assert CliRunner().invoke(leaf, ["-h"]).exit_code == 0
 
 
-def test_the_commands_and_options_of_the_official_program_are_all_there() -> None:
+@pytest.mark.slow
+def test_all_commands_and_options_of_the_official_program_exist() -> None:
     from tinker.cli.__main__ import main_cli  # type: ignore[import-not-found]
 
     def options(group: click.Group, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], set[str]]:
@@ -105,26 +107,26 @@ def test_the_commands_and_options_of_the_official_program_are_all_there() -> Non
         return found
 
     ours = options(root)
-    for path, wanted in options(main_cli).items():
+    for path, expected in options(main_cli).items():
         assert path in ours
-        assert wanted <= ours[path], path
+        assert expected <= ours[path], path
 
 
-def test_an_unknown_command_is_answered_with_the_nearest() -> None:
+def test_an_unknown_command_suggests_the_closest() -> None:
     done = tinkex("checkpont", process=True)
     assert (done.code, done.out) == (2, "")
     assert "Did you mean 'checkpoint'?" in done.err
 
 
-def test_without_a_key_the_error_names_every_way_out(tmp_path) -> None:
+def test_the_error_for_a_missing_key_names_every_solution(tmp_path) -> None:
     done = tinkex("run", "list", home=tmp_path, process=True)
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("Error: ")
-    for way in ("tinkex auth login", "TINKER_API_KEY", "--local"):
-        assert way in done.err
+    for solution in ("tinkex auth login", "TINKER_API_KEY", "--local"):
+        assert solution in done.err
 
 
-def test_a_wrong_path_is_wrong_usage_and_nothing_is_sent() -> None:
+def test_an_invalid_path_is_a_usage_error() -> None:
     done = tinkex("checkpoint", "info", "tinker://run/weights")
     assert done.code == 2
     assert "tinker://<run>/weights/<name>" in done.err

@@ -1,4 +1,4 @@
-"""The unmodified official client against a real `tinkex serve`, as a program of its own."""
+"""The unmodified official client in its own process against a real `tinkex serve`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.servers import ServedEngine
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import json, sys
@@ -46,16 +50,16 @@ after = [client.forward(data, "cross_entropy").result().metrics["loss:sum"] for 
 try:
     training.forward_backward([types.Datum(model_input=types.ModelInput.from_ints([10**6]),
         loss_fn_inputs={"target_tokens": [5]})], "cross_entropy").result()
-    refused = None
+    rejected = None
 except tinker.BadRequestError as error:
-    refused = str(error)
+    rejected = str(error)
 still = training.forward(data, "cross_entropy").result().metrics["loss:sum"]
 tokenizer = training.get_tokenizer()
 service.close("success").result()
 print(json.dumps({
     "losses": losses, "path": state.path, "run": training.model_id, "metrics": sorted(metrics or {}),
     "samples": [len(s.tokens) for s in sampled.sequences], "ids": len({s.sequence_id for s in sampled.sequences}),
-    "logprobs": logprobs, "same": same, "after": after, "refused": refused, "still": still,
+    "logprobs": logprobs, "same": same, "after": after, "rejected": rejected, "still": still,
     "text": tokenizer.decode(tokenizer.encode("Hello")),
 }))
 """
@@ -80,17 +84,17 @@ def test_the_official_client_trains_saves_samples_and_resumes(
         env=environment,
     )
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert said["losses"] == sorted(said["losses"], reverse=True)
-    assert said["losses"][-1] < 0.9 * said["losses"][0]
-    assert said["path"] == f"tinker://{said['run']}/weights/after-6"
-    assert said["metrics"]
-    assert said["samples"] == [5, 5, 5]
-    assert said["ids"] == 3
-    assert said["logprobs"][0] is None
-    assert all(isinstance(value, float) for value in said["logprobs"][1:])
-    assert abs(said["same"][0] - said["same"][1]) < 1e-4
-    assert abs(said["after"][0] - said["after"][1]) < 1e-3
-    assert "1000000" in said["refused"]
-    assert abs(said["still"] - said["after"][0]) < 1e-4
-    assert said["text"] == "Hello"
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["losses"] == sorted(result["losses"], reverse=True)
+    assert result["losses"][-1] < 0.9 * result["losses"][0]
+    assert result["path"] == f"tinker://{result['run']}/weights/after-6"
+    assert result["metrics"]
+    assert result["samples"] == [5, 5, 5]
+    assert result["ids"] == 3
+    assert result["logprobs"][0] is None
+    assert all(isinstance(value, float) for value in result["logprobs"][1:])
+    assert abs(result["same"][0] - result["same"][1]) < 1e-4
+    assert abs(result["after"][0] - result["after"][1]) < 1e-3
+    assert "1000000" in result["rejected"]
+    assert abs(result["still"] - result["after"][0]) < 1e-4
+    assert result["text"] == "Hello"

@@ -20,6 +20,8 @@ import pytest
 
 from tests.servers import ServedEngine, serve
 
+pytestmark = pytest.mark.slow
+
 TINKEX = [sys.executable, "-m", "tinkex"]
 
 
@@ -51,7 +53,7 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory):
         yield engine, home
 
 
-def test_one_line_says_what_is_served_where_and_with_which_key(server: tuple[ServedEngine, Path]) -> None:
+def test_the_ready_line_has_models_url_and_key(server: tuple[ServedEngine, Path]) -> None:
     engine, home = server
     assert re.fullmatch(
         r"tinkex serving tiny, Qwen/Qwen3-8B at http://127\.0\.0\.1:\d+  key tml-\S+\n", engine.line
@@ -63,7 +65,7 @@ def test_one_line_says_what_is_served_where_and_with_which_key(server: tuple[Ser
     assert [m["model_name"] for m in capabilities["supported_models"]] == ["tiny", "Qwen/Qwen3-8B"]  # type: ignore[index, attr-defined]
 
 
-def test_a_wrong_key_is_a_401_that_says_where_keys_are(server: tuple[ServedEngine, Path]) -> None:
+def test_a_wrong_key_is_a_401_that_names_the_key_file(server: tuple[ServedEngine, Path]) -> None:
     engine, _ = server
     for key in (None, "tml-wrong"):
         status, body = get(f"{engine.url}/api/v1/get_server_capabilities", key)
@@ -82,7 +84,7 @@ def test_a_second_engine_on_one_data_directory_names_the_first(
     assert "--data-dir" in done.stderr
 
 
-def test_a_port_in_use_is_named_with_a_way_out(
+def test_a_port_in_use_is_an_error_that_suggests_another(
     server: tuple[ServedEngine, Path], tiny_model: Path, tmp_path: Path
 ) -> None:
     engine, _ = server
@@ -114,7 +116,7 @@ def test_the_key_stays_the_same_and_data_survives_a_restart(tiny_model: Path, tm
 def started(
     home: Path, *arguments: str, launcher: Sequence[str] = ()
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A server that the test itself ends, and its address; a ``launcher`` is a program that becomes the server."""
+    """Yields a server process that the test stops itself, and its URL; the ``launcher`` executes the server."""
     log = (home / "log").open("ab")
     process = subprocess.Popen(
         [*launcher, *TINKEX, "serve", "--port", "0", "--no-auth", *arguments],
@@ -167,11 +169,11 @@ def test_a_signal_stops_the_server_cleanly_while_clients_wait(
 ) -> None:
     with started(tmp_path, "--model", f"tiny={tiny_model}") as (process, url):
         step = {"model_id": new_run(url), "seq_id": 2, "adam_params": {}}
-        _, never = post(url, "optim_step", step)
-        answers: list[int] = []
+        _, blocked = post(url, "optim_step", step)
+        statuses: list[int] = []
         poll = threading.Thread(
-            target=lambda: answers.append(
-                post(url, "retrieve_future", {"request_id": never["request_id"]})[0]
+            target=lambda: statuses.append(
+                post(url, "retrieve_future", {"request_id": blocked["request_id"]})[0]
             )
         )
         poll.start()
@@ -182,7 +184,7 @@ def test_a_signal_stops_the_server_cleanly_while_clients_wait(
             process.send_signal(number)
             assert process.wait(20) == 0
         poll.join()
-        assert answers == [408]
+        assert statuses == [408]
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
@@ -197,7 +199,7 @@ def test_a_server_under_nohup_survives_the_terminal_and_stops_on_sigterm(
         assert process.wait(20) == 0
 
 
-def test_after_a_kill_the_server_starts_again_and_goes_on(tiny_model: Path, tmp_path: Path) -> None:
+def test_after_sigkill_a_restarted_server_resumes(tiny_model: Path, tmp_path: Path) -> None:
     arguments = ("--model", f"tiny={tiny_model}")
     with started(tmp_path, *arguments) as (process, url):
         run_id = new_run(url)
@@ -222,13 +224,13 @@ def test_after_a_kill_the_server_starts_again_and_goes_on(tiny_model: Path, tmp_
         assert finished(url, "load_weights", load)["model_id"] == f"{session}:train:0"
 
 
-def test_no_auth_is_refused_on_addresses_others_can_reach(tmp_path: Path) -> None:
+def test_no_auth_is_rejected_on_addresses_other_machines_can_reach(tmp_path: Path) -> None:
     done = run("serve", "--host", "0.0.0.0", "--no-auth", home=tmp_path)
     assert done.returncode == 1
     assert "--no-auth" in done.stderr
 
 
-def test_a_model_that_does_not_exist_is_named_with_the_ways_to_provide_it(tmp_path: Path) -> None:
+def test_a_missing_model_is_an_error_that_explains_the_model_option(tmp_path: Path) -> None:
     done = run("serve", "--port", "0", "--model", str(tmp_path / "nothing" / "here"), home=tmp_path)
     assert done.returncode == 1
     assert "here" in done.stderr
@@ -236,10 +238,10 @@ def test_a_model_that_does_not_exist_is_named_with_the_ways_to_provide_it(tmp_pa
     assert "Traceback" not in done.stderr
 
 
-def test_two_sources_cannot_have_one_name(tiny_model: Path, tmp_path: Path) -> None:
+def test_two_sources_with_one_name_are_rejected(tiny_model: Path, tmp_path: Path) -> None:
     done = run("serve", "--model", f"m={tiny_model}", "--model", f"m={tmp_path}", home=tmp_path)
     assert done.returncode == 1
-    assert "two models are named m" in done.stderr
+    assert "two models have the name m" in done.stderr
 
 
 def test_version_and_help(tmp_path: Path) -> None:
@@ -265,7 +267,7 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
     assert not loaded & {"torch", "starlette", "uvicorn", "numpy", "msgspec", "asyncio"}
 
 
-def test_the_line_is_json_where_that_is_wanted(tiny_model: Path, tmp_path: Path) -> None:
+def test_with_json_the_ready_line_is_json(tiny_model: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*TINKEX, "--json", "serve", "--port", "0", "--model", f"tiny={tiny_model}"],
         stdout=subprocess.PIPE,
@@ -274,11 +276,11 @@ def test_the_line_is_json_where_that_is_wanted(tiny_model: Path, tmp_path: Path)
     )
     assert process.stdout is not None
     try:
-        said = json.loads(process.stdout.readline())
+        ready = json.loads(process.stdout.readline())
     finally:
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
-    assert said["models"] == ["tiny"]
-    assert said["api_key"].startswith("tml-")
+    assert ready["models"] == ["tiny"]
+    assert ready["api_key"].startswith("tml-")
     assert (out, err) == (b"", b"")
     assert run("--local", "serve", home=tmp_path).returncode == 2

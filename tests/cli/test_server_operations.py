@@ -1,4 +1,4 @@
-"""A server as its operator sees it: TLS, health, metrics, logs, and how it ends."""
+"""Operating a server: TLS, health, metrics, logs and shutdown."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ import pytest
 import tinkex
 from tests.unit.transport.tls import certificates
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Running:
@@ -38,10 +40,10 @@ class Running:
         return (self.home / "log").read_text()
 
     def call(self, path: str, body: object = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
-        given = {"X-API-Key": self.key, "Content-Type": "application/json"}
-        given |= {name.replace("_", "-"): value for name, value in headers.items()}
+        sent = {"X-API-Key": self.key, "Content-Type": "application/json"}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}{path}", data=data, headers=given)
+        request = urllib.request.Request(f"{self.url}{path}", data=data, headers=sent)
         try:
             with urllib.request.urlopen(request, timeout=60, context=self.trusted) as response:
                 return response.status, dict(response.headers), response.read()
@@ -81,15 +83,15 @@ def running(home: Path, *arguments: str, trusted: ssl.SSLContext | None = None) 
     try:
         line = process.stdout.readline()
         assert line, (home / "log").read_text()
-        told = json.loads(line)
-        yield Running(process, told["url"], told["api_key"], home, trusted)
+        ready = json.loads(line)
+        yield Running(process, ready["url"], ready["api_key"], home, trusted)
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
 
 
-def test_with_a_certificate_the_server_speaks_https(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_certificate_enables_https(tiny_model: Path, tmp_path: Path) -> None:
     files = certificates(tmp_path)
     trusted = ssl.create_default_context(cafile=str(files.authority))
     arguments = (
@@ -112,7 +114,7 @@ def test_with_a_certificate_the_server_speaks_https(tiny_model: Path, tmp_path: 
             urllib.request.urlopen(f"{plain}/api/v1/healthz", timeout=30)
 
 
-def test_metrics_and_logs_tell_what_happened_and_no_secret(tiny_model: Path, tmp_path: Path) -> None:
+def test_metrics_and_logs_record_requests_without_secrets(tiny_model: Path, tmp_path: Path) -> None:
     settings = tmp_path / "server.toml"
     settings.write_text('log_format = "json"\naccess_log = true\n')
     with running(tmp_path, "--model", f"tiny={tiny_model}", "--config", str(settings)) as server:
@@ -143,7 +145,7 @@ def test_metrics_and_logs_tell_what_happened_and_no_secret(tiny_model: Path, tmp
     assert "411" not in server.log
 
 
-def test_health_says_starting_until_everything_is_loaded(tiny_model: Path, tmp_path: Path) -> None:
+def test_health_is_starting_until_all_models_are_loaded(tiny_model: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen(
@@ -182,22 +184,22 @@ def test_health_says_starting_until_everything_is_loaded(tiny_model: Path, tmp_p
     assert set(seen[:-1]) == {(503, "starting: models are being loaded")}
 
 
-@pytest.mark.parametrize(("proxy", "believed"), [("127.0.0.1", True), ("10.0.0.5", False)])
-def test_only_the_named_proxy_is_believed_about_the_caller(
-    proxy: str, believed: bool, tiny_model: Path, tmp_path: Path
+@pytest.mark.parametrize(("proxy", "trusted"), [("127.0.0.1", True), ("10.0.0.5", False)])
+def test_only_a_trusted_proxy_sets_the_client_address(
+    proxy: str, trusted: bool, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """A caller elsewhere is not told of directories on the server's machine."""
+    """Clients on other machines do not receive directories of the server's machine."""
     with running(tmp_path, "--model", f"tiny={tiny_model}", "--behind-proxy", proxy) as server:
         session = server.post("create_session", {})["session_id"]
         create = {"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 4}}
         run_id = server.result(server.post("create_model", create)["request_id"])["model_id"]
         elsewhere = {"X-Forwarded-For": "203.0.113.9"}
-        _, _, told = server.call("/api/v1/get_info", {"model_id": run_id}, **elsewhere)
-        assert (str(tiny_model) in told.decode()) is not believed
+        _, _, info = server.call("/api/v1/get_info", {"model_id": run_id}, **elsewhere)
+        assert (str(tiny_model) in info.decode()) is not trusted
 
 
 def long_pass(run_id: str) -> dict[str, Any]:
-    tokens = [5 + place % 200 for place in range(400)]
+    tokens = [5 + index % 200 for index in range(400)]
     datum = {
         "model_input": {"chunks": [{"type": "encoded_text", "tokens": tokens}]},
         "loss_fn_inputs": {"target_tokens": {"data": tokens, "dtype": "int64", "shape": [400]}},
@@ -210,12 +212,12 @@ def long_pass(run_id: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("signals", [1, 2])
-def test_an_operation_under_way_does_not_hold_the_server_up_and_runs_at_the_next_start(
+def test_a_running_operation_does_not_block_the_shutdown_and_runs_at_the_next_start(
     signals: int, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """One signal: it waits as long as it may. A second one: it ends at once."""
-    patience = "0.05" if signals == 1 else "1h"
-    arguments = ("--model", f"tiny={tiny_model}", "--shutdown-after-s", patience)
+    """The first signal waits for at most --shutdown-after-s, the second one exits immediately."""
+    timeout = "0.05" if signals == 1 else "1h"
+    arguments = ("--model", f"tiny={tiny_model}", "--shutdown-after-s", timeout)
     with running(tmp_path, *arguments) as server:
         session = server.post("create_session", {})["session_id"]
         create = {
@@ -225,14 +227,14 @@ def test_an_operation_under_way_does_not_hold_the_server_up_and_runs_at_the_next
             "lora_config": {"rank": 4, "seed": 1},
         }
         run_id = server.result(server.post("create_model", create)["request_id"])["model_id"]
-        promised = server.post("forward_backward", long_pass(run_id))["request_id"]
+        request_id = server.post("forward_backward", long_pass(run_id))["request_id"]
         while server.metric('tinkex_operations{kind="forward_backward",state="running"}') < 1:
             pass
         for _ in range(signals):
             server.process.send_signal(signal.SIGTERM)
             time.sleep(0.3)
         assert server.process.wait(60) == (0 if signals == 1 else 128 + signal.SIGTERM)
-        assert "runs at the next start" in server.log
+        assert "will run at the next start" in server.log
         assert "Traceback" not in server.log
     with running(tmp_path, *arguments) as server:
-        assert server.result(promised)["metrics"]["loss:sum"] > 0
+        assert server.result(request_id)["metrics"]["loss:sum"] > 0

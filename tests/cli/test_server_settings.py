@@ -1,4 +1,4 @@
-"""Settings of the server: where they come from, which of them counts, and what is refused."""
+"""Settings of the server: sources, precedence and validation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tinkex.engine.config import EngineConfig
 from tinkex.errors import SetupError
 
 NOT_FOR_OPERATORS = {"home", "models", "auth", "any_directory"}
-"""Set by $TINKEX_HOME, --model and --no-auth; the last is for the embedded engine alone."""
+"""Set by $TINKEX_HOME, --model and --no-auth; the last one only applies to the embedded engine."""
 
 
 def test_every_field_of_the_engine_can_be_set_and_has_the_same_default() -> None:
@@ -26,46 +26,46 @@ def test_every_field_of_the_engine_can_be_set_and_has_the_same_default() -> None
     for name, setting in SETTINGS.items():
         if setting.engine and setting.default is not None and name != "worker":
             assert fields[name].default == setting.default, name
-    # A server keeps what computes apart from what answers; a program that embeds the engine stays one process.
+    # A server computes in a worker process; a program that embeds the engine stays one process.
     assert (fields["worker"].default, SETTINGS["worker"].default) == ("thread", "process")
 
 
-VALUES = {"whole": 7, "bytes": "3M", "seconds": "11s", "switch": True, "path": "somewhere"}
-MEANT = {"whole": 7, "bytes": 3 * 2**20, "seconds": 11.0, "switch": True, "path": Path("somewhere")}
+VALUES = {"integer": 7, "bytes": "3M", "seconds": "11s", "boolean": True, "path": "somewhere"}
+PARSED = {"integer": 7, "bytes": 3 * 2**20, "seconds": 11.0, "boolean": True, "path": Path("somewhere")}
 
 
 @pytest.mark.parametrize("name", [n for n, s in SETTINGS.items() if s.engine and s.kind != "text"])
-@pytest.mark.parametrize("place", ["flag", "environment", "file"])
-def test_a_setting_reaches_the_engine_from_everywhere(name: str, place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["flag", "environment", "file"])
+def test_a_setting_reaches_the_engine_from_every_source(name: str, source: str, tmp_path: Path) -> None:
     kind = SETTINGS[name].kind
     file = tmp_path / "server.toml"
-    file.write_text(f"{name} = {json.dumps(VALUES[kind])}\n" if place == "file" else "")
+    file.write_text(f"{name} = {json.dumps(VALUES[kind])}\n" if source == "file" else "")
     variable = SETTINGS[name].variable or f"TINKEX_SERVE_{name.upper()}"
     settings = read_settings(
-        {name: VALUES[kind]} if place == "flag" else {},
-        {variable: str(VALUES[kind])} if place == "environment" else {},
+        {name: VALUES[kind]} if source == "flag" else {},
+        {variable: str(VALUES[kind])} if source == "environment" else {},
         file,
     )
-    assert getattr(engine_config(settings), name) == MEANT[kind]
+    assert getattr(engine_config(settings), name) == PARSED[kind]
 
 
-def test_a_flag_counts_more_than_the_environment_and_that_more_than_the_file(tmp_path: Path) -> None:
+def test_options_override_the_environment_and_the_environment_overrides_the_file(tmp_path: Path) -> None:
     file = tmp_path / "server.toml"
     file.write_text('port = 1\nhost = "::1"\nmax_live_runs = 3\n[models]\ntiny = "/models/tiny"\n')
     environ = {"TINKEX_SERVE_PORT": "2", "TINKEX_SERVE_HOST": "localhost", "TINKEX_SERVE_CONFIG": str(file)}
-    chosen = read_settings({"port": "3", "host": None, "models": ()}, environ)
-    assert (chosen["port"], chosen["host"], chosen["max_live_runs"]) == (3, "localhost", 3)
-    assert chosen["models"] == ("tiny=/models/tiny",)
-    assert dict(engine_config(chosen).models) == {"tiny": "/models/tiny"}
+    settings = read_settings({"port": "3", "host": None, "models": ()}, environ)
+    assert (settings["port"], settings["host"], settings["max_live_runs"]) == (3, "localhost", 3)
+    assert settings["models"] == ("tiny=/models/tiny",)
+    assert dict(engine_config(settings).models) == {"tiny": "/models/tiny"}
     assert read_settings({}, {"TINKEX_MODELS": "a=/a, /b"})["models"] == ("a=/a", "/b")
-    # A switch that the file turns on can be turned off again.
+    # An option can disable a boolean that the file enables.
     file.write_text("deterministic = true\n")
     assert read_settings({}, {}, file)["deterministic"]
     assert not read_settings({"deterministic": False}, {}, file)["deterministic"]
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("text", "expected"),
     [
         ("max_live_rums = 3", "max_live_rums"),
         ("port = true", "port"),
@@ -75,18 +75,20 @@ def test_a_flag_counts_more_than_the_environment_and_that_more_than_the_file(tmp
         ("shutdown_after_s = nan", "shutdown_after_s"),
         ('shutdown_after_s = "99999999d"', "shutdown_after_s"),
         ("models = [1]", "models"),
-        ("port 3", "not TOML"),
+        ("port 3", "not valid TOML"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_refused_by_name(text: str, named: str, tmp_path: Path) -> None:
+def test_an_invalid_file_is_rejected_with_an_error_that_names_the_setting(
+    text: str, expected: str, tmp_path: Path
+) -> None:
     file = tmp_path / "server.toml"
     file.write_text(text)
-    with pytest.raises(SetupError, match=named) as refused:
+    with pytest.raises(SetupError, match=expected) as error:
         read_settings({}, {}, file)
-    assert "server.toml" in str(refused.value)
+    assert "server.toml" in str(error.value)
 
 
-def test_what_is_misspelt_or_missing_is_named() -> None:
+def test_errors_name_the_misspelt_or_missing_setting() -> None:
     with pytest.raises(SetupError, match="TINKEX_SERVE_PROT"):
         read_settings({}, {"TINKEX_SERVE_PROT": "1"})
     with pytest.raises(SetupError, match=r"nowhere\.toml"):
@@ -97,7 +99,7 @@ def test_what_is_misspelt_or_missing_is_named() -> None:
         engine_config(read_settings({"threads": 0}, {}))
 
 
-def test_others_reach_a_server_only_through_tls_or_if_that_is_said() -> None:
+def test_access_from_other_machines_needs_tls_or_an_explicit_setting() -> None:
     def check(**flags: object) -> None:
         settings = read_settings(flags, {})
         check_exposure(engine_config(settings), settings)
@@ -116,17 +118,17 @@ def test_others_reach_a_server_only_through_tls_or_if_that_is_said() -> None:
 
 
 @pytest.mark.parametrize("access", [True, False])
-def test_calls_are_logged_only_if_asked_for_and_a_value_cannot_forge_a_line(
+def test_requests_are_logged_only_with_access_log_and_a_value_cannot_forge_a_line(
     access: bool,
 ) -> None:
     logs = io.StringIO()
     set_up_logs("text", "warning", access=access, stream=logs)
     logging.getLogger("tinkex.access").info("call", extra={"fields": {"user": "a\nERROR forged: line"}})
-    logging.getLogger("tinkex.engine").info("not worth a line")
+    logging.getLogger("tinkex.engine").info("below the level")
     assert logs.getvalue().count("\n") == int(access)
 
 
-def test_a_trace_is_part_of_its_json_line() -> None:
+def test_a_traceback_is_part_of_its_json_line() -> None:
     logs = io.StringIO()
     set_up_logs("json", "info", access=False, stream=logs)
     try:

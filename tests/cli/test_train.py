@@ -1,4 +1,4 @@
-"""``tinkex train`` as a process: its output, its errors, Ctrl-C and going on."""
+"""``tinkex train`` as a process: output, errors, Ctrl-C and resume."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import pytest
 
 from tests.cli.commands import tinkex
 from tests.servers import ServedEngine
+
+pytestmark = pytest.mark.slow
 
 COMMON = ("--rank", "2", "--batch-size", "2", "--sample-tokens", "4")
 
@@ -45,7 +47,7 @@ def test_a_run_prints_a_report_and_can_be_sampled(
     assert run.name.startswith("sft-")
 
 
-def test_json_is_all_that_is_on_stdout(served_engine: ServedEngine, chats: Path, tmp_path: Path) -> None:
+def test_with_json_stdout_holds_only_json(served_engine: ServedEngine, chats: Path, tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text(json.dumps({"prompt": "Q?", "chosen": "The sea.", "rejected": "A dog."}) + "\n")
     done = tinkex(
@@ -60,7 +62,7 @@ def test_json_is_all_that_is_on_stdout(served_engine: ServedEngine, chats: Path,
     assert grpo.json["headline"] == "reward"
 
 
-def test_bad_data_and_bad_settings_are_named_before_anything_is_trained(
+def test_invalid_data_and_settings_are_rejected_before_training(
     served_engine: ServedEngine, chats: Path, tmp_path: Path
 ) -> None:
     bad = tmp_path / "bad.jsonl"
@@ -84,13 +86,13 @@ def test_bad_data_and_bad_settings_are_named_before_anything_is_trained(
 
 
 def _trained(run: Path) -> bool:
-    """Whether a step is on record; the evaluation before the first one is, too, and leaves nothing to save."""
+    """Whether the metrics contain a step; the evaluation before the first step is step 0."""
     metrics = run / "metrics.jsonl"
     lines = metrics.read_text().split("\n")[:-1] if metrics.exists() else []
     return any(json.loads(line)["step"] > 0 for line in lines)
 
 
-def test_ctrl_c_saves_the_state_and_resume_goes_on(
+def test_ctrl_c_saves_the_state_and_resume_continues(
     served_engine: ServedEngine, chats: Path, tmp_path: Path
 ) -> None:
     env = {
@@ -129,7 +131,7 @@ def test_ctrl_c_saves_the_state_and_resume_goes_on(
         process.wait()
     assert (process.returncode, out) == (130, ""), err
     assert "Traceback" not in err
-    assert "Ctrl-C again stops at once" in err
+    assert "Ctrl-C again exits immediately" in err
     assert f"tinkex train sft --resume {run}" in err
     (saved,) = ((run / "checkpoints.jsonl").read_text()).splitlines()
     step = json.loads(saved)["step"]

@@ -1,4 +1,4 @@
-"""The three things that may stand behind a client: a mock, the engine in this process, a server."""
+"""The three backends of a client: a mock, the embedded engine, a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine with one place to sample in, that answers polls soon: what waits there is told why."""
+"""An engine with one sampling slot and short polls, so that waiting samples report why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service without a model behind the mock transport: it keeps the protocol's books and invents the numbers."""
+"""A service without a model for the mock transport: it implements the protocol and makes up the numbers."""
 
 from __future__ import annotations
 
@@ -80,15 +80,15 @@ class MockService:
         return reply({})
 
     def search(self, request: Request, path: str) -> Reply:
-        asked = json.decode(request.body, types.SessionSearchRequest)
-        begin = 0 if asked.cursor is None else self.sessions.index(asked.cursor.last_session_id) + 1
-        page = self.sessions[begin : begin + asked.limit]
+        query = json.decode(request.body, types.SessionSearchRequest)
+        begin = 0 if query.cursor is None else self.sessions.index(query.cursor.last_session_id) + 1
+        page = self.sessions[begin : begin + query.limit]
         now = datetime.now(UTC)
         found = [
             {"session_id": one, "created_at": now, "owner": "me", "project_id": "p", "checkpoints_count": 0}
             for one in page
         ]
-        more = begin + asked.limit < len(self.sessions)
+        more = begin + query.limit < len(self.sessions)
         cursor = {"last_created_at": now, "last_session_id": page[-1]} if more else None
         return reply({"sessions": found, "next_cursor": cursor})
 

@@ -1,3 +1,3 @@
-"""What the contract calls its model."""
+"""The model name in the contract tests."""
 
 BASE_MODEL = "tiny/llama"

@@ -1,4 +1,4 @@
-"""Files that a client uploads arrive whole, whatever carries them."""
+"""Files that a client uploads arrive complete on every backend."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ class Pipe:
         return self._content.read(size)
 
 
-def test_a_file_becomes_a_part_of_a_prompt_whatever_form_it_comes_in(
-    backend: Backend, tmp_path: Path
-) -> None:
+def test_files_of_every_form_become_part_of_a_prompt(backend: Backend, tmp_path: Path) -> None:
     rest = backend.rest()
     content = PNG + bytes(MIB)
     path = tmp_path / 'cät "1".png'
@@ -61,7 +59,7 @@ def test_a_file_becomes_a_part_of_a_prompt_whatever_form_it_comes_in(
     rest.delete_asset(several[1].asset_id).result(30)
 
 
-def test_the_asyncio_face_does_the_same_and_refusals_are_typed(backend: Backend) -> None:
+def test_the_async_api_does_the_same_and_errors_are_typed(backend: Backend) -> None:
     rest = backend.rest()
 
     async def use() -> None:
@@ -99,14 +97,14 @@ class Large(io.RawIOBase):
         return (PNG + bytes(count))[:count] if self.at == count else bytes(count)
 
 
-def test_a_file_that_is_too_large_is_refused_before_it_is_sent_to_its_end(backend: Backend) -> None:
+def test_a_file_that_is_too_large_is_rejected_before_it_is_sent_completely(backend: Backend) -> None:
     file = Large(200 * MIB)
     with pytest.raises(tinkex.PayloadTooLargeError, match="larger than 67108864 bytes"):
         backend.rest().upload_asset(("large.png", file)).result(120)
     assert file.at < file.size
 
 
-def test_a_str_is_never_taken_for_a_path_and_a_missing_file_is_told_at_once(
+def test_a_str_is_never_used_as_a_path_and_a_missing_file_raises_immediately(
     backend: Backend, tmp_path: Path
 ) -> None:
     rest = backend.rest()
@@ -121,7 +119,7 @@ def test_a_str_is_never_taken_for_a_path_and_a_missing_file_is_told_at_once(
 
 
 class Shrinking(io.BytesIO):
-    """A file that somebody cuts short while it is sent."""
+    """A file that is truncated while it is sent."""
 
     def read(self, size: int | None = -1) -> bytes:
         piece = super().read(size)
@@ -130,7 +128,7 @@ class Shrinking(io.BytesIO):
 
 
 class Growing(io.BytesIO):
-    """A file that somebody adds to while it is sent."""
+    """A file that grows while it is sent."""
 
     def read(self, size: int | None = -1) -> bytes:
         piece, here = super().read(size), self.tell()
@@ -141,7 +139,7 @@ class Growing(io.BytesIO):
 
 
 class Broken(io.BytesIO):
-    """A file of somebody's own kind that fails in its own way."""
+    """A user-defined file that raises its own error."""
 
     def read(self, size: int | None = -1) -> bytes:
         if self.tell():
@@ -150,28 +148,28 @@ class Broken(io.BytesIO):
 
 
 class Leaving(io.BytesIO):
-    """A file of somebody's own kind that wants to end the program."""
+    """A user-defined file that raises SystemExit."""
 
     def read(self, size: int | None = -1) -> bytes:
         raise SystemExit(3)
 
 
 class Trickling(io.BytesIO):
-    """A file that gives less than it is asked for."""
+    """A file with short reads."""
 
     def read(self, size: int | None = -1) -> bytes:
         return super().read(min(size or 0, 1000))
 
 
-def test_a_file_that_changes_while_it_is_sent_is_told_or_sent_as_it_was(backend: Backend) -> None:
+def test_a_file_that_changes_while_it_is_sent_raises_or_is_sent_unchanged(backend: Backend) -> None:
     rest = backend.rest()
     content = PNG + secrets.token_bytes(MIB)
-    for changing, said in (
+    for changing, message in (
         (Shrinking, "before the end it had"),
         (Broken, "EOFError: the archive is cut short"),
         (Leaving, "SystemExit"),
     ):
-        with pytest.raises(tinkex.UploadError, match=said):
+        with pytest.raises(tinkex.UploadError, match=message):
             rest.upload_asset(("a.png", changing(content))).result(60)
     for changing in (Growing, Trickling):
         asset = rest.upload_asset(("a.png", changing(content))).result(60)

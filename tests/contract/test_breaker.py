@@ -25,7 +25,7 @@ from tinkex.testing import local_engine
 OPEN = 'tinkex_circuit_open{purpose="rest"}'
 
 
-class Heard:
+class RecordingSink:
     def __init__(self) -> None:
         self.changes: list[tuple[str, str]] = []
 
@@ -46,7 +46,7 @@ def rest_of(server: KillableServer, sink: Any, **settings: Any) -> tinkex.RestCl
 
 
 def ask(rest: tinkex.RestClient) -> str:
-    """Asks for the health once; what came of it."""
+    """Requests the health once; returns the outcome."""
     try:
         return rest.get_health().result(timeout=60).status
     except tinkex.CircuitOpenError:
@@ -65,13 +65,14 @@ def find_again(rest: tinkex.RestClient) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_is_left_alone_and_taken_up_again_when_it_is_back(
     killable: KillableServer,
 ) -> None:
-    heard = Heard()
-    sink = MetricsSink(then=heard)
+    recorder = RecordingSink()
+    sink = MetricsSink(then=recorder)
     rest, other = rest_of(killable, sink), rest_of(killable, NullSink())
-    stubborn = rest_of(killable, NullSink(), circuit_breaker=False)
+    unprotected = rest_of(killable, NullSink(), circuit_breaker=False)
     assert ask(rest) == "ok"
     with tinkex.ServiceClient(base_url=killable.url, api_key=killable.key, events=NullSink()) as service:
         training = service.create_lora_training_client(BASE_MODEL, rank=2, seed=1)
@@ -80,12 +81,14 @@ def test_a_server_that_dies_is_left_alone_and_taken_up_again_when_it_is_back(
         assert [ask(rest) for _ in range(FAILURES)] == ["no answer"] * FAILURES
         assert sink.metrics.snapshot().gauges[OPEN] == 1.0
         sent = counted(sink, "healthz", "error")
-        asked = [ask(rest) for _ in range(20)]
-        assert "not sent" in asked
-        assert counted(sink, "healthz", "error") - sent == asked.count("no answer"), "nothing else went out"
+        outcomes = [ask(rest) for _ in range(20)]
+        assert "not sent" in outcomes
+        assert counted(sink, "healthz", "error") - sent == outcomes.count("no answer"), (
+            "nothing else went out"
+        )
         knows = [ask(other) for _ in range(5)]
         assert "not sent" in knows, "what one client knows, all of the process know"
-        assert [ask(stubborn) for _ in range(5)] == ["no answer"] * 5, "switched off, it always sends"
+        assert [ask(unprotected) for _ in range(5)] == ["no answer"] * 5, "switched off, it always sends"
         assert breakers.states()[server_of(killable.url), "rest"] != "closed"
         with pytest.raises(tinkex.APIConnectionError) as caught:
             rest.get_health().result(timeout=60)
@@ -97,16 +100,17 @@ def test_a_server_that_dies_is_left_alone_and_taken_up_again_when_it_is_back(
         again = training.forward_backward([datum(4)], "cross_entropy")  # goes its own way, with retries above
         killable.start()
         find_again(rest)
-        assert heard.changes[0] == ("rest", "open")
-        assert heard.changes[-1] == ("rest", "closed")
+        assert recorder.changes[0] == ("rest", "open")
+        assert recorder.changes[-1] == ("rest", "closed")
         assert sink.metrics.snapshot().gauges[OPEN] == 0.0
         assert ask(other) == "ok"
         assert again.result(timeout=180).metrics["loss:sum"] == before.metrics["loss:sum"]
 
 
+@pytest.mark.slow
 def test_of_many_threads_that_wait_for_a_dead_server_one_at_a_time_tries_it(killable: KillableServer) -> None:
-    heard = Heard()
-    sink = MetricsSink(then=heard)
+    recorder = RecordingSink()
+    sink = MetricsSink(then=recorder)
     rest = rest_of(killable, sink)
     killable.kill()
     assert {ask(rest) for _ in range(FAILURES)} == {"no answer"}
@@ -131,15 +135,15 @@ def test_of_many_threads_that_wait_for_a_dead_server_one_at_a_time_tries_it(kill
     tried = outcomes.count("no answer")
     assert (tried, outcomes.count("not sent")) == (1, 11)
     assert counted(sink, "healthz", "error") == sent + tried
-    assert heard.changes[-1] == ("rest", "open")
+    assert recorder.changes[-1] == ("rest", "open")
 
 
 @pytest.mark.backends("embedded")
 def test_the_engine_in_this_process_has_no_breaker_and_needs_none(backend: Backend) -> None:
     known = breakers.states()
-    heard = Heard()
+    recorder = RecordingSink()
     config = tinkex.Config(base_url="local", circuit_breaker=True)
-    with backend.service(base_url=None, config=config, events=heard) as service:
+    with backend.service(base_url=None, config=config, events=recorder) as service:
         rest = service.create_rest_client()
         for _ in range(3 * FAILURES):
             with pytest.raises(tinkex.NotFoundError):
@@ -148,17 +152,17 @@ def test_the_engine_in_this_process_has_no_breaker_and_needs_none(backend: Backe
         sampler.sample(types.ModelInput.from_ints([5]), 1, types.SamplingParams(max_tokens=1)).result(
             timeout=60
         )
-    assert heard.changes == []
+    assert recorder.changes == []
     assert breakers.states() == known
 
 
-def test_an_engine_in_this_process_that_was_closed_says_so_every_time(tiny_model: Path) -> None:
-    heard = Heard()
+def test_a_closed_embedded_engine_always_raises_the_same_error(tiny_model: Path) -> None:
+    recorder = RecordingSink()
     with local_engine(tiny_model) as engine:
-        service = engine.service(events=heard)
+        service = engine.service(events=recorder)
         service.get_server_capabilities()
         engine.close()
         for _ in range(3 * FAILURES):
             with pytest.raises(tinkex.ClosedError):
                 service.get_server_capabilities()
-    assert heard.changes == []
+    assert recorder.changes == []

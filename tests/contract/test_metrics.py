@@ -29,7 +29,7 @@ def counted(sink: MetricsSink, endpoint: str, outcome: str = "ok") -> float:
 
 
 def work(service: tinkex.ServiceClient) -> None:
-    """Three steps, two samples, and something that is refused."""
+    """Three steps, two samples, and a rejected request."""
     training = service.create_lora_training_client(BASE_MODEL, rank=2, seed=1)
     for _ in range(3):
         training.forward_backward([datum(4)], "cross_entropy")
@@ -68,7 +68,7 @@ def test_what_a_client_does_is_counted_and_timed(backend: Backend, sink: Metrics
     assert snapshot.dropped_series == 0
 
 
-def test_the_page_for_prometheus_says_the_same(backend: Backend, sink: MetricsSink) -> None:
+def test_the_prometheus_text_has_the_same_values(backend: Backend, sink: MetricsSink) -> None:
     with backend.service(events=sink) as service:
         work(service)
         sink.metrics.increment("my_steps_total", 3, phase="warmup")
@@ -103,17 +103,17 @@ def test_two_clients_of_one_sink_add_up(backend: Backend, sink: MetricsSink) -> 
 def test_client_and_server_count_the_same_calls(
     backend: Backend, sink: MetricsSink, served_engine: ServedEngine
 ) -> None:
-    before = told(served_engine)
+    before = metrics_of(served_engine)
     with backend.service(events=sink) as service:
         work(service)
-    after = told(served_engine)
+    after = metrics_of(served_engine)
     for endpoint in ("forward_backward", "optim_step", "asample", "create_model"):
         series = f'tinkex_requests_total{{endpoint="{endpoint}",status="200"}}'
         assert after[series] - before.get(series, 0.0) == counted(sink, endpoint)
 
 
-def told(server: ServedEngine) -> Mapping[str, float]:
-    """What the server tells its operator."""
+def metrics_of(server: ServedEngine) -> Mapping[str, float]:
+    """The server's metrics."""
     request = urllib.request.Request(f"{server.url}/metrics", headers={"X-API-Key": server.key})
     with urllib.request.urlopen(request, timeout=60) as response:
         return read_exposition(response.read().decode())

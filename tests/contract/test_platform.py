@@ -1,4 +1,4 @@
-"""A framework that knows four calls and nothing else trains on the engine in this process and on a server alike."""
+"""A framework that uses only four calls trains on the embedded engine and on a server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def opened(backend: Backend) -> Iterator[tinkex.ServiceClient]:
 
 
 def train(platform: TrainingPlatform, session: PlatformSession, steps: int) -> list[float]:
-    """The framework's loop: nothing is waited for before everything was called."""
+    """The framework's loop: it submits everything before it waits."""
     passes = []
     for shift in range(steps):
         passes.append(platform.forward_backward(session, batch(shift)))
@@ -92,7 +92,7 @@ def test_what_goes_wrong_is_typed_and_ends_no_other_session(opened: tinkex.Servi
         platform.forward_backward(session, [far]).result(timeout=60)
     with pytest.raises(tinkex.TinkexError):
         platform.forward_backward(session, batch(), "no_such_loss").result(timeout=60)  # type: ignore[arg-type]
-    assert train(platform, session, 2), "the session goes on"
+    assert train(platform, session, 2), "the session continues"
     platform.training(session).unload().result(timeout=60)
     with pytest.raises(tinkex.APIStatusError):
         platform.optim_step(session, ADAM).result(timeout=60)

@@ -1,4 +1,4 @@
-"""Whoever watches a queue hears of real queues: of operations in line, and of samples without a place."""
+"""Queue observers are notified of real queues: of queued operations, and of samples that wait for a slot."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def limited(request: pytest.FixtureRequest) -> Backend:
     return request.getfixturevalue("server")[0]  # type: ignore[no-any-return]
 
 
-class Heard:
-    """Keeps what it hears, as a sink of events, as a function and as an observer."""
+class Recorder:
+    """Records notifications, as an event sink, as a function and as an observer."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -63,7 +63,7 @@ class Heard:
 
 
 def until(condition: Callable[[], Any], act: Callable[[], Any] = lambda: time.sleep(0.01)) -> None:
-    """Does something again and again until a condition holds."""
+    """Repeats an action until a condition holds."""
     deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
@@ -75,13 +75,13 @@ def large(start: int) -> types.Datum:
     return types.Datum(types.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})
 
 
-def test_a_run_hears_about_its_operations_in_line_and_another_one_does_not(limited: Backend) -> None:
-    heard, other = Heard(), Heard()
-    sink = MetricsSink(then=heard)
+def test_a_run_is_notified_of_its_queued_operations_and_another_one_is_not(limited: Backend) -> None:
+    recorder, other = Recorder(), Recorder()
+    sink = MetricsSink(then=recorder)
     with limited.service(events=sink) as service:
         training = service.create_lora_training_client(BASE_MODEL, rank=4, seed=1)
         idle = service.create_lora_training_client(BASE_MODEL, rank=4, seed=1)
-        training.queue_state_observer = heard.on_queue_state_change
+        training.queue_state_observer = recorder.on_queue_state_change
         idle.queue_state_observer = other
         passes: list[Any] = []
 
@@ -89,22 +89,24 @@ def test_a_run_hears_about_its_operations_in_line_and_another_one_does_not(limit
             passes.extend(training.forward_backward([large(n)] * 8, "cross_entropy") for n in range(4))
             training.optim_step(types.AdamParams(learning_rate=1e-3)).result(timeout=120)
 
-        until(lambda: any("in line" in (reason or "") for _, reason in heard.states), send)
+        until(lambda: any("in line" in (reason or "") for _, reason in recorder.states), send)
         assert all(one.result(timeout=120).metrics["loss:sum"] > 0 for one in passes)
-    assert {state for state, _ in heard.states} <= STATES
-    told = [event for event in heard.events if isinstance(event, QueueStateChanged)]
-    assert {(event.client, event.request_type) for event in told if event.client == training.model_id} >= {
-        (training.model_id, "ForwardBackward")
-    }
-    assert sorted((e.state, e.reason) for e in told if e.client == training.model_id) == sorted(heard.states)
-    assert heard.threads == {"tinkex"}, "on the client's own thread, as it says"
+    assert {state for state, _ in recorder.states} <= STATES
+    changes_seen = [event for event in recorder.events if isinstance(event, QueueStateChanged)]
+    assert {
+        (event.client, event.request_type) for event in changes_seen if event.client == training.model_id
+    } >= {(training.model_id, "ForwardBackward")}
+    assert sorted((e.state, e.reason) for e in changes_seen if e.client == training.model_id) == sorted(
+        recorder.states
+    )
+    assert recorder.threads == {"tinkex"}, "on the client's own thread, as it says"
     assert other.states == []
     changes = sum(
         count
         for series, count in sink.metrics.snapshot().counters.items()
         if series.startswith("tinkex_queue_state_changes_total")
     )
-    assert changes == len(told)
+    assert changes == len(changes_seen)
 
 
 def waiting_sampler(service: tinkex.ServiceClient) -> tinkex.SamplingClient:
@@ -114,10 +116,10 @@ def waiting_sampler(service: tinkex.ServiceClient) -> tinkex.SamplingClient:
     return sampler
 
 
-def test_a_sampler_hears_that_its_samples_wait_for_a_place(
+def test_a_sampler_is_notified_that_its_samples_wait_for_a_slot(
     limited: Backend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard = Heard()
+    recorder = Recorder()
     sink = MetricsSink(then=LogSink())
     with (
         caplog.at_level(logging.WARNING, "tinkex"),
@@ -127,7 +129,7 @@ def test_a_sampler_hears_that_its_samples_wait_for_a_place(
         hog = greedy.create_sampling_client(base_model=BASE_MODEL)
         holding = [hog.sample(PROMPT, 32, LONG)]
         sampler = waiting_sampler(service)
-        sampler.queue_state_observer = heard
+        sampler.queue_state_observer = recorder
         waiting: list[Any] = []
 
         def send() -> None:
@@ -136,12 +138,12 @@ def test_a_sampler_hears_that_its_samples_wait_for_a_place(
             waiting.append(sampler.sample(PROMPT, 1, SHORT))
             time.sleep(0.1)
 
-        until(lambda: any(state == "paused_capacity" for state, _ in heard.states), send)
+        until(lambda: any(state == "paused_capacity" for state, _ in recorder.states), send)
         for one in holding:
             one.cancel()
         tokens = {tuple(one.result(timeout=120).sequences[0].tokens) for one in waiting}
     assert len(tokens) == 1, "the same seed: waiting changes nothing"
-    reasons = [reason for state, reason in heard.states if state == "paused_capacity"]
+    reasons = [reason for state, reason in recorder.states if state == "paused_capacity"]
     assert all("wait for a place in the decode batch" in (reason or "") for reason in reasons)
     warned = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Sampling is paused for")]
     whose = [text.partition(". Reason")[0] for text in warned]
@@ -152,14 +154,14 @@ def test_a_sampler_hears_that_its_samples_wait_for_a_place(
 @pytest.mark.parametrize(
     "kind", ["a function", "an object", "a subclass", "one that wants to end the program"]
 )
-def test_an_observer_that_raises_ends_nothing(limited: Backend, kind: str) -> None:
-    heard = Heard()
+def test_an_observer_that_raises_does_not_affect_the_operation(limited: Backend, kind: str) -> None:
+    recorder = Recorder()
 
     class Mistaken:
         def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
             raise (SystemExit if "end" in kind else RuntimeError)("a mistake of the program's")
 
-    with limited.service(events=heard) as service:
+    with limited.service(events=recorder) as service:
         training = service.create_lora_training_client(BASE_MODEL, rank=4, seed=1)
         if kind == "a subclass":
             training.__class__ = type("Own", (Mistaken, tinkex.TrainingClient), {})
@@ -172,24 +174,25 @@ def test_an_observer_that_raises_ends_nothing(limited: Backend, kind: str) -> No
             passes = [training.forward_backward([large(n)] * 8, "cross_entropy") for n in range(4)]
             assert all(one.result(timeout=120).metrics["loss:sum"] > 0 for one in passes)
 
-        until(lambda: [event for event in heard.events if isinstance(event, CallbackFailed)], send)
-    failed = next(event for event in heard.events if isinstance(event, CallbackFailed))
+        until(lambda: [event for event in recorder.events if isinstance(event, CallbackFailed)], send)
+    failed = next(event for event in recorder.events if isinstance(event, CallbackFailed))
     assert failed.callback == "on_queue_state_change"
     assert failed.reason.endswith(
         "Error: a mistake of the program's" if "end" not in kind else "SystemExit: a mistake of the program's"
     )
 
 
+@pytest.mark.slow
 def test_a_server_whose_worker_was_killed_says_so_and_the_operation_completes(
     server: tuple[Backend, KillableServer],
 ) -> None:
     backend, process = server
-    heard = Heard()
+    recorder = Recorder()
     with backend.service() as service:
         training = service.create_lora_training_client(BASE_MODEL, rank=4, seed=1)
-        training.queue_state_observer = heard
+        training.queue_state_observer = recorder
         first = training.forward_backward([large(0)], "cross_entropy").result(timeout=120)
         assert process.kill_workers() == 1
         again = training.forward_backward([large(0)], "cross_entropy").result(timeout=180)
         assert again.metrics["loss:sum"] == first.metrics["loss:sum"]
-    assert ("paused_capacity", "the process that computes is being started") in heard.states
+    assert ("paused_capacity", "the process that computes is being started") in recorder.states

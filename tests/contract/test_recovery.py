@@ -1,4 +1,4 @@
-"""Runs go on from their checkpoints, whatever stands behind the client."""
+"""Runs resume from their checkpoints on every backend."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def training(service: tinkex.ServiceClient) -> tinkex.TrainingClient:
 
 
 @pytest.mark.parametrize(("choice", "name"), [("latest", "two"), (Best("loss"), "one")])
-def test_a_run_restarts_where_its_checkpoint_stands(
+def test_a_run_restarts_from_its_checkpoint(
     service: tinkex.ServiceClient, training: tinkex.TrainingClient, choice: Any, name: str
 ) -> None:
     expected = {}
@@ -88,7 +88,7 @@ def test_a_monitor_restarts_a_run_that_an_operation_found_gone(
         assert monitor.watched == (recovered.training.model_id,)
 
 
-class Heard:
+class RecordingSink:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
@@ -100,7 +100,7 @@ class Heard:
 
 
 @pytest.mark.backends(*WITH_A_MODEL)
-def test_checkpoints_that_are_gone_give_way_and_without_any_the_failure_is_told(
+def test_missing_checkpoints_are_skipped_and_without_any_recovery_fails(
     service: tinkex.ServiceClient, training: tinkex.TrainingClient
 ) -> None:
     rest = service.create_rest_client()
@@ -109,9 +109,9 @@ def test_checkpoints_that_are_gone_give_way_and_without_any_the_failure_is_told(
         step(training)
         paths[name] = training.save_state(name).result(timeout=60).path
     training.unload().result(timeout=60)
-    told: list[tuple[str, Exception]] = []
+    failures: list[tuple[str, Exception]] = []
     policy = RecoveryPolicy(
-        backoff_s=0.01, max_backoff_s=0.02, on_failure=lambda run_id, error: told.append((run_id, error))
+        backoff_s=0.01, max_backoff_s=0.02, on_failure=lambda run_id, error: failures.append((run_id, error))
     )
     executor = RecoveryExecutor()
     rest.delete_checkpoint_from_tinker_path(paths["two"]).result(timeout=60)
@@ -125,18 +125,18 @@ def test_checkpoints_that_are_gone_give_way_and_without_any_the_failure_is_told(
     rest.delete_checkpoint_from_tinker_path(paths["one"]).result(timeout=60)
     with pytest.raises(tinkex.RecoveryError, match="save some on the way"):
         executor.recover(training.model_id, service, policy).result(timeout=60)
-    assert [run_id for run_id, _ in told] == [training.model_id] * 2
-    step(recovered.training)  # the run that was made of it goes on without it
+    assert [run_id for run_id, _ in failures] == [training.model_id] * 2
+    step(recovered.training)  # the run created from it continues without it
 
 
 @pytest.mark.backends(*WITH_A_MODEL)
-def test_functions_of_the_programs_that_raise_change_nothing_of_a_restart(
+def test_callbacks_that_raise_do_not_affect_a_restart(
     service: tinkex.ServiceClient, training: tinkex.TrainingClient
 ) -> None:
-    def mistaken(*news: Any) -> None:
+    def mistaken(*args: Any) -> None:
         raise LookupError("a mistake of the program's")
 
-    class Mistaken(Heard):
+    class Mistaken(RecordingSink):
         def emit(self, event: Event) -> None:
             super().emit(event)
             raise RuntimeError("a mistake of the sink's")
@@ -144,9 +144,9 @@ def test_functions_of_the_programs_that_raise_change_nothing_of_a_restart(
     step(training)
     path = training.save_state("one").result(timeout=60).path
     training.unload().result(timeout=60)
-    heard = Mistaken()
+    sink = Mistaken()
     policy = RecoveryPolicy(poll_interval_s=600, on_recovery=mistaken)
-    with RecoveryMonitor(service, policy, events=heard) as monitor:
+    with RecoveryMonitor(service, policy, events=sink) as monitor:
         monitor.watch(training)
         with pytest.raises(tinkex.APIStatusError) as caught:
             training.optim_step(types.AdamParams()).result(timeout=60)
@@ -154,8 +154,8 @@ def test_functions_of_the_programs_that_raise_change_nothing_of_a_restart(
         assert recovered is not None
         assert recovered.checkpoint == path
         assert monitor.watched == (recovered.training.model_id,)
-    assert [event.reason for event in heard.of(CallbackFailed)] == ["LookupError: a mistake of the program's"]
-    assert len(heard.of(RunRecovered)) == 1
+    assert [event.reason for event in sink.of(CallbackFailed)] == ["LookupError: a mistake of the program's"]
+    assert len(sink.of(RunRecovered)) == 1
     step(recovered.training)
 
 

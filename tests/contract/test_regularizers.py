@@ -1,4 +1,4 @@
-"""Regularizers in a real pass: what they say they add is what the server applies."""
+"""Regularizers in a real pass: the server applies exactly what they report."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def datum(shift: int = 0, **inputs: Any) -> types.Datum:
 
 
 def plain(one: types.Datum) -> types.Datum:
-    """Without what only a regularizer reads."""
+    """Without the inputs that only a regularizer reads."""
     return types.Datum(one.model_input, {"target_tokens": one.loss_fn_inputs["target_tokens"]})
 
 
@@ -131,7 +131,7 @@ def test_a_term_that_fails_fails_the_pass_alone_and_adds_nothing(
     training.optim_step(types.AdamParams(learning_rate=0.5)).result(timeout=60)
     np.testing.assert_array_equal(probabilities(training, DATA), before)
     passed = training.forward_backward_custom(DATA, nll, regularizers=[SPEC(L2(), 0.5)])
-    assert passed.result(timeout=60).metrics["loss:sum"] > 0, "the run goes on"
+    assert passed.result(timeout=60).metrics["loss:sum"] > 0, "the run continues"
 
 
 @pytest.mark.backends(*WITH_A_MODEL)

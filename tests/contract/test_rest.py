@@ -1,4 +1,4 @@
-"""What a REST client may rely on, whatever stands behind it."""
+"""The contract of a REST client on every backend."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_three(backend: Backend) -> dict[str, set[str]]:
 
 
 @pytest.mark.filterwarnings("ignore::tinkex.errors.ExperimentalWarning")
-def test_iterators_go_from_page_to_page_and_miss_nothing(backend: Backend, rest: tinkex.RestClient) -> None:
+def test_iterators_return_all_entries_page_by_page(backend: Backend, rest: tinkex.RestClient) -> None:
     made = make_three(backend)
     expected = [made["runs"], made["checkpoints"], made["sessions"], made["sessions"]]
     for (name, options, id_of), wanted in zip(ITERATORS, expected, strict=True):
@@ -59,7 +59,7 @@ def test_iterators_go_from_page_to_page_and_miss_nothing(backend: Backend, rest:
         assert asyncio.run(collect()) == found, name
 
 
-def test_pages_are_as_large_as_asked_for(backend: Backend, rest: tinkex.RestClient) -> None:
+def test_pages_have_the_requested_size(backend: Backend, rest: tinkex.RestClient) -> None:
     make_three(backend)
     first = rest.list_training_runs(limit=2).result(30)
     second = rest.list_training_runs(limit=1, offset=2).result(30)
@@ -86,7 +86,7 @@ def test_a_checkpoint_is_published_and_withdrawn(
     assert not is_public()
 
 
-def test_a_checkpoint_is_kept_for_a_time_or_without_an_end(
+def test_the_expiry_of_a_checkpoint_can_be_set_and_removed(
     service: tinkex.ServiceClient, rest: tinkex.RestClient
 ) -> None:
     training = service.create_lora_training_client(BASE_MODEL, rank=2)

@@ -1,4 +1,4 @@
-"""What a sampling client may rely on, whatever stands behind it."""
+"""The contract of a sampling client on every backend."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_trainer_and_sampler_agree(service: tinkex.ServiceClient) -> None:
 
 
 @pytest.mark.backends(*WITH_A_MODEL)
-def test_a_sampler_keeps_the_weights_it_was_made_with(service: tinkex.ServiceClient) -> None:
+def test_a_sampler_keeps_the_weights_it_was_created_with(service: tinkex.ServiceClient) -> None:
     training = service.create_lora_training_client(BASE_MODEL, rank=4, seed=3)
     sampler = training.save_weights_and_get_sampling_client()
     before = sampler.compute_logprobs(PROMPT).result(timeout=60)
@@ -109,7 +109,7 @@ def test_sampling_from_saved_weights_works(service: tinkex.ServiceClient) -> Non
         (types.ModelInput.from_ints([5] * 5000), "context"),
     ],
 )
-def test_a_bad_prompt_is_refused_and_the_sampler_goes_on(
+def test_a_bad_prompt_is_rejected_and_the_sampler_continues(
     sampler: tinkex.SamplingClient, prompt: types.ModelInput, message: str
 ) -> None:
     with pytest.raises(tinkex.BadRequestError, match=message):

@@ -1,4 +1,4 @@
-"""Sessions, listings and life cycle, whatever stands behind the client."""
+"""Sessions, listings and life cycle on every backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.contract.backends import BASE_MODEL, Backend
 from tinkex import types
 
 
-def test_a_closed_client_says_so(backend: Backend) -> None:
+def test_a_closed_client_raises_a_clear_error(backend: Backend) -> None:
     service = backend.service()
     service.get_server_capabilities()
     service.close("success").result(timeout=30)
@@ -49,7 +49,7 @@ def test_deleted_weights_cannot_be_loaded(service: tinkex.ServiceClient, backend
         service.create_training_client_from_state(path)
 
 
-def test_a_name_is_not_overwritten_unasked(service: tinkex.ServiceClient) -> None:
+def test_a_name_is_not_overwritten_by_default(service: tinkex.ServiceClient) -> None:
     training = service.create_lora_training_client(BASE_MODEL, rank=4)
     training.save_state("same").result()
     with pytest.raises(tinkex.TinkerError, match="overwrite"):

@@ -23,6 +23,7 @@ def tokens(events: list[types.SampleStreamEvent], sample: int) -> list[types.Sam
     return [e for e in events if isinstance(e, types.SampledToken) and e.sample == sample]
 
 
+@pytest.mark.slow
 @pytest.mark.backends(*WITH_A_MODEL)
 def test_a_stream_holds_what_a_sample_with_the_same_seed_returns(sampler: tinkex.SamplingClient) -> None:
     whole = sampler.sample(PROMPT, 2, PARAMS).result(60)
@@ -42,7 +43,7 @@ def test_a_stream_holds_what_a_sample_with_the_same_seed_returns(sampler: tinkex
 
 
 @pytest.mark.backends(*WITH_A_MODEL)
-def test_an_async_stream_comes_piece_by_piece_and_several_run_at_once(sampler: tinkex.SamplingClient) -> None:
+def test_async_streams_are_incremental_and_run_concurrently(sampler: tinkex.SamplingClient) -> None:
     async def read() -> int:
         async with await sampler.sample_stream_async(PROMPT, 1, PARAMS) as stream:
             return len([event async for event in stream])
@@ -75,6 +76,6 @@ def test_the_text_of_a_stream_ends_before_the_stop_string(sampler: tinkex.Sampli
 
 
 @pytest.mark.backends(*WITH_A_MODEL)
-def test_bad_input_is_refused_before_anything_is_streamed(sampler: tinkex.SamplingClient) -> None:
+def test_bad_input_is_rejected_before_anything_is_streamed(sampler: tinkex.SamplingClient) -> None:
     with pytest.raises(tinkex.BadRequestError, match="context"):
         next(sampler.sample_stream(types.ModelInput.from_ints([1] * 100_000), 1, PARAMS))

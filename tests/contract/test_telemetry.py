@@ -1,4 +1,4 @@
-"""Reports about a program: they reach a server, which counts them; the engine in this process is told nothing."""
+"""Telemetry reports reach a server, which counts them; none are sent to an embedded engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import tinkex
 from tests.contract.backends import BASE_MODEL, WITH_A_MODEL, Backend
-from tests.contract.test_metrics import counted, told
+from tests.contract.test_metrics import counted, metrics_of
 from tests.servers import ServedEngine
 from tinkex import types
 from tinkex.observability import telemetry
@@ -24,11 +24,11 @@ PROMPT = types.ModelInput.from_ints([5, 6, 7])
 
 def reports(server: ServedEngine) -> Callable[[str, str], float]:
     """How many reports of a kind and severity the server has counted since now."""
-    before = told(server)
+    before = metrics_of(server)
 
     def grown(event: str, severity: str) -> float:
         series = f'tinkex_client_reports_total{{event="{event}",severity="{severity}"}}'
-        return told(server).get(series, 0.0) - before.get(series, 0.0)
+        return metrics_of(server).get(series, 0.0) - before.get(series, 0.0)
 
     return grown
 
@@ -93,7 +93,7 @@ def test_what_happens_to_a_client_is_reported_by_itself(
         assert grown("GENERIC_EVENT", "INFO") == 1
 
 
-def test_a_fatal_exception_is_at_the_server_soon_and_nobody_waited_for_it(
+def test_a_fatal_exception_reaches_the_server_without_blocking_the_program(
     served_engine: ServedEngine, sink: MetricsSink
 ) -> None:
     grown = reports(served_engine)
@@ -106,7 +106,7 @@ def test_a_fatal_exception_is_at_the_server_soon_and_nobody_waited_for_it(
             time.sleep(0.02)
 
 
-def test_nothing_goes_out_where_it_was_switched_off(served_engine: ServedEngine, sink: MetricsSink) -> None:
+def test_disabled_telemetry_sends_nothing(served_engine: ServedEngine, sink: MetricsSink) -> None:
     with service_of(served_engine, sink, telemetry=False) as service:
         assert service.get_telemetry() is None
         with pytest.raises(ZeroDivisionError), telemetry.capture(service, fatal=True):
@@ -115,7 +115,7 @@ def test_nothing_goes_out_where_it_was_switched_off(served_engine: ServedEngine,
 
 
 @pytest.mark.backends("embedded")
-def test_the_engine_in_this_process_is_told_nothing(backend: Backend, sink: MetricsSink) -> None:
+def test_no_telemetry_is_sent_to_an_embedded_engine(backend: Backend, sink: MetricsSink) -> None:
     config = tinkex.Config(base_url="local", telemetry=True)
     with backend.service(base_url=None, config=config, events=sink) as service:
         training = service.create_lora_training_client(BASE_MODEL, rank=2, seed=1)
@@ -132,7 +132,7 @@ def test_the_engine_in_this_process_is_told_nothing(backend: Backend, sink: Metr
 def test_a_report_is_taken_unread_and_what_is_in_it_is_shown_nowhere(
     backend: Backend, served_engine: ServedEngine
 ) -> None:
-    """What other clients put into their reports may be secret: an engine counts them and forgets the rest."""
+    """Reports of other clients may contain secrets: an engine counts them and discards the content."""
     from tinkex._runtime import background
     from tinkex._wire.endpoints import endpoint
 
@@ -147,5 +147,5 @@ def test_a_report_is_taken_unread_and_what_is_in_it_is_shown_nowhere(
     request = types.TelemetrySendRequest(events=strange)
     answer = background().run(rest._caller.call(endpoint("telemetry"), request))
     assert answer.status == "accepted"
-    page: Mapping[str, float] = told(served_engine)
+    page: Mapping[str, float] = metrics_of(served_engine)
     assert not [series for series in page if secret in series]

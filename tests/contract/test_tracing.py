@@ -109,7 +109,7 @@ def test_threads_and_tasks_each_have_their_own_trace_down_to_the_engine(
         assert dict(run.attributes or {})["tinkex.num_tokens"] == number + 1
 
 
-def test_streams_saves_and_refusals_are_traced_to_where_they_end(
+def test_streams_saves_and_rejections_are_traced_to_their_end(
     embedded: tinkex.ServiceClient, traces: Traces
 ) -> None:
     training = embedded.create_lora_training_client(BASE_MODEL, rank=4, seed=1)
@@ -140,6 +140,7 @@ def test_without_the_clients_tracing_the_engine_in_its_process_begins_no_trace(
 # ---- a server
 
 
+@pytest.mark.slow
 def test_one_trace_leads_from_user_code_through_a_server_to_its_engine(
     traces: Traces, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -177,7 +178,7 @@ def test_one_trace_leads_from_user_code_through_a_server_to_its_engine(
     sample = found("tinkex.engine.sample", traces.trace_of("my sample"))
     assert by_id[sample.parent_id].facts["http.response.status_code"] == 200
     assert {span.service for span in collector.spans} == {"my-server"}
-    # A client that traces nothing has traces all the same, that begin here; but not of what comes all the time.
+    # Requests of a client without tracing start a trace here, except for frequent ones.
     roots = {span.name for span in collector.spans if span.parent_id == 0}
     assert "POST /api/v1/asample" in roots
     assert not [name for name in roots if "retrieve" in name or "heartbeat" in name]

@@ -1,4 +1,4 @@
-"""What a training client may rely on, whatever stands behind it."""
+"""The contract of a training client on every backend."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_info_names_the_base_model_and_the_rank(training: tinkex.TrainingClient)
     assert info.lora_rank == 4
 
 
-def test_empty_data_is_refused_before_anything_is_sent(training: tinkex.TrainingClient) -> None:
+def test_empty_data_is_rejected_before_anything_is_sent(training: tinkex.TrainingClient) -> None:
     with pytest.raises(ValueError, match="data"):
         training.forward_backward([], "cross_entropy")
     training.forward_backward([datum()], "cross_entropy").result(timeout=60)
@@ -136,7 +136,7 @@ def test_empty_data_is_refused_before_anything_is_sent(training: tinkex.Training
         (types.Datum(types.ModelInput.from_ints([5, 6]), {"target_tokens": [6, 7]}), "sorrow", "sorrow"),
     ],
 )
-def test_bad_input_is_a_typed_error_and_the_run_goes_on(
+def test_bad_input_is_a_typed_error_and_the_run_continues(
     training: tinkex.TrainingClient, wrong: types.Datum, loss_fn: str, message: str
 ) -> None:
     before = training.forward([datum()], "cross_entropy").result().metrics["loss:sum"]
@@ -147,7 +147,7 @@ def test_bad_input_is_a_typed_error_and_the_run_goes_on(
     assert after == before
 
 
-def test_an_unknown_model_is_answered_with_those_served(service: tinkex.ServiceClient) -> None:
+def test_the_error_for_an_unknown_model_lists_the_served_ones(service: tinkex.ServiceClient) -> None:
     with pytest.raises(tinkex.TinkerError, match=BASE_MODEL):
         service.create_lora_training_client("nobody/has-this", rank=4)
     served = [m.model_name for m in service.get_server_capabilities().supported_models]

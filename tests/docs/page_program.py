@@ -1,8 +1,8 @@
-"""Runs the Python blocks of a page one after another, as a reader who pastes them into one session would.
+"""Runs the Python blocks of a page in request in one session.
 
-``python tests/docs/page_program.py PAGE`` runs one; a traceback names the page and the line in it. Without a page it takes
-orders, one JSON line each, and runs every page in a child of its own that is born with the heavy packages loaded, which is
-most of what a page costs.
+``python tests/docs/page_program.py PAGE`` runs one page; tracebacks name the page and the line in it. Without a page it
+reads requests, one JSON line each, and runs every page in a forked child that has the heavy packages loaded, because
+importing them is most of the cost of a page.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEAVY = (
     "tinkex.engine.trainer",
     "tinkex.testing",
 )
-"""Loading these starts no thread and computes nothing, so a process that has them can be forked."""
+"""Importing these starts no thread, so the process can be forked."""
 
 
 def run(page: Path) -> None:
@@ -35,24 +35,24 @@ def run(page: Path) -> None:
         exec(compile("\n" * before + match[1], str(page), "exec"), namespace)
 
 
-def take_orders() -> None:
+def serve_requests() -> None:
     for name in HEAVY:
         importlib.import_module(name)
     for line in sys.stdin:
-        order = json.loads(line)
+        request = json.loads(line)
         child = os.fork()
         if child == 0:
-            # Ends like any program: what is registered for the end of the interpreter runs.
-            output = os.open(order["output"], os.O_WRONLY | os.O_CREAT)
+            # Returns, so that exit handlers run as in any program.
+            output = os.open(request["output"], os.O_WRONLY | os.O_CREAT)
             os.dup2(output, 1)
             os.dup2(output, 2)
-            os.chdir(order["directory"])
-            os.environ.update(order["environment"])
-            run(Path(order["page"]))
+            os.chdir(request["directory"])
+            os.environ.update(request["environment"])
+            run(Path(request["page"]))
             return
         _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1])) if sys.argv[1:] else take_orders()
+    run(Path(sys.argv[1])) if sys.argv[1:] else serve_requests()

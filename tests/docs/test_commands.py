@@ -1,4 +1,4 @@
-"""Every command line of the README and the docs is understood, with its options, by the program there is."""
+"""Every command line in the README and the docs parses."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ WRITTEN = [page for page in PAGES if page.name not in GENERATED]
 
 
 def lines_of(page: Path) -> list[str]:
-    """Whole commands: the lines of bash blocks that begin with tinkex, continued ones joined, without comments."""
+    """Returns the tinkex commands in bash blocks, with continued lines joined."""
     blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [line for line in lines if re.match(r"(\.venv/bin/)?tinkex ", line)]
 
 
-def parsed(line: str) -> None:
+def parse(line: str) -> None:
     command: click.Command = tinkex
     arguments = shlex.split(line.replace(">>", "#"), comments=True)[1:]
     context = click.Context(command)
     while isinstance(command, click.Group) and arguments:
         while arguments and arguments[0].startswith("-"):
-            arguments.pop(0)  # an option of the group, such as --json
+            arguments.pop(0)  # an option of the group, for example --json
         found = command.get_command(context, arguments.pop(0))
         assert found is not None, line
         command = found
@@ -39,7 +39,7 @@ def parsed(line: str) -> None:
 
 
 def any_path(command: click.Command) -> click.Command:
-    """The same command for files that the reader is to make, and that do not exist here; the original is left alone."""
+    """Returns a copy of the command that accepts files that do not exist."""
     relaxed = copy(command)
     relaxed.params = [copy(parameter) for parameter in command.params]
     for parameter in relaxed.params:
@@ -52,8 +52,8 @@ LINES = [(page, line) for page in WRITTEN for line in lines_of(page)]
 
 
 @pytest.mark.parametrize(("page", "line"), LINES, ids=[f"{p.relative_to(ROOT)}: {line}" for p, line in LINES])
-def test_a_command_is_understood(page: Path, line: str) -> None:
-    parsed(line)
+def test_a_command_parses(page: Path, line: str) -> None:
+    parse(line)
 
 
 INLINE = [
@@ -66,16 +66,16 @@ INLINE = [
 @pytest.mark.parametrize("command", INLINE)
 def test_a_command_in_the_text_exists_with_its_options(command: str) -> None:
     found: click.Command = tinkex
-    words = shlex.split(command)[1:]
+    args = shlex.split(command)[1:]
     context = click.Context(found)
-    while isinstance(found, click.Group) and words and re.fullmatch(r"[a-z-]+", words[0]):
-        if words[0].startswith("-"):
-            words.pop(0)
+    while isinstance(found, click.Group) and args and re.fullmatch(r"[a-z-]+", args[0]):
+        if args[0].startswith("-"):
+            args.pop(0)
             continue
-        inner = found.get_command(context, words.pop(0))
+        inner = found.get_command(context, args.pop(0))
         assert inner is not None, command
         found = inner
     options = {name for parameter in found.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    for word in words:
-        if word.startswith("-") and word not in {"-h", "--help"}:
-            assert word.split("=")[0] in options, f"{command}: {word}"
+    for arg in args:
+        if arg.startswith("-") and arg not in {"-h", "--help"}:
+            assert arg.split("=")[0] in options, f"{command}: {arg}"

@@ -1,4 +1,4 @@
-"""docs/coverage.md has a row for every requirement, and every row names modules, tests and examples that exist."""
+"""docs/coverage.md has a row for every requirement, and every row names existing modules, tests and examples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_there_is_a_row_for_every_requirement() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_a_row_names_exists(name: str) -> None:
+def test_everything_a_row_names_exists(name: str) -> None:
     row = ROWS[name]
     for column in ("module", "test", "example"):
         named = re.findall(r"`([\w./-]+)`", row[column])
@@ -39,7 +39,7 @@ def test_what_a_row_names_exists(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_row_is_done_only_with_a_module_a_test_and_something_to_read(name: str) -> None:
+def test_a_done_row_has_a_module_a_test_and_documentation(name: str) -> None:
     row = ROWS[name]
     assert re.match(r"done|partly|missing", row["state"]), row["state"]
     if row["state"].startswith("done"):
@@ -61,5 +61,5 @@ def test_every_part_has_a_page_with_an_example_and_tests_that_exist(part: str, r
     assert faults
 
 
-def test_the_parts_are_those_that_go_beyond_the_official_client() -> None:
+def test_all_parts_beyond_the_official_client_are_listed() -> None:
     assert len(PARTS) == 11

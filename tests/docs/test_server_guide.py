@@ -1,4 +1,4 @@
-"""The guide to the server: its commands and its file are understood, and its demonstration is true."""
+"""The server guide: its commands and its settings file are valid, and its demonstration works."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from tinkex.cli import tinkex
 from tinkex.cli.server import engine_config
 from tinkex.cli.server_settings import read_settings
 from tinkex.engine.api.metrics import metrics_text
-from tinkex.engine.api.traffic import Traffic
+from tinkex.engine.api.request_metrics import RequestMetrics
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.engine import Engine
+
+pytestmark = pytest.mark.slow
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "server.md").read_text()
 
@@ -33,7 +35,7 @@ COMMANDS = [line for block in blocks("bash") for line in block.splitlines() if l
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_a_command_of_the_guide_is_understood(line: str) -> None:
+def test_a_command_of_the_guide_parses(line: str) -> None:
     command: click.Command = tinkex
     arguments = shlex.split(line)[1:]
     context = click.Context(command)
@@ -44,7 +46,7 @@ def test_a_command_of_the_guide_is_understood(line: str) -> None:
     command.make_context(line, arguments)
 
 
-def test_the_file_of_the_guide_is_understood(tmp_path: Path) -> None:
+def test_the_settings_file_of_the_guide_is_valid(tmp_path: Path) -> None:
     (text,) = blocks("toml")
     file = tmp_path / "server.toml"
     file.write_text(text)
@@ -55,9 +57,9 @@ def test_the_file_of_the_guide_is_understood(tmp_path: Path) -> None:
     assert config.result_retention_s == 12 * 3600
 
 
-def test_the_metrics_of_the_guide_are_those_there_are(tmp_path: Path) -> None:
+def test_the_guide_lists_all_metrics(tmp_path: Path) -> None:
     engine = Engine(EngineConfig(home=tmp_path, models={"tiny": str(tmp_path)}, worker="process"))
-    text = metrics_text(engine.figures(), Traffic(), "0")
+    text = metrics_text(engine.stats(), RequestMetrics(), "0")
     engine.close()
     listed = {
         name
@@ -93,7 +95,7 @@ def test_the_demonstration_prints_the_same_losses_with_and_without_a_kill(
         return printed
 
     with KillableServer(tmp_path, tiny_model) as server:
-        quiet = losses(server, None)
-        assert len(quiet) == 20
-        assert losses(server, "6") == quiet
+        undisturbed = losses(server, None)
+        assert len(undisturbed) == 20
+        assert losses(server, "6") == undisturbed
         server.wait()

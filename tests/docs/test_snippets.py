@@ -1,7 +1,7 @@
-"""Every Python block of the README and the docs runs as it stands, and the README shows what is true.
+"""Every Python block of the README and the docs runs.
 
-The blocks of a page run in one program, in their order. The README's run on the real model; the pages of docs/ name it
-too, and get a tiny one under its name, because only its words would differ.
+The blocks of a page run in request in one program. Those of the README run on the real model; those of docs/ run on a tiny
+model with the same name, which only changes the sampled text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REAL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def environment(data_dir: Path) -> dict[str, str]:
-    """The user's model cache, and a data directory nobody else uses."""
+    """Returns an environment with the user's model cache and a separate data directory."""
     return {**os.environ, "TINKEX_DATA_DIR": str(data_dir), "TINKER_TELEMETRY": "0"}
 
 
@@ -41,7 +41,7 @@ PROGRAM = [
 
 @pytest.fixture(scope="module")
 def pages_program() -> Iterator[subprocess.Popen[str]]:
-    """Runs pages one by one, with what they all import loaded once."""
+    """A process that runs pages with their common imports loaded once."""
     settings = {**os.environ, "TINKER_TELEMETRY": "0", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         PROGRAM, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=settings
@@ -68,6 +68,7 @@ def test_the_readme_runs(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_blocks_of_a_page_run(
     page: Path, pages_program: subprocess.Popen[str], small_model: Path, tmp_path: Path
@@ -76,7 +77,7 @@ def test_the_blocks_of_a_page_run(
     assert pages_program.stdout is not None
     output = tmp_path / "output"
     output.touch()
-    order = {
+    request = {
         "page": str(page),
         "directory": str(tmp_path),
         "output": str(output),
@@ -86,13 +87,13 @@ def test_the_blocks_of_a_page_run(
             "TINKEX_DATA_DIR": str(tmp_path / "data"),
         },
     }
-    pages_program.stdin.write(json.dumps(order) + "\n")
+    pages_program.stdin.write(json.dumps(request) + "\n")
     pages_program.stdin.flush()
     assert pages_program.stdout.readline() == "0\n", output.read_text()
 
 
 @pytest.mark.real_model
-def test_the_quickstart_teaches_the_habit(tmp_path: Path) -> None:
+def test_the_quickstart_changes_the_answer_style(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "quickstart.py"), "--epochs", "4"],
         env=environment(tmp_path / "data"),
@@ -111,7 +112,7 @@ def test_the_quickstart_teaches_the_habit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_to_files_lead_somewhere(page: Path) -> None:
+def test_linked_files_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target

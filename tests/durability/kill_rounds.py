@@ -1,4 +1,4 @@
-"""Random programs on a real server that is killed again and again: ``python -m tests.durability.kill_rounds --rounds 300``.
+"""Random programs on a real server that is killed repeatedly: ``python -m tests.durability.kill_rounds --rounds 300``.
 
 Every round is one SIGKILL, to the process that answers, to the one that computes, or to both, at a random moment: while
 operations come in, while they run, while results are fetched, while the server starts. Programs go on until they are
@@ -23,20 +23,20 @@ from pathlib import Path
 
 import psutil
 
+from tests.durability.execution import Execution, differences, execute
 from tests.durability.killable import KillableServer
-from tests.durability.performer import Performance, differences, perform
 from tests.durability.programs import Program, make_program
-from tests.durability.stubborn import PATIENCE_S, Stubborn
+from tests.durability.retrying_client import PATIENCE_S, RetryingClient
 from tests.models import tiny_llama
 
 ARMS = ("api", "worker", "both")
 UNWANTED = ("Traceback", "other digits", "cannot be restored", "failed unexpectedly", "records contradict")
-"""What the log of a server that was only killed never says."""
+"""Messages that never appear in the log of a server that was only killed."""
 
 
 @dataclass
 class Tally:
-    """What happened so far."""
+    """Counts of the rounds so far."""
 
     kills: Counter[str] = field(default_factory=Counter)
     programs: int = 0
@@ -64,11 +64,11 @@ class Rounds:
         self._events = 0
         self._orphans: list[psutil.Process] = []
 
-    async def disturbed(self, programs: Sequence[Program], kills: int) -> list[Performance]:
-        """Carry programs out at the same time, with ``kills`` kills spread over them."""
+    async def disturbed(self, programs: Sequence[Program], kills: int) -> list[Execution]:
+        """Execute programs concurrently, with ``kills`` kills spread over them."""
         self._events = 0
         span = max(1, 2 * sum(program.num_steps for program in programs) // (kills + 1))
-        working = asyncio.ensure_future(self._perform(programs))
+        working = asyncio.ensure_future(self._execute(programs))
         for _ in range(kills):
             await self._moment(span, working)
             if working.done():
@@ -76,16 +76,18 @@ class Rounds:
             self._kill(self._rng.choice(self._arms))
         return await working
 
-    async def undisturbed(self, programs: Sequence[Program]) -> list[Performance]:
-        """Carry programs out in peace."""
+    async def undisturbed(self, programs: Sequence[Program]) -> list[Execution]:
+        """Execute programs without kills."""
         await asyncio.to_thread(self._server.wait)
-        return await self._perform(programs)
+        return await self._execute(programs)
 
-    async def _perform(self, programs: Sequence[Program]) -> list[Performance]:
-        clients = [Stubborn(self._server.port, self._server.key, self._rng, self._moved) for _ in programs]
+    async def _execute(self, programs: Sequence[Program]) -> list[Execution]:
+        clients = [
+            RetryingClient(self._server.port, self._server.key, self._rng, self._moved) for _ in programs
+        ]
         try:
             return list(
-                await asyncio.gather(*(perform(c, p) for c, p in zip(clients, programs, strict=True)))
+                await asyncio.gather(*(execute(c, p) for c, p in zip(clients, programs, strict=True)))
             )
         finally:
             self._tally.lost += sum(client.lost for client in clients)
@@ -96,8 +98,8 @@ class Rounds:
     def _moved(self) -> None:
         self._events += 1
 
-    async def _moment(self, span: int, working: asyncio.Future[list[Performance]]) -> None:
-        """Wait for the moment of the next kill: soon after something got on, or at any time at all."""
+    async def _moment(self, span: int, working: asyncio.Future[list[Execution]]) -> None:
+        """Wait for the time of the next kill: soon after progress, or at a random time."""
         if self._rng.random() < 0.25:
             await asyncio.wait([working], timeout=self._rng.uniform(0.0, 2.5))
             return
@@ -121,7 +123,7 @@ class Rounds:
         self._tally.kills[arm] += 1
 
     async def close(self) -> list[str]:
-        """Kill it once more, start it, stop it in peace; returns what is wrong with what it left."""
+        """Kill it once more, start it, shut it down cleanly; returns the problems in its data."""
         self._kill("api")
         await asyncio.to_thread(self._server.wait)
         await asyncio.to_thread(self._server.stop)
@@ -132,14 +134,14 @@ class Rounds:
 
 
 def inspect(data: Path) -> list[str]:
-    """What is wrong with the data a stopped server left: everything is done once, and nothing lies about."""
+    """Returns the problems in the data of a stopped server: operations that ran twice or never, unreferenced files."""
     with contextlib.closing(sqlite3.connect(data / "engine.db")) as database:
         [[sound]] = database.execute("PRAGMA integrity_check").fetchall()
-        found = [] if sound == "ok" else [f"the database is damaged: {sound}"]
+        found = [] if sound == "ok" else [f"the database is corrupt: {sound}"]
         for request_id, target in database.execute(
             "SELECT request_id, target FROM futures WHERE status = 'pending'"
         ):
-            found.append(f"{request_id} of {target} was promised and has no outcome")
+            found.append(f"{request_id} of {target} was accepted and has no outcome")
         for request_id, times in database.execute(
             "SELECT request_id, count(*) FROM finished GROUP BY request_id HAVING count(*) > 1"
         ):
@@ -159,27 +161,27 @@ def inspect(data: Path) -> list[str]:
     return found
 
 
-def accounts(data: Path, performance: Performance) -> dict[str, int]:
-    """What a session's user is told it used, as far as that is the same whenever the same is done."""
+def usage(data: Path, execution: Execution) -> dict[str, int]:
+    """Returns the recorded usage of a session, as far as it is equal in every execution."""
     with contextlib.closing(sqlite3.connect(data / "engine.db")) as database:
         rows = database.execute(
             "SELECT kind, sum(amount) FROM usage WHERE session_id = ? AND kind IN ('training', 'checkpoint') "
             "GROUP BY kind",
-            (performance.session_id,),
+            (execution.session_id,),
         )
         return dict(rows.fetchall())
 
 
-def promised(data: Path, performance: Performance) -> list[str]:
-    """What is wrong with what a session was promised: each number of each run once, and ended."""
+def check_accepted(data: Path, execution: Execution) -> list[str]:
+    """Returns the problems of a session's accepted operations: each seq_id of each run must have ended once."""
     found = []
     with contextlib.closing(sqlite3.connect(data / "engine.db")) as database:
-        for run_id, numbers in performance.accepted.items():
+        for run_id, numbers in execution.accepted.items():
             rows = database.execute(
                 "SELECT seq_id FROM futures WHERE target = ? AND status != 'pending'", (run_id,)
             ).fetchall()
             if sorted(number for [number] in rows) != sorted(numbers):
-                found.append(f"{run_id} ended {sorted(rows)} and was promised {sorted(numbers)}")
+                found.append(f"{run_id} ended {sorted(rows)} and accepted {sorted(numbers)}")
     return found
 
 
@@ -192,11 +194,11 @@ async def play(
     exact: bool,
     tally: Tally,
     arms: Sequence[str] = ARMS,
-    at_once: int = 2,
+    concurrency: int = 2,
     kills_each: int = 8,
     say: bool = False,
 ) -> None:
-    """Let one server be killed ``kills`` times, with ``at_once`` programs at a time; what is wrong goes to the tally."""
+    """Kill one server ``kills`` times, with ``concurrency`` programs at a time; problems are added to the tally."""
     rng = random.Random(seed)
     options = ("--max-live-runs", "10000", "--long-poll-s", "10")
     server = KillableServer(home, model, *options, often=rng.choice((3, 6, 50)), deterministic=exact)
@@ -204,19 +206,23 @@ async def play(
         rounds = Rounds(server, rng, tally, arms)
         until, next_seed = tally.kills.total() + kills - 1, seed * 1000
         while tally.kills.total() < until:
-            programs = [make_program(next_seed + n) for n in range(at_once)]
-            next_seed += at_once
+            programs = [make_program(next_seed + n) for n in range(concurrency)]
+            next_seed += concurrency
             began = time.monotonic()
             actual = await rounds.disturbed(programs, min(kills_each, until - tally.kills.total()))
             took = time.monotonic() - began
             expected = await rounds.undisturbed(programs)
-            tally.programs += at_once
+            tally.programs += concurrency
             tally.operations += sum(program.num_steps for program in programs)
             data, wrong = home / "engine", []
             for program, ours, theirs in zip(programs, actual, expected, strict=True):
-                found = differences(theirs, ours, exact=exact) + promised(data, ours) + promised(data, theirs)
-                if accounts(data, ours) != accounts(data, theirs):
-                    found.append(f"used {accounts(data, ours)} instead of {accounts(data, theirs)}")
+                found = (
+                    differences(theirs, ours, exact=exact)
+                    + check_accepted(data, ours)
+                    + check_accepted(data, theirs)
+                )
+                if usage(data, ours) != usage(data, theirs):
+                    found.append(f"used {usage(data, ours)} instead of {usage(data, theirs)}")
                 wrong += [f"program {program.seed} ({program.dialect}): {each}" for each in found]
             tally.failures += wrong
             if say:

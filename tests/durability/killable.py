@@ -20,11 +20,11 @@ import psutil
 
 MODEL = "tiny/llama"
 PORTS = range(15_000, 32_000)
-"""Below those the system gives to connections: a client that knocks while nobody listens must not get the port itself."""
+"""Below the ephemeral ports: a client that connects while no server listens must not be assigned this port itself."""
 
 
 class KillableServer:
-    """``tinkex serve``; with ``often`` it makes a savepoint every few operations."""
+    """``tinkex serve``; with ``often`` it writes a savepoint every few operations."""
 
     def __init__(
         self, home: Path, model: Path, *options: str, often: int = 0, deterministic: bool = False
@@ -57,7 +57,7 @@ class KillableServer:
         return self._process
 
     def workers(self) -> list[psutil.Process]:
-        """The processes of the server that compute."""
+        """The server's worker processes."""
         with contextlib.suppress(psutil.NoSuchProcess):
             children = psutil.Process(self.process.pid).children()
             return [child for child in children if not _is_tracker(child)]
@@ -71,9 +71,9 @@ class KillableServer:
                 self._command, stdout=subprocess.DEVNULL, stderr=log, env=environment
             )
 
-    def wait(self, patience_s: float = 180) -> None:
-        """Wait until it answers."""
-        deadline = time.monotonic() + patience_s
+    def wait(self, timeout_s: float = 180) -> None:
+        """Wait until it responds."""
+        deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.log
             try:
@@ -84,12 +84,12 @@ class KillableServer:
         raise AssertionError(f"the server did not answer\n{self.log}")
 
     def kill(self) -> None:
-        """SIGKILL: the process that answers gets no chance to do anything."""
+        """Send SIGKILL to the server process."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
     def kill_workers(self) -> int:
-        """SIGKILL for the processes that compute; says how many there were."""
+        """Send SIGKILL to the worker processes; returns how many there were."""
         killed = 0
         for worker in self.workers():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -98,14 +98,14 @@ class KillableServer:
         return killed
 
     def restart(self) -> None:
-        """Kill it and start it again at once."""
+        """Kill it and start it again immediately."""
         self.kill()
         self.start()
 
-    def stop(self, patience_s: float = 180) -> None:
-        """Ask it to end, and wait until it has, as it should."""
+    def stop(self, timeout_s: float = 180) -> None:
+        """Stop it, and check that it exits cleanly."""
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(patience_s) == 0, self.log
+        assert self.process.wait(timeout_s) == 0, self.log
 
     def __enter__(self) -> Self:
         self.start()
@@ -120,7 +120,7 @@ class KillableServer:
 
 
 def free_port() -> int:
-    """A port that nobody uses, and that no connection will be given by the system."""
+    """Returns an unused port outside the ephemeral range."""
     for port in random.SystemRandom().sample(PORTS, 100):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
@@ -128,7 +128,7 @@ def free_port() -> int:
 
 
 def _is_tracker(process: psutil.Process) -> bool:
-    """Whether it is Python's own helper beside processes that share memory."""
+    """Whether it is multiprocessing's resource tracker."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return any("resource_tracker" in word for word in process.cmdline())
     return True

@@ -1,4 +1,4 @@
-"""Random programs: what several runs of one session are asked to do, the same for the same seed.
+"""Random programs: operations of several runs of one session, determined by a seed.
 
 A program is a list of operations for each of its runs. Operations of a run are numbered; samples are not, they wait for
 the weights they are drawn from. The bodies are those of our client, of the official one or of clients before protobuf.
@@ -34,19 +34,19 @@ KINDS = {
 }
 VOCABULARY = 500
 ORIGIN = 1
-"""The number under which every run first saves itself."""
+"""The seq_id of every run's first save."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One operation: ``number`` is its seq_id, ``draw`` makes its content its own, ``after`` is what it waits for."""
+    """One operation: ``number`` is its seq_id, ``draw`` seeds its content, ``after`` is the operation it waits for."""
 
     place: int
     kind: str
     number: int
     draw: int
     after: int | None = None
-    """The place of the save this one loads or samples from; None stands for the run's beginning."""
+    """The position of the save this one loads or samples from; None means the initial state."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def ends_at(self) -> int:
-        """The number after its last."""
+        """The seq_id after its last."""
         return self.steps[-1].number + 1
 
 
@@ -68,7 +68,7 @@ class Program:
     dialect: Dialect
     runs: tuple[Run, ...]
     window: int
-    """How many operations of a run are on their way to the server at once, in any order."""
+    """How many operations of a run are in flight, in any order."""
     num_steps: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class Program:
 
 
 def make_program(seed: int, length: int = 24) -> Program:
-    """The program of a seed: two or three runs with about ``length`` operations each."""
+    """Returns the program of a seed: two or three runs with about ``length`` operations each."""
     rng = random.Random(seed)
     runs = tuple(
         Run(place, rng.randint(1, 6), rng.randrange(1000), _steps(rng, length))
@@ -99,7 +99,7 @@ def _steps(rng: random.Random, length: int) -> tuple[Step, ...]:
 
     while len(steps) < length:
         kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
-        if kind == "chunks":  # one call of a client, cut in pieces
+        if kind == "chunks":  # one pass of a client, split into chunks
             for _ in range(rng.randint(2, 4)):
                 add("pass")
         elif kind == "load":
@@ -122,7 +122,7 @@ class Body:
 
 
 def pass_body(dialect: Dialect, run_id: str, step: Step) -> Body:
-    """A pass over a few sequences with a loss of any kind; a ``bad`` one has a token no vocabulary has."""
+    """A pass over a few sequences with a random loss; a ``bad`` one has a token outside the vocabulary."""
     rng = random.Random(step.draw)
     loss = rng.choice(LOSSES) if step.kind in {"pass", "forward"} else "cross_entropy"
     if step.kind == "overflow":
@@ -159,7 +159,7 @@ def _datum(rng: random.Random, loss: str, kind: str) -> tuple[list[int], Inputs]
     if loss == "cross_entropy":
         inputs["weights"] = [rng.choice((0.0, 0.5, 1.0)) for _ in range(length)]
     else:
-        # Probabilities of next to nothing make the ratio overflow: the operation fails, and changes nothing.
+        # Tiny probabilities make the ratio overflow: the operation fails, and changes nothing.
         inputs["logprobs"] = [-3e38 if kind == "overflow" else rng.uniform(-8.0, -4.0) for _ in range(length)]
         inputs["advantages"] = [rng.uniform(-1.0, 1.0) for _ in range(length)]
     if loss == "gspo":

@@ -1,4 +1,4 @@
-"""A client at work while its server is killed: it sees a pause, and the numbers are those of a quiet day."""
+"""A client works while its server is killed: it sees a delay, and the results are those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ import tinkex
 from tests.durability.killable import MODEL, KillableServer
 from tinkex import types
 
+pytestmark = pytest.mark.slow
+
 STEPS = 12
 
 
@@ -29,7 +31,7 @@ def datum(seed: int, length: int = 16) -> types.Datum:
 
 
 def program(server: KillableServer, disturb: Callable[[int], None]) -> tuple[list[bytes], bytes]:
-    """Trains with everything in flight at once; returns every result, and the saved weights and moments."""
+    """Trains with all operations in flight; returns every result, and the saved weights and moments."""
     with tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service:
         training = service.create_lora_training_client(MODEL, rank=4, seed=7)
         passes, steps = [], []
@@ -64,7 +66,7 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield running
 
 
-def test_a_client_sees_a_pause_and_the_same_numbers(server: KillableServer) -> None:
+def test_a_client_sees_a_delay_and_the_same_results(server: KillableServer) -> None:
     expected = program(server, lambda _: None)
 
     def kill_now_and_then(n: int) -> None:
@@ -76,7 +78,7 @@ def test_a_client_sees_a_pause_and_the_same_numbers(server: KillableServer) -> N
     assert "other digits" not in server.log
 
 
-def test_a_sample_in_flight_is_drawn_again(server: KillableServer) -> None:
+def test_a_sample_in_flight_is_sampled_again(server: KillableServer) -> None:
     with tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service:
         sampler = service.create_sampling_client(base_model=MODEL)
         params = types.SamplingParams(max_tokens=60, stop=[], seed=3, temperature=1.0)
@@ -112,7 +114,7 @@ print(json.dumps({"losses": losses, "logprobs": list(logprobs), "step": stepped.
 """
 
 
-def test_the_official_client_sees_a_pause_and_the_same_numbers(tiny_model: Path, tmp_path: Path) -> None:
+def test_the_official_client_sees_a_delay_and_the_same_results(tiny_model: Path, tmp_path: Path) -> None:
     sentences = [[(n * 31 + 7 * j) % 190 + 5 for j in range(13)] for n in range(9)]
 
     def datum_of(tokens: list[int]) -> types.Datum:
@@ -155,7 +157,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "server.md"
 
 
 @pytest.mark.timeout(900)
-def test_the_program_of_the_guide_prints_the_same_losses_whatever_is_killed(server: KillableServer) -> None:
+def test_the_program_of_the_guide_prints_the_same_losses_after_kills(server: KillableServer) -> None:
     shown = re.search(r"as `train.py`:\n\n```py\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     assert shown is not None
     server.wait()

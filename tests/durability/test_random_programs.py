@@ -12,24 +12,32 @@ import numpy as np
 import pytest
 
 from tests.durability import kill_rounds
+from tests.durability.execution import Execution, differences
 from tests.durability.kill_rounds import Tally
-from tests.durability.performer import Performance, differences
 from tests.durability.programs import DIALECTS, KINDS, make_program
 
 
-@pytest.mark.timeout(900)  # every start of a server takes longer on a machine that has other work
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # servers start slowly on a busy machine
 @pytest.mark.parametrize(
-    ("exact", "seed", "at_once"), [(True, 11, 3), (False, 12, 2)], ids=["alone", "packed"]
+    ("exact", "seed", "concurrency"), [(True, 11, 3), (False, 12, 2)], ids=["alone", "packed"]
 )
-def test_random_programs_give_the_same_whenever_their_server_is_killed(
-    tiny_model: Path, tmp_path: Path, exact: bool, seed: int, at_once: int
+def test_random_programs_give_the_same_results_when_the_server_is_killed(
+    tiny_model: Path, tmp_path: Path, exact: bool, seed: int, concurrency: int
 ) -> None:
-    """Alone in their passes runs compute the same bits whatever happens beside them. Packed with others they differ between
-    two executions by rounding; a replay must still repeat each pass as it was, which the engine checks by itself."""
+    """One run per pass is bitwise reproducible. In shared passes two executions differ by rounding; a replay must still
+    repeat each pass exactly, which the engine verifies."""
     tally = Tally()
     asyncio.run(
         kill_rounds.play(
-            tmp_path, tiny_model, kills=6, seed=seed, exact=exact, tally=tally, at_once=at_once, kills_each=5
+            tmp_path,
+            tiny_model,
+            kills=6,
+            seed=seed,
+            exact=exact,
+            tally=tally,
+            concurrency=concurrency,
+            kills_each=5,
         )
     )
     assert not tally.failures, "\n".join([*tally.failures, (tmp_path / "serve.log").read_text()[-4000:]])
@@ -37,7 +45,7 @@ def test_random_programs_give_the_same_whenever_their_server_is_killed(
     assert tally.operations > 50
 
 
-def test_programs_are_made_of_everything_and_are_the_same_for_the_same_seed() -> None:
+def test_programs_use_every_operation_and_are_determined_by_their_seed() -> None:
     programs = [make_program(seed) for seed in range(30)]
     assert programs == [make_program(seed) for seed in range(30)]
     kinds = {step.kind for program in programs for run in program.runs for step in run.steps}
@@ -45,25 +53,25 @@ def test_programs_are_made_of_everything_and_are_the_same_for_the_same_seed() ->
     assert {program.dialect for program in programs} == {*DIALECTS}
 
 
-def test_a_difference_in_the_last_bit_is_found() -> None:
+def test_a_difference_in_the_last_bit_is_detected() -> None:
     weights = np.ones(3, np.float32)
     nearly = np.nextafter(weights, np.float32(2))
     ran = ("pass", {"loss:sum": 1.0}, [weights])
-    expected = Performance("one", {(0, 1): ran}, {0: {"w": weights}}, {0: ["weights/end"]})
+    expected = Execution("one", {(0, 1): ran}, {0: {"w": weights}}, {0: ["weights/end"]})
     assert not differences(
-        expected, Performance("two", {(0, 1): ran}, {0: {"w": weights}}, {0: ["weights/end"]}), exact=True
+        expected, Execution("two", {(0, 1): ran}, {0: {"w": weights}}, {0: ["weights/end"]}), exact=True
     )
     others = [
-        Performance(
+        Execution(
             "two", {(0, 1): ("pass", {"loss:sum": 1.0}, [nearly])}, expected.weights, expected.checkpoints
         ),
-        Performance(
+        Execution(
             "two", {(0, 1): ("pass", {"loss:sum": 1.1}, [weights])}, expected.weights, expected.checkpoints
         ),
-        Performance("two", {(0, 1): ("failed", "server")}, expected.weights, expected.checkpoints),
-        Performance("two", {}, expected.weights, expected.checkpoints),
-        Performance("two", expected.results, {0: {"w": nearly}}, expected.checkpoints),
-        Performance("two", expected.results, expected.weights, {0: []}),
+        Execution("two", {(0, 1): ("failed", "server")}, expected.weights, expected.checkpoints),
+        Execution("two", {}, expected.weights, expected.checkpoints),
+        Execution("two", expected.results, {0: {"w": nearly}}, expected.checkpoints),
+        Execution("two", expected.results, expected.weights, {0: []}),
     ]
     for other in others:
         assert len(differences(expected, other, exact=True)) == 1

@@ -1,4 +1,4 @@
-"""A resilient training while its server, its run, and its own program are killed: the weights of a quiet day."""
+"""Resilient training while its server, its run and its own program are killed: the weights of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def batch(position: int) -> list[types.Datum]:
 
 
 class Recoveries:
-    """Counts the runs that went on as others."""
+    """Counts recoveries."""
 
     def __init__(self) -> None:
         self.seen: list[RunRecovered] = []
@@ -62,7 +62,7 @@ def loop_on(
 
 
 def apply(step: TrainingStep[list[types.Datum]], history: dict[str, list[int]]) -> None:
-    """One step, waited for; ``history`` is what each run was given."""
+    """One step, awaited; ``history`` holds the batches of each run."""
     passed = step.training.forward_backward(step.batch, "cross_entropy")
     stepped = step.training.optim_step(types.AdamParams(learning_rate=1e-2))
     passed.result(timeout=90)
@@ -72,13 +72,13 @@ def apply(step: TrainingStep[list[types.Datum]], history: dict[str, list[int]]) 
 
 @dataclass(frozen=True)
 class End:
-    """What a training ended with: the run's own logprobs of a text, and a sampler's of another."""
+    """The result of a training: the run's logprobs of one text, and a sampler's of another."""
 
     trained: bytes
     sampled: list[float]
 
     def is_like(self, other: End) -> bool:
-        """The trained run to the last bit; a sampler adds up in another order when its caches are cold."""
+        """Bitwise for the run; a sampler with a cold cache sums in another order."""
         return self.trained == other.trained and np.allclose(self.sampled, other.sampled, rtol=0, atol=1e-5)
 
 
@@ -113,7 +113,7 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def quiet(server: KillableServer) -> End:
-    """What an undisturbed training ends with."""
+    """The result of an undisturbed training."""
     end, history, recovered = program(server, "quiet", lambda _: None)
     assert list(history.values()) == [list(range(STEPS))]
     assert not recovered
@@ -131,7 +131,8 @@ def once(at: int, deed: Callable[[], None]) -> Callable[[int], None]:
     return disturb
 
 
-def test_a_killed_server_is_a_pause(server: KillableServer, quiet: End) -> None:
+@pytest.mark.slow
+def test_a_killed_server_is_a_delay(server: KillableServer, quiet: End) -> None:
     end, history, recovered = program(server, "killed", once(4, server.restart))
     assert end.is_like(quiet)
     assert list(history.values()) == [list(range(STEPS))]  # the same run, each batch once
@@ -139,7 +140,7 @@ def test_a_killed_server_is_a_pause(server: KillableServer, quiet: End) -> None:
 
 
 def destroy(server: KillableServer) -> None:
-    """Kills the server, and with it what it would restore its runs from."""
+    """Kills the server and deletes its savepoints and journal."""
     server.kill()
     for file in (server.home / "engine" / "savepoints").rglob("*"):
         if file.is_file():
@@ -148,17 +149,18 @@ def destroy(server: KillableServer) -> None:
     server.wait()
 
 
-def test_a_lost_run_goes_on_from_its_checkpoint(server: KillableServer, quiet: End) -> None:
+@pytest.mark.slow
+def test_a_lost_run_resumes_from_its_checkpoint(server: KillableServer, quiet: End) -> None:
     end, history, recovered = program(server, "lost", once(7, lambda: destroy(server)))
     assert end.is_like(quiet)
     first, second = history.values()
     assert first == [*range(8)]
-    assert second == [*range(6, STEPS)]  # from the checkpoint after six batches: none twice, none left out
+    assert second == [*range(6, STEPS)]  # from the checkpoint after six batches: none repeated, none skipped
     assert [event.checkpoint.rpartition("-")[2] for event in recovered] == ["00000006"]
 
 
 def forget_sessions(server: KillableServer) -> None:
-    """Kills the server, and with it its runs and all it knew of sessions; the checkpoints stay."""
+    """Kills the server and deletes its runs and sessions; the checkpoints stay."""
     server.kill()
     savepoints = server.home / "engine" / "savepoints"
     for file in savepoints.rglob("*"):
@@ -171,7 +173,8 @@ def forget_sessions(server: KillableServer) -> None:
     server.wait()
 
 
-def test_a_forgotten_session_is_followed_by_another_and_the_training_goes_on_from_its_checkpoint(
+@pytest.mark.slow
+def test_a_lost_session_is_replaced_and_the_training_resumes_from_its_checkpoint(
     server: KillableServer, quiet: End
 ) -> None:
     end, history, recovered = program(server, "forgotten", once(7, lambda: forget_sessions(server)))
@@ -194,14 +197,16 @@ def start_afresh(server: KillableServer) -> None:
     server.wait()
 
 
-def test_a_server_that_lost_its_data_is_told_with_what_can_be_done(server: KillableServer) -> None:
+@pytest.mark.slow
+def test_a_server_that_lost_its_data_raises_an_error_that_says_what_to_do(server: KillableServer) -> None:
     with pytest.raises(tinkex.RecoveryError, match=r"no checkpoint of the training 'gone'.*resume='never'"):
         program(server, "gone", once(4, lambda: start_afresh(server)))
 
 
+@pytest.mark.slow
 def test_a_monitor_finds_a_corrupted_run_and_restarts_it_with_its_optimizer(server: KillableServer) -> None:
-    told: queue.Queue[RecoveryResult] = queue.Queue()
-    policy = replace(POLICY, poll_interval_s=0.2, on_recovery=told.put)
+    recoveries: queue.Queue[RecoveryResult] = queue.Queue()
+    policy = replace(POLICY, poll_interval_s=0.2, on_recovery=recoveries.put)
     with (
         tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service,
         RecoveryMonitor(service, policy) as monitor,
@@ -216,7 +221,7 @@ def test_a_monitor_finds_a_corrupted_run_and_restarts_it_with_its_optimizer(serv
         training.optim_step(types.AdamParams(learning_rate=1e-2)).result(timeout=90)
         expected = training.forward(batch(9), "cross_entropy").result(timeout=90)
         destroy(server)
-        recovered = told.get(timeout=90)
+        recovered = recoveries.get(timeout=90)
         assert (recovered.run_id, recovered.condition) == (training.model_id, "corrupted")
         assert recovered.checkpoint == path
         again = recovered.training
@@ -255,7 +260,7 @@ def started(server: KillableServer, name: str) -> subprocess.Popen[str]:
 
 
 def follow(process: subprocess.Popen[str], until: int) -> list[int]:
-    """Reads the steps a program reports, up to one of them."""
+    """Reads the steps a program prints, up to one of them."""
     assert process.stdout is not None
     seen = []
     for line in process.stdout:
@@ -281,7 +286,7 @@ def resumed(server: KillableServer, name: str) -> tuple[End, int | None, list[in
         return end_of(loop), loop.resumed_at, steps
 
 
-def test_a_killed_program_goes_on_when_it_is_started_again(server: KillableServer, quiet: End) -> None:
+def test_a_killed_program_resumes_when_it_is_restarted(server: KillableServer, quiet: End) -> None:
     process = started(server, "crashed")
     assert follow(process, until=7) == [*range(8)]
     process.kill()
@@ -290,13 +295,14 @@ def test_a_killed_program_goes_on_when_it_is_started_again(server: KillableServe
     assert at == 6
     assert steps == [*range(6, STEPS)]
     assert end.is_like(quiet)
-    # and once more: there is nothing left to do, and the weights are there
+    # Once more: nothing is left to do, and the weights are there.
     end, at, steps = resumed(server, "crashed")
     assert (at, steps) == (STEPS, [])
     assert end.is_like(quiet)
 
 
-def test_program_and_server_may_die_together(server: KillableServer, quiet: End) -> None:
+@pytest.mark.slow
+def test_program_and_server_may_be_killed_together(server: KillableServer, quiet: End) -> None:
     process = started(server, "both")
     follow(process, until=4)
     server.kill()

@@ -1,4 +1,4 @@
-"""The process that computes dies, and nobody notices more than a pause: not the client, not the numbers, not the server."""
+"""The worker process is killed: the client sees a delay and the same results, and the server stays up."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield running
         (worker,) = running.workers()
         running.stop()
-        assert not worker.is_running(), "a server that stops leaves no process behind"
+        assert not worker.is_running(), "a stopped server leaves no process behind"
 
 
 def health(server: KillableServer) -> dict[str, Any]:
-    """What the server says of itself, also with the status of one that is starting."""
+    """The server's health, also while it starts."""
     try:
         with urllib.request.urlopen(f"{server.url}/api/v1/healthz", timeout=30) as answer:
-            told: dict[str, Any] = json.load(answer)
-    except urllib.error.HTTPError as refused:
-        with refused:
-            told = json.load(refused)
-    return told
+            status: dict[str, Any] = json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            status = json.load(error)
+    return status
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -53,30 +53,31 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 @contextlib.contextmanager
 def no_worker(server: KillableServer) -> Iterator[dict[str, Any]]:
-    """For as long as the caller likes: its worker was killed, and the next one is stopped before it can answer anything."""
+    """Inside the block there is no working worker: the first was killed, the next one is suspended before it responds."""
     while True:
         successor = next_worker(server)
         successor.suspend()
         try:
-            told = health(server)
-            assert told["worker"]["pid"] == successor.pid
-            if told["worker"]["state"] == "starting":
-                yield told
+            status = health(server)
+            assert status["worker"]["pid"] == successor.pid
+            if status["worker"]["state"] == "starting":
+                yield status
                 return
         finally:
             successor.resume()
 
 
 def next_worker(server: KillableServer) -> psutil.Process:
-    """Kill the worker; returns the one that comes after it as soon as the server speaks of it."""
+    """Kill the worker; returns its successor as soon as the server reports it."""
     (worker,) = server.workers()
     worker.kill()
-    # One that is stopped before the server knows of it is one that the server is still starting.
+    # A worker that is suspended before the server reports it is still starting.
     wait_until(lambda: health(server)["worker"]["pid"] not in (None, worker.pid))
     return psutil.Process(health(server)["worker"]["pid"])
 
 
-def test_a_killed_worker_is_a_pause_and_the_numbers_are_the_same(server: KillableServer) -> None:
+@pytest.mark.slow
+def test_a_killed_worker_is_a_delay_with_the_same_results(server: KillableServer) -> None:
     expected = program(server, lambda _: None)
 
     def kill_now_and_then(n: int) -> None:
@@ -96,11 +97,12 @@ def test_a_killed_worker_is_a_pause_and_the_numbers_are_the_same(server: Killabl
     assert "other digits" not in server.log
 
 
-def test_the_server_answers_while_there_is_no_worker(server: KillableServer) -> None:
+@pytest.mark.slow
+def test_the_server_responds_while_there_is_no_worker(server: KillableServer) -> None:
     with tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service:
         training = service.create_lora_training_client(MODEL, rank=4, seed=3)
-        with no_worker(server) as told:
-            assert told["status"].startswith("degraded: the worker was lost (it was terminated by SIGKILL")
+        with no_worker(server) as status:
+            assert status["status"].startswith("degraded: the worker was lost (it was terminated by SIGKILL")
             passed = training.forward_backward([datum(1)], "cross_entropy")
             stepped = training.optim_step(types.AdamParams(learning_rate=1e-2))
             sampled = service.create_sampling_client(base_model=MODEL).sample(
@@ -115,7 +117,7 @@ def test_the_server_answers_while_there_is_no_worker(server: KillableServer) -> 
     wait_until(lambda: health(server)["status"] == "ok")
 
 
-def test_a_stream_goes_on_where_it_was(server: KillableServer) -> None:
+def test_a_stream_resumes_where_it_was(server: KillableServer) -> None:
     with tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service:
         sampler = service.create_sampling_client(base_model=MODEL)
         prompt = types.ModelInput.from_ints([5, 6, 7])
@@ -134,19 +136,20 @@ def test_a_stream_goes_on_where_it_was(server: KillableServer) -> None:
     wait_until(lambda: health(server)["worker"]["restarts"] > restarts and health(server)["status"] == "ok")
 
 
-def test_a_worker_ends_with_its_server(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_worker_exits_with_its_server(tiny_model: Path, tmp_path: Path) -> None:
     with KillableServer(tmp_path, tiny_model) as server:
         (worker,) = server.workers()
-        worker.suspend()  # even one that can do nothing itself
+        worker.suspend()  # even a suspended one
         server.kill()
         with contextlib.suppress(psutil.NoSuchProcess):
             worker.wait(PATIENCE_S)
         assert not worker.is_running()
 
 
-def test_signals_for_the_server_do_not_end_the_worker(server: KillableServer) -> None:
+def test_signals_for_the_server_do_not_stop_the_worker(server: KillableServer) -> None:
     worker = next_worker(server)
-    for _ in range(100):  # from the first moment, long before it can say what it ignores
+    for _ in range(100):  # from the start, before it can install signal handlers
         for number in (signal.SIGINT, signal.SIGTERM):
             worker.send_signal(number)
         time.sleep(0.01)

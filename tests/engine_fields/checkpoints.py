@@ -1,4 +1,4 @@
-"""Proofs for saving, loading, keeping and copying weights."""
+"""Proofs for saving, loading, expiring and copying weights."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.engine_fields.rig import MODEL, OTHER_MODEL, Rig, Run, refused
+from tests.engine_fields.rig import MODEL, OTHER_MODEL, Rig, Run, assert_rejected
 from tests.engine_fields.table import proves
 
 
 def expiry(run: Run) -> float | None:
-    """How long the last checkpoint of a run is kept from its making, in seconds."""
+    """The time to live of a run's last checkpoint, in seconds."""
     shown = run.checkpoints()[-1]
     if shown.get("expires_at") is None:
         return None
@@ -24,18 +24,18 @@ def expiry(run: Run) -> float | None:
 @proves("SaveWeightsRequest.model_id", "SaveWeightsRequest.seq_id")
 def save_turn(rig: Rig) -> None:
     run = rig.run()
-    refused(run.submit("save_weights", path="x", model_id="nobody"), "nobody", 404)
+    assert_rejected(run.submit("save_weights", path="x", model_id="nobody"), "nobody", 404)
     ids = {run.submit("save_weights", path="x", seq_id=1).json["request_id"] for _ in range(2)}
     assert len(ids) == 1
-    refused(run.submit("save_weights", path="y", seq_id=1), "1")
+    assert_rejected(run.submit("save_weights", path="y", seq_id=1), "1")
 
 
 @proves("SaveWeightsRequest.path")
 def save_path(rig: Rig) -> None:
     run = rig.run()
     assert run.save("mine") == f"tinker://{run.run_id}/weights/mine"
-    refused(run.submit("save_weights", path="../x"), "../x")
-    refused(run.submit("save_weights"), "path")
+    assert_rejected(run.submit("save_weights", path="../x"), "../x")
+    assert_rejected(run.submit("save_weights"), "path")
 
 
 @proves("SaveWeightsRequest.ttl_seconds")
@@ -45,14 +45,14 @@ def save_ttl(rig: Rig) -> None:
     assert expiry(run) is None
     run.save("for-an-hour", ttl_seconds=3600)
     assert expiry(run) == pytest.approx(3600)
-    refused(run.submit("save_weights", path="x", ttl_seconds=0), "ttl_seconds")
+    assert_rejected(run.submit("save_weights", path="x", ttl_seconds=0), "ttl_seconds")
 
 
 @proves("SaveWeightsRequest.overwrite")
 def save_overwrite(rig: Rig) -> None:
     run = rig.run()
     run.save("x")
-    refused(run.submit("save_weights", path="x"), "exists already")
+    assert_rejected(run.submit("save_weights", path="x"), "exists already")
     assert run.save("x", overwrite=True).endswith("/x")
 
 
@@ -66,7 +66,7 @@ def save_user_metadata(rig: Rig) -> None:
 @proves("SaveWeightsForSamplerRequest.model_id", "SaveWeightsForSamplerRequest.seq_id")
 def save_for_sampler_turn(rig: Rig) -> None:
     run = rig.run()
-    refused(run.submit("save_weights_for_sampler", path="x", model_id="nobody"), "nobody", 404)
+    assert_rejected(run.submit("save_weights_for_sampler", path="x", model_id="nobody"), "nobody", 404)
     ids = {run.submit("save_weights_for_sampler", path="x", seq_id=1).json["request_id"] for _ in range(2)}
     assert len(ids) == 1
 
@@ -78,7 +78,7 @@ def save_for_sampler_name(rig: Rig) -> None:
     assert named["path"] == f"tinker://{run.run_id}/sampler_weights/x"
     unnamed = rig.ada.result(run.submit("save_weights_for_sampler", sampling_session_seq_id=9)).json
     assert unnamed["sampling_session_id"].endswith(":sample:9")
-    refused(run.submit("save_weights_for_sampler"), "sampling_session_seq_id")
+    assert_rejected(run.submit("save_weights_for_sampler"), "sampling_session_seq_id")
 
 
 @proves("SaveWeightsForSamplerRequest.ttl_seconds", "SaveWeightsForSamplerRequest.user_metadata")
@@ -93,7 +93,7 @@ def save_for_sampler_ttl(rig: Rig) -> None:
 @proves("SaveWeightsExternalRequest.model_id", "SaveWeightsExternalRequest.seq_id")
 def save_external_turn(rig: Rig) -> None:
     run = rig.run()
-    refused(run.submit("save_weights_external", path="x", model_id="nobody"), "nobody", 404)
+    assert_rejected(run.submit("save_weights_external", path="x", model_id="nobody"), "nobody", 404)
     ids = {run.submit("save_weights_external", path="x", seq_id=1).json["request_id"] for _ in range(2)}
     assert len(ids) == 1
 
@@ -110,7 +110,7 @@ def save_external_path(rig: Rig) -> None:
 def save_external_recipients(rig: Rig) -> None:
     run = rig.run()
     answer = run.submit("save_weights_external", path="x", age_encryption_recipients=["nobody"])
-    refused(answer, "recipient", 400, 501)
+    assert_rejected(answer, "recipient", 400, 501)
 
 
 def load(run: Run, path: str, **changes: Any) -> Any:
@@ -122,8 +122,10 @@ def load_path(rig: Rig) -> None:
     trained, fresh = rig.run(), rig.run()
     trained.train()
     path = trained.save()
-    refused(fresh.submit("load_weights", path=path, model_id="nobody"), "nobody", 404)
-    refused(fresh.submit("load_weights", path="tinker://nobody/weights/x"), "tinker://nobody/weights/x", 404)
+    assert_rejected(fresh.submit("load_weights", path=path, model_id="nobody"), "nobody", 404)
+    assert_rejected(
+        fresh.submit("load_weights", path="tinker://nobody/weights/x"), "tinker://nobody/weights/x", 404
+    )
     before = fresh.loss()
     number = fresh.number + 1
     ids = {fresh.submit("load_weights", path=path, seq_id=number).json["request_id"] for _ in range(2)}
@@ -154,15 +156,15 @@ def load_into_a_new_run(rig: Rig) -> None:
     rig.ada.result(rig.ada.post("load_weights", request))
     shown = rig.ada.get(f"training_runs/{session}:train:6").json
     assert (shown["lora_rank"], shown["user_metadata"]) == (3, {"a": "b"})
-    refused(rig.ada.post("load_weights", {**request, "session_id": "nowhere"}), "nowhere", 404)
+    assert_rejected(rig.ada.post("load_weights", {**request, "session_id": "nowhere"}), "nowhere", 404)
 
 
 @proves("LoadWeightsRequest.base_model", "LoadWeightsRequest.optimizer_config")
 def load_on_another_base(rig: Rig) -> None:
     request = {"session_id": rig.ada.session(), "model_seq_id": 0, "path": rig.run().save()}
-    refused(rig.ada.post("load_weights", {**request, "base_model": OTHER_MODEL}), "trained on")
+    assert_rejected(rig.ada.post("load_weights", {**request, "base_model": OTHER_MODEL}), "trained on")
     dimuon = {"type": "dimuon", "version": 1}
-    refused(rig.ada.post("load_weights", {**request, "optimizer_config": dimuon}), "dimuon", 400, 501)
+    assert_rejected(rig.ada.post("load_weights", {**request, "optimizer_config": dimuon}), "dimuon", 400, 501)
     assert rig.ada.post("load_weights", {**request, "base_model": MODEL}).status == 200
 
 
@@ -170,14 +172,14 @@ def load_on_another_base(rig: Rig) -> None:
 def load_with_a_token(rig: Rig) -> None:
     path = rig.run().save()
     mine = Run(rig.bob, rig.bob.create())
-    refused(mine.submit("load_weights", path=path), path, 404)
+    assert_rejected(mine.submit("load_weights", path=path), path, 404)
     answer = mine.submit("load_weights", path=path, weights_access_token="tml-unknown")
-    refused(answer, "weights_access_token", 400, 403, 501)
+    assert_rejected(answer, "weights_access_token", 400, 403, 501)
 
 
 @proves("WeightsInfoRequest.tinker_path")
 def weights_info(rig: Rig) -> None:
-    refused(
+    assert_rejected(
         rig.ada.post("weights_info", {"tinker_path": "tinker://no/weights/x"}), "tinker://no/weights/x", 404
     )
     assert rig.ada.post("weights_info", {"tinker_path": rig.run(rank=3).save()}).json["lora_rank"] == 3
@@ -203,7 +205,7 @@ def copied(rig: Rig, **changes: Any) -> Any:
 
 @proves("CopyWeightsRequest.source_path")
 def copy_source(rig: Rig) -> None:
-    refused(copied(rig, source_path="tinker://no/weights/x"), "tinker://no/weights/x", 404)
+    assert_rejected(copied(rig, source_path="tinker://no/weights/x"), "tinker://no/weights/x", 404)
     path = copied(rig).json["tinker_path"]
     assert rig.ada.post("weights_info", {"tinker_path": path}).json["lora_rank"] == 3
 
@@ -229,9 +231,9 @@ def copy_place(rig: Rig) -> None:
     session = rig.ada.session()
     path = copied(rig, session_id=session, model_seq_id=4).json["tinker_path"]
     assert path.startswith(f"tinker://{session}:train:4/")
-    refused(copied(rig, session_id="nowhere", model_seq_id=4), "nowhere", 404)
+    assert_rejected(copied(rig, session_id="nowhere", model_seq_id=4), "nowhere", 404)
 
 
 @proves("CopyWeightsRequest.weights_access_token")
 def copy_with_a_token(rig: Rig) -> None:
-    refused(copied(rig, weights_access_token="tml-unknown"), "weights_access_token", 400, 403)
+    assert_rejected(copied(rig, weights_access_token="tml-unknown"), "weights_access_token", 400, 403)

@@ -1,4 +1,4 @@
-"""What the proofs work with: a running engine with a tiny model, and requests that are right but for one field."""
+"""The test rig of the proofs: an engine with a tiny model, and requests that are valid except for one field."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tinkex.types import (
     SampleResponse,
 )
 
-__all__ = ["MODEL", "OTHER_MODEL", "TOKENS", "Rig", "Run", "datum", "refused"]
+__all__ = ["MODEL", "OTHER_MODEL", "TOKENS", "Rig", "Run", "assert_rejected", "datum"]
 
 MODEL = "tiny"
 OTHER_MODEL = "other"
@@ -26,14 +26,14 @@ TOKENS = [5, 60, 7, 80, 9, 100, 11, 120]
 _numbers = count(1)
 
 
-def refused(answer: Answer, words: str, *statuses: int) -> None:
-    """The request was not accepted, and the answer says which part of it was wrong."""
+def assert_rejected(answer: Answer, words: str, *statuses: int) -> None:
+    """Check that the request was rejected with an error that names the invalid part."""
     assert answer.status in (statuses or (400,)), (answer.status, answer.body)
     assert words in answer.detail, answer.detail
 
 
 def datum(tokens: list[int] = TOKENS, **inputs: Any) -> Datum:
-    """The next token of every position, unless ``inputs`` say otherwise."""
+    """A datum with next-token targets, unless ``inputs`` override them."""
     return Datum(ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:], **inputs})
 
 
@@ -47,7 +47,7 @@ class Rig:
 
     @cached_property
     def base_sampler(self) -> str:
-        """A sampler on the base model."""
+        """A sampler for the base model."""
         return self.sampler()
 
     def run(self, **lora: Any) -> Run:
@@ -55,7 +55,7 @@ class Rig:
         return Run(self.ada, self.ada.create(**lora))
 
     def sampler(self, client: Client | None = None, **weights: Any) -> str:
-        """A new sampler, on the base model unless told otherwise."""
+        """A new sampler, for the base model by default."""
         client = client or self.ada
         request = {
             "session_id": client.session(),
@@ -68,7 +68,7 @@ class Rig:
         return sampler_id
 
     def sample_request(self, params: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-        """A request to sample that always gives the same tokens."""
+        """A sample request with deterministic tokens."""
         return {
             "prompt": {"chunks": [{"type": "encoded_text", "tokens": TOKENS}]},
             "sampling_params": {"max_tokens": 6, "seed": 5, "stop": [], **(params or {})},
@@ -78,7 +78,7 @@ class Rig:
         }
 
     def submit_sample(self, params: dict[str, Any] | None = None, **changes: Any) -> Answer:
-        """Hands the request in."""
+        """Submit the request."""
         return self.ada.post("asample", self.sample_request(params, **changes))
 
     def sample(self, params: dict[str, Any] | None = None, **changes: Any) -> SampleResponse:
@@ -95,18 +95,18 @@ class Rig:
 
 @dataclass
 class Run:
-    """A run whose operations are numbered as they come."""
+    """A run that numbers its operations."""
 
     client: Client
     run_id: str
     number: int = 0
 
     def body(self, **changes: Any) -> dict[str, Any]:
-        """The part of a request that says whose turn it is."""
-        turn = {"model_id": self.run_id, "seq_id": self.number + 1, **changes}
-        if turn["model_id"] == self.run_id:  # a request for another run uses up no number of this one
-            self.number = max(self.number, turn["seq_id"])
-        return turn
+        """The run and seq_id of a request."""
+        fields = {"model_id": self.run_id, "seq_id": self.number + 1, **changes}
+        if fields["model_id"] == self.run_id:  # a request for another run uses no seq_id of this one
+            self.number = max(self.number, fields["seq_id"])
+        return fields
 
     def submit_pass(
         self,
@@ -117,7 +117,7 @@ class Run:
         forward_only: bool = False,
         **changes: Any,
     ) -> Answer:
-        """Hands a pass in."""
+        """Submit a pass."""
         turn = self.body(**changes)
         request = ForwardBackwardRequest(
             turn["model_id"],
@@ -138,7 +138,7 @@ class Run:
         return proto.decode_forward_backward_output(answer.body)
 
     def loss(self, *args: Any, **options: Any) -> float:
-        """The loss of a pass that trains nothing."""
+        """The loss of a forward-only pass."""
         return self.output(*args, forward_only=True, **options).metrics["loss:sum"]
 
     def step(self, **adam: Any) -> dict[str, float]:
@@ -155,11 +155,11 @@ class Run:
         return self.loss()
 
     def submit(self, name: str, **changes: Any) -> Answer:
-        """Hands an operation in."""
+        """Submit an operation."""
         return self.client.post(name, self.body(**changes))
 
     def save(self, path: str = "saved", **changes: Any) -> str:
-        """The path of a checkpoint of the present state."""
+        """Save a checkpoint; returns its path."""
         answer = self.client.result(self.submit("save_weights", path=path, **changes)).json
         saved: str = answer["path"]
         return saved

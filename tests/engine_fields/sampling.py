@@ -1,4 +1,4 @@
-"""Proofs for what a request to sample may ask."""
+"""Proofs for the fields of sample requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.engine_fields.rig import MODEL, OTHER_MODEL, TOKENS, Rig, refused
+from tests.engine_fields.rig import MODEL, OTHER_MODEL, TOKENS, Rig, assert_rejected
 from tests.engine_fields.table import proves
 from tinkex.types import Datum, ImageChunk, ModelInput
 from tinkex.types.sampling import EMPTY_LOGPROB
@@ -55,7 +55,7 @@ def prompt(rig: Rig) -> None:
     one_by_one = {"chunks": [{"type": "encoded_text", "tokens": [token]} for token in TOKENS]}
     assert rig.tokens(prompt=one_by_one) == rig.tokens()
     loud = {"chunks": [{"type": "encoded_text", "tokens": TOKENS, "loud": True}]}
-    refused(rig.submit_sample(prompt=loud), "loud")
+    assert_rejected(rig.submit_sample(prompt=loud), "loud")
 
 
 @proves(
@@ -71,19 +71,19 @@ def prompts_that_are_not_text(rig: Rig) -> None:
     picture = {"type": "image", "data": "aGk=", "format": "png", "expected_tokens": 2}
     pointer = {"type": "image_asset_pointer", "location": "x", "format": "png", "expected_tokens": 2}
     for chunk in (picture, {"type": "dmel", "dmel": "AAEC"}):
-        refused(rig.submit_sample(prompt={"chunks": [chunk]}), str(chunk["type"]))
-    refused(rig.submit_sample(prompt={"chunks": [pointer]}), "points to 'x'")
+        assert_rejected(rig.submit_sample(prompt={"chunks": [chunk]}), str(chunk["type"]))
+    assert_rejected(rig.submit_sample(prompt={"chunks": [pointer]}), "points to 'x'")
     run = rig.run()
     shown = Datum(
         ModelInput(chunks=[ImageChunk(data=b"hi", format="png", expected_tokens=2)]),
         {"target_tokens": [1, 2]},
     )
-    refused(run.submit_pass([shown]), "image")
+    assert_rejected(run.submit_pass([shown]), "image")
 
 
 @proves("SampleRequest.sampling_params")
 def sampling_params(rig: Rig) -> None:
-    refused(rig.submit_sample({"min_p": 0.1}), "min_p")
+    assert_rejected(rig.submit_sample({"min_p": 0.1}), "min_p")
 
 
 @proves("SampleRequest.num_samples")
@@ -94,7 +94,7 @@ def num_samples(rig: Rig) -> None:
 
 @proves("SampleRequest.sampling_session_id")
 def sampling_session_id(rig: Rig) -> None:
-    refused(rig.submit_sample(sampling_session_id="nobody:sample:0"), "nobody:sample:0", 404)
+    assert_rejected(rig.submit_sample(sampling_session_id="nobody:sample:0"), "nobody:sample:0", 404)
     other = rig.sampler(base_model=OTHER_MODEL)
     assert rig.tokens(sampling_session_id=other) != rig.tokens()
 
@@ -106,7 +106,7 @@ def seq_id(rig: Rig) -> None:
     other = rig.ada.post("asample", {**request, "seq_id": request["seq_id"] + 10**6}).json["request_id"]
     assert first == again != other
     changed = {**request, "num_samples": 2}
-    refused(rig.ada.post("asample", changed), "already used by another")
+    assert_rejected(rig.ada.post("asample", changed), "already used by another")
 
 
 @proves("SampleRequest.base_model")
@@ -185,7 +185,7 @@ def tensors(rig: Rig) -> None:
     assert scored(sparse_col_indices=[0])[1][0] == usual[1][1]
     assert scored(sparse_crow_indices=[0, *[1] * rows])[0][1] < 0
     for wrong in ({"dtype": "float32"}, {"shape": [rows, 1]}, {"sparse_crow_indices": None}):
-        refused(rig.submit_sample(target_prompt_logprobs={**sparse, **wrong}), "")
+        assert_rejected(rig.submit_sample(target_prompt_logprobs={**sparse, **wrong}), "")
 
 
 @proves("SampleRequest.prompt_alt_tokens_k")
@@ -207,7 +207,7 @@ def prompt_logprobs_last_n(rig: Rig) -> None:
 
 @proves("SampleRequest.record_stability_info")
 def record_stability_info(rig: Rig) -> None:
-    refused(rig.submit_sample(record_stability_info=True), "record_stability_info", 400, 501)
+    assert_rejected(rig.submit_sample(record_stability_info=True), "record_stability_info", 400, 501)
 
 
 @proves("CreateSamplingSessionRequest.session_id", "CreateSamplingSessionRequest.sampling_session_seq_id")
@@ -222,13 +222,13 @@ def sampler_number(rig: Rig) -> None:
     ]
     assert made == [f"{session}:sample:3", f"{session}:sample:4"]
     unknown = {"session_id": "nowhere", "base_model": MODEL}
-    refused(rig.ada.post("create_sampling_session", unknown), "nowhere", 404)
+    assert_rejected(rig.ada.post("create_sampling_session", unknown), "nowhere", 404)
 
 
 @proves("CreateSamplingSessionRequest.base_model")
 def sampler_base_model(rig: Rig) -> None:
     unknown = {"session_id": rig.ada.session(), "base_model": "unheard-of"}
-    refused(rig.ada.post("create_sampling_session", unknown), "unheard-of", 404)
+    assert_rejected(rig.ada.post("create_sampling_session", unknown), "unheard-of", 404)
     shown = rig.ada.get(f"samplers/{rig.sampler(base_model=OTHER_MODEL)}").json
     assert shown["base_model"] == OTHER_MODEL
 
@@ -242,7 +242,9 @@ def sampler_model_path(rig: Rig) -> None:
 
 @proves("JoinSamplingSessionRequest.sampling_session_id")
 def join_sampling_session(rig: Rig) -> None:
-    refused(rig.ada.post("join_sampling_session", {"sampling_session_id": "no:sample:0"}), "no:sample:0", 404)
+    assert_rejected(
+        rig.ada.post("join_sampling_session", {"sampling_session_id": "no:sample:0"}), "no:sample:0", 404
+    )
     mine = rig.sampler()
     numbers = [
         rig.ada.post("join_sampling_session", {"sampling_session_id": mine}).json["client_counter"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.engine_fields.rig import Rig, refused
+from tests.engine_fields.rig import Rig, assert_rejected
 from tests.engine_fields.table import proves
 from tests.unit.engine.api.asgi import PROTO
 
@@ -17,7 +17,7 @@ def opened(rig: Rig, **changes: Any) -> str:
 
 
 def search(rig: Rig, **filters: Any) -> list[str]:
-    """The sessions that fit, newest first."""
+    """The sessions that match, newest first."""
     found = rig.ada.post("sessions/search", filters)
     assert found.status == 200, found.body
     return [each["session_id"] for each in found.json["sessions"]]
@@ -44,7 +44,7 @@ def session_project(rig: Rig) -> None:
 
 @proves("SessionHeartbeatRequest.session_id")
 def heartbeat(rig: Rig) -> None:
-    refused(rig.ada.post("session_heartbeat", {"session_id": "nowhere"}), "nowhere", 404)
+    assert_rejected(rig.ada.post("session_heartbeat", {"session_id": "nowhere"}), "nowhere", 404)
     assert rig.ada.post("session_heartbeat", {"session_id": opened(rig)}).status == 200
 
 
@@ -57,7 +57,7 @@ def finish(rig: Rig) -> None:
     assert found["status"]["reason"]["type"] == "errored"
     assert found["status"]["detail"] == "out of coffee"
     bad = {"reason": {"type": "bored"}, "detail": None}
-    refused(rig.ada.call("POST", f"/api/v1/sessions/{opened(rig)}/finish", bad), "bored")
+    assert_rejected(rig.ada.call("POST", f"/api/v1/sessions/{opened(rig)}/finish", bad), "bored")
 
 
 @proves(
@@ -126,7 +126,7 @@ def assign_project(rig: Rig) -> None:
 
 @proves("FutureRetrieveRequest.request_id")
 def retrieve(rig: Rig) -> None:
-    refused(rig.ada.post("retrieve_future", {"request_id": "nothing"}), "nothing", 404)
+    assert_rejected(rig.ada.post("retrieve_future", {"request_id": "nothing"}), "nothing", 404)
     results = [rig.ada.result(rig.submit_sample({"seed": seed}), accept=PROTO).body for seed in (1, 2)]
     assert results[0] != results[1]
 
@@ -135,9 +135,9 @@ def retrieve(rig: Rig) -> None:
 def retrieve_metadata(rig: Rig) -> None:
     submitted = rig.submit_sample({"max_tokens": 1}, num_samples=1024, topk_sample_logprobs=160)
     whole = rig.ada.result(submitted, accept=PROTO)
-    asked = {"request_id": submitted.json["request_id"], "allow_metadata_only": True}
-    announced = rig.ada.post("retrieve_future", asked, accept=PROTO).json
-    assert announced == {"status": "complete_metadata", "response_payload_size": len(whole.body)}
+    body = {"request_id": submitted.json["request_id"], "allow_metadata_only": True}
+    metadata = rig.ada.post("retrieve_future", body, accept=PROTO).json
+    assert metadata == {"status": "complete_metadata", "response_payload_size": len(whole.body)}
 
 
 @proves("CancelFutureRequest.request_id")
@@ -148,7 +148,7 @@ def cancel(rig: Rig) -> None:
     rig.ada.post("cancel_future", {"request_id": long[0].json["request_id"]})
 
 
-def news(rig: Rig, sampler: str, clone: int = 0, **changes: Any) -> Any:
+def poll_completions(rig: Rig, sampler: str, clone: int = 0, **changes: Any) -> Any:
     target = {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": clone}
     return rig.ada.post("retrieve_futures", {"target": target, "prev_cursor": 0, "timeout": 0, **changes})
 
@@ -164,24 +164,26 @@ def retrieve_many(rig: Rig) -> None:
     mine, other = rig.sampler(), rig.sampler()
     submitted = rig.submit_sample(sampling_session_id=mine, seq_id=0)
     rig.ada.result(submitted)
-    told = news(rig, mine).json
-    assert [each["request_id"] for each in told["completions"]] == [submitted.json["request_id"]]
-    assert news(rig, other).json["completions"] == []
-    assert news(rig, mine, clone=3).json["completions"] == []
-    assert news(rig, mine, prev_cursor=told["cursor"]).json["completions"] == []
-    news(rig, mine, retrieved_request_ids=[submitted.json["request_id"]])
-    refused(rig.ada.post("retrieve_future", {"request_id": submitted.json["request_id"]}), "gone", 410)
-    refused(news(rig, "nowhere:sample:0"), "nowhere:sample:0", 404)
+    reply = poll_completions(rig, mine).json
+    assert [each["request_id"] for each in reply["completions"]] == [submitted.json["request_id"]]
+    assert poll_completions(rig, other).json["completions"] == []
+    assert poll_completions(rig, mine, clone=3).json["completions"] == []
+    assert poll_completions(rig, mine, prev_cursor=reply["cursor"]).json["completions"] == []
+    poll_completions(rig, mine, retrieved_request_ids=[submitted.json["request_id"]])
+    assert_rejected(
+        rig.ada.post("retrieve_future", {"request_id": submitted.json["request_id"]}), "gone", 410
+    )
+    assert_rejected(poll_completions(rig, "nowhere:sample:0"), "nowhere:sample:0", 404)
 
 
 @proves("FuturesRetrieveRequest.timeout")
 def retrieve_many_timeout(rig: Rig) -> None:
-    """A poll that may wait hears of a sample that one that may not has missed."""
+    """A poll with a timeout returns a sample that a poll without one misses."""
     for _ in range(20):
         sampler = rig.sampler()
         rig.submit_sample({"max_tokens": 60}, sampling_session_id=sampler, seq_id=0)
-        hurried = news(rig, sampler, timeout=0).json["completions"]
-        patient = news(rig, sampler, timeout=30).json["completions"]
+        hurried = poll_completions(rig, sampler, timeout=0).json["completions"]
+        patient = poll_completions(rig, sampler, timeout=30).json["completions"]
         if not hurried and patient:
             return
     raise AssertionError("the timeout made no difference")

@@ -1,7 +1,7 @@
-"""Every field of every request the server takes, and what proves that it is not accepted and ignored.
+"""Every field of every request of the server, and the proof that it is not silently ignored.
 
 ``proves`` registers a proof: a function that changes the field, against a running engine, and sees the outcome change
-or the request refused. ``INFORMATION`` lists the fields that ask for nothing, with the reason.
+or the request is rejected. ``INFORMATION`` lists the fields that ask for nothing, with the reason.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ INFORMATION = {
             "SampledProvenanceSpan.offset",
             "SampledProvenanceSpan.length",
         ),
-        "where tokens came from; only the loss stable_reinforce asks, and that is refused by name",
+        "where tokens came from; only the loss stable_reinforce asks, and that is rejected by name",
     ),
 }
 
 
-# Types that read and write themselves, and what their JSON holds.
+# Types with their own encoding, and the fields of their JSON.
 _WRITTEN_BY_HAND: dict[type, dict[str, Any]] = {
     ModelInput: {"chunks": ModelInputChunk},
     TensorData: {

@@ -1,4 +1,4 @@
-"""What programs written for the official client rely on when they train and sample, end to end."""
+"""Behaviour that programs for the official client rely on when they train and sample, end to end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.engine_fields.rig import TOKENS, Rig, datum, refused
+from tests.engine_fields.rig import TOKENS, Rig, assert_rejected, datum
 from tinkex.types import TensorData
 
 NUM_TARGETS = len(TOKENS) - 1
@@ -29,7 +29,7 @@ def test_sampled_logprobs_are_of_the_scaled_distribution_and_those_of_prompts_at
         assert np.allclose(scored[len(TOKENS) :], sequence.logprobs, atol=1e-4) is not scaled
 
 
-def test_the_output_keeps_what_it_stopped_at_and_eos_stops_beside_strings_and_tokens(rig: Rig) -> None:
+def test_the_output_includes_the_stop_sequence_and_eos_stops_in_addition_to_stop_sequences(rig: Rig) -> None:
     tokenizer = rig.engine.models.all[0].tokenizer
     [eos] = tokenizer.eos_token_ids
     [free] = rig.tokens({"max_tokens": 40})
@@ -80,7 +80,7 @@ def test_cross_entropy_takes_any_real_weights_and_answers_in_the_shape_of_its_ta
     assert output.metrics["loss:sum"] == pytest.approx(-answered.to_numpy().sum(), rel=1e-5)
 
 
-def test_a_run_resumes_by_its_weights_info_and_adam_really_starts_anew_without_its_state(rig: Rig) -> None:
+def test_a_run_resumes_from_its_weights_info_and_adam_restarts_without_its_state(rig: Rig) -> None:
     source = rig.run(rank=3, train_mlp=False)
     source.train()
     path = source.save()
@@ -101,7 +101,7 @@ def test_a_run_resumes_by_its_weights_info_and_adam_really_starts_anew_without_i
     assert losses[True][1] == source.train(2) != losses[False][1]
 
 
-def test_a_checkpoint_of_another_shape_is_refused_where_it_is_loaded(rig: Rig) -> None:
+def test_a_checkpoint_of_another_shape_is_rejected_when_it_is_loaded(rig: Rig) -> None:
     path = rig.run(rank=3).save()
     run = rig.run(rank=4)
     failed = rig.ada.result(run.submit("load_weights", path=path)).json
@@ -153,6 +153,6 @@ def test_a_prompt_of_hundreds_of_one_token_chunks_is_the_prompt_of_one_chunk(rig
     )
 
 
-def test_an_option_of_other_samplers_is_refused_by_name(rig: Rig) -> None:
+def test_an_unsupported_sampling_option_is_rejected_by_name(rig: Rig) -> None:
     for option, value in (("min_p", 0.1), ("repetition_penalty", 1.2), ("typical_p", 0.9), ("n", 2)):
-        refused(rig.submit_sample({option: value}), option)
+        assert_rejected(rig.submit_sample({option: value}), option)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engine_fields import checkpoints, sampling, service, training
-from tests.engine_fields.rig import TOKENS, Rig, Run, refused
+from tests.engine_fields.rig import TOKENS, Rig, Run, assert_rejected
 from tests.engine_fields.table import INFORMATION, PROOFS, Proof, fields_of, requests, tags
 from tinkex._wire import json as wire_json
 from tinkex.types import Datum, ModelInput, PromptProvenanceSpan
@@ -31,12 +31,12 @@ def test_every_proof_is_of_a_field_that_exists() -> None:
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_a_field_changes_the_outcome_or_is_refused(rig: Rig, name: str) -> None:
+def test_a_field_changes_the_outcome_or_is_rejected(rig: Rig, name: str) -> None:
     RUNNABLE[name](rig)
 
 
 @pytest.mark.parametrize("kind", TAGGED, ids=lambda kind: kind.__name__)
-def test_a_request_under_another_ones_name_is_refused(kind: Any) -> None:
+def test_a_request_with_the_wrong_type_tag_is_rejected(kind: Any) -> None:
     with pytest.raises(wire_json.Malformed, match="type"):
         wire_json.decode(json.dumps({"type": "something else"}).encode(), kind)
 
@@ -60,18 +60,18 @@ OPERATIONS = [
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_field_nobody_knows_is_refused_by_name(rig: Rig, name: str) -> None:
-    refused(rig.ada.post(name, {"quantum_mode": True}), "quantum_mode")
+def test_an_unknown_field_is_rejected_by_name(rig: Rig, name: str) -> None:
+    assert_rejected(rig.ada.post(name, {"quantum_mode": True}), "quantum_mode")
 
 
 def test_where_tokens_came_from_changes_no_number(rig: Rig) -> None:
     run = rig.run()
     spans = [PromptProvenanceSpan(sequence_id="seq-1", offset=0, length=len(TOKENS) - 1)]
-    told = Datum(ModelInput.from_ints(TOKENS[:-1]), {"target_tokens": TOKENS[1:]}, spans, spans)
-    assert run.loss([told]) == run.loss()
+    datum = Datum(ModelInput.from_ints(TOKENS[:-1]), {"target_tokens": TOKENS[1:]}, spans, spans)
+    assert run.loss([datum]) == run.loss()
 
 
-def test_what_clients_tell_about_themselves_is_taken(rig: Rig) -> None:
+def test_client_metadata_is_accepted(rig: Rig) -> None:
     assert rig.ada.post("client/config", {"sdk_version": "9.9"}).json == (
         rig.ada.post("client/config", {"sdk_version": "0.1"}).json
     )
@@ -79,8 +79,8 @@ def test_what_clients_tell_about_themselves_is_taken(rig: Rig) -> None:
     assert rig.ada.post("telemetry", events).json == {"status": "accepted"}
 
 
-def test_requests_that_nothing_is_wrong_with_are_accepted(rig: Rig) -> None:
-    """The proofs would show nothing if the rig's own requests were refused."""
+def test_valid_requests_are_accepted(rig: Rig) -> None:
+    """The proofs would be meaningless if the rig's own requests were rejected."""
     run = Run(rig.ada, rig.ada.create())
     assert run.output().metrics["loss:sum"] > 0
     assert run.step()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.engine_fields.rig import MODEL, OTHER_MODEL, TOKENS, Rig, datum, refused
+from tests.engine_fields.rig import MODEL, OTHER_MODEL, TOKENS, Rig, assert_rejected, datum
 from tests.engine_fields.table import proves
 from tests.unit.engine.api.asgi import PROTO
 from tests.unit.engine.api.test_custom_losses import NODES, custom_pass, definition
@@ -26,7 +26,7 @@ def create(rig: Rig, **changes: Any) -> dict[str, Any]:
 
 @proves("CreateModelRequest.session_id", "CreateModelRequest.model_seq_id")
 def create_number(rig: Rig) -> None:
-    refused(rig.ada.post("create_model", create(rig, session_id="nowhere")), "nowhere", 404)
+    assert_rejected(rig.ada.post("create_model", create(rig, session_id="nowhere")), "nowhere", 404)
     session = rig.ada.session()
     assert [rig.ada.create(session, number) for number in (0, 7)] == [
         f"{session}:train:0",
@@ -36,7 +36,7 @@ def create_number(rig: Rig) -> None:
 
 @proves("CreateModelRequest.base_model")
 def create_base_model(rig: Rig) -> None:
-    refused(rig.ada.post("create_model", create(rig, base_model="unheard-of")), "unheard-of", 404)
+    assert_rejected(rig.ada.post("create_model", create(rig, base_model="unheard-of")), "unheard-of", 404)
     other = rig.ada.result(rig.ada.post("create_model", create(rig, base_model=OTHER_MODEL))).json["model_id"]
     assert rig.ada.post("get_info", {"model_id": other}).json["model_name"] == OTHER_MODEL
 
@@ -51,15 +51,15 @@ def create_user_metadata(rig: Rig) -> None:
 
 @proves("CreateModelRequest.lora_config")
 def create_lora_config(rig: Rig) -> None:
-    refused(rig.ada.post("create_model", create(rig, lora_config={"rank": 2, "alpha": 64})), "alpha")
+    assert_rejected(rig.ada.post("create_model", create(rig, lora_config={"rank": 2, "alpha": 64})), "alpha")
 
 
 @proves("CreateModelRequest.optimizer_config")
 def create_optimizer_config(rig: Rig) -> None:
     dimuon = {"type": "dimuon", "version": 1}
-    refused(rig.ada.post("create_model", create(rig, optimizer_config=dimuon)), "dimuon", 400, 501)
+    assert_rejected(rig.ada.post("create_model", create(rig, optimizer_config=dimuon)), "dimuon", 400, 501)
     amsgrad = {"type": "adamw", "amsgrad": True}
-    refused(rig.ada.post("create_model", create(rig, optimizer_config=amsgrad)), "amsgrad")
+    assert_rejected(rig.ada.post("create_model", create(rig, optimizer_config=amsgrad)), "amsgrad")
 
 
 @proves("LoraConfig.rank")
@@ -87,7 +87,7 @@ def lora_parts(rig: Rig) -> None:
 
 @proves("ForwardBackwardRequest.model_id")
 def pass_model_id(rig: Rig) -> None:
-    refused(rig.run().submit_pass(model_id="nobody"), "nobody", 404)
+    assert_rejected(rig.run().submit_pass(model_id="nobody"), "nobody", 404)
 
 
 @proves("ForwardBackwardRequest.seq_id")
@@ -95,7 +95,7 @@ def pass_seq_id(rig: Rig) -> None:
     run = rig.run()
     first, again = (run.submit_pass(seq_id=1).json["request_id"] for _ in range(2))
     assert first == again != run.submit_pass(seq_id=2).json["request_id"]
-    refused(run.submit_pass([datum([5, 6, 7])], seq_id=1), "1")
+    assert_rejected(run.submit_pass([datum([5, 6, 7])], seq_id=1), "1")
 
 
 @proves("ForwardBackwardRequest.data", "Datum.model_input")
@@ -111,7 +111,9 @@ def pass_inputs(rig: Rig) -> None:
     run = rig.run()
     half = [datum(weights=[0.5] * (len(TOKENS) - 1))]
     assert np.isclose(run.loss(half), 0.5 * run.loss())
-    refused(run.submit_pass([datum(loss_weights=np.ones(len(TOKENS) - 1, np.float32))]), "loss_weights")
+    assert_rejected(
+        run.submit_pass([datum(loss_weights=np.ones(len(TOKENS) - 1, np.float32))]), "loss_weights"
+    )
 
 
 @proves("ForwardBackwardRequest.loss_fn")
@@ -119,8 +121,8 @@ def pass_loss_fn(rig: Rig) -> None:
     run = rig.run()
     ratio = [datum(logprobs=[-9.0] * (len(TOKENS) - 1), advantages=[1.0] * (len(TOKENS) - 1))]
     assert run.loss(ratio, "importance_sampling") != run.loss(ratio, "ppo")
-    refused(run.submit_pass(loss_fn="stable_reinforce"), "stable_reinforce", 400, 501)
-    refused(run.submit_pass(loss_fn="hinge"), "hinge", 400, 501)
+    assert_rejected(run.submit_pass(loss_fn="stable_reinforce"), "stable_reinforce", 400, 501)
+    assert_rejected(run.submit_pass(loss_fn="hinge"), "hinge", 400, 501)
 
 
 @proves("ForwardBackwardRequest.loss_fn_config")
@@ -129,7 +131,7 @@ def pass_loss_fn_config(rig: Rig) -> None:
     ratio = [datum(logprobs=[-9.0] * (len(TOKENS) - 1), advantages=[1.0] * (len(TOKENS) - 1))]
     wide, narrow = (run.loss(ratio, "ppo", {"clip_high_threshold": high}) for high in (5.0, 1.2))
     assert wide != narrow
-    refused(run.submit_pass(ratio, "ppo", {"clip_middle": 1.0}), "clip_middle")
+    assert_rejected(run.submit_pass(ratio, "ppo", {"clip_middle": 1.0}), "clip_middle")
 
 
 @proves("ForwardBackwardRequest.forward_only")
@@ -144,7 +146,7 @@ def pass_forward_only(rig: Rig) -> None:
 
 @proves("OptimStepRequest.model_id")
 def step_model_id(rig: Rig) -> None:
-    refused(rig.run().submit("optim_step", model_id="nobody", adam_params={}), "nobody", 404)
+    assert_rejected(rig.run().submit("optim_step", model_id="nobody", adam_params={}), "nobody", 404)
 
 
 @proves("OptimStepRequest.seq_id")
@@ -159,14 +161,14 @@ def step_seq_id(rig: Rig) -> None:
 
 @proves("OptimStepRequest.adam_params")
 def step_adam_params(rig: Rig) -> None:
-    refused(rig.run().submit("optim_step"), "adam_params")
-    refused(rig.run().submit("optim_step", adam_params={"momentum": 0.9}), "momentum")
+    assert_rejected(rig.run().submit("optim_step"), "adam_params")
+    assert_rejected(rig.run().submit("optim_step", adam_params={"momentum": 0.9}), "momentum")
 
 
 @proves("OptimStepRequest.optimizer_params")
 def step_optimizer_params(rig: Rig) -> None:
     params = {"type": "dimuon", "learning_rate": 0.1}
-    refused(rig.run().submit("optim_step", optimizer_params=params), "dimuon", 400, 501)
+    assert_rejected(rig.run().submit("optim_step", optimizer_params=params), "dimuon", 400, 501)
 
 
 @proves(
@@ -193,16 +195,16 @@ def step_adam_fields(rig: Rig) -> None:
 
 @proves("UnloadModelRequest.model_id")
 def unload_model(rig: Rig) -> None:
-    refused(rig.ada.post("unload_model", {"model_id": "nobody"}), "nobody", 404)
+    assert_rejected(rig.ada.post("unload_model", {"model_id": "nobody"}), "nobody", 404)
     gone, kept = rig.run(), rig.run()
     rig.ada.result(rig.ada.post("unload_model", {"model_id": gone.run_id}))
-    refused(gone.submit_pass(), "unloaded", 410)
+    assert_rejected(gone.submit_pass(), "unloaded", 410)
     assert kept.loss() > 0
 
 
 @proves("GetInfoRequest.model_id")
 def get_info(rig: Rig) -> None:
-    refused(rig.ada.post("get_info", {"model_id": "nobody"}), "nobody", 404)
+    assert_rejected(rig.ada.post("get_info", {"model_id": "nobody"}), "nobody", 404)
     assert rig.ada.post("get_info", {"model_id": rig.run(rank=3).run_id}).json["lora_rank"] == 3
 
 
@@ -221,7 +223,7 @@ def loss_of(rig: Rig, **changes: Any) -> float:
 
 @proves("CreateCustomLossRequest.session_id")
 def custom_loss_session(rig: Rig) -> None:
-    refused(rig.ada.post("create_custom_loss", definition("nowhere")), "nowhere", 404)
+    assert_rejected(rig.ada.post("create_custom_loss", definition("nowhere")), "nowhere", 404)
 
 
 @proves("CreateCustomLossRequest.custom_loss_seq_id")
@@ -238,7 +240,7 @@ def custom_loss_number(rig: Rig) -> None:
 def custom_loss_name(rig: Rig) -> None:
     session = rig.ada.session()
     assert rig.ada.post("create_custom_loss", definition(session)).status == 200
-    refused(rig.ada.post("create_custom_loss", definition(session, name="another")), "0")
+    assert_rejected(rig.ada.post("create_custom_loss", definition(session, name="another")), "0")
 
 
 @proves("CreateCustomLossRequest.inputs", "CustomLossInput.name", "CustomLossInput.rank")
@@ -248,7 +250,7 @@ def custom_loss_inputs(rig: Rig) -> None:
         [{"name": "logprobs", "rank": 1}, {"name": "others", "rank": 1}],
     ):
         answer = rig.ada.post("create_custom_loss", definition(rig.ada.session(), inputs=inputs))
-        refused(answer, "weights")
+        assert_rejected(answer, "weights")
     session = rig.ada.session()
     ranks = [{"name": "logprobs", "rank": 1}, {"name": "weights", "rank": 2}]
     loss_id = rig.ada.result(rig.ada.post("create_custom_loss", definition(session, inputs=ranks))).json[
@@ -257,7 +259,7 @@ def custom_loss_inputs(rig: Rig) -> None:
     sent = rig.ada.post(
         "forward_backward", custom_pass(rig.ada.create(session), 1, loss_id), content_type=PROTO
     )
-    refused(sent, "weights")
+    assert_rejected(sent, "weights")
 
 
 @proves("CreateCustomLossRequest.graph", "CustomLossGraph.nodes")
@@ -271,7 +273,7 @@ def custom_loss_graph(rig: Rig) -> None:
 @proves("CustomLossGraph.format")
 def custom_loss_format(rig: Rig) -> None:
     graph = {"format": 2, "nodes": NODES}
-    refused(rig.ada.post("create_custom_loss", definition(rig.ada.session(), graph=graph)), "format")
+    assert_rejected(rig.ada.post("create_custom_loss", definition(rig.ada.session(), graph=graph)), "format")
 
 
 @proves(
@@ -294,4 +296,4 @@ def custom_loss_nodes(rig: Rig) -> None:
         answer = rig.ada.post(
             "create_custom_loss", definition(rig.ada.session(), graph={"format": 1, "nodes": nodes})
         )
-        refused(answer, words)
+        assert_rejected(answer, words)

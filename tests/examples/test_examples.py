@@ -1,7 +1,6 @@
-"""Every example runs by itself, in a process and a home of its own, and shows what its docstring promises.
+"""Every example runs in its own process and home directory, and prints what its docstring describes.
 
-They run on a tiny model: its words mean nothing, but its losses fall, its snapshots stay and its runs get lost
-as any other's.
+They run on a tiny model with random weights: its text is meaningless, but training, snapshots and recovery are real.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from tinkex.testing.tiny_model import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-ELSEWHERE = {"quickstart"}  # runs on the real model, in tests/docs
-NAMES = sorted(file.stem for file in EXAMPLES.glob("*.py") if file.stem not in ELSEWHERE)
+TESTED_IN_DOCS = {"quickstart"}  # runs on the real model, in tests/docs
+NAMES = sorted(file.stem for file in EXAMPLES.glob("*.py") if file.stem not in TESTED_IN_DOCS)
 TINY = "tiny/model"
 KIMI = "moonshotai/Kimi-K2-Thinking"
-LONGEST = 80
+MAX_LINES = 80
 
 Check = Callable[[str], None]
 CHECKS: dict[str, Check] = {}
@@ -33,17 +32,17 @@ SETTINGS: dict[str, dict[str, str]] = {
     "kimi_sampling": {"TINKEX_MODELS": f"{KIMI}={{model}}"},
     "tokenizer_override": {"TOKENIZER": "{model}"},
 }
-"""What an example is told besides the model; ``{model}`` is the tiny model's directory."""
+"""Environment variables of an example besides the model; ``{model}`` is the tiny model's directory."""
 
 
 def check(function: Check) -> Check:
-    """What an example must print; the function is called like it."""
+    """Registers a check of the output of the example with the function's name."""
     CHECKS[function.__name__] = function
     return function
 
 
 def numbers(pattern: str, text: str) -> list[float]:
-    """Every number that the pattern's group finds."""
+    """Returns every number that the pattern's group matches."""
     return [float(found.replace(",", "")) for found in re.findall(pattern, text)]
 
 
@@ -57,7 +56,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment(name: str, model: Path, home: Path) -> dict[str, str]:
-    """The user's environment without their settings."""
+    """Returns the user's environment without their settings."""
     kept = {
         key: value for key, value in os.environ.items() if not key.startswith(("TINKER_", "TINKEX_", "HF_"))
     }
@@ -71,14 +70,15 @@ def environment(name: str, model: Path, home: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "COLUMNS": "300",
-        "TINKEX_TOKENIZERS": "light",  # the other kind is imported for seconds, and tested elsewhere
+        "TINKEX_TOKENIZERS": "light",  # the import of the other kind takes seconds
         **own,
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_an_example_runs_and_shows_what_it_says(name: str, tiny: Path, tmp_path: Path) -> None:
-    assert name in CHECKS, f"examples/{name}.py runs, but nothing here says what it must print"
+def test_an_example_runs_and_prints_what_it_describes(name: str, tiny: Path, tmp_path: Path) -> None:
+    assert name in CHECKS, f"examples/{name}.py has no check of its output"
     run = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning:tinkex", str(EXAMPLES / f"{name}.py")],
         env=environment(name, tiny, tmp_path),
@@ -97,12 +97,12 @@ def test_every_check_has_its_example() -> None:
     assert sorted(CHECKS) == NAMES
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES, *ELSEWHERE}))
-def test_an_example_is_short_and_says_what_you_will_see(name: str) -> None:
+@pytest.mark.parametrize("name", sorted({*NAMES, *TESTED_IN_DOCS}))
+def test_an_example_is_short_and_describes_its_output(name: str) -> None:
     text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
-    said = ast.get_docstring(ast.parse(text)) or ""
-    assert len(text.splitlines()) <= LONGEST
-    assert "\n\nYou will see" in said
+    docstring = ast.get_docstring(ast.parse(text)) or ""
+    assert len(text.splitlines()) <= MAX_LINES
+    assert "\n\nYou will see" in docstring
 
 
 def test_the_list_of_examples_is_current() -> None:
@@ -113,12 +113,12 @@ def test_the_list_of_examples_is_current() -> None:
     assert done.returncode == 0, done.stderr
 
 
-# ---- what each must print ----
+# ---- checks of the output ----
 
 
 @check
 def sampling_basic(out: str) -> None:
-    assert f"{TINY} is asked" in out
+    assert f"prompt for {TINY}" in out
     assert (
         len(
             re.findall(
@@ -131,7 +131,7 @@ def sampling_basic(out: str) -> None:
 
 @check
 def sampling_stream(out: str) -> None:
-    assert re.search(r"\[\d+ tokens came token by token; ended by (length|stop)\]", out)
+    assert re.search(r"\[\d+ tokens, streamed; stop reason (length|stop)\]", out)
     assert "[stopped after 5 tokens:" in out
 
 
@@ -150,24 +150,24 @@ def capabilities_and_logprobs(out: str) -> None:
 def training_loop(out: str) -> None:
     assert falls(numbers(r"step \d/8  loss per token ([\d.]+)", out), 8)
     assert re.search(r"saved tinker://\S+/sampler_weights/mars", out)
-    base, adapter = re.findall(r"(?m)^(?:base model|adapter): '.*' goes on (.*)$", out)
+    base, adapter = re.findall(r"(?m)^(?:base model|adapter): '.*' → (.*)$", out)
     assert base != adapter
 
 
 @check
 def forward_inference(out: str) -> None:
     assert out.count("float32 (22,)") == 3
-    said, summed = numbers(r"loss:sum ([\d.]+)", out) + numbers(r"from the logprobs ([\d.]+)", out)
-    assert said == pytest.approx(summed, rel=1e-5)
-    assert "the same again: True" in out
+    loss, summed = numbers(r"loss:sum ([\d.]+)", out) + numbers(r"from the logprobs ([\d.]+)", out)
+    assert loss == pytest.approx(summed, rel=1e-5)
+    assert "unchanged: True" in out
 
 
 @check
 def custom_loss_training(out: str) -> None:
-    here = numbers(r"here +step \d  loss ([\d.]+)", out)
-    graph = numbers(r"as a graph +step \d  loss ([\d.]+)", out)
-    assert falls(here, 4)
-    assert graph == pytest.approx(here, rel=1e-4)
+    client = numbers(r"client +step \d  loss ([\d.]+)", out)
+    server = numbers(r"server +step \d  loss ([\d.]+)", out)
+    assert falls(client, 4)
+    assert server == pytest.approx(client, rel=1e-4)
     assert "custom/focal:sum" in out
 
 
@@ -185,13 +185,13 @@ def regularizers_offline(out: str) -> None:
     assert len(rows) == 9
     total, base, added = numbers(r"(?:loss|=|\+) ([\d.]+)", out)
     assert total == pytest.approx(base + added, abs=2e-4)
-    assert "refused: the regularizer 'constant'" in out
+    assert "rejected: the regularizer 'constant'" in out
 
 
 @check
 def regularizers_in_training(out: str) -> None:
-    free, held = numbers(r"the answer became ([\d.]+) nats", out)
-    assert 0 < held < free
+    without_kl, with_kl = numbers(r"logprob increased by ([\d.]+) nats", out)
+    assert 0 < with_kl < without_kl
     for loss, reward, kl, entropy in re.findall(
         r"loss +([\d.]+) = reward +([\d.]+) \+ KL ([\d.]+) \+ entropy (-?[\d.]+)", out
     ):
@@ -212,9 +212,7 @@ def recovery_resilient_loop(out: str) -> None:
 @check
 def recovery_monitor(out: str) -> None:
     early, later = numbers(r"saved \S+ at loss ([\d.]+)", out)
-    saved, after = numbers(r"loss ([\d.]+) as it was saved, ", out) + numbers(
-        r"([\d.]+) two steps later", out
-    )
+    saved, after = numbers(r"loss ([\d.]+) as saved, ", out) + numbers(r"([\d.]+) two steps later", out)
     assert after < saved == later < early
     assert "because the old run was lost" in out
     assert re.search(r"^from tinker://\S+:train:0/weights/later$", out, re.MULTILINE)
@@ -223,14 +221,14 @@ def recovery_monitor(out: str) -> None:
 
 @check
 def retries_and_errors(out: str) -> None:
-    assert re.findall(r"get_server_capabilities, try (\d): (.*)", out) == [
-        ("1", "the line went dead"),
+    assert re.findall(r"get_server_capabilities, attempt (\d): (.*)", out) == [
+        ("1", "connection lost"),
         ("2", "503"),
         ("3", "200"),
     ]
-    assert "again in 0.15 s" in out
+    assert "retry in 0.15 s" in out
     assert "models: ['toy']" in out
-    assert out.count("get_training_run, try") == 1
+    assert out.count("get_training_run, attempt") == 1
     assert "PermissionDeniedError (403)" in out
     assert "ValueError: model_path starts with tinker://" in out
 
@@ -258,7 +256,7 @@ def sessions(out: str) -> None:
     assert "sessions example" in out
     assert "1 runs, 1 samplers" in out
     assert "{'purpose': 'show sessions'}" in out
-    assert "which is this program: it made" in out
+    assert "this program's session, with" in out
 
 
 @check
@@ -268,8 +266,8 @@ def checkpoints(out: str) -> None:
     assert "yours, 3 to 3 of 3:" in before
     assert "weights/step-1 " in before
     assert "weights/step-1 " not in after
-    assert re.search(r"  weights/step-2 .*private, until ", after)
-    assert re.search(r"sampler_weights/step-2 .*public, for good", after)
+    assert re.search(r"  weights/step-2 .*private, expires ", after)
+    assert re.search(r"sampler_weights/step-2 .*public, never expires", after)
 
 
 @check
@@ -283,11 +281,11 @@ def weights_inspection(out: str) -> None:
 
 @check
 def checkpoint_download(out: str) -> None:
-    assert numbers(r"fetched archive.tar: ([\d,]+) bytes", out)[0] > 10_000
+    assert numbers(r"downloaded archive.tar: ([\d,]+) bytes", out)[0] > 10_000
     assert "adapter_model.safetensors" in out
     assert "optimizer.safetensors" in out
     assert "a LORA adapter of rank 4 for tiny/model" in out
-    assert re.search(r"\d+ tensors, such as \S+ \(", out)
+    assert re.search(r"\d+ tensors, for example \S+ \(", out)
 
 
 @check
@@ -303,8 +301,8 @@ def async_clients(out: str) -> None:
     slow, fast = (numbers(rf"learning rate {rate}: loss ([\d.]+)", out)[0] for rate in ("0.0005", "0.005"))
     assert fast < slow
     made = re.search(
-        r"made (\S+):train:([01]), \1:train:([01]) and", out
-    )  # at once, so either may be the first
+        r"created (\S+):train:([01]), \1:train:([01]) and", out
+    )  # concurrently, so either may be the first
     assert made is not None
     assert made[2] != made[3]
     assert f"{made[1]}:train:2 starts from tinker://{made[1]}:train:{made[3]}/weights/better" in out
@@ -313,24 +311,24 @@ def async_clients(out: str) -> None:
 
 @check
 def training_persistence(out: str) -> None:
-    fourth, repeated, exact, fresh = numbers(r"  loss ([\d.]+)", out)
-    assert fourth == repeated == exact != fresh
-    assert re.search(r"saved \S+/weights/third-step, until \d{4}-\d\d-\d\d", out)
+    fourth, repeated, resumed, reset = numbers(r"  loss ([\d.]+)", out)
+    assert fourth == repeated == resumed != reset
+    assert re.search(r"saved \S+/weights/third-step, expires \d{4}-\d\d-\d\d", out)
 
 
 @check
 def save_weights_and_sample(out: str) -> None:
-    before, after, again = numbers(r"(?:before training|after training|asked again) +(-[\d.]+)", out)
+    before, after, again = numbers(r"(?m)^(?:first|second) snapshot.* +(-[\d.]+)$", out)
     assert before == again < after
-    assert "goes on" in out
+    assert "' → " in out
 
 
 @check
 def model_info_and_unload(out: str) -> None:
     assert "model      tiny/model (llama)" in out
     assert "LoRA       True, rank 4" in out
-    assert "too late   410:" in out
-    assert re.search(r"goes on as \S+:train:1", out)
+    assert "error      410:" in out
+    assert re.search(r"resumed as \S+:train:1", out)
 
 
 @check
@@ -342,15 +340,15 @@ def queue_states(out: str) -> None:
     assert re.search(
         r"\d × (ForwardBackward|OptimStep) active: in line with \d+ other training operations", out
     )
-    told = numbers(r"the observer of train:\d was told (\d+) times", out)
-    assert len(told) == 2
-    assert sum(told) > 0
+    calls = numbers(r"the observer of train:\d was called (\d+) times", out)
+    assert len(calls) == 2
+    assert sum(calls) > 0
 
 
 @check
 def sampling_backpressure(out: str) -> None:
-    assert numbers(r"all at once: 24 of 24 finished, pushed back (\d+) times", out)[0] > 0
-    assert numbers(r"at most 8 under way: 24 of 24 finished, pushed back (\d+) times", out) == [0]
+    assert numbers(r"all concurrently: 24 of 24 finished, paused (\d+) times", out)[0] > 0
+    assert numbers(r"at most 8 concurrently: 24 of 24 finished, paused (\d+) times", out) == [0]
 
 
 @check
@@ -386,27 +384,27 @@ def cli_sample_prompt_file(out: str) -> None:
 @check
 def tokenizer_override(out: str) -> None:
     assert "→ thinkingmachineslabinc/meta-llama-3-instruct-tokenizer" in out
-    assert "back again: 'Tokenizers cut text into pieces.'" in out
-    assert "the model's own gives the same" in out
-    assert "goes on, read by the chosen one:" in out
+    assert "decoded: 'Tokenizers cut text into pieces.'" in out
+    assert "the model's own: the same tokens" in out
+    assert "completion, decoded with the chosen one:" in out
 
 
 @check
 def kimi_sampling(out: str) -> None:
-    assert f"offered: {KIMI}" in out
+    assert f"models: {KIMI}" in out
     assert "unchanged by the round trip: True" in out
-    assert f"{KIMI} says" in out
+    assert f"answer of {KIMI}:" in out
 
 
 @check
 def file_upload_multipart(out: str) -> None:
     uploads = re.findall(r"(?m)^(\w+) +(\d+) bytes png (asset://\w+)$", out)
     assert [kind for kind, *_ in uploads] == ["path", "bytes", "file", "pipe"]
-    assert len({tuple(rest) for _, *rest in uploads}) == 1, "the same picture is the same image"
+    assert len({tuple(rest) for _, *rest in uploads}) == 1, "equal content has the same asset id"
     assert "names: a%22b%0D%0AX: 1.png and large" in out
     assert "2 different images on the server" in out
-    assert "refused: a str is neither a path" in out
-    assert "it cannot see:" in out
+    assert "rejected: a str is neither a path" in out
+    assert "images are not supported:" in out
     assert "reads text only" in out
 
 
@@ -415,14 +413,14 @@ def multimodal_prompt(out: str) -> None:
     assert re.search(r"image +16 tokens", out)
     text, image, question = numbers(r"(?m)^  \S+ +(\d+) tokens$", out)
     assert numbers(r"a prompt of (\d+) tokens", out) == [text + image + question]
-    assert "tiny/model cannot see:" in out
+    assert "tiny/model does not support images:" in out
     assert "reads text only" in out
 
 
 @check
 def telemetry_reports(out: str) -> None:
-    assert "raised as ever: division by zero" in out
-    assert "taken: True" in out
+    assert "raised as usual: division by zero" in out
+    assert "accepted: True" in out
     assert "delivered: True" in out
     assert numbers(r'tinkex_requests_total\{endpoint="telemetry",outcome="ok"\} (\d+)', out)[0] >= 1
 

@@ -1,4 +1,4 @@
-"""The circuit breaker and failures that are no status: names, certificates, servers that hang, callers that give up."""
+"""The circuit breaker and failures without a status: DNS, certificates, servers that hang, cancelled calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import tinkex
-from tests.faults.faulty import FaultyServer, refuses, running
+from tests.faults.faulty_server import FaultyServer, fails_with, running
 from tests.scripted import ScriptedServer
 from tests.unit.transport.tls import certificates, secure
 from tinkex._transport.breaker import FAILURES, Breaker, breakers
@@ -25,7 +25,7 @@ from tinkex.observability.events import CircuitChanged, Event, RequestStarted
 KEY = "tml-canary-key-0123456789"
 
 
-class Heard:
+class RecordingSink:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
@@ -42,18 +42,18 @@ class Heard:
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def sink() -> RecordingSink:
+    return RecordingSink()
 
 
-def rest_of(url: str, heard: Heard, **settings: Any) -> tinkex.RestClient:
+def rest_of(url: str, sink: RecordingSink, **settings: Any) -> tinkex.RestClient:
     config = tinkex.Config(api_key=KEY, base_url=url, max_retries=0, **settings)
-    return tinkex.RestClient(config=config, events=heard)
+    return tinkex.RestClient(config=config, events=sink)
 
 
 @contextmanager
 def listening() -> Iterator[str]:
-    """A server that takes connections and says nothing, ever."""
+    """A server that accepts connections and never responds."""
     taken: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
 
@@ -100,36 +100,37 @@ def plain_where_tls_is_spoken(folder: Path) -> Iterator[str]:
         yield secured.url.replace("https://", "http://")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trouble",
     [nobody, no_such_name, no_name_at_all, strange_authority, plain_where_tls_is_spoken, listening],
     ids=lambda trouble: trouble.__name__,
 )
-def test_every_way_to_get_no_answer_opens_it_and_the_reason_is_told(
-    trouble: Any, heard: Heard, tmp_path: Path
+def test_every_connection_failure_opens_the_circuit_with_its_reason(
+    trouble: Any, sink: RecordingSink, tmp_path: Path
 ) -> None:
     takes_a_folder = trouble in {strange_authority, plain_where_tls_is_spoken}
     with trouble(tmp_path) if takes_a_folder else trouble() as url:
-        rest = rest_of(url, heard, timeout=0.3 if trouble is listening else 30.0)
+        rest = rest_of(url, sink, timeout=0.3 if trouble is listening else 30.0)
         for _ in range(FAILURES):
             with pytest.raises(tinkex.APIConnectionError) as failed:
                 rest.get_health().result(60)
             assert not isinstance(failed.value, tinkex.CircuitOpenError)
-        assert [(change.purpose, change.state) for change in heard.changes] == [("rest", "open")]
-        assert heard.changes[0].reason == failed.value.message
+        assert [(change.purpose, change.state) for change in sink.changes] == [("rest", "open")]
+        assert sink.changes[0].reason == failed.value.message
         breaker = breakers.of(server_of(url), "rest")
         assert breaker.state != "closed"
-        if breaker.state == "open":  # a slow machine may have used up its time
-            sent = heard.sent
+        if breaker.state == "open":  # a slow machine may have passed its timeout
+            sent = sink.sent
             with pytest.raises(tinkex.CircuitOpenError, match="circuit_breaker=False") as caught:
                 rest.get_health().result(60)
             assert failed.value.message in str(caught.value)
             assert KEY not in str(caught.value)
-            assert heard.sent == sent
+            assert sink.sent == sent
 
 
 def half_open(url: str, clock: list[float]) -> Breaker:
-    """Puts a breaker in the place of a server's that is about to let one call through."""
+    """Replaces a server's breaker by one that is about to be half-open."""
     breaker = Breaker(failures=1, reset_s=5.0, clock=lambda: clock[0])
     breakers._breakers[os.getpid(), server_of(url), "rest"] = breaker
     passing = breaker.enter()
@@ -140,23 +141,23 @@ def half_open(url: str, clock: list[float]) -> Breaker:
     return breaker
 
 
-def test_while_one_call_hangs_at_a_server_the_others_are_turned_away_and_told_when_to_come_back(
-    heard: Heard,
+def test_while_the_half_open_probe_hangs_other_calls_are_rejected_with_retry_after(
+    sink: RecordingSink,
 ) -> None:
     with listening() as url:
         breaker = half_open(url, [0.0])
-        rest = rest_of(url, heard, timeout=60.0)
+        rest = rest_of(url, sink, timeout=60.0)
         hanging = rest.get_health()
-        until(lambda: heard.sent == 1)
+        until(lambda: sink.sent == 1)
         for _ in range(50):
             with pytest.raises(tinkex.CircuitOpenError) as caught:
                 rest.get_health().result(60)
-            assert caught.value.retry_after_s > 0, "or a program that does as it is told would spin"
-        assert heard.sent == 1
+            assert caught.value.retry_after_s > 0, "otherwise a program that follows it would spin"
+        assert sink.sent == 1
         hanging.cancel()
         until(lambda: breaker.left_s == 0)
         again = rest.get_health()
-        until(lambda: heard.sent == 2)
+        until(lambda: sink.sent == 2)
         again.cancel()
 
 
@@ -167,26 +168,27 @@ def until(condition: Any) -> None:
         time.sleep(0.005)
 
 
-def test_callers_that_give_up_waiting_say_nothing_about_the_server(heard: Heard) -> None:
+def test_cancelled_calls_do_not_count_as_failures(sink: RecordingSink) -> None:
     with listening() as url:
-        rest = rest_of(url, heard, timeout=60.0)
+        rest = rest_of(url, sink, timeout=60.0)
         for count in range(2 * FAILURES):
             asking = rest.get_health()
-            until(lambda count=count: heard.sent == count + 1)
+            until(lambda count=count: sink.sent == count + 1)
             asking.cancel()
-        assert heard.changes == []
+        assert sink.changes == []
         assert breakers.of(server_of(url), "rest").state == "closed"
 
 
-def test_a_server_that_fails_at_one_kind_of_call_is_asked_for_all_others(heard: Heard) -> None:
-    with running(FaultyServer("optim_step", refuses(500))) as server:
+@pytest.mark.slow
+def test_a_circuit_is_per_endpoint(sink: RecordingSink) -> None:
+    with running(FaultyServer("optim_step", fails_with(500))) as server:
         config = tinkex.Config(api_key=KEY, base_url=server.url, max_retries=0)
-        with tinkex.ServiceClient(config=config, events=heard) as service:
+        with tinkex.ServiceClient(config=config, events=sink) as service:
             training = service.create_lora_training_client("toy")
             for _ in range(FAILURES):
                 with pytest.raises(tinkex.InternalServerError):
                     training.optim_step(tinkex.AdamParams()).result(60)
-            assert {change.purpose for change in heard.changes} == {"train"}
+            assert {change.purpose for change in sink.changes} == {"train"}
             service.get_server_capabilities()
             sampler = service.create_sampling_client(base_model="toy")
             prompt = tinkex.ModelInput.from_ints([1])

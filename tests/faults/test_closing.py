@@ -1,4 +1,4 @@
-"""A client that is closed ends what waits in it, whatever that waits for: nobody sits out a pause for nothing."""
+"""Closing a client ends all calls that wait in it immediately."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STUBBORN = RetryConfig(retry_delay_base=600, retry_delay_max=600)
 
 
 class Pausing:
-    """Hears that something begins to wait."""
+    """Records that a call starts to wait."""
 
     def __init__(self) -> None:
         self.pauses = threading.Event()
@@ -36,7 +36,7 @@ def sample(service: ServiceClient) -> Any:
 
 
 class Stream:
-    """The stream of a sample as something to wait for."""
+    """A sample stream with a ``result`` method."""
 
     def __init__(self, service: ServiceClient) -> None:
         client = service.create_sampling_client(base_model="toy", retry_config=STUBBORN)
@@ -48,7 +48,7 @@ class Stream:
     def _read(self) -> None:
         try:
             list(self._stream)
-        except BaseException as error:  # noqa: BLE001 - handed to the test
+        except BaseException as error:  # noqa: BLE001 - passed to the test
             self._outcome.append(error)
 
     def result(self, timeout: float) -> None:
@@ -73,7 +73,7 @@ WAITS: dict[str, tuple[str, int, Callable[[ServiceClient], Any]]] = {
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_closing_a_client_ends_what_waits_in_it(name: str) -> None:
+def test_closing_a_client_ends_waiting_calls(name: str) -> None:
     endpoint, status, act = WAITS[name]
     answered = {"create": 0}
 

@@ -1,4 +1,4 @@
-"""Whatever goes wrong on the way ends in success after another try, or in a typed error that helps.
+"""Every network and server fault ends in success after a retry, or in a typed error that helps.
 
 Every case counts the requests, compares what was sent again with what was sent first, and looks for secrets in
 everything a user or a log could see.
@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from tests.faults.faulty import (
+from tests.faults.faulty_server import (
     Fault,
     FaultyServer,
-    babbles,
-    boasts,
     breaks_off,
     drops,
+    fails_with,
     is_slow,
-    refuses,
     running,
     says,
+    sends_garbage,
+    sends_huge_length,
 )
 from tests.scripted import ScriptedServer
 from tinkex import ServiceClient, types
@@ -56,7 +56,7 @@ RETRY = RetryConfig(enable_retry_logic=False)
 
 @dataclass(frozen=True)
 class Call:
-    """Something a user does, and the endpoint it goes through."""
+    """A call of a user, and its endpoint."""
 
     endpoint: str
     act: Callable[[ServiceClient], Any]
@@ -91,8 +91,8 @@ NAMES = [call.endpoint for call in CALLS]
 BROKEN: dict[str, Fault] = {
     "drops": drops,
     "breaks off": breaks_off,
-    "no HTTP": babbles,
-    "oversize": boasts,
+    "no HTTP": sends_garbage,
+    "oversize": sends_huge_length,
     "slow": is_slow,
 }
 PASSING = (408, 409, 429, 500, 502, 503, 504)
@@ -138,9 +138,9 @@ def assert_no_secret(*texts: str) -> None:
 
 
 def assert_helps(error: TinkexError, server: FaultyServer) -> None:
-    """It says what happened and to what, and shows no secret anywhere."""
-    told = "".join(traceback.format_exception(error))
-    assert_no_secret(str(error), repr(error), told, repr(getattr(error, "request", "")))
+    """The error says what happened and to what, and contains no secret."""
+    text = "".join(traceback.format_exception(error))
+    assert_no_secret(str(error), repr(error), text, repr(getattr(error, "request", "")))
     assert len(str(error)) > 20
     if isinstance(error, APIStatusError):
         assert "the server says no" in str(error)
@@ -159,19 +159,20 @@ def failure(act: Callable[[], Any]) -> TinkexError:
 
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("call", CALLS, ids=NAMES)
-def test_an_answer_lost_once_is_fetched_by_sending_the_same_again(call: Call, name: str) -> None:
+def test_a_lost_response_is_retried_with_the_same_request(call: Call, name: str) -> None:
     with running(FaultyServer(call.endpoint, BROKEN[name], times=1, scripted=scripted())) as server:
         with client_of(server) as service:
             call.act(service)
         assert server.struck == 1
         sent = server.bodies(call.endpoint)
         assert len(sent) == 2
-        assert sent[0] == sent[1]  # the same numbers: a server that carried it out recognises it
+        assert sent[0] == sent[1]  # the same seq_id: a server that processed it recognises it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("call", CALLS, ids=NAMES)
-def test_a_way_that_stays_broken_ends_in_a_connection_error(call: Call, name: str) -> None:
+def test_a_permanent_network_failure_is_a_connection_error(call: Call, name: str) -> None:
     with running(FaultyServer(call.endpoint, BROKEN[name], scripted=scripted())) as server:
         with client_of(server) as service:
             error = failure(lambda: call.act(service))
@@ -183,10 +184,10 @@ def test_a_way_that_stays_broken_ends_in_a_connection_error(call: Call, name: st
 
 @pytest.mark.parametrize("status", PASSING)
 @pytest.mark.parametrize("call", CALLS, ids=NAMES)
-def test_a_refusal_that_passes_is_not_noticed(call: Call, status: int) -> None:
+def test_a_transient_error_status_is_retried(call: Call, status: int) -> None:
     if (call.endpoint, status) == ("asample", 429):
         pytest.skip("push-back is waited out, a second at least: see tests/unit/clients/test_sampling.py")
-    with running(FaultyServer(call.endpoint, refuses(status), times=1, scripted=scripted())) as server:
+    with running(FaultyServer(call.endpoint, fails_with(status), times=1, scripted=scripted())) as server:
         with client_of(server) as service:
             call.act(service)
         assert len(server.bodies(call.endpoint)) == 2
@@ -195,8 +196,8 @@ def test_a_refusal_that_passes_is_not_noticed(call: Call, status: int) -> None:
 
 @pytest.mark.parametrize("status", [*FINAL, 503])
 @pytest.mark.parametrize("call", CALLS, ids=NAMES)
-def test_a_refusal_that_stays_is_its_typed_error(call: Call, status: int) -> None:
-    with running(FaultyServer(call.endpoint, refuses(status), scripted=scripted())) as server:
+def test_a_permanent_error_status_is_its_typed_error(call: Call, status: int) -> None:
+    with running(FaultyServer(call.endpoint, fails_with(status), scripted=scripted())) as server:
         with client_of(server) as service:
             error = failure(lambda: call.act(service))
         assert isinstance(error, APIStatusError)
@@ -208,7 +209,7 @@ def test_a_refusal_that_stays_is_its_typed_error(call: Call, status: int) -> Non
 
 @pytest.mark.parametrize("name", NONSENSE)
 @pytest.mark.parametrize("call", CALLS, ids=NAMES)
-def test_an_answer_that_means_nothing_is_said_to(call: Call, name: str) -> None:
+def test_an_invalid_response_is_a_validation_error(call: Call, name: str) -> None:
     if (call.endpoint, name) == ("client_config", "other fields"):
         pytest.skip("every field of this answer is optional, and servers may add their own")
     with running(FaultyServer(call.endpoint, NONSENSE[name], scripted=scripted())) as server:
@@ -242,15 +243,14 @@ def faulty_result(kind: str, fault: Fault, times: int = 1_000_000) -> FaultyServ
     return FaultyServer("retrieve_future", fault, times, request_type=kind, scripted=scripted())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
-    [drops, breaks_off, refuses(408), refuses(500), refuses(503), refuses(400)],
+    [drops, breaks_off, fails_with(408), fails_with(500), fails_with(503), fails_with(400)],
     ids=["drops", "breaks off", "408", "500", "503", "400"],
 )
 @pytest.mark.parametrize("kind", RESULTS)
-def test_a_result_lost_once_is_asked_for_again_and_nothing_is_submitted_twice(
-    kind: str, fault: Fault
-) -> None:
+def test_a_lost_result_is_polled_again_and_nothing_is_submitted_twice(kind: str, fault: Fault) -> None:
     with running(faulty_result(kind, fault, times=1)) as server:
         with client_of(server) as service:
             RESULTS[kind](service)
@@ -263,8 +263,8 @@ def test_a_result_lost_once_is_asked_for_again_and_nothing_is_submitted_twice(
 
 @pytest.mark.parametrize("status", [401, 403, 404, 409, 413, 422, 402, 501])
 @pytest.mark.parametrize("kind", RESULTS)
-def test_a_result_refused_for_good_is_its_typed_error(kind: str, status: int) -> None:
-    with running(faulty_result(kind, refuses(status))) as server:
+def test_a_permanent_error_of_a_poll_is_its_typed_error(kind: str, status: int) -> None:
+    with running(faulty_result(kind, fails_with(status))) as server:
         with client_of(server) as service:
             error = failure(lambda: RESULTS[kind](service))
         assert isinstance(error, APIStatusError)
@@ -274,8 +274,8 @@ def test_a_result_refused_for_good_is_its_typed_error(kind: str, status: int) ->
 
 
 @pytest.mark.parametrize("kind", RESULTS)
-def test_a_result_that_is_gone_says_so(kind: str) -> None:
-    with running(faulty_result(kind, refuses(410))) as server:
+def test_an_expired_result_is_an_error_that_says_so(kind: str) -> None:
+    with running(faulty_result(kind, fails_with(410))) as server:
         with client_of(server) as service:
             error = failure(lambda: RESULTS[kind](service))
         assert isinstance(error, ResultExpiredError)
@@ -297,7 +297,7 @@ def test_a_result_that_is_gone_says_so(kind: str) -> None:
     ids=["cut short", "cut in a field", "no protobuf", "a list", "half JSON", "NaN", "wrong type"],
 )
 @pytest.mark.parametrize("kind", RESULTS)
-def test_a_result_that_cannot_be_read_is_named(kind: str, fault: Fault) -> None:
+def test_the_error_for_an_invalid_result_names_the_request(kind: str, fault: Fault) -> None:
     with running(faulty_result(kind, fault)) as server:
         with client_of(server) as service:
             error = failure(lambda: RESULTS[kind](service))
@@ -308,7 +308,7 @@ def test_a_result_that_cannot_be_read_is_named(kind: str, fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("kind", RESULTS)
-def test_an_operation_that_failed_is_told_in_the_server_s_words(kind: str) -> None:
+def test_a_failed_operation_raises_the_servers_message(kind: str) -> None:
     fault = says(b'{"error": "datum 3 is too long", "category": "user"}')
     with running(faulty_result(kind, fault)) as server:
         with client_of(server) as service:
@@ -317,9 +317,10 @@ def test_an_operation_that_failed_is_told_in_the_server_s_words(kind: str) -> No
         assert "datum 3 is too long" in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [408, 500])
-def test_a_server_that_answers_polls_at_once_is_not_asked_without_end(status: int) -> None:
-    with running(faulty_result("Sample", refuses(status))) as server, client_of(server) as service:
+def test_polls_that_return_immediately_back_off(status: int) -> None:
+    with running(faulty_result("Sample", fails_with(status))) as server, client_of(server) as service:
         future = sampler(service).sample(PROMPT, 1, types.SamplingParams(max_tokens=3))
         time.sleep(1.0)
         future.cancel()
@@ -329,8 +330,8 @@ def test_a_server_that_answers_polls_at_once_is_not_asked_without_end(status: in
 # ---- secrets ----
 
 
-def test_a_server_that_quotes_the_key_does_not_make_us_repeat_it() -> None:
-    fault = refuses(403, f"the server says no to {KEY}")
+def test_a_key_quoted_by_the_server_is_masked() -> None:
+    fault = fails_with(403, f"the server says no to {KEY}")
     with running(FaultyServer("create_session", fault, scripted=scripted())) as server:
         with client_of(server) as service:
             error = failure(lambda: sampler(service))

@@ -1,4 +1,4 @@
-"""Files that stop while they are sent: everything else of the program goes on."""
+"""Files that block while they are uploaded do not block the rest of the program."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 import tinkex
 from tests.servers import ServedEngine
 
 PNG = b"\x89PNG\r\n\x1a\n"
 MANY = 60
-"""More than a loop has threads for."""
+"""More than the loop's thread pool."""
 
 
 class Blocked(io.RawIOBase):
-    """A pipe into which nobody writes, until they do."""
+    """A pipe that blocks until it is released."""
 
     def __init__(self, begun: threading.Semaphore, release: threading.Event) -> None:
         self._begun, self._release = begun, release
@@ -34,9 +36,10 @@ class Blocked(io.RawIOBase):
         return PNG
 
 
-def test_many_pipes_that_give_nothing_hold_up_no_new_connection(served_engine: ServedEngine) -> None:
+@pytest.mark.slow
+def test_blocked_uploads_do_not_block_new_connections(served_engine: ServedEngine) -> None:
     begun, release = threading.Semaphore(0), threading.Event()
-    # A name has to be looked up, in a thread.
+    # A host name, which is resolved on a thread.
     url = served_engine.url.replace("127.0.0.1", "localhost")
     rest = tinkex.RestClient(base_url=served_engine.url, api_key=served_engine.key)
     uploads = [rest.upload_asset((f"{n}.png", Blocked(begun, release))) for n in range(MANY)]
@@ -51,7 +54,7 @@ def test_many_pipes_that_give_nothing_hold_up_no_new_connection(served_engine: S
     assert {upload.result(120).size_bytes for upload in uploads} == {len(PNG)}
 
 
-def test_a_pipe_that_never_gives_anything_does_not_hold_the_program(served_engine: ServedEngine) -> None:
+def test_a_blocked_upload_does_not_prevent_exit(served_engine: ServedEngine) -> None:
     program = f"""
 import os, threading, tinkex
 reading = threading.Event()

@@ -1,4 +1,4 @@
-"""Callers that stop in the middle: a server waits for them so long, says so, and serves everybody else meanwhile."""
+"""Stalled requests: the server times them out with 408 and serves other clients meanwhile."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import pytest
 import tinkex
 from tests.servers import ServedEngine, serve
 
+pytestmark = pytest.mark.slow
+
 STALL_S = 3.0
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -26,7 +28,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def impatient(home: Path, tiny_model: Path) -> Iterator[ServedEngine]:
-    """A server that waits a moment only."""
+    """A server with a short stall timeout."""
     with serve(home, "--model", f"tiny/llama={tiny_model}", "--request-stall-s", str(STALL_S)) as engine:
         yield engine
 
@@ -37,7 +39,7 @@ def connected(server: ServedEngine) -> socket.socket:
 
 
 def rest_of(wire: socket.socket) -> bytes:
-    """What comes until the server closes."""
+    """Returns the data until the server closes."""
     return b"".join(iter(lambda: wire.recv(65_536), b""))
 
 
@@ -57,16 +59,16 @@ def read_answer(answer: bytes) -> tuple[int, str]:
     return int(status.split()[1]), json.loads(body)["detail"]
 
 
-def test_half_a_body_is_refused_in_words_and_the_connection_ends(impatient: ServedEngine) -> None:
+def test_an_incomplete_body_is_rejected_and_the_connection_closes(impatient: ServedEngine) -> None:
     with connected(impatient) as wire:
         wire.sendall(head(impatient, "create_session", 1000) + b'{"tags"')
-        status, said = read_answer(rest_of(wire))
+        status, detail = read_answer(rest_of(wire))
     assert status == 408
-    assert "stood still for 3 s" in said
-    assert "send it again" in said
+    assert "arrived for 3 s" in detail
+    assert "send it again" in detail
 
 
-def test_half_an_upload_is_refused_and_leaves_nothing(impatient: ServedEngine, home: Path) -> None:
+def test_an_incomplete_upload_is_rejected_and_leaves_no_file(impatient: ServedEngine, home: Path) -> None:
     part = (
         b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n\r\n' + PNG + b"\0" * 5000
     )
@@ -79,15 +81,15 @@ def test_half_an_upload_is_refused_and_leaves_nothing(impatient: ServedEngine, h
     assert rest.list_assets().result(60).assets == []
 
 
-def test_half_a_head_is_refused_and_a_connection_that_says_nothing_is_closed(impatient: ServedEngine) -> None:
+def test_incomplete_headers_are_rejected_and_a_silent_connection_is_closed(impatient: ServedEngine) -> None:
     with connected(impatient) as half, connected(impatient) as silent:
         half.sendall(b"POST /api/v1/create_session HTTP/1.1\r\nHost: x\r\nX-A")
-        status, said = read_answer(rest_of(half))
-        assert (status, said) == (408, "the headers of this call did not come in time; send it again.")
+        status, detail = read_answer(rest_of(half))
+        assert (status, detail) == (408, "the headers of this call did not come in time; send it again.")
         assert rest_of(silent) == b""
 
 
-def test_one_byte_now_and_then_does_not_make_a_head_longer_lived(impatient: ServedEngine) -> None:
+def test_slow_headers_do_not_extend_the_timeout(impatient: ServedEngine) -> None:
     with connected(impatient) as wire:
         wire.sendall(b"POST /api/v1/create_session HTTP/1.1\r\nX-Slow: ")
         wire.settimeout(STALL_S / 5)
@@ -103,7 +105,7 @@ def test_one_byte_now_and_then_does_not_make_a_head_longer_lived(impatient: Serv
     assert answer.startswith(b"HTTP/1.1 408")
 
 
-def test_a_caller_without_a_key_cannot_keep_its_place_with_half_a_body(impatient: ServedEngine) -> None:
+def test_a_request_without_a_key_is_rejected_before_its_body(impatient: ServedEngine) -> None:
     with connected(impatient) as wire:
         wire.sendall(head(impatient, "create_session", 1000, key="tml-wrong") + b"{")
         assert wire.recv(65_536).startswith(b"HTTP/1.1 401")
@@ -133,7 +135,7 @@ def test_a_body_that_comes_slowly_is_taken(impatient: ServedEngine) -> None:
 
 
 class Stalling(io.RawIOBase):
-    """A file that stops in the middle for longer than the server waits."""
+    """A file that stalls for longer than the server's timeout."""
 
     def __init__(self) -> None:
         self.reads = 0
@@ -149,9 +151,9 @@ class Stalling(io.RawIOBase):
         return b""
 
 
-def test_the_client_hears_that_its_file_stalled_while_others_are_served(impatient: ServedEngine) -> None:
+def test_the_client_gets_an_error_for_a_stalled_file_while_others_are_served(impatient: ServedEngine) -> None:
     rest = tinkex.RestClient(base_url=impatient.url, api_key=impatient.key)
-    with pytest.raises(tinkex.APIStatusError, match="stood still") as caught:
+    with pytest.raises(tinkex.APIStatusError, match="no data of this request") as caught:
         rest.upload_asset(("slow.png", Stalling())).result(60)
     assert caught.value.status_code == 408
     with urllib.request.urlopen(f"{impatient.url}/api/v1/healthz", timeout=60) as response:

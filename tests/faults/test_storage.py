@@ -1,4 +1,4 @@
-"""A disk that is full, a database that is locked or damaged, weights that are gone: a clear refusal, and on it goes after repair."""
+"""A full disk, a locked or corrupt database, missing weights: a clear error, and normal operation after repair."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ import pytest
 
 from tests.durability.killable import MODEL, KillableServer
 
-pytestmark = pytest.mark.timeout(600)  # servers start slowly on a machine that has other work
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),  # servers start slowly on a busy machine
+]
 
 TOKENS = [5, 6, 7, 8, 9, 10]
 
 
-class Person:
-    """A client that says what it was told, whatever that is."""
+class Client:
+    """A client that returns every response."""
 
     def __init__(self, server: KillableServer) -> None:
         self.server = server
@@ -73,7 +76,7 @@ class Person:
         return self.numbered(adam_params={"learning_rate": 1e-2})
 
     def train(self) -> float:
-        """A pass and a step; the loss before it."""
+        """One pass and one step; returns the loss before the step."""
         target = {"data": TOKENS[1:], "dtype": "int64", "shape": [len(TOKENS) - 1]}
         chunk = {"type": "encoded_text", "tokens": TOKENS[:-1]}
         datum = {"model_input": {"chunks": [chunk]}, "loss_fn_inputs": {"target_tokens": target}}
@@ -98,10 +101,10 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture
-def ada(server: KillableServer) -> Person:
-    person = Person(server)
-    person.create()
-    return person
+def ada(server: KillableServer) -> Client:
+    client = Client(server)
+    client.create()
+    return client
 
 
 @contextmanager
@@ -121,7 +124,7 @@ def full_disk(server: KillableServer, room: int = 0) -> Iterator[None]:
 
 @contextmanager
 def locked_database(server: KillableServer) -> Iterator[None]:
-    """Another program holds the database, as a backup that never ends does."""
+    """Another program locks the database, like a backup that never ends."""
     other = sqlite3.connect(server.home / "engine" / "engine.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     try:
@@ -132,8 +135,8 @@ def locked_database(server: KillableServer) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("trouble", [full_disk, locked_database])
-def test_what_cannot_be_recorded_is_refused_and_goes_through_after_repair(
-    server: KillableServer, ada: Person, trouble: Any
+def test_submissions_are_rejected_while_the_database_cannot_be_written(
+    server: KillableServer, ada: Client, trouble: Any
 ) -> None:
     before = ada.train()
     step = ada.step()
@@ -144,7 +147,7 @@ def test_what_cannot_be_recorded_is_refused_and_goes_through_after_repair(
             assert "nothing was changed" in answer["detail"]
         status, answer = ada.call("/api/v1/create_session", {})
         assert status == 503, answer
-        assert "record" in answer["detail"]
+        assert "cannot be written" in answer["detail"]
         assert ada.health.startswith("degraded: "), ada.health
         assert ada.call(f"/api/v1/training_runs/{ada.run}")[0] == 200
     assert "metrics" in ada.outcome(ada.post("optim_step", step)["request_id"])
@@ -165,16 +168,16 @@ def without_optimizer(directory: Path) -> None:
     (directory / "optimizer.safetensors").unlink()
 
 
-@pytest.mark.parametrize("damage", [gone, cut_short, without_optimizer])
-def test_a_checkpoint_without_its_files_is_refused_until_they_are_back(
-    server: KillableServer, ada: Person, tmp_path: Path, damage: Any
+@pytest.mark.parametrize("corrupt", [gone, cut_short, without_optimizer])
+def test_a_checkpoint_with_missing_files_is_rejected_until_they_are_restored(
+    server: KillableServer, ada: Client, tmp_path: Path, corrupt: Any
 ) -> None:
     ada.train()
     path = ada.save("kept")["path"]
     loss = ada.train()
     directory = server.home / "engine" / "checkpoints" / ada.run.replace(":", "~") / "weights" / "kept"
     shutil.copytree(directory, tmp_path / "backup")
-    damage(directory)
+    corrupt(directory)
     archive = f"/api/v1/training_runs/{ada.run}/checkpoints/weights/kept/archive"
     sampling = {"session_id": ada.session, "sampling_session_seq_id": 0, "model_path": path}
     copying = {"source_path": path, "destination_project_id": "p"}
@@ -188,9 +191,9 @@ def test_a_checkpoint_without_its_files_is_refused_until_they_are_back(
         assert path in answer["detail"]
         assert "cannot be read" in answer["detail"]
     assert ada.health.startswith("degraded: files of checkpoints are missing")
-    assert path not in ada.health  # anybody may ask for it
+    assert path not in ada.health  # health needs no key
     assert path in server.log
-    assert ada.train() < loss  # the run is as it was, and goes on
+    assert ada.train() < loss  # the run is unchanged and continues
     shutil.rmtree(directory, ignore_errors=True)
     shutil.copytree(tmp_path / "backup", directory)
     healthy(ada)
@@ -199,16 +202,16 @@ def test_a_checkpoint_without_its_files_is_refused_until_they_are_back(
     assert ada.train() == loss
 
 
-def healthy(person: Person) -> None:
-    """Wait until health takes back what it said; it looks again every so often."""
+def healthy(client: Client) -> None:
+    """Wait until health is ok; it rechecks periodically."""
     deadline = time.monotonic() + 180
-    while person.health != "ok":
-        assert time.monotonic() < deadline, person.health
+    while client.health != "ok":
+        assert time.monotonic() < deadline, client.health
         time.sleep(0.05)
 
 
-def test_a_save_that_does_not_fit_fails_alone_and_leaves_nothing(server: KillableServer) -> None:
-    ada = Person(server)
+def test_a_save_that_does_not_fit_fails_alone_and_leaves_no_file(server: KillableServer) -> None:
+    ada = Client(server)
     ada.create(rank=512)
     loss = ada.train()
     assert ada.save("first")["path"].endswith("first")
@@ -226,47 +229,47 @@ def test_a_save_that_does_not_fit_fails_alone_and_leaves_nothing(server: Killabl
     healthy(ada)
 
 
-def test_a_damaged_database_is_refused_and_left_as_it_is(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_corrupt_database_is_rejected_and_not_changed(tiny_model: Path, tmp_path: Path) -> None:
     server = KillableServer(tmp_path, tiny_model, "--long-poll-s", "5")
     with server:
-        person = Person(server)
-        person.create()
-        loss = person.train()
+        client = Client(server)
+        client.create()
+        loss = client.train()
         server.stop()
     database = server.home / "engine" / "engine.db"
     sound = database.read_bytes()
     for start, stop in ((0, 100), place_of(database, "runs")):
-        damaged = sound[:start] + b"\xff" * (stop - start) + sound[stop:]
-        database.write_bytes(damaged)
+        corrupted = sound[:start] + b"\xff" * (stop - start) + sound[stop:]
+        database.write_bytes(corrupted)
         server.start()
         assert server.process.wait(180) == 1
-        said = server.log.splitlines()[-1]
-        assert "cannot be opened" in said or "is damaged" in said
-        assert "backup" in said
-        assert database.read_bytes() == damaged
+        log_line = server.log.splitlines()[-1]
+        assert "cannot be opened" in log_line or "is corrupt" in log_line
+        assert "backup" in log_line
+        assert database.read_bytes() == corrupted
         database.write_bytes(sound)
     with server:
-        # The same while it runs, in a page that nobody has read yet.
+        # The same while it runs, in a page that has not been read yet.
         start, stop = place_of(database, "usage")
         with database.open("r+b") as file:
             file.seek(start)
             file.write(b"\xff" * (stop - start))
-        asked = "starting_on=2026-01-01T00:00:00Z&ending_before=2026-01-02T00:00:00Z"
-        status, answer = person.call(f"/api/v1/billing/usage/events?{asked}")
+        query = "starting_on=2026-01-01T00:00:00Z&ending_before=2026-01-02T00:00:00Z"
+        status, answer = client.call(f"/api/v1/billing/usage/events?{query}")
         assert status == 503
         assert "backup" in answer["detail"]
-        assert "damaged" in person.health
+        assert "corrupt" in client.health
     for left in database.parent.glob("engine.db-*"):
         left.unlink()
     database.write_bytes(sound)
     with server:
-        healthy(person)
-        assert person.train() < loss
+        healthy(client)
+        assert client.train() < loss
         assert "Traceback" not in server.log
 
 
 def place_of(database: Path, table: str) -> tuple[int, int]:
-    """Where the first page of a table lies."""
+    """The offset and size of a table's first page."""
     with contextlib.closing(sqlite3.connect(database)) as connection:
         [[page]] = connection.execute(
             "SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)
@@ -276,33 +279,33 @@ def place_of(database: Path, table: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("trouble", [full_disk, locked_database])
-def test_a_server_stops_in_peace_whatever_the_disk_does(
+def test_a_server_shuts_down_cleanly_with_a_broken_disk(
     tiny_model: Path, tmp_path: Path, trouble: Any
 ) -> None:
     with KillableServer(tmp_path, tiny_model) as server:
-        person = Person(server)
-        person.create()
-        person.train()  # results were fetched, which is noted at the end
+        client = Client(server)
+        client.create()
+        client.train()  # results were fetched, which is recorded at shutdown
         with trouble(server):
             server.stop()
         assert "Traceback" not in server.log
         assert "fault" not in server.log
 
 
-def test_a_server_that_cannot_write_says_so_at_the_start_and_changes_nothing(
+def test_a_server_that_cannot_write_fails_at_the_start_and_changes_nothing(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     server = KillableServer(tmp_path, tiny_model)
     with server:
-        person = Person(server)
-        person.create()
-        loss = person.train()
+        client = Client(server)
+        client.create()
+        loss = client.train()
         server.kill()
     with locked_database(server):
         server.start()
         assert server.process.wait(180) == 1
-        said = server.log.splitlines()[-1]
-        assert "Free disk space, or close what holds engine.db" in said, server.log
+        log_line = server.log.splitlines()[-1]
+        assert "Free disk space, or close the program that locks engine.db" in log_line, server.log
         assert "fault" not in server.log
     with server:
-        assert person.train() < loss
+        assert client.train() < loss

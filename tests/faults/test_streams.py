@@ -1,4 +1,4 @@
-"""Streams of a real server through networks that cut, hold back, repeat and babble; and servers that end in the middle."""
+"""Streams of a real server through faulty networks, and servers that stop in the middle."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 import tinkex
-from tests.contract.test_metrics import told as metrics_of
+from tests.contract.test_metrics import metrics_of
 from tests.durability.killable import KillableServer
-from tests.faults.mischief import (
-    Mischief,
-    MischievousProxy,
+from tests.faults.faulty_proxy import (
+    FaultyProxy,
+    ProxyFault,
     between,
+    buffers_everything,
     byte_by_byte,
     cuts_after,
-    falls_silent_after,
-    holds_all_back,
+    replies_with,
     resets_after,
     rewrites,
-    says_instead,
+    stalls_after,
 )
 from tests.servers import ServedEngine
 from tinkex import types
@@ -42,9 +42,9 @@ ACCEPTED = b"sample_sequence_ids"
 
 @contextmanager
 def sampler_behind(
-    server: ServedEngine, mischief: Mischief, times: int = 1_000_000, **settings: Any
-) -> Iterator[tuple[tinkex.SamplingClient, MischievousProxy]]:
-    with between(MischievousProxy(server.url, "/stream_sample", mischief, times)) as proxy:
+    server: ServedEngine, fault: ProxyFault, times: int = 1_000_000, **settings: Any
+) -> Iterator[tuple[tinkex.SamplingClient, FaultyProxy]]:
+    with between(FaultyProxy(server.url, "/stream_sample", fault, times)) as proxy:
         config = tinkex.Config(base_url=proxy.url, api_key=server.key, **settings)
         with tinkex.ServiceClient(config=config) as service:
             yield service.create_sampling_client(base_model=MODEL, retry_config=QUICK), proxy
@@ -54,12 +54,12 @@ def tokens_of(events: list[Any]) -> list[int]:
     return [event.token for event in events if isinstance(event, types.SampledToken)]
 
 
-def test_bytes_that_come_one_by_one_and_answers_that_were_held_back_are_the_same_stream(
+def test_single_byte_segments_and_buffered_responses_give_the_same_stream(
     served_engine: ServedEngine,
 ) -> None:
     streams = []
-    for mischief in (byte_by_byte, holds_all_back):
-        with sampler_behind(served_engine, mischief) as (sampler, proxy):
+    for fault in (byte_by_byte, buffers_everything):
+        with sampler_behind(served_engine, fault) as (sampler, proxy):
             stream = sampler.sample_stream(PROMPT, 2, PARAMS)
             streams.append(list(stream))
             assert stream.streamed
@@ -77,14 +77,14 @@ def test_bytes_that_come_one_by_one_and_answers_that_were_held_back_are_the_same
 
 
 @pytest.mark.parametrize("cut", [cuts_after, resets_after], ids=["cut", "reset"])
-def test_a_connection_that_ends_between_tokens_is_an_error_with_what_came(
-    served_engine: ServedEngine, cut: Callable[[bytes], Mischief]
+def test_a_connection_lost_between_tokens_is_an_error_with_the_received_tokens(
+    served_engine: ServedEngine, cut: Callable[[bytes], ProxyFault]
 ) -> None:
     with sampler_behind(served_engine, cut(b'"index":3')) as (sampler, proxy):
         stream = sampler.sample_stream(PROMPT, 1, LONG)
         with pytest.raises(tinkex.StreamInterruptedError) as caught:
             list(stream)
-        assert proxy.struck == 1, "what was handed out is not drawn again"
+        assert proxy.struck == 1, "delivered tokens are not sampled again"
         assert tuple(caught.value.received) == tuple(stream.received)
         assert [token.index for token in stream.received] == [0, 1, 2]
         assert "the stream broke off after" in str(caught.value)
@@ -92,7 +92,7 @@ def test_a_connection_that_ends_between_tokens_is_an_error_with_what_came(
 
 
 def nothing_is_sampled(server: ServedEngine) -> None:
-    """Waits until the server has given up what nobody reads."""
+    """Waits until the server has cancelled the abandoned samples."""
     deadline = time.monotonic() + 60
     while True:
         page = metrics_of(server)
@@ -106,8 +106,8 @@ def nothing_is_sampled(server: ServedEngine) -> None:
 
 
 @pytest.mark.parametrize("cut", [cuts_after(b"\r\n\r\n"), cuts_after(ACCEPTED), resets_after(b"\r\n\r\n")])
-def test_a_connection_that_ends_before_the_first_token_is_tried_again(
-    served_engine: ServedEngine, cut: Mischief
+def test_a_connection_lost_before_the_first_token_is_retried(
+    served_engine: ServedEngine, cut: ProxyFault
 ) -> None:
     with sampler_behind(served_engine, cut, times=2) as (sampler, proxy):
         events = list(sampler.sample_stream(PROMPT, 1, PARAMS))
@@ -116,8 +116,9 @@ def test_a_connection_that_ends_before_the_first_token_is_tried_again(
     nothing_is_sampled(served_engine)
 
 
-def test_a_network_that_falls_silent_ends_the_wait_in_time(served_engine: ServedEngine) -> None:
-    with sampler_behind(served_engine, falls_silent_after(SECOND_TOKEN), timeout=2.0) as (sampler, _):
+@pytest.mark.slow
+def test_a_stalled_stream_times_out(served_engine: ServedEngine) -> None:
+    with sampler_behind(served_engine, stalls_after(SECOND_TOKEN), timeout=2.0) as (sampler, _):
         stream = sampler.sample_stream(PROMPT, 1, LONG)
         with pytest.raises(tinkex.StreamInterruptedError, match="sent nothing for 2 s"):
             list(stream)
@@ -138,7 +139,7 @@ def with_garbage(body: bytes) -> bytes:
     return body.replace(b"event: done", b"event: token\ndata: {]\n\nevent: done")
 
 
-def with_bytes_that_are_no_text(body: bytes) -> bytes:
+def with_invalid_utf8(body: bytes) -> bytes:
     return body.replace(b'"text":"', b'"text":"\xff\xfe', 1)
 
 
@@ -153,11 +154,11 @@ def without_a_token(body: bytes) -> bytes:
         (without_the_end, tinkex.StreamInterruptedError),
         (with_a_repeated_event, tinkex.APIResponseValidationError),
         (with_garbage, tinkex.APIResponseValidationError),
-        (with_bytes_that_are_no_text, tinkex.APIResponseValidationError),
+        (with_invalid_utf8, tinkex.APIResponseValidationError),
         (without_a_token, tinkex.APIResponseValidationError),
     ],
 )
-def test_a_stream_that_was_tampered_with_is_never_taken_for_whole(
+def test_a_modified_stream_is_never_accepted_as_complete(
     served_engine: ServedEngine, change: Callable[[bytes], bytes], kind: type[Exception]
 ) -> None:
     with sampler_behind(served_engine, rewrites(change)) as (sampler, proxy):
@@ -166,10 +167,10 @@ def test_a_stream_that_was_tampered_with_is_never_taken_for_whole(
         assert proxy.struck == 1
 
 
-def test_news_that_nobody_knows_and_a_mark_before_them_change_nothing(served_engine: ServedEngine) -> None:
+def test_unknown_events_and_a_byte_order_mark_are_ignored(served_engine: ServedEngine) -> None:
     def more(body: bytes) -> bytes:
-        news = b"\xef\xbb\xbf: hello\n\nevent: weather\ndata: sunny\n\nid: 7\nretry: 10\n\n"
-        return news + body.replace(b"\n\n", b"\r\n\r\n")
+        events = b"\xef\xbb\xbf: hello\n\nevent: weather\ndata: sunny\n\nid: 7\nretry: 10\n\n"
+        return events + body.replace(b"\n\n", b"\r\n\r\n")
 
     with sampler_behind(served_engine, rewrites(more)) as (sampler, _):
         stream = sampler.sample_stream(PROMPT, 1, PARAMS)
@@ -180,16 +181,16 @@ def test_news_that_nobody_knows_and_a_mark_before_them_change_nothing(served_eng
 PORTAL = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 18\r\n\r\n<html>login</html>"
 
 
-def test_a_page_in_place_of_a_stream_is_told_as_that_and_not_asked_for_again(
+def test_an_html_page_in_place_of_a_stream_is_an_error_and_not_retried(
     served_engine: ServedEngine,
 ) -> None:
-    with sampler_behind(served_engine, says_instead(PORTAL)) as (sampler, proxy):
+    with sampler_behind(served_engine, replies_with(PORTAL)) as (sampler, proxy):
         with pytest.raises(tinkex.APIResponseValidationError, match="text/html"):
             list(sampler.sample_stream(PROMPT, 1, PARAMS))
         assert proxy.struck == 1
 
 
-# ---- servers that end ----
+# ---- servers that stop ----
 
 
 @pytest.fixture
@@ -198,13 +199,14 @@ def killable(tiny_model: Path, tmp_path: Path) -> Iterator[KillableServer]:
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-def test_a_server_that_ends_in_the_middle_ends_the_stream_with_what_came(
+def test_a_server_that_stops_ends_the_stream_with_the_received_tokens(
     killable: KillableServer, how: str
 ) -> None:
     with tinkex.ServiceClient(base_url=killable.url, api_key=killable.key) as service:
         sampler = service.create_sampling_client(base_model=MODEL, retry_config=QUICK)
-        # Much longer than it takes to end the server.
+        # Much longer than the server takes to stop.
         stream = sampler.sample_stream(PROMPT, 1000, LONG)
         assert isinstance(next(stream), types.SampledToken)
         ending = threading.Thread(target=killable.stop if how == "stopped" else killable.kill)
@@ -215,7 +217,8 @@ def test_a_server_that_ends_in_the_middle_ends_the_stream_with_what_came(
         ending.join()
 
 
-def test_an_engine_in_this_process_that_is_closed_ends_its_streams(tiny_model: Path) -> None:
+@pytest.mark.slow
+def test_closing_an_embedded_engine_ends_its_streams(tiny_model: Path) -> None:
     with local_engine(tiny_model) as engine:
         sampler = engine.service().create_sampling_client(base_model=engine.base_model, retry_config=QUICK)
         stream = sampler.sample_stream(PROMPT, 1000, LONG)

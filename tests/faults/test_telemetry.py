@@ -1,4 +1,4 @@
-"""Servers that take reports badly: nothing is waited for, nothing is raised, and what was lost is counted."""
+"""Telemetry and failing servers: nothing blocks, nothing is raised, and lost reports are counted."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import sys
 
 import pytest
 
-from tests.faults.faulty import (
+from tests.faults.faulty_server import (
     Fault,
     FaultyServer,
-    babbles,
-    boasts,
     breaks_off,
     drops,
+    fails_with,
     is_slow,
-    refuses,
     running,
     says,
+    sends_garbage,
+    sends_huge_length,
 )
 from tests.scripted import ScriptedServer
 from tinkex import Config, ServiceClient
@@ -27,28 +27,28 @@ from tinkex.observability.telemetry import capture
 from tinkex.testing import Reply, reply
 
 FAULTS: dict[str, Fault] = {
-    "413": refuses(413),
-    "422": refuses(422),
-    "401": refuses(401),
-    "501": refuses(501),
+    "413": fails_with(413),
+    "422": fails_with(422),
+    "401": fails_with(401),
+    "501": fails_with(501),
     "half JSON": says(b'{"status": "acc'),
     "another answer": says(b'{"status": "denied"}'),
     "HTML": says(b"<html>login</html>", "text/html"),
 }
 PASSING: dict[str, Fault] = {
-    "500": refuses(500),
-    "503": refuses(503),
-    "429": refuses(429),
+    "500": fails_with(500),
+    "503": fails_with(503),
+    "429": fails_with(429),
     "drops": drops,
     "breaks off": breaks_off,
-    "no HTTP": babbles,
-    "oversize": boasts,
+    "no HTTP": sends_garbage,
+    "oversize": sends_huge_length,
     "slow": is_slow,
 }
 
 
-class Taking(ScriptedServer):
-    """A scripted server that takes reports."""
+class AcceptingServer(ScriptedServer):
+    """A scripted server that accepts reports."""
 
     def on_telemetry(self, value: object, request: object) -> Reply:
         return reply({"status": "accepted"})
@@ -61,7 +61,7 @@ def service_of(server: FaultyServer) -> ServiceClient:
 
 
 def report(service: ServiceClient) -> bool:
-    """Reports an exception, which is raised as ever; whether all of it arrived."""
+    """Reports an exception, which is still raised; returns whether everything arrived."""
     with pytest.raises(ZeroDivisionError), capture(service, fatal=True):
         raise ZeroDivisionError
     reporter = service.get_telemetry()
@@ -70,28 +70,29 @@ def report(service: ServiceClient) -> bool:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_reports_that_a_server_will_never_take_are_counted_and_the_next_ones_arrive(
+def test_permanently_rejected_reports_are_counted_and_later_ones_arrive(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
         caplog.at_level(logging.WARNING, "tinkex"),
-        running(FaultyServer("telemetry", FAULTS[name], times=1, scripted=Taking())) as server,
+        running(FaultyServer("telemetry", FAULTS[name], times=1, scripted=AcceptingServer())) as server,
     ):
         service = service_of(server)
         assert not report(service)
         reporter = service.get_telemetry()
         assert reporter is not None
         assert reporter.num_dropped == 2, "the beginning of the session and the exception"
-        assert len(server.bodies("telemetry")) == 1, "it is not asked again"
+        assert len(server.bodies("telemetry")) == 1, "it is not retried"
         assert report(service)
         assert reporter.num_dropped == 2
         service.close("success").result(60)
     assert caplog.text == "", "nothing that a user should worry about"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PASSING)
-def test_reports_that_a_server_takes_at_the_second_try_are_not_lost(name: str) -> None:
-    with running(FaultyServer("telemetry", PASSING[name], times=1, scripted=Taking())) as server:
+def test_reports_that_succeed_on_retry_are_not_lost(name: str) -> None:
+    with running(FaultyServer("telemetry", PASSING[name], times=1, scripted=AcceptingServer())) as server:
         service = service_of(server)
         assert report(service)
         reporter = service.get_telemetry()
@@ -100,7 +101,8 @@ def test_reports_that_a_server_takes_at_the_second_try_are_not_lost(name: str) -
         service.close("success").result(60)
 
 
-def test_a_program_ends_with_its_own_error_whatever_the_server_does_with_reports() -> None:
+@pytest.mark.slow
+def test_a_program_exits_with_its_own_error_when_reports_fail() -> None:
     program = """
 import sys, tinkex
 from tinkex.observability.telemetry import capture
@@ -110,8 +112,8 @@ with capture(service, fatal=True):
     raise RuntimeError("mine")
 """
     environment = {name: value for name, value in os.environ.items() if name != "TINKER_TELEMETRY"}
-    for fault in (refuses(500), drops, babbles):
-        with running(FaultyServer("telemetry", fault, scripted=Taking())) as server:
+    for fault in (fails_with(500), drops, sends_garbage):
+        with running(FaultyServer("telemetry", fault, scripted=AcceptingServer())) as server:
             ended = subprocess.run(
                 [sys.executable, "-c", program, server.url],
                 env=environment,

@@ -1,4 +1,4 @@
-"""Bodies for every endpoint: right ones, generated from the endpoint table's types, and what becomes of them by mutation."""
+"""Request bodies for every endpoint: generated from the endpoint table's types, and mutations of valid ones."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ JSON_VALUES = st.recursive(
 )
 
 
-def field_names(row: Endpoint) -> list[str]:
-    if row.request is None:
+def field_names(endpoint: Endpoint) -> list[str]:
+    if endpoint.request is None:
         return []
-    if row.request is ForwardBackwardRequest:
+    if endpoint.request is ForwardBackwardRequest:
         return ["model_id", "seq_id", "forward_backward_input", "forward_input"]
-    return [field.name for field in msgspec.structs.fields(row.request)]
+    return [field.name for field in msgspec.structs.fields(endpoint.request)]
 
 
-def generated(row: Endpoint) -> st.SearchStrategy[bytes]:
-    """Objects with the fields of the request, and values of any kind in them."""
-    names = field_names(row)
+def generated(endpoint: Endpoint) -> st.SearchStrategy[bytes]:
+    """Objects with the fields of the request and arbitrary values."""
+    names = field_names(endpoint)
     known = st.fixed_dictionaries({}, optional=dict.fromkeys(names, JSON_VALUES))
     unknown = st.dictionaries(st.text(max_size=8), JSON_VALUES, max_size=2)
     objects = st.tuples(known, unknown).map(lambda both: both[1] | both[0])
@@ -42,12 +42,12 @@ def generated(row: Endpoint) -> st.SearchStrategy[bytes]:
 
 
 def as_json(value: object) -> bytes:
-    # Python writes NaN and lone surrogates, which JSON has not: two more kinds of wrong bodies.
+    # Python encodes NaN and lone surrogates, which are not valid JSON: two more kinds of invalid bodies.
     return json.dumps(value).encode("utf-8", "surrogatepass")
 
 
 def mutated_object(value: dict[str, Any]) -> st.SearchStrategy[bytes]:
-    """A right body in which one place holds something else, or is gone, or is there twice over."""
+    """A valid body with one value replaced, removed or repeated."""
     places = _places(value)
 
     def put(choice: tuple[int, Any, str]) -> bytes:
@@ -73,7 +73,7 @@ def mutated_object(value: dict[str, Any]) -> st.SearchStrategy[bytes]:
 
 
 def mutated_bytes(body: bytes) -> st.SearchStrategy[bytes]:
-    """A right body with bytes changed, cut out, or repeated."""
+    """A valid body with bytes changed, removed or repeated."""
 
     def edit(choice: tuple[str, int, int, bytes]) -> bytes:
         how, first, length, new = choice
@@ -111,4 +111,4 @@ def _walk(value: Any, path: tuple[Any, ...]) -> tuple[Any, Any]:
     return value, path[-1]
 
 
-ROWS: list[Endpoint] = list(ENDPOINTS.values())
+TESTED_ENDPOINTS: list[Endpoint] = list(ENDPOINTS.values())

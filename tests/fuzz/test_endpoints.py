@@ -1,4 +1,4 @@
-"""Nonsense to every endpoint: it is refused with a reason, never a failure of the server, and the server serves on."""
+"""Invalid requests to every endpoint are rejected with a reason, never with a 5xx, and the server stays healthy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.bodies import ROWS, generated, mutated_bytes, mutated_object
+from tests.fuzz.bodies import TESTED_ENDPOINTS, generated, mutated_bytes, mutated_object
 from tests.unit.engine.api.asgi import PROTO, Answer, Client
 from tinkex._wire import proto as wire_proto
 from tinkex._wire.endpoints import ENDPOINTS, Endpoint
@@ -48,16 +48,25 @@ HEADERS = st.dictionaries(
 
 
 def send(
-    client: Client, row: Endpoint, body: bytes, path: str | None = None, headers: dict[str, str] | None = None
+    client: Client,
+    endpoint: Endpoint,
+    body: bytes,
+    path: str | None = None,
+    headers: dict[str, str] | None = None,
 ) -> Answer:
-    if row.name == "delete_own_key":
+    if endpoint.name == "delete_own_key":
         headers = {"x-api-key": "tml-not-missed", **(headers or {})}
 
     async def call() -> Answer:
-        return await asyncio.wait_for(client.acall(row.method, path or row.path, body, headers), 60)
+        return await asyncio.wait_for(client.acall(endpoint.method, path or endpoint.path, body, headers), 60)
 
     answer = asyncio.run(call())
-    assert answer.status < 500 or answer.status == 503, (answer.status, answer.body, row.name, body[:300])
+    assert answer.status < 500 or answer.status == 503, (
+        answer.status,
+        answer.body,
+        endpoint.name,
+        body[:300],
+    )
     assert int(answer.headers["content-length"]) == len(answer.body)
     if answer.status >= 400 and answer.status != 408:
         assert answer.detail
@@ -73,7 +82,7 @@ def still_serves(client: Client) -> None:
 
 @functools.cache
 def run_of(client: Client) -> tuple[str, str, str]:
-    """A session, a run and a sampler that right bodies are about."""
+    """A session, a run and a sampler for valid bodies."""
     session = client.session()
     run = client.create(session)
     made = client.post(
@@ -82,7 +91,7 @@ def run_of(client: Client) -> tuple[str, str, str]:
     return session, run, made.json["sampling_session_id"]
 
 
-def right_bodies(client: Client) -> dict[str, dict[str, Any]]:
+def valid_bodies(client: Client) -> dict[str, dict[str, Any]]:
     session, run, sampler = run_of(client)
     prompt = {"chunks": [{"type": "encoded_text", "tokens": TOKENS}]}
     given_data = {
@@ -180,12 +189,12 @@ def right_bodies(client: Client) -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_generated_bodies_never_make_the_server_fail(row: Endpoint, fuzzed: Client) -> None:
+@pytest.mark.parametrize("endpoint", TESTED_ENDPOINTS, ids=lambda endpoint: endpoint.name)
+def test_generated_bodies_never_make_the_server_fail(endpoint: Endpoint, fuzzed: Client) -> None:
     @FUZZ
-    @given(generated(row), HEADERS)
+    @given(generated(endpoint), HEADERS)
     def check(body: bytes, headers: dict[str, str]) -> None:
-        send(fuzzed, row, body, headers=headers)
+        send(fuzzed, endpoint, body, headers=headers)
 
     check()
 
@@ -196,8 +205,8 @@ def test_generated_bodies_never_make_the_server_fail(row: Endpoint, fuzzed: Clie
     "join_sampling_session", "retrieve_future", "retrieve_futures", "cancel_future", "get_info", "weights_info",
     "search_sessions",
 ])  # fmt: skip
-def test_right_bodies_with_something_wrong_never_make_the_server_fail(name: str, fuzzed: Client) -> None:
-    body = right_bodies(fuzzed)[name]
+def test_mutated_bodies_never_make_the_server_fail(name: str, fuzzed: Client) -> None:
+    body = valid_bodies(fuzzed)[name]
 
     @FUZZ
     @given(mutated_object(body) | mutated_bytes(json.dumps(body).encode()))
@@ -210,7 +219,7 @@ def test_right_bodies_with_something_wrong_never_make_the_server_fail(name: str,
     still_serves(fuzzed)
 
 
-def test_damaged_protobuf_never_makes_the_server_fail(fuzzed: Client) -> None:
+def test_corrupt_protobuf_never_makes_the_server_fail(fuzzed: Client) -> None:
     _, run, _ = run_of(fuzzed)
     datum = Datum(ModelInput.from_ints(TOKENS[:-1]), {"target_tokens": TOKENS[1:], "weights": [1.0] * 4})
     right = wire_proto.encode_forward_backward(
@@ -228,25 +237,33 @@ def test_damaged_protobuf_never_makes_the_server_fail(fuzzed: Client) -> None:
     still_serves(fuzzed)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if "{" in row.path], ids=lambda row: row.name)
-def test_odd_addresses_never_make_the_server_fail(row: Endpoint, fuzzed: Client) -> None:
+@pytest.mark.parametrize(
+    "endpoint",
+    [endpoint for endpoint in TESTED_ENDPOINTS if "{" in endpoint.path],
+    ids=lambda endpoint: endpoint.name,
+)
+def test_arbitrary_paths_never_make_the_server_fail(endpoint: Endpoint, fuzzed: Client) -> None:
     @FUZZ
     @given(st.lists(ODD, min_size=3, max_size=3), st.dictionaries(ODD, ODD, max_size=2))
     def check(names: list[str], query: dict[str, str]) -> None:
-        path = row.path
+        path = endpoint.path
         for name in names:
             start, brace, rest = path.partition("{")
             if brace:
-                # Names come unquoted from the server's socket, and quoted in the query.
+                # Path parameters arrive unquoted, query parameters quoted.
                 path = start + name.replace("?", "").replace("#", "") + rest.partition("}")[2]
         text = "&".join(f"{quote(key, safe='')}={quote(value, safe='')}" for key, value in query.items())
-        send(fuzzed, row, b"{}", path=f"{path}?{text}")
+        send(fuzzed, endpoint, b"{}", path=f"{path}?{text}")
 
     check()
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.method == "GET"], ids=lambda row: row.name)
-def test_odd_queries_never_make_the_server_fail(row: Endpoint, fuzzed: Client) -> None:
+@pytest.mark.parametrize(
+    "endpoint",
+    [endpoint for endpoint in TESTED_ENDPOINTS if endpoint.method == "GET"],
+    ids=lambda endpoint: endpoint.name,
+)
+def test_arbitrary_queries_never_make_the_server_fail(endpoint: Endpoint, fuzzed: Client) -> None:
     names = [
         "limit",
         "offset",
@@ -265,12 +282,12 @@ def test_odd_queries_never_make_the_server_fail(row: Endpoint, fuzzed: Client) -
     @given(st.dictionaries(st.sampled_from(names), values, max_size=4))
     def check(query: dict[str, str]) -> None:
         text = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
-        send(fuzzed, row, b"", path=f"{row.path}?{text}")
+        send(fuzzed, endpoint, b"", path=f"{endpoint.path}?{text}")
 
     check()
 
 
-def test_bombs_are_refused_before_they_fill_the_memory(fuzzed: Client) -> None:
+def test_decompression_bombs_are_rejected_before_they_fill_the_memory(fuzzed: Client) -> None:
     plain = b" " * (64 << 20)
     bombs = {
         "gzip": gzip.compress(plain),
@@ -292,28 +309,29 @@ def test_bombs_are_refused_before_they_fill_the_memory(fuzzed: Client) -> None:
     assert send(fuzzed, ENDPOINTS["create_session"], b'{"user_metadata":' + deep).status == 400
 
 
-def test_nonsense_leaves_nothing_behind_in_memory(fuzzed: Client, caplog: pytest.LogCaptureFixture) -> None:
-    """What the second half of many rounds leaves is small beside one round's own bodies."""
+@pytest.mark.slow
+def test_invalid_requests_do_not_leak_memory(fuzzed: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """The growth over the second half of the rounds is small compared with the bodies of one round."""
 
-    def nonsense(rounds: int) -> None:
+    def send_invalid(rounds: int) -> None:
         for number in range(rounds):
-            for row in ROWS:
+            for endpoint in TESTED_ENDPOINTS:
                 body = json.dumps({"session_id": f"none-{number}", "x": "y" * 2000}).encode()
-                send(fuzzed, row, body, path=row.path.replace("{", f"{number}").replace("}", ""))
+                send(fuzzed, endpoint, body, path=endpoint.path.replace("{", f"{number}").replace("}", ""))
 
-    # Lines of the log that pytest keeps for its report are not the server's memory.
+    # Log records that pytest keeps for its report are not the server's memory.
     for name in ("tinkex", "tinkex.access"):
         caplog.set_level(logging.CRITICAL, name)
-    nonsense(3)
+    send_invalid(3)
     gc.collect()
     tracemalloc.start()
-    nonsense(3)
+    send_invalid(3)
     gc.collect()
     middle, _ = tracemalloc.get_traced_memory()
-    nonsense(12)
+    send_invalid(12)
     gc.collect()
     end, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    sent = 12 * len(ROWS) * 2000
+    sent = 12 * len(TESTED_ENDPOINTS) * 2000
     assert end - middle < sent / 4
     still_serves(fuzzed)

@@ -1,4 +1,4 @@
-"""A mixed load, as `benchmarks/bench_server.py --soak` runs for hours: memory does not go on growing, and nothing fails."""
+"""A mixed load, as `benchmarks/bench_server.py --soak` runs for hours: memory does not grow, and nothing fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS = float(os.environ.get("TINKEX_SOAK_SECONDS", "300"))
 
 @pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 600)
-def test_memory_stays_where_it_is_under_a_mixed_load(tmp_path: Path) -> None:
+def test_memory_does_not_grow_under_a_mixed_load(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
     done = subprocess.run(
         [sys.executable, str(BENCH), "--soak", str(SECONDS), "--json", str(found)],
@@ -25,7 +25,7 @@ def test_memory_stays_where_it_is_under_a_mixed_load(tmp_path: Path) -> None:
         timeout=SECONDS + 500,
         check=False,
     )
-    assert done.returncode == 0, done.stderr  # any call that failed ends it
+    assert done.returncode == 0, done.stderr  # it stops at the first failed call
     soak = json.loads(found.read_text())["soak"]
     assert min(soak[name] for name in ("trained", "sampled", "saved", "refused", "dropped")) > 0
     assert len(soak["memory"]) >= 9

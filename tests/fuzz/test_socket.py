@@ -1,4 +1,4 @@
-"""Nonsense on the wire itself: requests no library would send, to a server in a process of its own."""
+"""Invalid HTTP on the socket, to a server in its own process."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tests.servers import ServedEngine
 HEAD = b"POST /api/v1/create_session HTTP/1.1\r\nHost: x\r\n"
 
 
-def talk(server: ServedEngine, *pieces: bytes) -> bytes:
-    """Sends pieces, hangs up the sending side, and returns what comes back until the server closes."""
+def talk(server: ServedEngine, *chunks: bytes) -> bytes:
+    """Sends chunks, shuts down the sending side, and returns the response until the server closes."""
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as wire:
         try:
-            for piece in pieces:
+            for piece in chunks:
                 wire.sendall(piece)
             wire.shutdown(socket.SHUT_WR)
             return b"".join(iter(lambda: wire.recv(65_536), b""))
         except TimeoutError:
             raise
-        except OSError:  # refused while we were still sending; the shutdown then finds nobody connected
+        except OSError:  # rejected while sending; the shutdown then fails because the socket is not connected
             return b""
 
 
@@ -47,11 +47,11 @@ NONSENSE = {
 }
 
 
-@pytest.mark.parametrize("pieces", NONSENSE.values(), ids=NONSENSE.keys())
-def test_nonsense_on_the_wire_is_refused_and_the_server_serves_on(
-    pieces: tuple[bytes, ...], served_engine: ServedEngine
+@pytest.mark.parametrize("chunks", NONSENSE.values(), ids=NONSENSE.keys())
+def test_invalid_http_is_rejected_and_the_server_stays_up(
+    chunks: tuple[bytes, ...], served_engine: ServedEngine
 ) -> None:
-    answer = talk(served_engine, *pieces)
+    answer = talk(served_engine, *chunks)
     assert b" 500 " not in answer.partition(b"\r\n")[0]
     request = urllib.request.Request(
         f"{served_engine.url}/api/v1/get_server_capabilities", headers={"X-API-Key": served_engine.key}
@@ -60,7 +60,7 @@ def test_nonsense_on_the_wire_is_refused_and_the_server_serves_on(
         assert json.loads(response.read())["supported_models"]
 
 
-def test_a_head_without_end_is_cut_off_and_a_body_of_any_size_is_not(served_engine: ServedEngine) -> None:
+def test_endless_headers_are_cut_off_and_large_bodies_are_not(served_engine: ServedEngine) -> None:
     host, port = served_engine.url.removeprefix("http://").split(":")
     sent = 0
     with socket.create_connection((host, int(port)), timeout=30) as wire:

@@ -16,6 +16,8 @@ from tinkex.engine.model.loader import load_transformer
 from tinkex.engine.model.lora import LoraRows
 from tinkex.engine.model.transformer import Transformer
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-4
 
 LLAMA3 = {

@@ -21,7 +21,7 @@ from tinkex.errors import InvalidInput
 
 TOLERANCE = 1e-4
 # PEFT says that merging an adapter of a tied unembedding would change the embedding; here nothing is merged.
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:peft")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:peft")]
 
 
 def _trained(arch: Any, spec: LoraSpec, seed: int = 3) -> Adapter:

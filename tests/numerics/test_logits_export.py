@@ -18,6 +18,8 @@ from tinkex.engine.model.loader import load_transformer
 from tinkex.engine.model.lora import Adapter, LoraRows, LoraSpec
 from tinkex.engine.model.transformer import Transformer
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-4
 TOKENS = torch.randint(0, 512, (24,), generator=torch.Generator().manual_seed(5))
 

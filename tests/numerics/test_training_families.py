@@ -19,7 +19,7 @@ from tinkex.engine.trainer.trainer import Trainer, TrainJob
 from tinkex.types.inputs import Datum, ModelInput
 
 # PEFT says that merging an adapter of a tied unembedding would change the embedding; here nothing is merged.
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:peft")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:peft")]
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama"},

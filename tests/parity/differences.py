@@ -1,6 +1,6 @@
-"""Every place where our public surface differs from the official one, by reason.
+"""Every difference between our public API and the official one, by reason.
 
-A name that differs and is not listed here fails the test, and so does a difference that has changed or gone.
+A difference that is not listed here fails the test, and so does a listed difference that does not exist.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _NO_BODY = "body: None instead of required"
 _SETTINGS = "also config=None, transport=None, events=None, caller=None"
 
 DIFFERENCES: Mapping[str, Mapping[str, str]] = {
-    "An error can be built with less: what is not given is None.": {
+    "Arguments of an error are optional; the default is None.": {
         "tinker.APIConnectionError": "request: None instead of required",
         "tinker.APIError": f"request: None instead of required; {_NO_BODY}",
         "tinker.APIResponseValidationError": _NO_BODY,
@@ -27,22 +27,22 @@ DIFFERENCES: Mapping[str, Mapping[str, str]] = {
         "tinker.RateLimitError": _NO_BODY,
         "tinker.UnprocessableEntityError": _NO_BODY,
     },
-    "Settings, transport and observers can be handed over.": {
+    "Additional arguments for settings, transport and event sinks.": {
         "tinker.AdminClient": _SETTINGS,
         "tinker.RestClient": _SETTINGS,
     },
-    "Settings, transport and observers can be handed over; an unknown keyword is an error, not a warning.": {
+    "Additional arguments for settings, transport and event sinks; an unknown keyword is an error, not a warning.": {
         "tinker.ServiceClient": "without **kwargs; also config=None, transport=None, events=None",
     },
-    "Regularizers can be added to the loss.": {
+    "Additional argument for regularizers.": {
         "tinker.TrainingClient.forward_backward_custom": "also regularizers=()",
         "tinker.TrainingClient.forward_backward_custom_async": "also regularizers=()",
     },
-    "Made by other clients, never by users.": {
+    "Created by other clients, never by users.": {
         "tinker.SamplingClient": "made with other arguments",
         "tinker.TrainingClient": "made with other arguments",
     },
-    "The class is the tag: it can be read and travels, but it is not an argument.": {
+    "The class determines the tag: it is an attribute and is serialized, but it is not an argument.": {
         f"tinker.types.{name}": f"without {tag}"
         for name, tag in {
             "AccessibleSearchOwner": "type='accessible'",
@@ -71,7 +71,7 @@ DIFFERENCES: Mapping[str, Mapping[str, str]] = {
             "UserSearchOwner": "type='user'",
         }.items()
     },
-    "Our server reads requests of older clients too, which leave these out.": {
+    "Optional, because our server also accepts requests of older clients without them.": {
         "tinker.types.ClientConfigRequest": "sdk_version: None instead of required",
         "tinker.types.CreateSamplingSessionRequest": "sampling_session_seq_id: 0 instead of required",
         "tinker.types.CreateSessionRequest": (
@@ -84,38 +84,38 @@ DIFFERENCES: Mapping[str, Mapping[str, str]] = {
             "session_id: '' instead of required; process_uuid: None instead of required"
         ),
     },
-    "Clients read answers of servers that leave these out.": {
+    "Optional, because some servers omit them in responses.": {
         "tinker.types.RequestFailedResponse": (
             "category: <RequestErrorCategory.Unknown: 'unknown'> instead of required"
         ),
         "tinker.types.TelemetryResponse": "status: 'accepted' instead of required",
     },
-    "One value serves as what the server says and what the caller reads.": {
+    "One type for the server's response and for the caller's result.": {
         "tinker.types.SaveWeightsExternalResponse": "also size_bytes=None; path: None instead of required",
         "tinker.types.SaveWeightsForSamplerResponse": (
             "also sampling_session_id=None; path: None instead of required"
         ),
     },
-    "Holds the fields that travel; no program builds it. `optim_params` can be read.": {
+    "Has the serialized fields; programs do not construct it. `optim_params` is an attribute.": {
         "tinker.types.OptimStepRequest": "without optim_params; also adam_params=None, optimizer_params=None",
     },
-    "Holds the fields of the protobuf message; no program builds it.": {
+    "Has the fields of the protobuf message; programs do not construct it.": {
         "tinker.types.ForwardBackwardRequest": (
             "without forward_backward_input; also data, loss_fn, loss_fn_config=None, forward_only=False; "
             "seq_id: required instead of None"
         ),
     },
-    "The lists are made from the arrays at first use; private caches are not arguments.": {
+    "Lists are created from arrays at first use; private caches are not arguments.": {
         "tinker.types.SampleResponse": "without _prompt_logprobs_list=None, _topk_prompt_logprobs_list=None",
         "tinker.types.SampledSequence": (
             "without _tokens_list=None, _logprobs_list=None, _topk_logprobs_list=None; "
             "tokens_np: required instead of None"
         ),
     },
-    "None stands for an empty dictionary.": {
+    "None instead of an empty dictionary.": {
         "tinker.types.Datum": "loss_fn_inputs: None instead of …",
     },
-    "Hooks of pydantic, which our types do not use.": {
+    "Pydantic hooks, which our types do not have.": {
         "tinker.types.DmelChunk.serialize_dmel": "missing",
         "tinker.types.DmelChunk.validate_dmel": "missing",
         "tinker.types.ImageChunk.serialize_data": "missing",
@@ -127,23 +127,23 @@ DIFFERENCES: Mapping[str, Mapping[str, str]] = {
 BEHAVIOUR: tuple[tuple[str, str, str], ...] = (
     (
         "Unknown keywords",
-        "response types and `SamplingParams` drop keywords they do not know",
-        "every type refuses them: a misspelt `temprature` must not be sampled with the default",
+        "response types and `SamplingParams` drop unknown keywords",
+        "every type rejects them: a misspelt `temprature` raises instead of sampling with the default",
     ),
     (
-        "Impossible values",
-        "`SamplingParams(top_p=7)`, `AdamParams(beta1=2)` or `LoraConfig(rank=0)` are found out by the server",
-        "refused with a `ValueError` where they are written",
+        "Invalid values",
+        "`SamplingParams(top_p=7)`, `AdamParams(beta1=2)` or `LoraConfig(rank=0)` are rejected by the server",
+        "rejected with a `ValueError` at construction",
     ),
     (
-        "Numbers in other forms",
+        "Conversions",
         '`True`, `b"5"` or `-1` is a token id; text that is not base64 is an empty image',
-        'refused; `"5"`, `5.0`, numpy and torch numbers, dictionaries for values and text for times are read',
+        'rejected; `"5"`, `5.0`, numpy and torch scalars, dictionaries for values and text for times are converted',
     ),
     (
-        "`TensorData` of numbers that do not fit",
-        "fractions in an int64 tensor are cut off, a dimension of -1 is worked out",
-        "refused with a `ValueError` that says what to pass",
+        "`TensorData` with invalid numbers",
+        "fractions in an int64 tensor are truncated, a dimension of -1 is inferred",
+        "rejected with a `ValueError` that says what to pass",
     ),
     (
         "`TensorData` of nested data without a shape",
@@ -153,27 +153,27 @@ BEHAVIOUR: tuple[tuple[str, str, str], ...] = (
     (
         "Other pydantic methods",
         "`model_json_schema`, `exclude_unset`, `.dict()` …",
-        "`model_copy`, `model_fields`, `model_construct`, `model_dump`, `model_validate` and their `_json` are there",
+        "`model_copy`, `model_fields`, `model_construct`, `model_dump`, `model_validate` and their `_json` variants exist",
     ),
     (
         "`Timeout`",
         "`httpx.Timeout`",
-        "a class of our own with the same arguments and attributes; httpx is not needed",
+        "our own class with the same arguments and attributes; httpx is not needed",
     ),
     (
-        "`create_custom_loss` that failed on its way to the server",
-        "cannot be repeated in the session: the loss counts as made",
-        "can be called again with the same function",
+        "Retry of a `create_custom_loss` that did not reach the server",
+        "not possible in the same session",
+        "possible with the same function",
     ),
     (
         "`APIResponse`, `AsyncAPIResponse`, `resources`, `proto`",
-        "reachable in the package, not exported",
-        "internals of the official transport; not there",
+        "importable, not exported",
+        "do not exist: internals of the official transport",
     ),
 )
-"""Differences that no signature shows: what, there, here."""
+"""Differences in behaviour: what, official, ours."""
 
 
 def reasons() -> dict[str, tuple[str, str]]:
-    """Name → what differs and why."""
+    """Returns difference and reason by name."""
     return {name: (what, reason) for reason, names in DIFFERENCES.items() for name, what in names.items()}

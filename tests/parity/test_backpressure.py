@@ -52,6 +52,7 @@ def login(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield login
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", [tinker, tinkex], ids=lambda p: p.__name__)
 def test_more_than_fits_at_once_arrives_in_the_end(package: Any, login: dict[str, str]) -> None:
     types = package.types
@@ -84,6 +85,7 @@ def test_a_run_too_many_is_a_typed_error_that_says_what_to_do(login: dict[str, s
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", [tinker, tinkex], ids=lambda p: p.__name__)
 def test_who_is_too_fast_waits_and_gets_everything(package: Any, tiny_model: Path, tmp_path: Path) -> None:
     types = package.types

@@ -195,6 +195,7 @@ def test_08_sampled_logprobs_are_scaled_and_computed_ones_are_not(sampling: tink
     assert computed[-1] == pytest.approx(scores.to_numpy()[-1][drawn.tokens[0]], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_09_stops_are_kept_and_the_end_token_stops_unless_disabled(
     sampling: tinker.SamplingClient, service: tinker.ServiceClient
 ) -> None:
@@ -342,6 +343,7 @@ def test_18_addresses_are_absolute_and_need_no_headers(
             assert answer.status == 200
 
 
+@pytest.mark.slow
 def test_19_the_official_command_downloads_a_training_checkpoint(
     service: tinker.ServiceClient, served_engine: ServedEngine, tmp_path: Path
 ) -> None:
@@ -401,6 +403,7 @@ def test_20_exported_tensors_have_the_names_and_shapes_that_tools_merge(
         assert tensor.shape == ((3, columns) if "lora_A" in name else (rows, 3)), name
 
 
+@pytest.mark.slow
 def test_21_tokenizers_are_found_by_directory_and_by_base_model(
     service: tinker.ServiceClient, sampling: tinker.SamplingClient, served_engine: ServedEngine
 ) -> None:

@@ -10,6 +10,8 @@ import pytest
 from tests.parity.conformance import DOCUMENT, REFUSED, VERSIONS, probe, probe_commands
 from tests.servers import ServedEngine
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_method_works(version: str, served_engine: ServedEngine, tiny_model: Path) -> None:

@@ -204,6 +204,7 @@ def test_bad_input_is_a_typed_error_and_the_run_goes_on(service: tinker.ServiceC
     assert training.forward(good, "cross_entropy").result().metrics["loss:sum"] == before
 
 
+@pytest.mark.slow
 def test_the_server_lists_what_it_holds(service: tinker.ServiceClient, served_engine: ServedEngine) -> None:
     training = service.create_lora_training_client(MODEL, rank=2, user_metadata={"purpose": "listing"})
     path = training.save_state("listed").result().path

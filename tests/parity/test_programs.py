@@ -14,6 +14,7 @@ from tests.servers import ServedEngine
 PROGRAMS = sorted((Path(__file__).parent / "programs").glob("[!_]*.py"))
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
     # the older names warn, and are used on purpose
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),

@@ -35,6 +35,7 @@ def test_nothing_is_compared_twice_and_everything_is_compared() -> None:
     assert len(names) > 300
 
 
+@pytest.mark.slow
 def test_the_table_in_the_docs_is_current() -> None:
     written = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "generate-docs"), "--check"],

@@ -107,6 +107,7 @@ def program(sdk: Any, *, server_side: bool) -> tuple[ScriptedServer, dict[str, f
     return server, metrics, handle
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server_side", [True, False])
 def test_the_requests_are_the_official_client_s(server_side: bool) -> None:
     our_server, our_metrics, ours = program(tinkex, server_side=server_side)

@@ -82,6 +82,7 @@ def test_the_state_stays_where_the_user_wants_it(tmp_path: Path, tiny_model: Pat
             assert len(list(engine.rest().iter_training_runs())) == expected
 
 
+@pytest.mark.slow
 def test_the_fixtures_work_in_a_project_of_one_s_own(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["tinkex.testing.fixtures"]\n')
     (tmp_path / "test_mine.py").write_text(

@@ -1,4 +1,4 @@
-"""The ``tinkex`` command: one file per noun, each loaded when it is used."""
+"""The ``tinkex`` command: one module per command group, imported on first use."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tinkex.cli.invocation import Invocation
 __all__ = ["COMMANDS", "main", "run", "tinkex"]
 
 COMMANDS: Mapping[str, str] = {
-    name: f"tinkex.cli.{place}"
-    for name, place in (
+    name: f"tinkex.cli.{location}"
+    for name, location in (
         ("serve", "serve:serve"),
         ("train", "train:train"),
         ("sample", "sample:sample"),
@@ -33,7 +33,7 @@ COMMANDS: Mapping[str, str] = {
         ("version", "version:version"),
     )
 }
-"""Command → where it lives."""
+"""Command → ``module:attribute``."""
 
 
 def _format(ctx: click.Context, _parameter: click.Parameter, value: Any) -> None:
@@ -43,7 +43,7 @@ def _format(ctx: click.Context, _parameter: click.Parameter, value: Any) -> None
 
 @click.group(
     cls=LazyGroup,
-    places=COMMANDS,
+    locations=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EXIT_CODES,
 )
@@ -53,11 +53,11 @@ def _format(ctx: click.Context, _parameter: click.Parameter, value: Any) -> None
     type=click.Choice(["table", "json"]),
     callback=_format,
     expose_value=False,
-    help="How results are printed.",
+    help="Output format. Default: table.",
 )
 @click.version_option(__version__, prog_name="tinkex", message="%(prog)s %(version)s")
 def tinkex() -> None:
-    """Train and sample language models with the Tinker API, on your own machine or anywhere.
+    """Train and sample language models with the Tinker API, on this machine or on a server.
 
     \b
     Examples:
@@ -72,9 +72,9 @@ tinkex.params += common_options()
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit code; without arguments those of the process are taken.
+    """Runs the command line and returns its exit code; ``arguments`` default to those of the process.
 
-    Errors are on stderr with exit code 1, wrong usage has 2, Ctrl-C 130; no error leaves it as an exception.
+    Prints errors on stderr and returns 1; returns 2 for a usage error and 130 after Ctrl-C. Never raises.
 
     >>> run(["--format", "json", "checkpoint", "delete"])
     2
@@ -82,9 +82,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     invocation = Invocation()
     try:
         tinkex(args=arguments, prog_name="tinkex", standalone_mode=False, obj=invocation)
-    except click.exceptions.Exit as leaving:
-        return leaving.exit_code
-    except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 -- whatever it is, people get a line and an exit code
+    except click.exceptions.Exit as exit_:
+        return exit_.exit_code
+    except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 -- every error becomes one line and an exit code
         from tinkex.cli.failures import failure_of
 
         failure = failure_of(error, if_interrupted=invocation.if_interrupted)
@@ -96,21 +96,21 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _wants_json(arguments: Sequence[str] | None) -> bool:
-    """Whether JSON was asked for on a command line that could not be read to its end."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    words = words[: words.index("--")] if "--" in words else words
-    return bool({"--json", "-fjson", "--format=json"} & set(words)) or any(
-        pair in {("-f", "json"), ("--format", "json")} for pair in itertools.pairwise(words)
+    """Whether a command line that failed to parse asks for JSON."""
+    args = list(sys.argv[1:] if arguments is None else arguments)
+    args = args[: args.index("--")] if "--" in args else args
+    return bool({"--json", "-fjson", "--format=json"} & set(args)) or any(
+        pair in {("-f", "json"), ("--format", "json")} for pair in itertools.pairwise(args)
     )
 
 
 def main() -> None:
-    """Runs the command line and leaves with its exit code."""
-    from tinkex.cli.streams import prepare_streams, settle_streams
+    """Runs the command line and exits with its exit code."""
+    from tinkex.cli.streams import flush_streams, set_up_streams
 
-    prepare_streams()
+    set_up_streams()
     try:
         code = run()
     finally:
-        settle_streams()
+        flush_streams()
     sys.exit(code)

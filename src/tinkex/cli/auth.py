@@ -1,4 +1,4 @@
-"""``tinkex auth``: the key of this machine, and whose it is."""
+"""``tinkex auth``: the API key stored on this machine, and its owner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinkex.cli.groups import Noun
+from tinkex.cli.groups import CommandGroup
 from tinkex.cli.invocation import FEW, Invocation, pass_invocation
 from tinkex.errors import APIStatusError, ConfigError, SetupError, TinkexError
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 CONSOLE_KEYS = "https://tinker.thinkingmachines.ai/keys"
 
 
-@click.group(cls=Noun)
+@click.group(cls=CommandGroup)
 def auth() -> None:
-    """Log in and out, and see whose key is used."""
+    """Log in, log out and show the owner of the key."""
 
 
 @auth.command()
 @click.option(
-    "--with-key", metavar="KEY", help="The key to store, instead of a question; '-' reads it from stdin."
+    "--with-key", metavar="KEY", help="Key to store; '-' reads it from stdin. Default: prompt for it."
 )
 @pass_invocation
 def login(invocation: Invocation, with_key: str | None) -> None:
-    """Store an API key on this machine. It is checked with the server, and found by every Tinker program.
+    """Store an API key on this machine. The server checks it first, and every Tinker program uses it.
 
-    The key goes to ~/.tinker/credentials.json, readable by you alone.
+    The key is written to ~/.tinker/credentials.json, which only you can read.
 
     \b
     Examples:
@@ -47,7 +47,7 @@ def login(invocation: Invocation, with_key: str | None) -> None:
     if with_key is None:
         invocation.remark(f"Create an API key at {CONSOLE_KEYS}, or take the one that 'tinkex serve' prints.")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # without a terminal nothing is echoed that could be seen
+            warnings.simplefilter("ignore")  # without a terminal nothing is echoed
             with_key = click.prompt("Paste your API key", hide_input=True, err=True)
     elif with_key == "-":
         with_key = sys.stdin.readline()
@@ -72,20 +72,19 @@ def login(invocation: Invocation, with_key: str | None) -> None:
 @auth.command()
 @pass_invocation
 def logout(invocation: Invocation) -> None:
-    """Forget the stored key. Keys that were made for this machine are revoked on the server too.
+    """Remove the stored key. A key generated for this machine is also revoked on the server.
 
     \b
-    Example:
+    Examples:
       tinkex auth logout
+      tinkex auth logout --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     from tinkex.config.credentials import Credentials
 
     stored = Credentials.load()
     key = stored.default_key
     if key is None:
-        raise SetupError(
-            "no key is stored, so there is nothing to log out from; log in with: tinkex auth login"
-        )
+        raise SetupError("no key is stored; log in with: tinkex auth login")
     failure: TinkexError | None = None
     if key.type == "generated":
         try:
@@ -96,7 +95,7 @@ def logout(invocation: Invocation) -> None:
     stored.save()
     if failure is not None:
         raise SetupError(
-            f"the key {key.name!r} is forgotten here, but the server did not revoke it: {failure} "
+            f"the key {key.name!r} is removed from this machine, but the server did not revoke it: {failure} "
             "Revoke it in the server's console."
         )
     remark = "revoked on the server" if key.type == "generated" else "still valid elsewhere"
@@ -109,11 +108,12 @@ def logout(invocation: Invocation) -> None:
 @auth.command()
 @pass_invocation
 def status(invocation: Invocation) -> None:
-    """Say whether there is a key that the server accepts. Exit code 1 if not.
+    """Check that a key exists and that the server accepts it. Exit code 1 if not.
 
     \b
-    Example:
+    Examples:
       tinkex auth status
+      tinkex auth status --base-url http://127.0.0.1:8787 --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     problem: TinkexError | None = None
     available = accessible = False
@@ -139,17 +139,18 @@ def status(invocation: Invocation) -> None:
 @auth.command()
 @pass_invocation
 def whoami(invocation: Invocation) -> None:
-    """Show whose key is used.
+    """Show the owner of the key.
 
     \b
-    Example:
+    Examples:
       tinkex auth whoami
+      tinkex auth whoami --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     from tinkex.cli.render import or_missing
 
     if invocation.config().is_local:
         raise SetupError(
-            "the engine in this process needs no key, and knows nobody but you; give a server with --base-url"
+            "the engine in this process has one user and needs no key; give a server with --base-url"
         )
     try:
         identity = invocation.rest().whoami().result()
@@ -166,7 +167,7 @@ def whoami(invocation: Invocation) -> None:
 
 
 def _own_key(invocation: Invocation, key: str, method: str) -> dict[str, Any]:
-    """What the server knows of a key, or with ``DELETE`` its end; the key itself is the credential."""
+    """Returns the server's record of a key (``GET``) or revokes it (``DELETE``); the key is its own credential."""
     import msgspec
 
     from tinkex._runtime import background
@@ -178,12 +179,12 @@ def _own_key(invocation: Invocation, key: str, method: str) -> dict[str, Any]:
         raise SetupError("the engine in this process needs no key; give a server with --base-url")
     caller: Caller = connect(config=config, transport=None, events=None)
 
-    async def ask() -> bytes:
+    async def call() -> bytes:
         try:
-            row = endpoint("get_own_key" if method == "GET" else "delete_own_key")
-            return (await caller.exchange(row)).body
+            name = "get_own_key" if method == "GET" else "delete_own_key"
+            return (await caller.exchange(endpoint(name))).body
         finally:
             await caller.close()
 
-    body = background().run(ask())
+    body = background().run(call())
     return msgspec.json.decode(body, type=dict[str, Any]) if body else {}

@@ -1,4 +1,4 @@
-"""``tinkex billing``: what was used, and what is kept."""
+"""``tinkex billing``: usage and checkpoint storage."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 import click
 
-from tinkex.cli.groups import Noun
+from tinkex.cli.groups import CommandGroup
 from tinkex.cli.invocation import Invocation, pass_invocation
 from tinkex.errors import SetupError
 
-CSV = "Write these rows as CSV to a file instead of a table; '-' for stdout."
+CSV = "Write the rows to this file as CSV instead of printing a table; '-' is stdout."
 
 
-@click.group(cls=Noun)
+@click.group(cls=CommandGroup)
 def billing() -> None:
-    """See usage and the storage of checkpoints."""
+    """Show usage and checkpoint storage."""
 
 
 @billing.command()
@@ -26,7 +26,10 @@ def billing() -> None:
 @click.argument("ending_before")
 @click.option("--csv", "csv_path", metavar="PATH", help=CSV)
 @click.option(
-    "--sessions-csv", "sessions_path", metavar="PATH", help="As --csv, with the sessions' metadata."
+    "--sessions-csv",
+    "sessions_path",
+    metavar="PATH",
+    help="Write the sessions' metadata to this file as CSV; '-' is stdout.",
 )
 @pass_invocation
 def usage(
@@ -36,7 +39,7 @@ def usage(
     csv_path: str | None,
     sessions_path: str | None,
 ) -> None:
-    """Show usage per hour in a window of time. It is given as dates (UTC), or as times as in RFC 3339.
+    """Show usage per hour. STARTING_ON and ENDING_BEFORE are dates (UTC) or RFC 3339 timestamps.
 
     \b
     Examples:
@@ -48,20 +51,20 @@ def usage(
     from tinkex import types
 
     try:
-        asked = invocation.admin().get_billing_usage(_midnight(starting_on), _midnight(ending_before))
+        pending = invocation.admin().get_billing_usage(_midnight(starting_on), _midnight(ending_before))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    found = asked.result()
+    found = pending.result()
     rows = [_flat(event.model_dump(mode="json")) for event in found.data]
     if sessions_path is not None:
-        described = [
+        session_rows = [
             {
                 "session_id": session_id,
-                "user_metadata": None if said.user_metadata is None else json.dumps(said.user_metadata),
+                "user_metadata": None if session.user_metadata is None else json.dumps(session.user_metadata),
             }
-            for session_id, said in found.sessions.items()
+            for session_id, session in found.sessions.items()
         ]
-        _write_csv(described, sessions_path, ("session_id", "user_metadata"))
+        _write_csv(session_rows, sessions_path, ("session_id", "user_metadata"))
     if csv_path is not None:
         _write_csv(rows, csv_path, _fields(types.BillingUsageEvent))
     if csv_path is None and sessions_path is None:
@@ -76,10 +79,11 @@ def usage(
 @click.option("--csv", "csv_path", metavar="PATH", help=CSV)
 @pass_invocation
 def checkpoint_storage(invocation: Invocation, project_id: str | None, csv_path: str | None) -> None:
-    """Show what is kept of checkpoints. That is how many, how large, and at which cost per month.
+    """Show checkpoint storage. Columns are the count, the size in bytes and the cost per month.
 
     \b
-    Example:
+    Examples:
+      tinkex billing checkpoint-storage
       tinkex billing checkpoint-storage --csv -
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     from tinkex import types
@@ -95,7 +99,7 @@ def checkpoint_storage(invocation: Invocation, project_id: str | None, csv_path:
 
 
 def _midnight(when: str) -> str:
-    """A plain date as the moment it begins.
+    """Converts a date to midnight UTC; returns any other text unchanged.
 
     >>> _midnight("2026-07-13"), _midnight("2026-07-13T06:00:00Z")
     ('2026-07-13T00:00:00Z', '2026-07-13T06:00:00Z')
@@ -112,7 +116,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Every column that has a value anywhere, in the order they first appear."""
+    """Returns the columns with at least one value, in order of first appearance."""
     return list(dict.fromkeys(name for row in rows for name, value in row.items() if value is not None))
 
 
@@ -130,7 +134,7 @@ def _fields(kind: type[Any]) -> tuple[str, ...]:
 
 
 def _write_csv(rows: Sequence[Mapping[str, Any]], path: str, first: Sequence[str]) -> None:
-    """Writes a header, which begins with these columns also where there are no rows, and the rows."""
+    """Writes a header and the rows; ``first`` are the leading columns, written even if there are no rows."""
     import csv
     from contextlib import nullcontext
     from pathlib import Path

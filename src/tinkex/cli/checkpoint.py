@@ -1,4 +1,4 @@
-"""``tinkex checkpoint``: saved weights on a server. What moves their content is in ``checkpoint_files``."""
+"""``tinkex checkpoint``: saved weights on a server. Commands that transfer weights are in ``checkpoint_files``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tinkex.cli.checkpoint_files import (
     push_hf,
     save,
 )
-from tinkex.cli.groups import Noun
+from tinkex.cli.groups import CommandGroup
 from tinkex.cli.invocation import Invocation, pass_invocation
-from tinkex.cli.paths import CheckpointPath, Moment, ObjectId
-from tinkex.cli.streams import confirmed
+from tinkex.cli.paths import CheckpointPath, ObjectId, Timestamp
+from tinkex.cli.streams import confirm
 from tinkex.errors import SetupError, TinkexError
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from tinkex.clients.rest import RestClient
     from tinkex.types import Checkpoint
 
-PAGE = 1000
-PARALLEL = 32
+PAGE_SIZE = 1000
+MAX_PARALLEL_DELETES = 32
 TYPES = {
     "weights": "training",
     "sampler_weights": "sampler",
@@ -39,17 +39,17 @@ TYPES = {
 }
 
 
-@click.group(cls=Noun)
+@click.group(cls=CommandGroup)
 def checkpoint() -> None:
-    """List, describe, save, fetch, share and delete checkpoints."""
+    """List, save, download, publish and delete checkpoints."""
 
 
 @checkpoint.command("list")
 @click.option(
-    "--run-id", type=ObjectId(), help="Only checkpoints of this run (all of them; --limit does not count)."
+    "--run-id", type=ObjectId(), help="List all checkpoints of this run; --limit and --offset do not apply."
 )
-@click.option("--limit", default=20, show_default=True, help="How many; 0 for all.")
-@click.option("--offset", default=0, show_default=True, help="How many to skip.")
+@click.option("--limit", default=20, show_default=True, help="Maximum number of checkpoints; 0 lists all.")
+@click.option("--offset", default=0, show_default=True, help="Number of checkpoints to skip.")
 @pass_invocation
 def list_(invocation: Invocation, run_id: str | None, limit: int, offset: int) -> None:
     """List checkpoints.
@@ -59,10 +59,10 @@ def list_(invocation: Invocation, run_id: str | None, limit: int, offset: int) -
       tinkex checkpoint list --local
       tinkex checkpoint list --run-id 0a1b2c:train:0 --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
-    from tinkex.cli.render import moment, size, yes_no
+    from tinkex.cli.render import relative_time, size, yes_no
 
     if limit < 0 or offset < 0:
-        raise click.UsageError("--limit and --offset are at least 0")
+        raise click.UsageError("--limit and --offset must be at least 0")
     rest = invocation.rest()
     total: int | None = None
     if run_id is not None:
@@ -86,8 +86,8 @@ def list_(invocation: Invocation, run_id: str | None, limit: int, offset: int) -
                 one.checkpoint_type,
                 size(one.size_bytes),
                 yes_no(one.public),
-                moment(one.time),
-                moment(one.expires_at, missing="Never"),
+                relative_time(one.time),
+                relative_time(one.expires_at, missing="Never"),
                 one.tinker_path,
             ]
             for one in found
@@ -103,21 +103,22 @@ def info(invocation: Invocation, path: str) -> None:
     """Show one checkpoint: size, age, adapter, base model.
 
     \b
-    Example:
+    Examples:
       tinkex checkpoint info tinker://0a1b2c:train:0/weights/final
+      tinkex checkpoint info tinker://0a1b2c:train:0/sampler_weights/final --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
-    from tinkex.cli.render import moment, or_missing, size, yes_no
+    from tinkex.cli.render import or_missing, relative_time, size, yes_no
 
     rest = invocation.rest()
     run_id = path.removeprefix("tinker://").split("/")[0]
-    asked = rest.get_weights_info_by_tinker_path(path)
+    pending = rest.get_weights_info_by_tinker_path(path)
     listed = rest.list_checkpoints(run_id).result().checkpoints
     found = next((one for one in listed if one.tinker_path == path), None)
     if found is None:
         raise SetupError(
             f"run {run_id} has no checkpoint {path}; see tinkex checkpoint list --run-id {run_id}"
         )
-    weights = asked.result()
+    weights = pending.result()
     value = {**found.model_dump(mode="json"), **weights.model_dump(mode="json")}
     rank = f"Yes (rank {weights.lora_rank})" if weights.lora_rank else yes_no(weights.is_lora)
     rows = [
@@ -126,8 +127,8 @@ def info(invocation: Invocation, path: str) -> None:
         ("Tinker Path", found.tinker_path),
         ("Size", size(found.size_bytes)),
         ("Public", yes_no(found.public)),
-        ("Created", moment(found.time)),
-        ("Expires", moment(found.expires_at, missing="Never")),
+        ("Created", relative_time(found.time)),
+        ("Expires", relative_time(found.expires_at, missing="Never")),
         ("Training Run ID", run_id),
         ("Base Model", or_missing(weights.base_model)),
         ("LoRA", rank),
@@ -145,12 +146,12 @@ checkpoint.add_command(download)
 @click.option(
     "--run-id",
     type=ObjectId(),
-    help="Delete the checkpoints of this run, all or those that the filters leave.",
+    help="Delete the checkpoints of this run that match the filters; without filters, all of them.",
 )
-@click.option("--type", "kind", type=click.Choice(list(TYPES)), help="Filter: only this kind.")
-@click.option("--before", type=Moment(), help="Filter: created before this time (UTC).")
-@click.option("--after", type=Moment(), help="Filter: created after this time (UTC).")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
+@click.option("--type", "kind", type=click.Choice(list(TYPES)), help="Filter: only this type.")
+@click.option("--before", type=Timestamp(), help="Filter: created before this time (UTC).")
+@click.option("--after", type=Timestamp(), help="Filter: created after this time (UTC).")
+@click.option("-y", "--yes", is_flag=True, help="Skip the confirmation.")
 @pass_invocation
 def delete(
     invocation: Invocation,
@@ -161,7 +162,7 @@ def delete(
     after: datetime | None,
     yes: bool,
 ) -> None:
-    """Delete checkpoints for good; asks first. Several are deleted at once, and every failure is reported.
+    """Delete checkpoints permanently, after confirmation. Deletes in parallel and reports every failure.
 
     \b
     Examples:
@@ -169,25 +170,25 @@ def delete(
       tinkex checkpoint delete --run-id 0a1b2c:train:0 --type sampler --before 2026-06-01 --yes
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     if bool(paths) == (run_id is not None):
-        raise click.UsageError("give checkpoint paths, or --run-id; not both, not neither")
+        raise click.UsageError("give either checkpoint paths or --run-id")
     if run_id is None and (kind or before or after):
         raise click.UsageError("--type, --before and --after filter the checkpoints of a run; add --run-id")
     rest = invocation.rest()
     chosen = list(dict.fromkeys(paths))
-    described: list[Checkpoint] = []
+    listed: list[Checkpoint] = []
     if run_id is not None:
-        described = [
+        listed = [
             one
             for one in rest.list_checkpoints(run_id).result().checkpoints
             if (kind is None or one.checkpoint_type == TYPES[kind])
             and (before is None or one.time < before)
             and (after is None or one.time > after)
         ]
-        chosen = [one.tinker_path for one in described]
+        chosen = [one.tinker_path for one in listed]
     if not chosen:
-        invocation.result(f"Run {run_id} has no such checkpoint.", {"deleted_count": 0, "failed": []})
+        invocation.result(f"Run {run_id} has no matching checkpoint.", {"deleted_count": 0, "failed": []})
         return
-    if not yes and not _confirmed(chosen, described):
+    if not yes and not _confirm_delete(chosen, listed):
         invocation.result("Nothing was deleted.", {"deleted_count": 0, "failed": []})
         return
     failed = _delete(invocation, rest, chosen)
@@ -200,19 +201,20 @@ def delete(
         },
     )
     if failed:
-        listed = "\n".join(f"  {path}: {error}" for path, error in failed)
-        raise SetupError(f"{len(failed)} of {len(chosen)} were not deleted:\n{listed}")
+        details = "\n".join(f"  {path}: {error}" for path, error in failed)
+        raise SetupError(f"{len(failed)} of {len(chosen)} were not deleted:\n{details}")
 
 
 @checkpoint.command()
 @click.argument("path", type=CheckpointPath())
 @pass_invocation
 def publish(invocation: Invocation, path: str) -> None:
-    """Let everybody on the server read a checkpoint.
+    """Make a checkpoint readable for every user of the server.
 
     \b
-    Example:
+    Examples:
       tinkex checkpoint publish tinker://0a1b2c:train:0/sampler_weights/final
+      tinkex checkpoint publish tinker://0a1b2c:train:0/weights/final --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     invocation.rest().publish_checkpoint_from_tinker_path(path).result()
     invocation.result(f"Published {path}.", {"action": "publish", "path": path})
@@ -222,23 +224,26 @@ def publish(invocation: Invocation, path: str) -> None:
 @click.argument("path", type=CheckpointPath())
 @pass_invocation
 def unpublish(invocation: Invocation, path: str) -> None:
-    """Keep a checkpoint to its owner again.
+    """Make a published checkpoint private.
 
     \b
-    Example:
+    Examples:
       tinkex checkpoint unpublish tinker://0a1b2c:train:0/sampler_weights/final
+      tinkex checkpoint unpublish tinker://0a1b2c:train:0/weights/final --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     invocation.rest().unpublish_checkpoint_from_tinker_path(path).result()
-    invocation.result(f"{path} is private again.", {"action": "unpublish", "path": path})
+    invocation.result(f"Unpublished {path}.", {"action": "unpublish", "path": path})
 
 
 @checkpoint.command("set-ttl")
 @click.argument("path", type=CheckpointPath())
-@click.option("--ttl", type=click.IntRange(min=1), metavar="SECONDS", help="Keep it so long from now.")
-@click.option("--remove", is_flag=True, help="Keep it until it is deleted.")
+@click.option(
+    "--ttl", type=click.IntRange(min=1), metavar="SECONDS", help="Delete it this many seconds from now."
+)
+@click.option("--remove", is_flag=True, help="Remove the expiry.")
 @pass_invocation
 def set_ttl(invocation: Invocation, path: str, ttl: int | None, remove: bool) -> None:
-    """Say how long a checkpoint is kept.
+    """Set or remove the expiry of a checkpoint.
 
     \b
     Examples:
@@ -248,7 +253,7 @@ def set_ttl(invocation: Invocation, path: str, ttl: int | None, remove: bool) ->
     if (ttl is None) != remove:
         raise click.UsageError("give exactly one of --ttl SECONDS and --remove")
     invocation.rest().set_checkpoint_ttl_from_tinker_path(path, ttl).result()
-    text = f"{path} is kept until it is deleted." if ttl is None else f"{path} expires in {ttl} s."
+    text = f"{path} does not expire." if ttl is None else f"{path} expires in {ttl} s."
     invocation.result(text, {"action": "set-ttl", "path": path, "ttl_seconds": ttl})
 
 
@@ -261,7 +266,7 @@ def _page(rest: RestClient, limit: int, offset: int) -> tuple[list[Checkpoint], 
     found: list[Checkpoint] = []
     total: int | None = None
     while limit == 0 or len(found) < limit:
-        wanted = PAGE if limit == 0 else min(PAGE, limit - len(found))
+        wanted = PAGE_SIZE if limit == 0 else min(PAGE_SIZE, limit - len(found))
         page = rest.list_user_checkpoints(wanted, offset + len(found)).result()
         found += islice(page.checkpoints, wanted)
         total = page.cursor.total_count if page.cursor is not None else None
@@ -270,27 +275,27 @@ def _page(rest: RestClient, limit: int, offset: int) -> tuple[list[Checkpoint], 
     return found, total
 
 
-def _confirmed(paths: Sequence[str], described: Sequence[Checkpoint]) -> bool:
-    """Shows what would go, and asks."""
-    from tinkex.cli.render import moment, size
+def _confirm_delete(paths: Sequence[str], listed: Sequence[Checkpoint]) -> bool:
+    """Prints the checkpoints and asks for confirmation."""
+    from tinkex.cli.render import relative_time, size
 
-    known = {one.tinker_path: one for one in described}
+    by_path = {one.tinker_path: one for one in listed}
     for path in paths:
-        one = known.get(path)
-        facts = f" ({size(one.size_bytes)}, created {moment(one.time)})" if one is not None else ""
-        click.echo(f"  {path}{facts}", err=True)
-    question = f"Delete {len(paths)} checkpoint{'s' if len(paths) != 1 else ''} for good?"
-    return confirmed(question)
+        one = by_path.get(path)
+        details = f" ({size(one.size_bytes)}, created {relative_time(one.time)})" if one is not None else ""
+        click.echo(f"  {path}{details}", err=True)
+    question = f"Delete {len(paths)} checkpoint{'s' if len(paths) != 1 else ''} permanently?"
+    return confirm(question)
 
 
 def _delete(invocation: Invocation, rest: RestClient, paths: Sequence[str]) -> list[tuple[str, str]]:
-    """Deletes them, a few at a time; returns what failed and why."""
+    """Deletes the paths in parallel; returns those that failed, each with its error."""
     from concurrent.futures import ThreadPoolExecutor
 
     from tinkex.cli.progress import count_bar
 
     with (
-        ThreadPoolExecutor(max_workers=min(PARALLEL, len(paths))) as pool,
+        ThreadPoolExecutor(max_workers=min(MAX_PARALLEL_DELETES, len(paths))) as pool,
         count_bar(invocation, "Deleting", len(paths)) as advance,
     ):
 

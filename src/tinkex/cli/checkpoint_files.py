@@ -1,4 +1,4 @@
-"""The ``tinkex checkpoint`` commands that move weights: save, download, push-hf, import, merge."""
+"""The ``tinkex checkpoint`` commands that transfer weights: save, download, push-hf, import, merge."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command(cls=Leaf)
-@click.option("--base-model", help="Start from this base model, with a fresh adapter.")
+@click.option("--base-model", help="Start from this base model with a new adapter.")
 @click.option("--model-path", type=CheckpointPath("weights"), help="Start from this training checkpoint.")
 @click.option("--name", type=CheckpointName(), required=True, help="Name of the new checkpoint.")
 @click.option(
@@ -27,21 +27,24 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     type=click.Choice(["training", "sampler", "external"]),
     default="sampler",
     show_default=True,
-    help="For training on, for sampling, or for use elsewhere.",
+    help="training: resume training; sampler: sample; external: export.",
 )
 @click.option(
-    "--ttl", type=click.IntRange(min=1), metavar="SECONDS", help="Keep it so long. Default: for good."
+    "--ttl",
+    type=click.IntRange(min=1),
+    metavar="SECONDS",
+    help="Delete it after this many seconds. Default: never.",
 )
 @click.option(
-    "--rank", type=click.IntRange(min=1), default=32, show_default=True, help="Rank of a fresh adapter."
+    "--rank", type=click.IntRange(min=1), default=32, show_default=True, help="LoRA rank of a new adapter."
 )
-@click.option("--seed", type=int, help="Seed of a fresh adapter.")
+@click.option("--seed", type=int, help="Seed of a new adapter.")
+@click.option("--train-mlp/--no-train-mlp", default=True, show_default=True, help="Adapt the MLP layers.")
 @click.option(
-    "--train-mlp/--no-train-mlp", default=True, show_default=True, help="Whether it adapts the MLPs."
+    "--train-attn/--no-train-attn", default=True, show_default=True, help="Adapt the attention layers."
 )
-@click.option("--train-attn/--no-train-attn", default=True, show_default=True, help="… the attention.")
 @click.option(
-    "--train-unembed/--no-train-unembed", default=True, show_default=True, help="… the unembedding."
+    "--train-unembed/--no-train-unembed", default=True, show_default=True, help="Adapt the unembedding layer."
 )
 @pass_invocation
 def save(
@@ -57,7 +60,7 @@ def save(
     train_attn: bool,
     train_unembed: bool,
 ) -> None:
-    """Save a fresh adapter, or a checkpoint in another form.
+    """Save a new adapter, or convert a checkpoint to another kind.
 
     \b
     Examples:
@@ -74,13 +77,13 @@ def save(
             training = service.create_lora_training_client(
                 base_model, rank, seed, train_mlp, train_attn, train_unembed
             )
-        path = _saved(training, kind, name, ttl)
+        path = _save(training, kind, name, ttl)
         invocation.result(
             f"Saved {path}", {"path": path, "kind": kind, "model_id": training.model_id, "ttl_seconds": ttl}
         )
 
 
-def _saved(training: TrainingClient, kind: str, name: str, ttl: int | None) -> str:
+def _save(training: TrainingClient, kind: str, name: str, ttl: int | None) -> str:
     path: str | None
     if kind == "training":
         path = training.save_state(name, ttl).result().path
@@ -89,25 +92,27 @@ def _saved(training: TrainingClient, kind: str, name: str, ttl: int | None) -> s
     else:
         path = training.save_weights_external(name, ttl).result().path
     if path is None:
-        raise SetupError("the server saved the checkpoint and did not say where; see tinkex checkpoint list")
+        raise SetupError("the server saved the checkpoint but returned no path; see: tinkex checkpoint list")
     return path
 
 
 @click.command(cls=Leaf)
 @click.argument("path", type=CheckpointPath())
-@click.option("-o", "--output", type=FOLDER, help="Where the folder is made. Default: here.")
-@click.option("--force", is_flag=True, help="Replace a folder of that name, once the new one is complete.")
+@click.option(
+    "-o", "--output", type=FOLDER, help="Parent directory of the download. Default: the current directory."
+)
+@click.option("--force", is_flag=True, help="Replace an existing directory after the download is complete.")
 @click.option(
     "--via",
     type=click.Choice(["auto", "archive", "export"]),
     default="auto",
     show_default=True,
-    help="As one archive with all that was saved, or as an exported PEFT adapter. "
-    "'auto' exports on the hosted service and takes the archive elsewhere.",
+    help="archive: every saved file; export: a PEFT adapter. "
+    "auto exports on the hosted service and downloads the archive elsewhere.",
 )
 @pass_invocation
 def download(invocation: Invocation, path: str, output: Path | None, force: bool, via: Any) -> None:
-    """Fetch a checkpoint as a PEFT directory. An interrupted download goes on when it is run again.
+    """Download a checkpoint as a PEFT directory. Run the command again to resume an interrupted download.
 
     \b
     Examples:
@@ -118,7 +123,7 @@ def download(invocation: Invocation, path: str, output: Path | None, force: bool
     from tinkex.cli.progress import transfer_bar
     from tinkex.cli.render import size
 
-    invocation.if_interrupted = "run the same command again: it goes on where it stopped"
+    invocation.if_interrupted = "run the same command again to resume the download"
     with transfer_bar(invocation, "checkpoint") as show:
         found = download_checkpoint(
             path, output, force=force, route=via, progress=show, config=invocation.patient_config()
@@ -139,18 +144,26 @@ def download(invocation: Invocation, path: str, output: Path | None, force: bool
 @click.command("push-hf", cls=Leaf)
 @click.argument("path", type=CheckpointPath())
 @click.option(
-    "-r", "--repo", metavar="USER/NAME", help="Repository. Default: named after base model and run."
+    "-r", "--repo", metavar="USER/NAME", help="Repository. Default: a name derived from base model and run."
 )
 @click.option("--public", is_flag=True, help="Make a new repository public. Default: private.")
 @click.option(
     "--revision", help="Branch to upload to. Default: main, or the checkpoint's name without --repo."
 )
-@click.option("--commit-message", help="Default: 'Upload adapter from <path>'.")
+@click.option("--commit-message", help="Commit message. Default: 'Upload adapter from <path>'.")
 @click.option("--create-pr", is_flag=True, help="Open a pull request instead of pushing.")
-@click.option("--allow-pattern", "allowed", multiple=True, help="Upload only files like this; repeatable.")
-@click.option("--ignore-pattern", "ignored", multiple=True, help="Leave out files like this; repeatable.")
+@click.option(
+    "--allow-pattern", "allowed", multiple=True, help="Upload only files that match this glob; repeatable."
+)
+@click.option(
+    "--ignore-pattern", "ignored", multiple=True, help="Skip files that match this glob; repeatable."
+)
 @click.option("--no-model-card", is_flag=True, help="Do not write a README.")
-@click.option("--hf-token", metavar="TOKEN", help="Default: $HF_TOKEN, or the login of the hub's own tool.")
+@click.option(
+    "--hf-token",
+    metavar="TOKEN",
+    help="Hub token. Default: $HF_TOKEN, or the token stored by 'hf auth login'.",
+)
 @pass_invocation
 def push_hf(
     invocation: Invocation,
@@ -175,7 +188,7 @@ def push_hf(
     from tinkex.checkpoints.push import push_checkpoint
     from tinkex.cli.progress import hub_bars, transfer_bar
 
-    invocation.if_interrupted = "the repository is as it was; run the same command again"
+    invocation.if_interrupted = "the repository is unchanged; run the same command again"
     with hub_bars(invocation), transfer_bar(invocation, "checkpoint") as show:
         pushed = push_checkpoint(
             path,
@@ -210,12 +223,14 @@ def push_hf(
 
 @click.command("import", cls=Leaf)
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--base-model", help="Model it was trained on. Default: what the adapter says.")
+@click.option("--base-model", help="Base model of the adapter. Default: the one in adapter_config.json.")
 @click.option(
     "--name", type=CheckpointName(), default="imported", show_default=True, help="Name of the checkpoint."
 )
-@click.option("--owner", help="User of the server it shall belong to. Default: the server's own.")
-@click.option("--data-dir", type=FOLDER, help="Data directory of the engine. Default: as for tinkex serve.")
+@click.option("--owner", help="User of the server who owns the checkpoint. Default: the local user.")
+@click.option(
+    "--data-dir", type=FOLDER, help="Data directory of the engine. Default: that of 'tinkex serve'."
+)
 @pass_invocation
 def import_(
     invocation: Invocation,
@@ -225,9 +240,9 @@ def import_(
     owner: str | None,
     data_dir: Path | None,
 ) -> None:
-    """Make a PEFT adapter a checkpoint on this machine. It can be trained on and sampled from.
+    """Import a PEFT adapter as a checkpoint on this machine. You can resume training and sample from it.
 
-    It is written into the engine's data directory, so a server that uses it must be stopped meanwhile.
+    Stop a server that uses the engine's data directory first: the command writes into it.
 
     \b
     Examples:
@@ -236,9 +251,9 @@ def import_(
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     if not invocation.config().is_local:
         raise SetupError(
-            "a server takes no adapters by upload: the protocol has no call that could carry them. On the server's "
-            "own machine stop it, run: tinkex checkpoint import DIRECTORY --local (with its --data-dir, and --owner "
-            "for one of its users), and start it again."
+            "the protocol has no call to upload an adapter to a server. On the server's machine stop the server, run: "
+            "tinkex checkpoint import DIRECTORY --local (with its --data-dir, and --owner for one of its users), and "
+            "start it again."
         )
     from tinkex.cli.engine_files import import_into_engine
 
@@ -250,21 +265,21 @@ def import_(
 @click.argument("source")
 @click.argument("output", type=click.Path(path_type=Path))
 @click.option(
-    "--base-model", help="Model to merge into: a name or a directory. Default: the checkpoint's own."
+    "--base-model", help="Base model to merge into: a name or a directory. Default: the checkpoint's own."
 )
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
     default="bfloat16",
     show_default=True,
-    help="Number format of the merged weights.",
+    help="Data type of the merged weights.",
 )
 @pass_invocation
 def merge(invocation: Invocation, source: str, output: Path, base_model: str | None, dtype: Any) -> None:
-    """Merge a checkpoint into its base model. The result is an ordinary Hugging Face model directory.
+    """Merge a checkpoint into its base model. The result is a Hugging Face model directory.
 
-    SOURCE is a checkpoint path of any server, or the directory of a PEFT adapter. The base model must be on this
-    machine, or is fetched. OUTPUT must not exist.
+    SOURCE is a checkpoint path or the directory of a PEFT adapter. The base model is downloaded if it is not on this
+    machine. OUTPUT must not exist.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``tinkex completion``: what makes a shell complete ``tinkex`` commands."""
+"""``tinkex completion``: shell completion scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHELLS = ("bash", "zsh", "fish")
 @pass_invocation
 @click.pass_context
 def completion(ctx: click.Context, invocation: Invocation, shell: str) -> None:
-    """Print the script that completes commands in a shell. Options, choices and files are completed, too.
+    """Print a shell completion script. It completes commands, options, choices and files.
 
     \b
     Examples:
@@ -26,7 +26,7 @@ def completion(ctx: click.Context, invocation: Invocation, shell: str) -> None:
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)
-    assert kind is not None, "every choice has one"
+    assert kind is not None, "click supports every shell in SHELLS"
     root = ctx.find_root().command
     script = kind(root, {}, "tinkex", "_TINKEX_COMPLETE").source()
     if invocation.as_json:

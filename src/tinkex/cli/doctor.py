@@ -103,11 +103,11 @@ def compiled_core() -> Finding:
     """Whether the engine samples with its compiled core, and if not, why."""
     import platform
 
-    from tinkex.engine.config import chosen_sampler_compute
+    from tinkex.engine.config import sampler_compute_from_env
     from tinkex.engine.kernels.library import CoreUnavailable, load_core
 
     check, slow = "compiled core", "sampling runs on torch, at about half the speed"
-    compute = chosen_sampler_compute()
+    compute = sampler_compute_from_env()
     if compute == "torch":
         fix = "unset TINKEX_SAMPLER_COMPUTE"
         return Finding(check, "note", f"disabled by TINKEX_SAMPLER_COMPUTE=torch; {slow}", fix)

@@ -25,14 +25,14 @@ def import_into_engine(
     """Imports a PEFT adapter and returns the path of the new checkpoint."""
     try:
         from tinkex.engine.checkpoint_import import import_checkpoint
-        from tinkex.engine.config import EngineConfig, chosen_data_dir, chosen_models
+        from tinkex.engine.config import EngineConfig, data_dir_from_env, models_from_env
         from tinkex.engine.model.catalog import parse_model_flag
         from tinkex.engine.served_models import ServedModels
         from tinkex.engine.store import LOCAL_USER, Store
     except ModuleNotFoundError as error:
         raise SetupError(NEEDED.format(missing=error.name)) from error
-    served = dict(parse_model_flag(flag) for flag in chosen_models())
-    config = EngineConfig(data_dir=data_dir or chosen_data_dir(), models=served, any_directory=True)
+    served = dict(parse_model_flag(flag) for flag in models_from_env())
+    config = EngineConfig(data_dir=data_dir or data_dir_from_env(), models=served, any_directory=True)
     wanted = base_model or _declared_base(directory)
     base = ServedModels(config).find(wanted).find_directory()
     with Store(config.engine_dir) as store:
@@ -79,10 +79,10 @@ def merge_adapter(
 
 def _source_of(name: str) -> str:
     """Where a model served on this machine under another name comes from."""
-    from tinkex.engine.config import chosen_models
+    from tinkex.engine.config import models_from_env
     from tinkex.engine.model.catalog import parse_model_flag
 
-    return dict(parse_model_flag(flag) for flag in chosen_models()).get(name, name)
+    return dict(parse_model_flag(flag) for flag in models_from_env()).get(name, name)
 
 
 def _declared_base(directory: Path) -> str:

@@ -1,4 +1,4 @@
-"""Click groups and commands with what every ``tinkex`` command shares: lazy loading and the common options."""
+"""Click groups and commands with lazy loading and the options common to all ``tinkex`` commands."""
 
 from __future__ import annotations
 
@@ -10,44 +10,41 @@ import click
 
 from tinkex.cli.invocation import Invocation
 
-__all__ = ["EXIT_CODES", "LazyGroup", "Leaf", "Noun"]
+__all__ = ["EXIT_CODES", "CommandGroup", "LazyGroup", "Leaf"]
 
-EXIT_CODES = (
-    "Exit codes: 0 done, 1 failed (also when only some of many items failed), 2 wrong usage, 130 interrupted."
-)
-
+EXIT_CODES = "Exit codes: 0 success, 1 failure (also if only some of several items failed), 2 usage error, 130 interrupted."
 
 HELP_NAMES = ["-h", "--help"]
 
 
-class _Helped(click.Command):
-    """A command that knows -h whatever context it is first used in: it keeps the help option it made then."""
+class _ShortHelp(click.Command):
+    """Accepts -h in every context: click caches the help option made for the first context of a command."""
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
-        """The same names in every context."""
+        """Returns the same names for every context."""
         del ctx
         return list(HELP_NAMES)
 
 
-class LazyGroup(_Helped, click.Group):
-    """A group whose commands are imported when they are named, so that help stays quick."""
+class LazyGroup(_ShortHelp, click.Group):
+    """A group that imports a command when it is used, which keeps help fast."""
 
-    def __init__(self, *args: Any, places: Mapping[str, str], **more: Any) -> None:
-        super().__init__(*args, **more)
-        self._places = places
+    def __init__(self, *args: Any, locations: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._locations = locations
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command, in the order of the table."""
+        """Returns every command name, in table order."""
         del ctx
-        return list(self._places)
+        return list(self._locations)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """One command, imported now."""
+        """Imports a command and returns it."""
         del ctx
-        place = self._places.get(cmd_name)
-        if place is None:
+        location = self._locations.get(cmd_name)
+        if location is None:
             return None
-        module, _, attribute = place.partition(":")
+        module, _, attribute = location.partition(":")
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
@@ -55,68 +52,68 @@ class LazyGroup(_Helped, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The named command; a name that is nearly one is answered with that one."""
-        if args and args[0] not in self._places and not ctx.resilient_parsing:
+        """Returns the named command; the error for an unknown name suggests the closest one."""
+        if args and args[0] not in self._locations and not ctx.resilient_parsing:
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], self._places, 1)
+            near = get_close_matches(args[0], self._locations, 1)
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 
 
-class Noun(_Helped, click.Group):
+class CommandGroup(_ShortHelp, click.Group):
     """A group such as ``tinkex checkpoint``; its commands take the common options."""
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.command_class = Leaf
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command, in the order they are written in."""
+        """Returns every command name, in definition order."""
         del ctx
         return list(self.commands)
 
 
-class Leaf(_Helped, click.Command):
-    """A command that also takes ``--json``, ``--quiet`` and the options that say which server is meant."""
+class Leaf(_ShortHelp, click.Command):
+    """A command that also takes ``--json``, ``--quiet`` and the options that select the server."""
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         taken = {option for parameter in self.params for option in parameter.opts}
         self.params += [option for option in common_options() if not taken & set(option.opts)]
 
 
 def common_options() -> list[click.Option]:
-    """The options every command takes, before or after its name."""
+    """Returns the options that every command takes, before or after its name."""
     return [
-        click.Option(["--base-url"], metavar="URL", callback=_kept("base_url"), expose_value=False,
-                     help="Server to talk to, or 'local' for the engine in this process. "
+        click.Option(["--base-url"], metavar="URL", callback=_store("base_url"), expose_value=False,
+                     help="Server URL, or 'local' for the engine in this process. "
                      "Default: $TINKER_BASE_URL, or the hosted service."),
         click.Option(["--local"], is_flag=True, callback=_local, expose_value=False,
                      help="Short for --base-url local: no server, no key."),
-        click.Option(["--api-key"], metavar="KEY", callback=_kept("api_key"), expose_value=False,
-                     help="Default: $TINKER_API_KEY, or what 'tinkex auth login' stored."),
+        click.Option(["--api-key"], metavar="KEY", callback=_store("api_key"), expose_value=False,
+                     help="API key. Default: $TINKER_API_KEY, or the key stored by 'tinkex auth login'."),
         click.Option(["--json", "as_json"], is_flag=True, callback=_flag("as_json"), expose_value=False,
-                     help="Print JSON, and nothing else, on stdout."),
+                     help="Print only JSON on stdout."),
         click.Option(["--quiet", "-q"], is_flag=True, callback=_flag("quiet"), expose_value=False,
-                     help="No progress and no remarks on stderr; errors still."),
+                     help="Print only errors on stderr, no progress or notes."),
     ]  # fmt: skip
 
 
-def _kept(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
-    def keep(ctx: click.Context, _parameter: click.Parameter, value: Any) -> None:
+def _store(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def callback(ctx: click.Context, _parameter: click.Parameter, value: Any) -> None:
         if value is not None:
             setattr(ctx.ensure_object(Invocation), name, value)
 
-    return keep
+    return callback
 
 
 def _flag(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
-    def keep(ctx: click.Context, _parameter: click.Parameter, value: Any) -> None:
+    def callback(ctx: click.Context, _parameter: click.Parameter, value: Any) -> None:
         if value:
             setattr(ctx.ensure_object(Invocation), name, True)
 
-    return keep
+    return callback
 
 
 def _local(ctx: click.Context, _parameter: click.Parameter, value: Any) -> None:

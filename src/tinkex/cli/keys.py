@@ -1,4 +1,4 @@
-"""``tinkex keys``: who may use the server of a data directory on this machine; works while the server runs."""
+"""``tinkex keys``: API keys in the data directory of a server on this machine; works while the server runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinkex.cli.groups import Noun
+from tinkex.cli.groups import CommandGroup
 from tinkex.cli.invocation import Invocation, pass_invocation
-from tinkex.cli.streams import confirmed
+from tinkex.cli.streams import confirm
 from tinkex.errors import SetupError
 
 if TYPE_CHECKING:
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 DATA_DIR = click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Data directory of the server. Default: as for tinkex serve.",
+    help="Data directory of the server. Default: that of 'tinkex serve'.",
 )
 
 
-@click.group(cls=Noun)
+@click.group(cls=CommandGroup)
 def keys() -> None:
-    """Make, list and revoke API keys of a server here.
+    """Create, list and revoke API keys of a server on this machine.
 
-    They work on the data directory of a server on this machine. A running server takes new keys at once, and refuses
-    revoked ones within seconds. Every user sees only what is theirs.
+    The commands edit the server's data directory. A running server accepts new keys immediately and rejects revoked
+    ones within seconds. Users see only their own runs, checkpoints and sessions.
     """
 
 
 @keys.command()
 @click.argument("user")
-@click.option("--name", help="What the key is called. Default: the user's name.")
+@click.option("--name", help="Name of the key. Default: the user's name.")
 @DATA_DIR
 @pass_invocation
 def create(invocation: Invocation, user: str, name: str | None, data_dir: Path | None) -> None:
-    """Make a key for USER, who is added if new. The key is printed once; only a hash of it is kept.
+    """Create a key for USER and add a user that does not exist. The key is printed once; only its hash is stored.
 
     \b
     Examples:
@@ -56,7 +56,7 @@ def create(invocation: Invocation, user: str, name: str | None, data_dir: Path |
     if invocation.as_json:
         invocation.json({"key": key, **_value(row)})
         return
-    invocation.remark(f"Key {row.key_id} of {user}; it is shown this once:")
+    invocation.remark(f"Key {row.key_id} of {user}; it cannot be shown again:")
     click.echo(key)
 
 
@@ -65,13 +65,14 @@ def create(invocation: Invocation, user: str, name: str | None, data_dir: Path |
 @DATA_DIR
 @pass_invocation
 def list_(invocation: Invocation, user: str | None, data_dir: Path | None) -> None:
-    """List keys: whose they are, and since when.
+    """List keys with owner and creation time.
 
     \b
-    Example:
+    Examples:
       tinkex keys list
+      tinkex keys list --user ada --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
-    from tinkex.cli.render import moment
+    from tinkex.cli.render import relative_time
 
     with _users(data_dir) as users:
         rows = users.all_keys(user)
@@ -83,8 +84,8 @@ def list_(invocation: Invocation, user: str | None, data_dir: Path | None) -> No
                 str(row.key_id),
                 row.user_id,
                 row.name,
-                moment(_when(row.created_at)),
-                moment(_when(row.revoked_at), missing="No"),
+                relative_time(_timestamp(row.created_at)),
+                relative_time(_timestamp(row.revoked_at), missing="No"),
             ]
             for row in rows
         ],
@@ -93,47 +94,48 @@ def list_(invocation: Invocation, user: str | None, data_dir: Path | None) -> No
 
 @keys.command()
 @click.argument("key_ids", nargs=-1, required=True, type=int)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
+@click.option("-y", "--yes", is_flag=True, help="Skip the confirmation.")
 @DATA_DIR
 @pass_invocation
 def revoke(invocation: Invocation, key_ids: tuple[int, ...], yes: bool, data_dir: Path | None) -> None:
-    """End keys for good; asks first. Their ids are those that 'tinkex keys list' shows.
+    """Revoke keys permanently, after confirmation. Get the ids from: tinkex keys list.
 
     \b
-    Example:
+    Examples:
       tinkex keys revoke 3
+      tinkex keys revoke 3 4 --yes
     """  # noqa: D301 -- click reads the escape as "keep these lines"
-    shown = ", ".join(str(key_id) for key_id in key_ids)
-    if not yes and not confirmed(f"Revoke {shown} for good?"):
+    listed = ", ".join(str(key_id) for key_id in key_ids)
+    if not yes and not confirm(f"Revoke {listed} permanently?"):
         invocation.result("Nothing was revoked.", {"revoked": [], "failed": []})
         return
     with _users(data_dir) as users:
-        ended = {key_id: users.revoke(key_id, time.time()) for key_id in dict.fromkeys(key_ids)}
-    revoked = [key_id for key_id, was_live in ended.items() if was_live]
-    failed = [key_id for key_id, was_live in ended.items() if not was_live]
+        was_active = {key_id: users.revoke(key_id, time.time()) for key_id in dict.fromkeys(key_ids)}
+    revoked = [key_id for key_id, active in was_active.items() if active]
+    failed = [key_id for key_id, active in was_active.items() if not active]
     invocation.result(
         f"Revoked {len(revoked)} key{'s' if len(revoked) != 1 else ''}.",
         {"revoked": revoked, "failed": failed},
     )
     if failed:
-        raise SetupError(f"no key in force has the id {', '.join(map(str, failed))}; see: tinkex keys list")
+        raise SetupError(f"no active key has the id {', '.join(map(str, failed))}; see: tinkex keys list")
 
 
 @contextmanager
 def _users(data_dir: Path | None) -> Iterator[Users]:
     try:
-        from tinkex.engine.config import EngineConfig, chosen_data_dir
+        from tinkex.engine.config import EngineConfig, data_dir_from_env
         from tinkex.engine.store import open_users
     except ModuleNotFoundError as error:
         raise SetupError(
-            f"keys are the engine's, and {error.name} is not installed; run: pip install 'tinkex[engine]'"
+            f"tinkex keys needs the engine, and {error.name} is not installed; run: pip install 'tinkex[engine]'"
         ) from error
-    directory = EngineConfig(data_dir=data_dir or chosen_data_dir()).engine_dir
+    directory = EngineConfig(data_dir=data_dir or data_dir_from_env()).engine_dir
     with open_users(directory) as users:
         yield users
 
 
-def _when(seconds: float | None) -> datetime | None:
+def _timestamp(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
@@ -142,6 +144,6 @@ def _value(row: KeyRow) -> dict[str, Any]:
         "key_id": row.key_id,
         "user": row.user_id,
         "name": row.name,
-        "created_at": _when(row.created_at),
-        "revoked_at": _when(row.revoked_at),
+        "created_at": _timestamp(row.created_at),
+        "revoked_at": _timestamp(row.revoked_at),
     }

@@ -1,4 +1,4 @@
-"""``tinkex model``: the base models a server offers, and those on this machine."""
+"""``tinkex model``: base models of a server and on this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinkex.cli.groups import Noun
+from tinkex.cli.groups import CommandGroup
 from tinkex.cli.invocation import Invocation, pass_invocation
 from tinkex.errors import SetupError
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from tinkex.types import SupportedModel
 
 
-@click.group(cls=Noun)
+@click.group(cls=CommandGroup)
 def model() -> None:
-    """See base models, and fetch them."""
+    """List, download and describe base models."""
 
 
 @model.command("list")
 @click.argument("substring", default="")
 @pass_invocation
 def list_(invocation: Invocation, substring: str) -> None:
-    """List the base models of the server. SUBSTRING leaves those whose name contains it.
+    """List the base models of the server. SUBSTRING filters them by name.
 
     \b
     Examples:
@@ -33,11 +33,11 @@ def list_(invocation: Invocation, substring: str) -> None:
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     from tinkex.cli.render import or_missing, yes_no
 
-    offered = _offered(invocation)
-    found = [one for one in offered if substring.lower() in (one.model_name or "").lower()]
+    supported = _supported_models(invocation)
+    found = [one for one in supported if substring.lower() in (one.model_name or "").lower()]
     if substring and not found:
-        names = ", ".join(one.model_name or "?" for one in offered)
-        raise SetupError(f"no model of this server has {substring!r} in its name; it offers {names}")
+        names = ", ".join(one.model_name or "?" for one in supported)
+        raise SetupError(f"no model name of this server contains {substring!r}; the server has {names}")
     invocation.table(
         {"models": [one.model_dump(mode="json") for one in found]},
         ["Model", "Max Context", "Trainable", "Sampleable"],
@@ -57,9 +57,9 @@ def list_(invocation: Invocation, substring: str) -> None:
 @click.argument("source")
 @pass_invocation
 def pull(invocation: Invocation, source: str) -> None:
-    """Fetch a model to this machine. Training and serving then start at once.
+    """Download a model to this machine. Training and serving then start without a download.
 
-    SOURCE is a hub name such as Qwen/Qwen3-0.6B, with @revision if wanted, a .gguf file, or the default model.
+    SOURCE is a hub name such as Qwen/Qwen3-0.6B, optionally with @revision, a .gguf file, or the default model.
 
     \b
     Examples:
@@ -74,7 +74,7 @@ def pull(invocation: Invocation, source: str) -> None:
     resolve = _catalog().resolve
     from tinkex.engine.config import tinkex_home
 
-    invocation.if_interrupted = "run the same command again: it goes on where it stopped"
+    invocation.if_interrupted = "run the same command again to resume the download"
     line = LoadingLine(sys.stderr)
     silent = invocation.quiet or invocation.as_json
     try:
@@ -92,41 +92,42 @@ def pull(invocation: Invocation, source: str) -> None:
 @click.argument("name")
 @pass_invocation
 def info(invocation: Invocation, name: str) -> None:
-    """Show one model. It says what the server says of it, and what lies on this machine.
+    """Show one model. Prints the server's description and the files on this machine.
 
-    NAME is a name of the server, a hub name that is cached here, or a model directory.
+    NAME is a model of the server, a cached hub name, or a model directory.
 
     \b
-    Example:
+    Examples:
       tinkex model info HuggingFaceTB/SmolLM2-135M-Instruct --local
+      tinkex model info Qwen/Qwen3-8B --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     from tinkex.cli.render import or_missing, size, yes_no
 
-    directory = _on_this_machine(name)
-    offered = [one for one in _offered(invocation) if one.model_name == name]
-    if directory is None and not offered:
+    directory = _local_directory(name)
+    supported = [one for one in _supported_models(invocation) if one.model_name == name]
+    if directory is None and not supported:
         raise SetupError(
-            f"neither the server nor this machine has a model {name!r}; list the server's with: tinkex model list, "
-            f"fetch it with: tinkex model pull {name}"
+            f"neither the server nor this machine has a model {name!r}; list the server's models with: "
+            f"tinkex model list, download it with: tinkex model pull {name}"
         )
     value: dict[str, Any] = {"model": name}
     rows = [("Model", name)]
-    if offered:
-        value |= offered[0].model_dump(mode="json")
+    if supported:
+        value |= supported[0].model_dump(mode="json")
         rows += [
-            ("Max Context", or_missing(offered[0].max_context_length)),
-            ("Trainable", yes_no(offered[0].trainable)),
-            ("Sampleable", yes_no(offered[0].sampleable)),
+            ("Max Context", or_missing(supported[0].max_context_length)),
+            ("Trainable", yes_no(supported[0].trainable)),
+            ("Sampleable", yes_no(supported[0].sampleable)),
         ]
     if directory is not None:
-        facts = _facts(directory)
-        value["local"] = {"directory": str(directory), "size_bytes": _size(directory), **facts}
+        properties = _read_config(directory)
+        value["local"] = {"directory": str(directory), "size_bytes": _size(directory), **properties}
         rows += [("Directory", str(directory)), ("Size", size(_size(directory)))]
-        rows += [(title.replace("_", " ").title(), str(fact)) for title, fact in facts.items()]
+        rows += [(name.replace("_", " ").title(), str(item)) for name, item in properties.items()]
     invocation.properties(value, rows)
 
 
-def _offered(invocation: Invocation) -> list[SupportedModel]:
+def _supported_models(invocation: Invocation) -> list[SupportedModel]:
     with invocation.service() as service:
         return service.get_server_capabilities().supported_models
 
@@ -136,13 +137,12 @@ def _catalog() -> Any:
         from tinkex.engine.model import catalog
     except ModuleNotFoundError as error:
         raise SetupError(
-            f"models on this machine are the engine's, and {error.name} is not installed; "
-            "run: pip install 'tinkex[engine]'"
+            f"tinkex model pull needs the engine, and {error.name} is not installed; run: pip install 'tinkex[engine]'"
         ) from error
     return catalog
 
 
-def _on_this_machine(name: str) -> Path | None:
+def _local_directory(name: str) -> Path | None:
     path = Path(name).expanduser()
     if (path / "config.json").is_file():
         return path
@@ -152,22 +152,24 @@ def _on_this_machine(name: str) -> Path | None:
         from tinkex.engine.model.hub import cached_snapshot
     except ModuleNotFoundError:
         return None
-    name_only, _, revision = name.partition("@")
+    hub_name, _, revision = name.partition("@")
     cached = ModelCache(tinkex_home() / "models").find(name.replace("/", "--"))
-    return cached or cached_snapshot(name_only, revision or None)
+    return cached or cached_snapshot(hub_name, revision or None)
 
 
-def _facts(directory: Path) -> dict[str, Any]:
-    """What config.json says, by the names people use."""
+def _read_config(directory: Path) -> dict[str, Any]:
+    """Returns the main properties in config.json, under readable names."""
     import json
 
     file = directory / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise SetupError(f"{file} cannot be read as JSON ({error}); the model is damaged") from error
+        raise SetupError(
+            f"{file} is not valid JSON ({error}); the model is corrupt, download it again"
+        ) from error
     if not isinstance(config, dict):
-        raise SetupError(f"{file} holds no settings of a model; the model is damaged")
+        raise SetupError(f"{file} is not a JSON object; the model is corrupt, download it again")
     names = {
         "architecture": "model_type",
         "layers": "num_hidden_layers",
@@ -175,7 +177,7 @@ def _facts(directory: Path) -> dict[str, Any]:
         "vocabulary": "vocab_size",
         "context": "max_position_embeddings",
     }
-    return {ours: config[theirs] for ours, theirs in names.items() if theirs in config}
+    return {name: config[key] for name, key in names.items() if key in config}
 
 
 def _size(directory: Path) -> int:

@@ -1,4 +1,4 @@
-"""Checkpoint paths, dates and column lists as command line arguments, checked before anything is sent."""
+"""Types of command line arguments, validated before any request: checkpoint paths and names, ids, timestamps."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import click
 
 if TYPE_CHECKING:
     PathType: TypeAlias = click.ParamType[str]
-    MomentType: TypeAlias = click.ParamType[datetime]
+    TimestampType: TypeAlias = click.ParamType[datetime]
 else:  # older releases of click have no type arguments
-    PathType = MomentType = click.ParamType
+    PathType = TimestampType = click.ParamType
 
-__all__ = ["CheckpointName", "CheckpointPath", "Moment", "ObjectId"]
+__all__ = ["CheckpointName", "CheckpointPath", "ObjectId", "Timestamp"]
 
 KINDS = ("weights", "sampler_weights", "external_weights")
 
 
 class CheckpointPath(PathType):
-    """``tinker://<run>/<kind>/<name>``, of the given kinds."""
+    """``tinker://<run>/<kind>/<name>``, restricted to the given kinds."""
 
     name = "path"
 
@@ -27,43 +27,43 @@ class CheckpointPath(PathType):
         self.kinds = kinds or KINDS
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The path, or an error that shows the right form."""
+        """Returns the path; an invalid one is a usage error that shows the form."""
         text = str(value)
         parts = text.removeprefix("tinker://").split("/")
         if not text.startswith("tinker://") or len(parts) != 3 or not all(parts) or parts[1] not in KINDS:
             self.fail(
-                f"{text!r} is not a checkpoint path; they look like tinker://<run>/weights/<name>. "
-                "List yours with: tinkex checkpoint list",
+                f"{text!r} is not a checkpoint path; the form is tinker://<run>/weights/<name>. "
+                "List checkpoints with: tinkex checkpoint list",
                 param,
                 ctx,
             )
         if parts[1] not in self.kinds:
-            self.fail(f"{text!r} is of kind {parts[1]}; this takes {' or '.join(self.kinds)}", param, ctx)
+            self.fail(f"{text!r} has the kind {parts[1]}, not {' or '.join(self.kinds)}", param, ctx)
         return text
 
 
 class ObjectId(PathType):
-    """The id of a run or a session, as a server gives them."""
+    """The id of a run or a session."""
 
     name = "id"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The id, or an error where it cannot be one."""
+        """Returns the id; text that cannot be an id is a usage error."""
         text = str(value)
         if not text or set(text) & set("/?#\\ "):
             self.fail(
-                f"{text!r} is no id; they are listed by: tinkex run list, tinkex session list", param, ctx
+                f"{text!r} is not an id; list ids with: tinkex run list, tinkex session list", param, ctx
             )
         return text
 
 
 class CheckpointName(PathType):
-    """What a new checkpoint is called."""
+    """The name of a new checkpoint."""
 
     name = "name"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name, or an error that says what names are like."""
+        """Returns the name; an invalid one is a usage error that states the rules."""
         from tinkex.clients._checks import check_name
 
         try:
@@ -73,17 +73,17 @@ class CheckpointName(PathType):
         return str(value)
 
 
-class Moment(MomentType):
-    """An ISO 8601 date or time; without a zone it is UTC."""
+class Timestamp(TimestampType):
+    """An ISO 8601 date or time; without a time zone it is UTC."""
 
     name = "iso-date"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """The time, or an error that shows the right form."""
+        """Returns the time; an invalid one is a usage error that shows the form."""
         if isinstance(value, datetime):
             return value
         try:
-            when = datetime.fromisoformat(str(value).strip())
+            timestamp = datetime.fromisoformat(str(value).strip())
         except ValueError:
-            self.fail(f"{value!r} is no date; write 2026-01-31 or 2026-01-31T12:00:00Z", param, ctx)
-        return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+            self.fail(f"{value!r} is not a date; write 2026-01-31 or 2026-01-31T12:00:00Z", param, ctx)
+        return timestamp if timestamp.tzinfo is not None else timestamp.replace(tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Bars on stderr for transfers and for many small things."""
+"""Progress bars on stderr for transfers and item counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["count_bar", "hub_bars", "transfer_bar"]
 def transfer_bar(
     invocation: Invocation, label: str
 ) -> Iterator[Callable[[str, int, int | None], None] | None]:
-    """Something to tell ``(what, bytes done, bytes in all)``; None where nobody looks."""
+    """Yields a callback ``(description, bytes done, total bytes)``, or None if no bar is shown."""
     if not invocation.shows_progress:
         yield None
         return
@@ -29,18 +29,18 @@ def transfer_bar(
     ) as bar:
         task = bar.add_task(label, total=None)
 
-        def show(what: str, done: int, total: int | None) -> None:
-            bar.update(task, description=what, completed=done, total=total)
+        def update(description: str, done: int, total: int | None) -> None:
+            bar.update(task, description=description, completed=done, total=total)
 
-        yield show
+        yield update
 
 
 @contextmanager
 def hub_bars(invocation: Invocation) -> Iterator[None]:
-    """Lets the hub's library draw its own bars where ours would be drawn, and nowhere else."""
+    """Disables the progress bars of ``huggingface_hub`` unless this command shows progress."""
     try:
         from huggingface_hub import utils
-    except ModuleNotFoundError:  # whoever needs it says so
+    except ModuleNotFoundError:  # the code that needs it raises the error
         yield
         return
     library: Any = utils
@@ -56,7 +56,7 @@ def hub_bars(invocation: Invocation) -> Iterator[None]:
 
 @contextmanager
 def count_bar(invocation: Invocation, label: str, total: int) -> Iterator[Callable[[], None]]:
-    """Something to call whenever one of ``total`` things is done."""
+    """Yields a callback that advances the bar by one of ``total`` items."""
     if not invocation.shows_progress:
         yield lambda: None
         return

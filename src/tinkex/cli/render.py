@@ -1,4 +1,4 @@
-"""How results look: tables by rich, JSON, and sizes and times in words."""
+"""Formats results: tables, JSON, sizes and relative times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["as_json", "moment", "or_missing", "print_table", "size", "yes_no"]
+__all__ = ["as_json", "or_missing", "print_table", "relative_time", "size", "yes_no"]
 
 MISSING = "N/A"
 PROPERTIES = ["Property", "Value"]
@@ -17,14 +17,14 @@ UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 
 
 def as_json(value: Mapping[str, Any]) -> str:
-    """Indented JSON; dates and other values without a JSON form become text.
+    """Returns indented JSON; dates and other values without a JSON form become strings.
 
     >>> print(as_json({"at": datetime(2026, 1, 2, tzinfo=UTC)}))
     {
       "at": "2026-01-02T00:00:00Z"
     }
     """
-    # Where letters would be lost on the way out, JSON has its own way to write them.
+    # A stdout that cannot encode every character gets JSON escapes.
     ascii_only = "utf" not in (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
     return json.dumps(value, indent=2, ensure_ascii=ascii_only, default=_text)
 
@@ -36,32 +36,32 @@ def _text(value: object) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-    """Draws a table on stdout; where stdout is no terminal, lines are as long as they need to be.
+    """Prints a table on stdout; lines are not wrapped if stdout is not a terminal.
 
-    Where a terminal is too narrow, rows become blocks of lines, so that paths and ids can still be copied.
+    If the terminal is too narrow, prints each row as a block of lines, so that paths and ids can be copied.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    # Ids contain colons that would become emoji, and brackets that would become styles.
+    # rich would turn colons in ids into emoji and brackets into styles.
     console = Console(emoji=False, markup=False, highlight=False)
-    endless = Console(emoji=False, markup=False, highlight=False, width=10_000)
+    unlimited = Console(emoji=False, markup=False, highlight=False, width=10_000)
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
-        console = endless
+        console = unlimited
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for place, column in enumerate(columns):
-        table.add_column(column, style="cyan" if place == 0 else None, overflow="fold")
+    for index, column in enumerate(columns):
+        table.add_column(column, style="cyan" if index == 0 else None, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    if rows and endless.measure(table).maximum > console.width:
+    if rows and unlimited.measure(table).maximum > console.width:
         print_blocks(columns, rows, title)
     else:
         console.print(table)
 
 
 def print_blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-    """Prints rows one below the other, a line per value, which the terminal may wrap.
+    """Prints each row as a block with one line per value.
 
     >>> print_blocks(["Run ID", "LoRA"], [["a:train:0", "Rank 8"]])
     Run ID  a:train:0
@@ -71,7 +71,7 @@ def print_blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], title: s
 
     if title is not None:
         click.echo(f"{title}\n")
-    if list(columns) == PROPERTIES:  # names and values already
+    if list(columns) == PROPERTIES:  # each row is already a name and a value
         width = max(len(name) for name, _ in rows)
         click.echo("\n".join(f"{name:<{width}}  {value}" for name, value in rows))
         return
@@ -84,7 +84,7 @@ def print_blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], title: s
 
 
 def size(num_bytes: int | None) -> str:
-    """A number of bytes in steps of 1024.
+    """Formats a number of bytes; a unit is 1024 of the previous one.
 
     >>> size(512), size(1536), size(None)
     ('512 B', '1.5 KB', 'N/A')
@@ -97,13 +97,13 @@ def size(num_bytes: int | None) -> str:
     return f"{num_bytes} B" if unit == 0 else f"{amount:.1f} {UNITS[unit]}"
 
 
-def moment(when: datetime | None, *, now: datetime | None = None, missing: str = MISSING) -> str:
-    """A time as seen from now: minutes to weeks in words, a date beyond 30 days.
+def relative_time(when: datetime | None, *, now: datetime | None = None, missing: str = MISSING) -> str:
+    """Formats a time relative to ``now`` (default: the current time), or as a date if it is more than 30 days away.
 
     >>> noon = datetime(2026, 5, 1, 12, tzinfo=UTC)
-    >>> moment(datetime(2026, 5, 1, 9, 30, tzinfo=UTC), now=noon)
+    >>> relative_time(datetime(2026, 5, 1, 9, 30, tzinfo=UTC), now=noon)
     '2 hours ago'
-    >>> moment(datetime(2026, 5, 5, 12, tzinfo=UTC), now=noon), moment(None, missing="Never")
+    >>> relative_time(datetime(2026, 5, 5, 12, tzinfo=UTC), now=noon), relative_time(None, missing="Never")
     ('in 4 days', 'Never')
     """
     if when is None:
@@ -133,7 +133,7 @@ def _count(number: int, unit: str) -> str:
 
 
 def yes_no(value: bool | None) -> str:
-    """Yes, No, or that it is not known.
+    """Formats a boolean as Yes, No, or N/A for None.
 
     >>> yes_no(True), yes_no(None)
     ('Yes', 'N/A')
@@ -142,7 +142,7 @@ def yes_no(value: bool | None) -> str:
 
 
 def or_missing(value: object) -> str:
-    """A value as text, or that there is none.
+    """Formats a value as text, or N/A if it is None or empty.
 
     >>> or_missing(None), or_missing(3)
     ('N/A', '3')

@@ -1,4 +1,4 @@
-"""``tinkex run``: the training runs on a server."""
+"""``tinkex run``: training runs on a server."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinkex.cli.groups import Noun
+from tinkex.cli.groups import CommandGroup
 from tinkex.cli.invocation import Invocation, pass_invocation
 from tinkex.cli.paths import ObjectId
 
 if TYPE_CHECKING:
     from tinkex.types import TrainingRun
 
-PAGE = 100
+PAGE_SIZE = 100
 SCOPES = click.Choice(["owned", "accessible"])
 
 
@@ -26,9 +26,9 @@ def _lora(run: TrainingRun) -> str:
 
 
 def _relative(when: Any) -> str:
-    from tinkex.cli.render import moment
+    from tinkex.cli.render import relative_time
 
-    return moment(when)
+    return relative_time(when)
 
 
 def _last_checkpoint(run: TrainingRun) -> Any:
@@ -54,22 +54,30 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 DEFAULT_COLUMNS = "id,model,lora,updated,status"
 
 
-@click.group(cls=Noun)
+@click.group(cls=CommandGroup)
 def run() -> None:
-    """See the training runs on a server."""
+    """List and describe training runs."""
 
 
 @run.command("list")
-@click.option("--limit", default=20, show_default=True, help="How many, newest first; 0 for all.")
-@click.option("--offset", default=0, show_default=True, help="How many to skip.")
-@click.option("--access-scope", type=SCOPES, default="owned", show_default=True, help="Whose runs.")
-@click.option("--project-id", help="Only runs of this project.")
+@click.option(
+    "--limit", default=20, show_default=True, help="Maximum number of runs, newest first; 0 lists all."
+)
+@click.option("--offset", default=0, show_default=True, help="Number of runs to skip.")
+@click.option(
+    "--access-scope",
+    type=SCOPES,
+    default="owned",
+    show_default=True,
+    help="Your own runs, or all runs that you can read.",
+)
+@click.option("--project-id", help="List only runs of this project.")
 @click.option(
     "-c",
     "--columns",
     default=DEFAULT_COLUMNS,
     show_default=True,
-    help=f"Columns, from: {', '.join(COLUMNS)}.",
+    help=f"Columns, comma-separated: {', '.join(COLUMNS)}.",
 )
 @pass_invocation
 def list_(
@@ -82,19 +90,19 @@ def list_(
       tinkex run list
       tinkex run list --limit 0 --columns id,model,checkpoint --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
-    chosen = [name.strip() for name in columns.split(",") if name.strip()]
-    unknown = [name for name in chosen if name not in COLUMNS]
-    if unknown or not chosen:
+    selected = [name.strip() for name in columns.split(",") if name.strip()]
+    unknown = [name for name in selected if name not in COLUMNS]
+    if unknown or not selected:
         raise click.UsageError(
-            f"there is no column {', '.join(unknown) or '(none given)'}; there are {', '.join(COLUMNS)}"
+            f"unknown column {', '.join(unknown) or '(none given)'}; choose from: {', '.join(COLUMNS)}"
         )
     if limit < 0 or offset < 0:
-        raise click.UsageError("--limit and --offset are at least 0")
+        raise click.UsageError("--limit and --offset must be at least 0")
     rest = invocation.rest()
     runs: list[TrainingRun] = []
     total: int | None = None
     while limit == 0 or len(runs) < limit:
-        wanted = PAGE if limit == 0 else min(PAGE, limit - len(runs))
+        wanted = PAGE_SIZE if limit == 0 else min(PAGE_SIZE, limit - len(runs))
         page = rest.list_training_runs(wanted, offset + len(runs), access_scope, project_id).result()
         runs += islice(page.training_runs, wanted)
         total = page.cursor.total_count
@@ -106,24 +114,31 @@ def list_(
     value = {"runs": [found.model_dump(mode="json") for found in runs], "total": total}
     invocation.table(
         value,
-        [COLUMNS[name][0] for name in chosen],
-        [[COLUMNS[name][1](found) for name in chosen] for found in runs],
+        [COLUMNS[name][0] for name in selected],
+        [[COLUMNS[name][1](found) for name in selected] for found in runs],
         title,
     )
 
 
 @run.command()
 @click.argument("run_id", type=ObjectId())
-@click.option("--access-scope", type=SCOPES, default="owned", show_default=True, help="Whose runs.")
+@click.option(
+    "--access-scope",
+    type=SCOPES,
+    default="owned",
+    show_default=True,
+    help="Your own runs, or all runs that you can read.",
+)
 @pass_invocation
 def info(invocation: Invocation, run_id: str, access_scope: Any) -> None:
     """Show one training run: model, owner, adapter, last checkpoints.
 
     \b
-    Example:
+    Examples:
       tinkex run info 0a1b2c:train:0
+      tinkex run info 0a1b2c:train:0 --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
-    from tinkex.cli.render import moment
+    from tinkex.cli.render import relative_time
 
     found = invocation.rest().get_training_run(run_id, access_scope).result()
     rows = [(title, read(found)) for title, read in (COLUMNS[name] for name in
@@ -133,7 +148,7 @@ def info(invocation: Invocation, run_id: str, access_scope: Any) -> None:
         ("Last Sampler Checkpoint", found.last_sampler_checkpoint),
     ):
         if last is not None:
-            expiry = moment(last.expires_at, missing="never")
-            rows.append((title, f"{last.tinker_path} ({moment(last.time)}, expires {expiry})"))
+            expiry = relative_time(last.expires_at, missing="never")
+            rows.append((title, f"{last.tinker_path} ({relative_time(last.time)}, expires {expiry})"))
     rows += [(f"Metadata {name}", str(value)) for name, value in (found.user_metadata or {}).items()]
     invocation.properties(found.model_dump(mode="json"), rows)

@@ -1,4 +1,4 @@
-"""``tinkex sample``: continue a prompt."""
+"""``tinkex sample``: sample a completion."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     "--file",
     "prompt_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help='File with the prompt: text, or JSON: a list of token ids, {"tokens": […]} or {"messages": […]}.',
+    help='Prompt file: text, or JSON: a list of token ids, {"tokens": […]} or {"messages": […]}.',
 )
-@click.option("--model", help="Base model. Default: the server's only one, or the small one for laptops.")
+@click.option(
+    "--model",
+    help="Base model. Default: the server's only model, or SmolLM2-135M-Instruct if the server has it.",
+)
 @click.option(
     "--model-path",
     type=CheckpointPath("weights", "sampler_weights"),
@@ -36,38 +39,55 @@ if TYPE_CHECKING:
 @click.option(
     "--chat/--raw",
     default=None,
-    help="Send the prompt as a user's message, or as it is. Default: --chat where the model has a chat template.",
+    help="Send the prompt as a user message, or unchanged. Default: --chat if the model has a chat template.",
 )
-@click.option("--system", help="System message before the prompt; implies --chat.")
+@click.option("--system", help="System message; implies --chat.")
 @click.option(
-    "--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="At most so many."
-)
-@click.option(
-    "--temperature", type=float, default=1.0, show_default=True, help="0 takes the likeliest token."
-)
-@click.option(
-    "--top-k", type=int, default=-1, show_default=True, help="Only the k likeliest tokens; -1 is off."
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Maximum number of sampled tokens.",
 )
 @click.option(
-    "--top-p", type=float, default=1.0, show_default=True, help="Only the likeliest up to this mass."
+    "--temperature", type=float, default=1.0, show_default=True, help="Sampling temperature; 0 is greedy."
 )
-@click.option("--seed", type=int, help="Makes the draw repeatable.")
+@click.option(
+    "--top-k", type=int, default=-1, show_default=True, help="Sample from the top k tokens; -1 disables it."
+)
+@click.option(
+    "--top-p",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Sample from the smallest set of tokens with this probability mass; 1 disables it.",
+)
+@click.option("--seed", type=int, help="Random seed. Default: random.")
 @click.option("--stop", "stops", multiple=True, metavar="TEXT", help="Stop after this text; repeatable.")
 @click.option(
     "--stop-token", "stop_tokens", type=int, multiple=True, help="Stop after this token id; repeatable."
 )
 @click.option(
-    "-n", "--num-samples", type=click.IntRange(min=1), default=1, show_default=True, help="How many."
+    "-n", "--num-samples", type=click.IntRange(min=1), default=1, show_default=True, help="Number of samples."
 )
-@click.option("--prompt-logprobs", is_flag=True, help="With --json: the logprob of every prompt token.")
+@click.option("--prompt-logprobs", is_flag=True, help="With --json: print the logprob of every prompt token.")
 @click.option(
-    "--topk-prompt-logprobs", default=0, show_default=True, help="With --json: alternatives per position."
+    "--topk-prompt-logprobs",
+    default=0,
+    show_default=True,
+    help="With --json: number of top tokens per prompt position.",
 )
 @click.option(
-    "--topk-logprobs", default=0, show_default=True, help="With --json: alternatives per sampled token."
+    "--topk-logprobs",
+    default=0,
+    show_default=True,
+    help="With --json: number of top tokens per sampled token.",
 )
 @click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to a file instead."
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the result to this file instead of stdout.",
 )
 @pass_invocation
 def sample(
@@ -91,7 +111,7 @@ def sample(
     topk_logprobs: int,
     output: Path | None,
 ) -> None:
-    """Continue a prompt, given as argument, by --file, or on stdin.
+    """Sample a completion of a prompt. The prompt is an argument, a file (--file), or stdin.
 
     \b
     Examples:
@@ -104,14 +124,16 @@ def sample(
     if stops and stop_tokens:
         raise click.UsageError("give --stop or --stop-token, not both")
     if (prompt_logprobs or topk_prompt_logprobs or topk_logprobs) and not invocation.as_json:
-        raise click.UsageError("logprobs are printed with --json; add it, or leave them out")
+        raise click.UsageError(
+            "logprobs are printed only with --json; add --json, or remove the logprobs option"
+        )
     if system is not None and chat is False:
-        raise click.UsageError("--system is for chats; leave out --raw")
-    given = _given(prompt, prompt_file)
-    if not given:
+        raise click.UsageError("--system needs a chat; remove --raw")
+    content = _read_prompt(prompt, prompt_file)
+    if not content:
         raise click.UsageError("the prompt is empty")
     from tinkex import types
-    from tinkex.cli.base_model import chosen_base_model
+    from tinkex.cli.base_model import choose_base_model
 
     stop: list[str | int] | None = [*stops, *stop_tokens] or None
     try:
@@ -124,12 +146,12 @@ def sample(
         if model_path is not None:
             sampler = service.create_sampling_client(model_path=model_path)
         else:
-            sampler = service.create_sampling_client(base_model=chosen_base_model(service, model))
+            sampler = service.create_sampling_client(base_model=choose_base_model(service, model))
         tokenizer = sampler.get_tokenizer()
-        tokens = _tokens(tokenizer, given, chat, system)
+        tokens = _tokenize(tokenizer, content, chat, system)
         if num_samples == 1 and output is None and not invocation.as_json:
             with sampler.sample_stream(types.ModelInput.from_ints(tokens), 1, params) as stream:
-                _show(stream, tokenizer)
+                _print_stream(stream, tokenizer)
             return
         response = sampler.sample(
             types.ModelInput.from_ints(tokens),
@@ -159,40 +181,40 @@ def sample(
     invocation.remark(f"Wrote {output}")
 
 
-def _show(stream: Iterable[SampleStreamEvent], tokenizer: Tokenizer) -> None:
-    """Prints a sample as it is made; all at once where the server does not stream."""
+def _print_stream(stream: Iterable[SampleStreamEvent], tokenizer: Tokenizer) -> None:
+    """Prints a sample token by token; a server that does not stream sends the whole sample as one piece."""
     from tinkex.types import SampledToken
 
-    unseen: list[int] = []  # of a server that did not stream and so said no text
+    without_text: list[int] = []  # tokens of a server that does not stream
     for event in stream:
         if not isinstance(event, SampledToken):
             continue
         if event.text is None:
-            unseen.append(event.token)
-        elif tokenizer.decode([event.token], skip_special_tokens=True):  # the end of a message is no text
+            without_text.append(event.token)
+        elif tokenizer.decode([event.token], skip_special_tokens=True):  # skips end-of-message tokens
             click.echo(event.text, nl=False)
-    click.echo(tokenizer.decode(unseen, skip_special_tokens=True))
+    click.echo(tokenizer.decode(without_text, skip_special_tokens=True))
 
 
-def _given(prompt: str | None, prompt_file: Path | None) -> Any:
-    """The prompt: text, token ids or messages."""
+def _read_prompt(prompt: str | None, prompt_file: Path | None) -> Any:
+    """Returns the prompt: text, token ids or an object with messages."""
     import json
 
     if prompt is not None and prompt_file is not None:
-        raise click.UsageError("give the prompt as argument or by --file, not both")
+        raise click.UsageError("give the prompt as argument or with --file, not both")
     if prompt is not None and prompt != "-":
-        if not prompt.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
+        if not prompt.isprintable() and any("\ud800" <= character <= "\udfff" for character in prompt):
             raise click.UsageError("the prompt is not UTF-8")
         return prompt
     if prompt_file is None:
         text = read_input()
         if text is None:
-            raise click.UsageError("there is no prompt: give it as argument, by --file, or on stdin")
+            raise click.UsageError("no prompt; give it as argument, with --file, or on stdin")
         return text.removesuffix("\n")
     try:
         text = prompt_file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SetupError(f"{prompt_file} cannot be read as text ({error})") from error
+        raise SetupError(f"{prompt_file} is not a readable UTF-8 file ({error})") from error
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -207,7 +229,7 @@ def _given(prompt: str | None, prompt_file: Path | None) -> Any:
         return value
     raise SetupError(
         f'{prompt_file} is neither {{"tokens": [ids]}} nor {{"messages": [{{"role": …, "content": …}}]}}; '
-        "correct it, or give the prompt as text"
+        "fix the file, or give the prompt as text"
     )
 
 
@@ -223,27 +245,27 @@ def _are_messages(value: Any) -> bool:
     )
 
 
-def _tokens(tokenizer: Tokenizer, given: Any, chat: bool | None, system: str | None) -> list[int]:
-    if isinstance(given, list):
+def _tokenize(tokenizer: Tokenizer, content: Any, chat: bool | None, system: str | None) -> list[int]:
+    if isinstance(content, list):
         if chat or system is not None:
-            raise click.UsageError("a prompt of token ids is sent as it is; leave out --chat and --system")
-        return given
-    messages = given["messages"] if isinstance(given, dict) else None
+            raise click.UsageError("a prompt of token ids is sent unchanged; remove --chat and --system")
+        return content
+    messages = content["messages"] if isinstance(content, dict) else None
     if chat is None:
         has_template = getattr(tokenizer, "chat_template", None) is not None
         chat = messages is not None or system is not None or has_template
     if not chat:
         if messages is not None:
-            raise click.UsageError("messages are a chat; leave out --raw")
-        return tokenizer.encode(str(given), add_special_tokens=True)
-    conversation = messages or [{"role": "user", "content": given}]
+            raise click.UsageError("a prompt of messages is a chat; remove --raw")
+        return tokenizer.encode(str(content), add_special_tokens=True)
+    conversation = messages or [{"role": "user", "content": content}]
     if system is not None:
         conversation = [{"role": "system", "content": system}, *conversation]
     try:
         rendered = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
     except (ValueError, KeyError, TypeError) as error:
         raise SetupError(
-            f"the chat cannot be rendered ({error}); send the prompt as it is with --raw"
+            f"the chat template failed ({error}); send the prompt unchanged with --raw"
         ) from error
     return [int(token) for token in rendered]
 

@@ -1,4 +1,4 @@
-"""``tinkex serve``: the engine as a server for any Tinker client."""
+"""``tinkex serve``: run the engine as a server for Tinker clients."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ UNITS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
 
 
 def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with one option per setting; an option that is not given leaves the word to environment and file."""
+    """Adds one option per setting; an option that is not given falls back to the environment and the file."""
     for name, setting in reversed(list(SETTINGS.items())):
         flag = f"--{name.replace('_', '-')}"
-        shown = setting.default if isinstance(setting.default, str | int | float) else None
-        suffix = f"  [default: {_shown(shown, setting.kind)}]" if shown is not None else ""
+        default = setting.default if isinstance(setting.default, str | int | float) else None
+        suffix = f"  [default: {_format_default(default, setting.kind)}]" if default is not None else ""
         details: dict[str, Any] = {"default": None, "help": setting.meaning + suffix}
-        if setting.kind == "switch":
-            # Off by default, and to be switched off against a file that says on.
+        if setting.kind == "boolean":
+            # The negative form overrides a configuration file that enables the setting.
             option = click.option(
                 f"{flag}/--{name.removeprefix('no_').replace('_', '-')}"
                 if name.startswith("no_")
@@ -32,7 +32,7 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
                 name,
                 **{**details, "help": setting.meaning},
             )
-        elif setting.kind == "texts":
+        elif setting.kind == "list":
             option = click.option(
                 "--model", name, multiple=True, metavar="[NAME=]NAME_OR_DIR", **{**details, "default": ()}
             )
@@ -46,7 +46,7 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _shown(default: object, kind: str) -> str:
+def _format_default(default: object, kind: str) -> str:
     if kind == "bytes" and isinstance(default, int):
         return f"{default >> 20}M"
     if kind == "seconds" and isinstance(default, float):
@@ -59,18 +59,18 @@ def _shown(default: object, kind: str) -> str:
 @click.option(
     "--config",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File (TOML) with settings, named like the options with _ for -. Default: $TINKEX_SERVE_CONFIG.",
+    help="TOML file with settings; keys are option names with _ for -. Default: $TINKEX_SERVE_CONFIG.",
 )
 @_with_settings
 @pass_invocation
 def serve(invocation: Invocation, /, config: Path | None, **flags: Any) -> None:
-    """Serve models to Tinker clients, ours or the official one.
+    """Serve models to Tinker clients, including the official one.
 
-    When everything is loaded, one line on stdout says where, and with which key. Ctrl-C stops the server: the operation
-    under way is finished, and checkpoints and results stay for the next start; a second Ctrl-C ends it at once.
+    Prints one line with the URL and the API key on stdout when all models are loaded. Ctrl-C shuts the server down
+    after the running operation; checkpoints and results persist. A second Ctrl-C exits immediately.
 
-    A setting comes from its option, else from the variable TINKEX_SERVE_<NAME>, else from the file of --config, else it has its default.
-    BYTES may have a unit (512M, 20G), SECONDS too (90s, 30m, 12h, 7d).
+    Precedence, highest first: option, environment variable TINKEX_SERVE_<NAME>, --config file, default.
+    BYTES accepts units (512M, 20G), and so does SECONDS (90s, 30m, 12h, 7d).
 
     \b
     Examples:
@@ -83,10 +83,10 @@ def serve(invocation: Invocation, /, config: Path | None, **flags: Any) -> None:
       TINKER_BASE_URL=http://127.0.0.1:8787 TINKER_API_KEY=<key> python train.py
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     if invocation.base_url is not None or invocation.api_key is not None:
-        raise click.UsageError("a server talks to no other one; leave out --base-url, --local and --api-key")
+        raise click.UsageError("serve does not connect to a server; remove --base-url, --local and --api-key")
     try:
         read_settings(flags, {})
-    except SetupError as error:  # of the options alone, so of what was typed
+    except SetupError as error:  # only options were read, so this is a usage error
         raise click.UsageError(str(error)) from error
     settings = read_settings(flags, config_file=config)
     try:

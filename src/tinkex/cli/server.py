@@ -1,4 +1,4 @@
-"""The server process behind ``tinkex serve``: socket, engine, signals, and one line when it is ready."""
+"""The server process of ``tinkex serve``: socket, engine, signals, and one line when it is ready."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import click
 import uvicorn
 
 from tinkex.cli.server_logs import set_up_logs
-from tinkex.cli.server_protocol import BoundedRequests
+from tinkex.cli.server_protocol import BoundedHttpProtocol
 from tinkex.cli.server_settings import SETTINGS
 from tinkex.cli.server_tracing import set_up_tracing
 from tinkex.engine.api.app import build_app
@@ -33,14 +33,14 @@ logger = logging.getLogger("tinkex.server")
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
-"""Clients send a heartbeat every 10 s; their connections must outlive the pauses in between."""
+"""Clients send a heartbeat every 10 s; their connections must stay open in between."""
 GRACE_S = 10
-"""How long answers under way may take when the server stops; polls are let go at once."""
+"""How long responses in flight may take at shutdown; long polls are answered immediately."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_server(settings: Mapping[str, Any], *, as_json: bool = False, quiet: bool = False) -> None:
-    """Serve until SIGINT or SIGTERM; returns when everything is closed."""
+    """Serves until SIGINT or SIGTERM; returns when everything is closed."""
     set_up_logs(settings["log_format"], settings["log_level"], access=settings["access_log"])
     config = engine_config(settings)
     check_exposure(config, settings)
@@ -55,18 +55,18 @@ def run_server(settings: Mapping[str, Any], *, as_json: bool = False, quiet: boo
 
 
 def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
-    """The engine's part of the settings; what is not set keeps the engine's own default.
+    """Returns the engine's configuration; settings that are not set keep the engine's defaults.
 
     Example:
         >>> engine_config(read_settings({"no_auth": True})).auth
         False
     """
-    chosen = {
+    values = {
         name: settings[name]
         for name, setting in SETTINGS.items()
         if setting.engine and settings[name] is not None
     }
-    return EngineConfig(models=_served(settings["models"]), auth=not settings["no_auth"], **chosen)
+    return EngineConfig(models=_served(settings["models"]), auth=not settings["no_auth"], **values)
 
 
 def _served(flags: Sequence[str]) -> Mapping[str, str]:
@@ -77,42 +77,42 @@ def _served(flags: Sequence[str]) -> Mapping[str, str]:
         name, source = parse_model_flag(flag)
         if served.setdefault(name, source) != source:
             raise SetupError(
-                f"two models are named {name}: {served[name]} and {source}; name one with --model NAME={source}"
+                f"two models have the name {name}: {served[name]} and {source}; rename one with --model NAME={source}"
             )
     return served
 
 
 def check_exposure(config: EngineConfig, settings: Mapping[str, Any]) -> None:
-    """Refuse to let others reach a server that does not protect what they send, unless that is said in so many words."""
+    """Raises :class:`SetupError` if other machines can reach the server without TLS and no setting allows that."""
     certificate, key = settings["tls_cert"], settings["tls_key"]
     if (certificate is None) != (key is None):
         given, missing = ("tls_cert", "tls_key") if key is None else ("tls_key", "tls_cert")
         raise SetupError(
-            f"{given} is set and {missing} is not; TLS needs both --tls-cert and --tls-key (PEM files)."
+            f"{given} is set but {missing} is not; TLS needs both --tls-cert and --tls-key (PEM files)."
         )
     if certificate is not None:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
         except OSError as error:  # ssl.SSLError is one
             raise SetupError(
-                f"the certificate {certificate} with the key {key} cannot be used: {error}; give PEM files that belong together."
+                f"cannot load the certificate {certificate} with the key {key}: {error}; give a matching pair of PEM files."
             ) from error
     elif config.host not in LOOPBACK_HOSTS and not (settings["insecure"] or settings["behind_proxy"]):
         raise SetupError(
-            f"on host {config.host} others can reach this server, and without TLS their keys and data can be read on the way; "
-            "give --tls-cert and --tls-key, or --behind-proxy ADDRESS if a proxy in front of it speaks TLS, or --insecure."
+            f"host {config.host} is reachable from other machines, and without TLS keys and data are sent unencrypted; "
+            "give --tls-cert and --tls-key, or --behind-proxy ADDRESS if a proxy terminates TLS, or --insecure."
         )
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, taken before anything slow happens; :class:`SetupError` says why there is none."""
+    """Returns a listening socket, bound before the slow part of the start; raises :class:`SetupError` on failure."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise SetupError(
             f"cannot listen on {host} port {port}: {error.strerror or error}. "
-            "Stop what uses it, choose another with --port, or let --port 0 pick a free one."
+            "Stop the process that uses it, choose another port with --port, or a free one with --port 0."
         ) from error
 
 
@@ -134,7 +134,7 @@ def _ready_line(engine: Engine, listener: socket.socket, scheme: str, *, as_json
 def _serve(
     engine: Engine, listener: socket.socket, settings: Mapping[str, Any], line: LoadingLine, *, as_json: bool
 ) -> None:
-    """Answer from the start, so that the health of a server that still loads can be asked for; say when it is ready."""
+    """Serves while the models load, so that health checks are answered; prints the ready line after loading."""
     certificate = settings["tls_cert"]
     server = _Server(
         uvicorn.Config(
@@ -143,7 +143,7 @@ def _serve(
             log_level="warning",
             access_log=False,
             lifespan="off",
-            http=BoundedRequests.within(engine.config.request_stall_s),
+            http=BoundedHttpProtocol.with_stall_timeout(engine.config.request_stall_s),
             ws="none",
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
@@ -162,10 +162,12 @@ def _serve(
 
         def stop(number: signal.Signals) -> None:
             if not loading.done():
-                # A download or a half-loaded model cannot be interrupted; what was accepted meanwhile is in the journal.
-                _end_at_once("\nStopped before the models were loaded.", 0)
+                # A download or a load cannot be interrupted; accepted operations are in the journal.
+                _exit_now("\nStopped before the models were loaded.", 0)
             if server.should_exit:
-                _end_at_once("\nEnded at once; what was under way runs at the next start.", 128 + number)
+                _exit_now(
+                    "\nStopped immediately; unfinished operations will run at the next start.", 128 + number
+                )
             server.should_exit = True
             engine.end_waits()
 
@@ -187,24 +189,23 @@ def _serve(
         runner.run(run())
 
 
-def _close(engine: Engine, patience_s: float) -> None:
-    """Close the engine; an operation that takes longer than the patience is left, and runs at the next start."""
+def _close(engine: Engine, timeout_s: float) -> None:
+    """Closes the engine; an operation that takes longer than the timeout runs at the next start."""
 
-    def second(number: int, _frame: FrameType | None) -> NoReturn:
-        _end_at_once("\nEnded at once; what was under way runs at the next start.", 128 + number)
+    def second_signal(number: int, _frame: FrameType | None) -> NoReturn:
+        _exit_now("\nStopped immediately; unfinished operations will run at the next start.", 128 + number)
 
     for number in SIGNALS:
-        signal.signal(number, second)
+        signal.signal(number, second_signal)
     try:
-        concurrent.futures.ThreadPoolExecutor(1).submit(engine.close).result(patience_s)
+        concurrent.futures.ThreadPoolExecutor(1).submit(engine.close).result(timeout_s)
     except TimeoutError:
-        _end_at_once(
-            f"The operation under way took longer than {patience_s:g} s; it is left, and runs at the next start.",
-            0,
+        _exit_now(
+            f"The running operation took longer than {timeout_s:g} s; it will run at the next start.", 0
         )
 
 
-def _end_at_once(message: str, code: int) -> NoReturn:
+def _exit_now(message: str, code: int) -> NoReturn:
     click.echo(message, err=True)
     sys.stderr.flush()
     os._exit(code)
@@ -220,7 +221,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us: uvicorn would end the process by the signal it got."""
+    """Does not handle signals: uvicorn would raise the captured signal again at its end."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
-"""How the server writes its log: lines for people, or one JSON object per line for programs.
+"""The server's log: text lines, or one JSON object per line.
 
-Fields that a record carries (``extra={"fields": {...}}``) become ``name=value`` pairs or keys. Nobody gives them keys,
-addresses with tokens, or data.
+The fields of a record (``extra={"fields": {...}}``) become ``name=value`` pairs or JSON keys. They never contain API
+keys, URLs with tokens, or data.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class TextLines(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and a trace below it if there is one."""
-        fields = "".join(f" {name}={_plain(value)}" for name, value in _fields(record).items())
-        line = f"{_moment(record)} {record.levelname} {record.name}: {record.getMessage()}{fields}"
+        """Returns the line, followed by the traceback if there is one."""
+        fields = "".join(f" {name}={_quote(value)}" for name, value in _fields(record).items())
+        line = f"{_timestamp(record)} {record.levelname} {record.name}: {record.getMessage()}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
@@ -43,21 +43,21 @@ class JsonLines(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The object as one line."""
-        told: dict[str, object] = {
-            "time": _moment(record),
+        """Returns the object as one line."""
+        entry: dict[str, object] = {
+            "time": _timestamp(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
             **_fields(record),
         }
         if record.exc_info:
-            told["trace"] = self.formatException(record.exc_info)
-        return json.dumps(told, ensure_ascii=False, default=str)
+            entry["trace"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False, default=str)
 
 
 def set_up_logs(form: str, level: str, *, access: bool, stream: TextIO | None = None) -> None:
-    """Write the log of this process to stderr; calls are logged only if ``access`` says so."""
+    """Writes the log of this process to stderr; requests are logged only with ``access``."""
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
@@ -69,11 +69,11 @@ def _fields(record: logging.LogRecord) -> Mapping[str, object]:
     return fields
 
 
-def _moment(record: logging.LogRecord) -> str:
-    moment = datetime.fromtimestamp(record.created, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _timestamp(record: logging.LogRecord) -> str:
+    created = datetime.fromtimestamp(record.created, UTC)
+    return created.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _plain(value: object) -> str:
+def _quote(value: object) -> str:
     text = str(value)
     return text if text.isprintable() and " " not in text and text else json.dumps(text)

@@ -1,7 +1,7 @@
-"""Settings of ``tinkex serve``: flag, else environment, else file, else default.
+"""Settings of ``tinkex serve``, in order of precedence: option, environment, file, default.
 
-One table names every setting; the flags, the variables (``TINKEX_SERVE_MAX_LIVE_RUNS``) and the keys of the
-configuration file are all made from it. Nothing heavy is imported here, because the help reads it.
+One table lists every setting; options, environment variables (``TINKEX_SERVE_MAX_LIVE_RUNS``) and keys of the
+configuration file derive from it. The module imports nothing heavy, because ``--help`` loads it.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from typing import Any, Literal
 
 from tinkex.errors import SetupError
 
-__all__ = ["CONFIG_VARIABLE", "SETTINGS", "Setting", "read_settings"]
+__all__ = ["CONFIG_VARIABLE", "SETTINGS", "ServerSetting", "read_settings"]
 
-Kind = Literal["text", "whole", "bytes", "seconds", "switch", "path", "texts"]
+Kind = Literal["text", "integer", "bytes", "seconds", "boolean", "path", "list"]
 
 PREFIX = "TINKEX_SERVE_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 
-SIZES = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-SPANS = {"": 1.0, "S": 1.0, "M": 60.0, "H": 3600.0, "D": 86_400.0}
+SIZE_UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+TIME_UNITS = {"": 1.0, "S": 1.0, "M": 60.0, "H": 3600.0, "D": 86_400.0}
 METAVARS: Mapping[Kind, str] = {
     "text": "TEXT",
-    "whole": "N",
+    "integer": "N",
     "bytes": "BYTES",
     "seconds": "SECONDS",
     "path": "PATH",
-    "texts": "TEXT",
+    "list": "TEXT",
 }
-ON = frozenset({"1", "true", "yes", "on"})
-OFF = frozenset({"0", "false", "no", "off"})
+TRUE = frozenset({"1", "true", "yes", "on"})
+FALSE = frozenset({"0", "false", "no", "off"})
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One setting. ``engine`` says whether it is a field of the engine's configuration, under the same name."""
+class ServerSetting:
+    """One setting; ``engine`` is true for a field of :class:`EngineConfig` of the same name."""
 
     kind: Kind
     meaning: str
@@ -48,132 +48,152 @@ class Setting:
     choices: tuple[str, ...] = ()
     engine: bool = True
     variable: str | None = None
-    """A variable that is older than the prefix, and is read instead."""
+    """Environment variable to read instead of the one with the prefix."""
 
 
-SETTINGS: Mapping[str, Setting] = {
-    # where
-    "host": Setting("text", "Address to listen on.", "127.0.0.1"),
-    "port": Setting("whole", "Port to listen on; 0 picks a free one.", 8787),
-    "data_dir": Setting(
+SETTINGS: Mapping[str, ServerSetting] = {
+    # address and data
+    "host": ServerSetting("text", "Address to listen on.", "127.0.0.1"),
+    "port": ServerSetting("integer", "Port to listen on; 0 picks a free one.", 8787),
+    "data_dir": ServerSetting(
         "path",
-        "Where checkpoints, results and the key are kept. Default: $TINKEX_DATA_DIR, or $TINKEX_HOME/engine, or "
+        "Directory of checkpoints, results and the API key. Default: $TINKEX_DATA_DIR, or $TINKEX_HOME/engine, or "
         "~/.tinkex/engine.",
         variable="TINKEX_DATA_DIR",
     ),
-    "models": Setting(
-        "texts",
-        "Model to serve: a directory, a .gguf file or a hub name, under its own name or under NAME. "
-        "Repeat it for more models or names; one source under several names is loaded once. "
-        "Default: $TINKEX_MODELS (comma-separated), or a small instruct model that is fetched at the first start "
+    "models": ServerSetting(
+        "list",
+        "Model to serve: a directory, a .gguf file or a hub name, optionally with another NAME. "
+        "Repeatable; a source with several names is loaded once. "
+        "Default: $TINKEX_MODELS (comma-separated), or a small instruct model, downloaded at the first start "
         "(about 100 MB).",
         (),
         engine=False,
         variable="TINKEX_MODELS",
     ),
-    # who
-    "no_auth": Setting(
-        "switch", "Accept every key; only on this machine (127.0.0.1).", default=False, engine=False
+    # access
+    "no_auth": ServerSetting(
+        "boolean", "Accept every API key; allowed only on loopback addresses.", default=False, engine=False
     ),
-    "tls_cert": Setting("path", "Certificate chain (PEM); the server then speaks https.", engine=False),
-    "tls_key": Setting("path", "Private key (PEM) of the certificate.", engine=False),
-    "behind_proxy": Setting(
+    "tls_cert": ServerSetting("path", "Certificate chain (PEM); enables HTTPS.", engine=False),
+    "tls_key": ServerSetting("path", "Private key (PEM) of the certificate.", engine=False),
+    "behind_proxy": ServerSetting(
         "text",
-        "Addresses (comma-separated) of reverse proxies that speak TLS in front of this server; what they say about "
-        "the caller (X-Forwarded-For, X-Forwarded-Proto) is believed.",
+        "Addresses (comma-separated) of trusted reverse proxies that terminate TLS; the server uses their "
+        "X-Forwarded-For and X-Forwarded-Proto headers.",
         engine=False,
     ),
-    "insecure": Setting(
-        "switch",
-        "Let others reach this server without TLS: keys and data can be read on the way.",
+    "insecure": ServerSetting(
+        "boolean",
+        "Allow access from other machines without TLS; keys and data are sent unencrypted.",
         default=False,
         engine=False,
     ),
-    # shares
-    "max_live_runs": Setting("whole", "Runs with weights in memory at once, over all users.", 64),
-    "max_live_runs_per_user": Setting("whole", "The same for one user. Default: no limit."),
-    "max_disk_bytes": Setting(
-        "bytes", "Checkpoints and images of all users together. Default: as the disk allows."
+    # quotas
+    "max_live_runs": ServerSetting(
+        "integer", "Maximum number of runs with weights in memory, all users together.", 64
     ),
-    "max_disk_bytes_per_user": Setting("bytes", "Checkpoints and images of one user. Default: no limit."),
-    "max_pending_operations": Setting("whole", "Operations of one user that may wait at once.", 20_000),
-    "max_tokens_per_s_per_user": Setting(
-        "whole", "Tokens one user may have trained on or sampled in a second. Default: no limit."
+    "max_live_runs_per_user": ServerSetting(
+        "integer", "Maximum number of runs with weights in memory per user. Default: no limit."
     ),
-    "max_samples_per_request": Setting("whole", "Samples one request may ask for.", 1024),
-    "max_body_bytes": Setting("bytes", "Largest body of a call, also once it is unpacked.", 256 * 2**20),
-    "max_asset_bytes": Setting("bytes", "Largest image that can be uploaded.", 64 * 2**20),
-    # computing
-    "worker": Setting(
+    "max_disk_bytes": ServerSetting(
+        "bytes", "Disk quota for checkpoints and images, all users together. Default: the free disk space."
+    ),
+    "max_disk_bytes_per_user": ServerSetting(
+        "bytes", "Disk quota for checkpoints and images per user. Default: no limit."
+    ),
+    "max_pending_operations": ServerSetting(
+        "integer", "Maximum number of waiting operations per user.", 20_000
+    ),
+    "max_tokens_per_s_per_user": ServerSetting(
+        "integer", "Maximum tokens trained on or sampled per second and user. Default: no limit."
+    ),
+    "max_samples_per_request": ServerSetting("integer", "Maximum number of samples per request.", 1024),
+    "max_body_bytes": ServerSetting(
+        "bytes", "Maximum size of a request body, also after decompression.", 256 * 2**20
+    ),
+    "max_asset_bytes": ServerSetting("bytes", "Maximum size of an uploaded image.", 64 * 2**20),
+    # compute
+    "worker": ServerSetting(
         "text",
-        "Where models compute: in a process of their own, which is started again if it dies, or on a thread of the server.",
+        "Where models run: in a worker process, which is restarted after a crash, or on a thread of the server.",
         "process" if os.name == "posix" else "thread",
         choices=("process", "thread"),
     ),
-    "threads": Setting("whole", "Threads that compute. Default: $OMP_NUM_THREADS, or one per core."),
-    "max_tokens_per_pass": Setting("whole", "Tokens of one training pass.", 2048),
-    "max_decode_batch": Setting("whole", "Sequences sampled at once.", 64),
-    "kv_cache_bytes": Setting(
-        "bytes", "Keys and values of one base model's samples, kept prompts included.", 2048 * 2**20
+    "threads": ServerSetting(
+        "integer", "Number of compute threads. Default: $OMP_NUM_THREADS, or one per core."
     ),
-    "snapshots_in_memory": Setting("whole", "Sampler weights kept in memory.", 16),
-    "sampler_compute": Setting(
+    "max_tokens_per_pass": ServerSetting("integer", "Maximum tokens per training pass.", 2048),
+    "max_decode_batch": ServerSetting("integer", "Maximum number of sequences decoded in one batch.", 64),
+    "kv_cache_bytes": ServerSetting(
+        "bytes", "Size of the KV cache per base model, prefix cache included.", 2048 * 2**20
+    ),
+    "snapshots_in_memory": ServerSetting(
+        "integer", "Maximum number of sampler snapshots kept in memory.", 16
+    ),
+    "sampler_compute": ServerSetting(
         "text",
-        "What samples are computed with. Default: $TINKEX_SAMPLER_COMPUTE, or auto.",
+        "Implementation of the sampler. Default: $TINKEX_SAMPLER_COMPUTE, or auto.",
         choices=("auto", "compiled", "torch"),
         variable="TINKEX_SAMPLER_COMPUTE",
     ),
-    "deterministic": Setting(
-        "switch",
-        "Run every training operation alone, so that its bits do not depend on who else trains.",
+    "deterministic": ServerSetting(
+        "boolean",
+        "Run every training operation in its own pass, so that its results are independent of other runs, bit for bit.",
         default=False,
     ),
-    # time
-    "savepoint_after_s": Setting("seconds", "Work of a run between two savepoints.", 20.0),
-    "savepoint_after_operations": Setting("whole", "Operations of a run between two savepoints.", 1000),
-    "gap_timeout_s": Setting("seconds", "How long operations wait for a missing number of their run.", 300.0),
-    "request_stall_s": Setting(
+    # timeouts and retention
+    "savepoint_after_s": ServerSetting("seconds", "Compute time of a run between two savepoints.", 20.0),
+    "savepoint_after_operations": ServerSetting(
+        "integer", "Maximum number of operations of a run between two savepoints.", 1000
+    ),
+    "gap_timeout_s": ServerSetting("seconds", "Timeout for a missing sequence number of a run.", 300.0),
+    "request_stall_s": ServerSetting(
         "seconds",
-        "How long the head of a call may take, and how long its body may stand still; then it is refused with 408.",
+        "Timeout for the head of a request, and for its body without progress; then it is rejected with 408.",
         60.0,
     ),
-    "long_poll_s": Setting("seconds", "How long a poll for a result is held.", 30.0),
-    "fetched_retention_s": Setting("seconds", "How long a result stays after it was fetched.", 3600.0),
-    "result_retention_s": Setting("seconds", "How long a result stays that nobody fetched.", 86_400.0),
-    "expired_retention_s": Setting(
-        "seconds", "How long an expired request is remembered as expired.", 7 * 86_400.0
+    "long_poll_s": ServerSetting("seconds", "Maximum duration of a long poll for a result.", 30.0),
+    "fetched_retention_s": ServerSetting("seconds", "Retention of a result that was fetched.", 3600.0),
+    "result_retention_s": ServerSetting("seconds", "Retention of a result that was not fetched.", 86_400.0),
+    "expired_retention_s": ServerSetting(
+        "seconds", "Retention of the record that a request expired.", 7 * 86_400.0
     ),
-    "asset_retention_s": Setting("seconds", "How long an uploaded image stays.", 30 * 86_400.0),
-    "audit_retention_s": Setting("seconds", "How long the audit log remembers.", 365 * 86_400.0),
-    "usage_retention_s": Setting(
-        "seconds", "How long it is known who used how much in which hour.", 2 * 365 * 86_400.0
+    "asset_retention_s": ServerSetting("seconds", "Retention of an uploaded image.", 30 * 86_400.0),
+    "audit_retention_s": ServerSetting("seconds", "Retention of audit log entries.", 365 * 86_400.0),
+    "usage_retention_s": ServerSetting(
+        "seconds", "Retention of the usage per user and hour.", 2 * 365 * 86_400.0
     ),
-    "session_idle_s": Setting("seconds", "How long a silent session keeps its runs.", 86_400.0),
-    "session_silent_s": Setting(
-        "seconds", "How long it keeps them for sure where there is no room for other runs.", 900.0
+    "session_idle_s": ServerSetting(
+        "seconds", "How long a session without heartbeats keeps its runs in memory.", 86_400.0
     ),
-    "session_grace_s": Setting("seconds", "How long a finished session keeps its runs.", 3600.0),
-    "maintenance_interval_s": Setting("seconds", "How often what has had its time is cleared away.", 30.0),
-    "shutdown_after_s": Setting(
+    "session_silent_s": ServerSetting(
+        "seconds", "How long such a session keeps them if other runs need the memory.", 900.0
+    ),
+    "session_grace_s": ServerSetting(
+        "seconds", "How long a finished session keeps its runs in memory.", 3600.0
+    ),
+    "maintenance_interval_s": ServerSetting("seconds", "Interval between deletions of expired data.", 30.0),
+    "shutdown_after_s": ServerSetting(
         "seconds",
-        "How long a stopping server waits for the operation under way; then it leaves it, and runs it at the next start.",
+        "How long a shutdown waits for the running operation; after that it runs at the next start.",
         30.0,
         engine=False,
     ),
     # logs
-    "log_format": Setting(
-        "text", "How logs are written on stderr.", "text", choices=("text", "json"), engine=False
+    "log_format": ServerSetting(
+        "text", "Format of the log on stderr.", "text", choices=("text", "json"), engine=False
     ),
-    "log_level": Setting(
+    "log_level": ServerSetting(
         "text",
-        "How much is logged.",
+        "Minimum level of logged messages.",
         "warning",
         choices=("debug", "info", "warning", "error"),
         engine=False,
     ),
-    "access_log": Setting(
-        "switch",
-        "Log every call: request id, user, endpoint, status, duration; never keys, addresses or data.",
+    "access_log": ServerSetting(
+        "boolean",
+        "Log every request: request id, user, endpoint, status, duration; never keys, IP addresses or data.",
         default=False,
         engine=False,
     ),
@@ -183,46 +203,46 @@ SETTINGS: Mapping[str, Setting] = {
 def read_settings(
     flags: Mapping[str, Any], environ: Mapping[str, str] | None = None, config_file: Path | None = None
 ) -> dict[str, Any]:
-    """Every setting with the value that counts; :class:`SetupError` names what makes no sense, and where it stands.
+    """Returns the value of every setting; raises :class:`SetupError` with the name and source of an invalid one.
 
-    >>> chosen = read_settings({"port": 9000}, {"TINKEX_SERVE_PORT": "8000", "TINKEX_SERVE_KV_CACHE_BYTES": "1G"})
-    >>> chosen["port"], chosen["kv_cache_bytes"], chosen["max_live_runs"]
+    >>> settings = read_settings({"port": 9000}, {"TINKEX_SERVE_PORT": "8000", "TINKEX_SERVE_KV_CACHE_BYTES": "1G"})
+    >>> settings["port"], settings["kv_cache_bytes"], settings["max_live_runs"]
     (9000, 1073741824, 64)
     """
     environ = os.environ if environ is None else environ
-    chosen = {name: setting.default for name, setting in SETTINGS.items()}
+    values = {name: setting.default for name, setting in SETTINGS.items()}
     if config_file is None and environ.get(CONFIG_VARIABLE):
         config_file = Path(environ[CONFIG_VARIABLE]).expanduser()
     if config_file is not None:
-        chosen |= _from_file(config_file)
-    chosen |= _from_environment(environ)
-    chosen |= {name: _flag(name, value) for name, value in flags.items() if value is not None and value != ()}
-    return chosen
+        values |= _from_file(config_file)
+    values |= _from_environment(environ)
+    values |= {name: _flag(name, value) for name, value in flags.items() if value is not None and value != ()}
+    return values
 
 
-def parse(name: str, value: object, place: str) -> Any:
-    """A value of a setting, as it is used; ``place`` says in errors where it comes from.
+def parse(name: str, value: object, source: str) -> Any:
+    """Converts and validates the value of a setting; errors name its ``source``.
 
     >>> parse("max_disk_bytes", "50 GB", "--max-disk-bytes"), parse("session_idle_s", "2h", "the file")
     (53687091200, 7200.0)
     """
     setting = SETTINGS[name]
-    reader = {
+    parser = {
         "text": _text,
-        "whole": _whole,
+        "integer": _integer,
         "bytes": _size,
-        "seconds": _span,
-        "switch": _switch,
+        "seconds": _duration,
+        "boolean": _boolean,
         "path": _path,
-        "texts": _texts,
+        "list": _list,
     }[setting.kind]
     try:
-        found = reader(value)
+        parsed = parser(value)
     except ValueError as error:
-        raise SetupError(f"{name} from {place} is {value!r}; {error}.") from None
-    if setting.choices and found not in setting.choices:
-        raise SetupError(f"{name} from {place} is {value!r}; choose one of: {', '.join(setting.choices)}.")
-    return found
+        raise SetupError(f"{name} from {source} is {value!r}; {error}.") from None
+    if setting.choices and parsed not in setting.choices:
+        raise SetupError(f"{name} from {source} is {value!r}; choose one of: {', '.join(setting.choices)}.")
+    return parsed
 
 
 def _from_file(path: Path) -> dict[str, Any]:
@@ -231,16 +251,16 @@ def _from_file(path: Path) -> dict[str, Any]:
             found = tomllib.load(file)
     except OSError as error:
         raise SetupError(
-            f"the configuration file {path} cannot be read: {error.strerror or error}; name another with --config."
+            f"cannot read the configuration file {path}: {error.strerror or error}; choose another with --config."
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SetupError(
-            f"the configuration file {path} is not TOML: {error}; correct it and start again."
+            f"the configuration file {path} is not valid TOML: {error}; fix it and start again."
         ) from error
     unknown = sorted(found.keys() - SETTINGS.keys())
     if unknown:
         raise SetupError(
-            f"the configuration file {path} has no setting named {', '.join(unknown)}; it may hold: {', '.join(SETTINGS)}."
+            f"unknown setting {', '.join(unknown)} in the configuration file {path}; choose from: {', '.join(SETTINGS)}."
         )
     return {name: parse(name, value, str(path)) for name, value in found.items()}
 
@@ -256,7 +276,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     unknown = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
     if unknown:
         raise SetupError(
-            f"no setting of the server is named {', '.join(unknown)}; see tinkex serve --help, and unset what is misspelt."
+            f"unknown environment variable {', '.join(unknown)}; unset it, or see: tinkex serve --help."
         )
     return found
 
@@ -267,50 +287,50 @@ def _flag(name: str, value: object) -> Any:
 
 def _text(value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError("give a text")
+        raise ValueError("give a non-empty string")
     return value
 
 
-def _whole(value: object) -> int:
+def _integer(value: object) -> int:
     if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value):
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise ValueError("give a whole number")
+    raise ValueError("give an integer")
 
 
 def _size(value: object) -> int:
     if isinstance(value, str):
         match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:I?B)?", value.upper())
         if match is not None:
-            return int(float(match[1]) * SIZES[match[2]])
+            return int(float(match[1]) * SIZE_UNITS[match[2]])
     elif isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise ValueError("give a number of bytes, or one with a unit, such as 512M or 20G (a K is 1024)")
+    raise ValueError("give a number of bytes, optionally with a unit, such as 512M or 20G (1K is 1024)")
 
 
-def _span(value: object) -> float:
-    from tinkex.engine.config import LONGEST_SPAN_S
+def _duration(value: object) -> float:
+    from tinkex.engine.config import MAX_DURATION_S
 
-    found: float = math.nan
+    seconds: float = math.nan
     if isinstance(value, str):
         match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([SMHD]?)", value.upper())
         if match is not None:
-            found = float(match[1]) * SPANS[match[2]]
+            seconds = float(match[1]) * TIME_UNITS[match[2]]
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        found = value
-    if 0 <= found <= LONGEST_SPAN_S:
-        return float(found)
+        seconds = value
+    if 0 <= seconds <= MAX_DURATION_S:
+        return float(seconds)
     raise ValueError(
-        "give a number of seconds, or one with a unit, such as 90s, 30m, 12h or 7d, up to a hundred years"
+        "give a number of seconds, optionally with a unit, such as 90s, 30m, 12h or 7d, up to 100 years"
     )
 
 
-def _switch(value: object) -> bool:
+def _boolean(value: object) -> bool:
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.lower() in ON | OFF:
-        return value.lower() in ON
+    if isinstance(value, str) and value.lower() in TRUE | FALSE:
+        return value.lower() in TRUE
     raise ValueError("give true or false")
 
 
@@ -320,8 +340,8 @@ def _path(value: object) -> Path:
     return Path(_text(value)).expanduser()
 
 
-def _texts(value: object) -> tuple[str, ...]:
-    """Several texts: a list, one comma-separated text, or a table of names and sources."""
+def _list(value: object) -> tuple[str, ...]:
+    """Returns a list, a comma-separated string, or a table of names and sources as a tuple of strings."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if isinstance(value, Mapping):

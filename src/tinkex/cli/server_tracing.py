@@ -1,4 +1,4 @@
-"""Where a server's spans go: to what the standard variables of OpenTelemetry name, and nowhere without them."""
+"""Exports the server's spans as the standard OpenTelemetry variables configure it; without them, nothing."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tinkex.observability.tracing import find_tracer
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-__all__ = ["exporters_asked_for", "set_up_tracing"]
+__all__ = ["requested_exporters", "set_up_tracing"]
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 HTTP = "http/protobuf"
-KNOWN = ("console", "none", "otlp")
-FLUSH_S = 5.0
-"""How long a server that stops waits for whoever takes its last spans."""
+EXPORTERS = ("console", "none", "otlp")
+FLUSH_TIMEOUT_S = 5.0
+"""How long a shutdown waits for the export of the last spans."""
 
 
-def exporters_asked_for(environ: Mapping[str, str]) -> list[str]:
-    """Which exporters the environment wants; none where it does not mention any.
+def requested_exporters(environ: Mapping[str, str]) -> list[str]:
+    """Returns the exporters that the environment configures; none by default.
 
-    >>> exporters_asked_for({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"})
+    >>> requested_exporters({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"})
     ['otlp']
-    >>> exporters_asked_for({"OTEL_TRACES_EXPORTER": "console, otlp"}), exporters_asked_for({})
+    >>> requested_exporters({"OTEL_TRACES_EXPORTER": "console, otlp"}), requested_exporters({})
     (['console', 'otlp'], [])
     """
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -39,24 +39,24 @@ def exporters_asked_for(environ: Mapping[str, str]) -> list[str]:
     named = environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
     if not named:
         return ["otlp"] if any(environ.get(name, "").strip() for name in ENDPOINTS) else []
-    asked = [name.strip() for name in named.split(",") if name.strip()]
-    unknown = sorted(set(asked) - set(KNOWN))
+    requested = [name.strip() for name in named.split(",") if name.strip()]
+    unknown = sorted(set(requested) - set(EXPORTERS))
     if unknown:
         raise SetupError(
-            f"OTEL_TRACES_EXPORTER names {unknown[0]!r}, which this server does not have; it has: {', '.join(KNOWN)}."
+            f"OTEL_TRACES_EXPORTER contains the unknown exporter {unknown[0]!r}; choose from: {', '.join(EXPORTERS)}."
         )
-    return [name for name in asked if name != "none"]
+    return [name for name in requested if name != "none"]
 
 
 @contextlib.contextmanager
 def set_up_tracing(environ: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Has the spans of the block exported as the environment says; at the end the last ones are handed over.
+    """Exports the spans of the block as the environment configures it; flushes them at the end.
 
-    A process that something else has set up already, such as ``opentelemetry-instrument``, is left as it is.
+    Does nothing if the process already has a tracer provider, for example from ``opentelemetry-instrument``.
     """
     environ = os.environ if environ is None else environ
-    asked = exporters_asked_for(environ)
-    if not asked or find_tracer() is not None:
+    requested = requested_exporters(environ)
+    if not requested or find_tracer() is not None:
         yield
         return
     try:
@@ -65,10 +65,10 @@ def set_up_tracing(environ: Mapping[str, str] | None = None) -> Iterator[None]:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace import set_tracer_provider
 
-        exporters = [_exporter(name, environ) for name in asked]
+        exporters = [_exporter(name, environ) for name in requested]
     except ModuleNotFoundError as error:
         raise SetupError(
-            f"the environment asks for traces (OTEL_…), and {error.name} is not installed; run: "
+            f"the environment enables tracing (OTEL_…), and {error.name} is not installed; run: "
             "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http, or set OTEL_TRACES_EXPORTER=none."
         ) from error
     named = environ.get("OTEL_SERVICE_NAME") or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
@@ -82,22 +82,22 @@ def set_up_tracing(environ: Mapping[str, str] | None = None) -> Iterator[None]:
     try:
         yield
     finally:
-        # A collector that does not answer must not keep the server from stopping.
+        # A collector that does not respond must not block the shutdown.
         flushing = threading.Thread(target=provider.shutdown, daemon=True)
         flushing.start()
-        flushing.join(FLUSH_S)
+        flushing.join(FLUSH_TIMEOUT_S)
 
 
 def _exporter(name: str, environ: Mapping[str, str]) -> SpanExporter:
     if name == "console":
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
-        return ConsoleSpanExporter(out=sys.stderr)  # stdout says where the server is, and nothing else
+        return ConsoleSpanExporter(out=sys.stderr)  # stdout carries only the ready line
     protocol = next((environ[name] for name in PROTOCOLS if environ.get(name)), HTTP)
     if protocol != HTTP:
         raise SetupError(
-            f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; this server sends its traces by {HTTP} only "
-            "(collectors take it on port 4318)."
+            f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; this server exports traces only with {HTTP} "
+            "(port 4318 of a collector)."
         )
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 

@@ -1,4 +1,4 @@
-"""``tinkex session``: the sessions of programs, and their timelines."""
+"""``tinkex session``: sessions on a server and their timelines."""
 
 from __future__ import annotations
 
@@ -8,38 +8,47 @@ from typing import Any
 
 import click
 
-from tinkex.cli.groups import Noun
+from tinkex.cli.groups import CommandGroup
 from tinkex.cli.invocation import Invocation, pass_invocation
 from tinkex.cli.paths import ObjectId
 from tinkex.errors import SetupError, TinkexError
 
-PAGE = 1000
+PAGE_SIZE = 1000
 SCOPES = click.Choice(["owned", "accessible"])
 
 
-@click.group(cls=Noun)
+@click.group(cls=CommandGroup)
 def session() -> None:
-    """See sessions, and export their timelines."""
+    """List and describe sessions, and export their timelines."""
 
 
 @session.command("list")
-@click.option("--limit", default=20, show_default=True, help="How many, newest first; 0 for all.")
-@click.option("--offset", default=0, show_default=True, help="How many to skip.")
-@click.option("--access-scope", type=SCOPES, default="owned", show_default=True, help="Whose sessions.")
+@click.option(
+    "--limit", default=20, show_default=True, help="Maximum number of sessions, newest first; 0 lists all."
+)
+@click.option("--offset", default=0, show_default=True, help="Number of sessions to skip.")
+@click.option(
+    "--access-scope",
+    type=SCOPES,
+    default="owned",
+    show_default=True,
+    help="Your own sessions, or all sessions that you can read.",
+)
 @pass_invocation
 def list_(invocation: Invocation, limit: int, offset: int, access_scope: Any) -> None:
     """List sessions, newest first.
 
     \b
-    Example:
+    Examples:
       tinkex session list --limit 5
+      tinkex session list --limit 0 --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     if limit < 0 or offset < 0:
-        raise click.UsageError("--limit and --offset are at least 0")
+        raise click.UsageError("--limit and --offset must be at least 0")
     rest = invocation.rest()
     ids: list[str] = []
     while limit == 0 or len(ids) < limit:
-        wanted = PAGE if limit == 0 else min(PAGE, limit - len(ids))
+        wanted = PAGE_SIZE if limit == 0 else min(PAGE_SIZE, limit - len(ids))
         page = rest.list_sessions(wanted, offset + len(ids), access_scope).result().sessions
         ids += islice(page, wanted)
         if len(page) < wanted:
@@ -49,14 +58,21 @@ def list_(invocation: Invocation, limit: int, offset: int, access_scope: Any) ->
 
 @session.command()
 @click.argument("session_id", type=ObjectId())
-@click.option("--access-scope", type=SCOPES, default="owned", show_default=True, help="Whose sessions.")
+@click.option(
+    "--access-scope",
+    type=SCOPES,
+    default="owned",
+    show_default=True,
+    help="Your own sessions, or all sessions that you can read.",
+)
 @pass_invocation
 def info(invocation: Invocation, session_id: str, access_scope: Any) -> None:
-    """Show what a session made: runs and samplers.
+    """Show the runs and samplers of a session.
 
     \b
-    Example:
+    Examples:
       tinkex session info 4f9c0a2e
+      tinkex session info 4f9c0a2e --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     from tinkex.cli.render import or_missing
 
@@ -76,7 +92,7 @@ def info(invocation: Invocation, session_id: str, access_scope: Any) -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     help="File to write. Default: ./<session-id>.pftrace",
 )
-@click.option("--url-only", is_flag=True, help="Print where the trace lies instead of fetching it.")
+@click.option("--url-only", is_flag=True, help="Print the URL of the trace instead of downloading it.")
 @pass_invocation
 def export_trace(invocation: Invocation, session_id: str, output: Path | None, url_only: bool) -> None:
     """Export a session's timeline. Open the file in https://ui.perfetto.dev
@@ -105,7 +121,7 @@ def export_trace(invocation: Invocation, session_id: str, output: Path | None, u
             click.echo(url)
         return
     target = output or Path.cwd() / f"{session_id.replace('/', '_')}.pftrace"
-    invocation.if_interrupted = "run the same command again: it goes on where it stopped"
+    invocation.if_interrupted = "run the same command again to resume the download"
     with transfer_bar(invocation, "trace") as show:
         num_bytes = fetch(Source(url), target, config=invocation.config(), progress=show, replace=True)
     value = {"session_id": session_id, "destination": str(target), "file_size_bytes": num_bytes}

@@ -1,4 +1,4 @@
-"""The streams of the process: output that cannot be shown or taken, and input that cannot be read, end in no trace."""
+"""Standard streams: closed pipes, missing streams and characters that cannot be encoded cause no traceback."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import click
 
 from tinkex.errors import SetupError
 
-__all__ = ["confirmed", "prepare_streams", "read_input", "settle_streams"]
+__all__ = ["confirm", "flush_streams", "read_input", "set_up_streams"]
 
 
-def prepare_streams() -> None:
-    """Has letters that a terminal cannot show replaced by others; an input that was closed is one at its end."""
+def set_up_streams() -> None:
+    """Replaces characters that the output cannot encode; a closed stdin becomes an empty one."""
     if sys.stdin is None:
-        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123 -- it is there as long as the process
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123 -- open for the life of the process
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def read_input() -> str | None:
-    """All of stdin, as UTF-8 whatever the locale says; None where there is a terminal."""
+    """Returns all of stdin as UTF-8 regardless of the locale, or None if it is a terminal."""
     if sys.stdin.isatty():
         return None
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SetupError(f"the input cannot be read as text ({error})") from error
+        raise SetupError(f"stdin is not valid UTF-8 ({error})") from error
 
 
-def confirmed(question: str) -> bool:
-    """Asks on stderr; the end of the input is a no."""
+def confirm(question: str) -> bool:
+    """Asks a yes/no question on stderr; returns False at the end of the input."""
     try:
         return click.confirm(question, err=True)
     except click.Abort as aborted:
@@ -45,17 +45,16 @@ def confirmed(question: str) -> bool:
         return False
 
 
-def settle_streams() -> None:
-    """Leaves nothing for the end of the interpreter to fail at, or to talk about."""
+def flush_streams() -> None:
+    """Flushes the output and silences errors during the interpreter's shutdown."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is None:  # closed by whoever started us
+        if stream is None:  # closed by the parent process
             continue
         try:
             stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    # The result is out. Engines that are closed under their last calls, and modules that are taken down in no order
-    # that their authors thought of, have no news for anybody.
+    # The result is written. What fails afterwards, while the interpreter tears down modules and engines, is noise.
     sys.unraisablehook = lambda _: None
     if "logging" in sys.modules:
         sys.modules["logging"].disable()

@@ -10,7 +10,7 @@ from tinkex.cli.invocation import Invocation, pass_invocation
 
 
 @click.command(cls=Leaf)
-@click.option("--deps", is_flag=True, help="Also print the versions of the packages that matter.")
+@click.option("--deps", is_flag=True, help="Also print the versions of the main dependencies.")
 @pass_invocation
 def version(invocation: Invocation, deps: bool) -> None:
     """Print the version.

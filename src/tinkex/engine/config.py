@@ -1,7 +1,7 @@
 """Every setting of the engine, with its default and its limits.
 
-The embedded engine and ``tinkex serve`` build the same :class:`EngineConfig`; nothing else in the engine reads
-the environment.
+The embedded engine and ``tinkex serve`` build the same :class:`EngineConfig`; no other part of the engine reads the
+environment.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from types import MappingProxyType
 
 from tinkex.errors import SetupError
 
-LONGEST_POLL_S = 44.0
-"""The official client gives a poll 45 s; a longer hold would look like a dead server to it."""
+MAX_LONG_POLL_S = 44.0
+"""The official client times out after 45 s."""
 
-LONGEST_SPAN_S = 100 * 365 * 86_400.0
-"""A hundred years: what waits longer is beyond the clocks that threads wait by."""
+MAX_DURATION_S = 100 * 365 * 86_400.0
+"""A hundred years: longer waits overflow the timeouts of thread primitives."""
 
-MOST_THREADS = 1024
-"""More gain nothing on any machine, and systems that refuse to start them end the process."""
+MAX_THREADS = 1024
+"""More threads are not faster on any machine, and the process is killed if the system cannot start them."""
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -32,39 +32,39 @@ WORKERS = ("thread", "process")
 
 
 def tinkex_home(environ: Mapping[str, str] | None = None) -> Path:
-    """The directory that holds models and engine data: ``$TINKEX_HOME``, or ``~/.tinkex``.
+    """Returns the directory for models and engine data: ``$TINKEX_HOME``, or ``~/.tinkex``.
 
     >>> tinkex_home({"TINKEX_HOME": "/data/tinkex"}).as_posix()
     '/data/tinkex'
     """
-    chosen = (os.environ if environ is None else environ).get("TINKEX_HOME")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".tinkex"
+    home = (os.environ if environ is None else environ).get("TINKEX_HOME")
+    return Path(home).expanduser() if home else Path.home() / ".tinkex"
 
 
-def chosen_data_dir(environ: Mapping[str, str] | None = None) -> Path | None:
-    """The data directory the user set by ``$TINKEX_DATA_DIR``; None means the one in the home.
+def data_dir_from_env(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Returns ``$TINKEX_DATA_DIR``, or None for the default under the home directory.
 
-    >>> chosen_data_dir({}) is None
+    >>> data_dir_from_env({}) is None
     True
     """
-    chosen = (os.environ if environ is None else environ).get("TINKEX_DATA_DIR")
-    return Path(chosen).expanduser() if chosen else None
+    data_dir = (os.environ if environ is None else environ).get("TINKEX_DATA_DIR")
+    return Path(data_dir).expanduser() if data_dir else None
 
 
-def chosen_models(environ: Mapping[str, str] | None = None) -> list[str]:
-    """The models the user set by ``$TINKEX_MODELS``, a comma-separated list of ``[NAME=]NAME_OR_DIR``.
+def models_from_env(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Returns the models in ``$TINKEX_MODELS``, a comma-separated list of ``[NAME=]NAME_OR_DIR``.
 
-    >>> chosen_models({"TINKEX_MODELS": "Qwen/Qwen3-8B=/models/tiny, /models/other"})
+    >>> models_from_env({"TINKEX_MODELS": "Qwen/Qwen3-8B=/models/tiny, /models/other"})
     ['Qwen/Qwen3-8B=/models/tiny', '/models/other']
     """
     text = (os.environ if environ is None else environ).get("TINKEX_MODELS", "")
     return [flag.strip() for flag in text.split(",") if flag.strip()]
 
 
-def chosen_sampler_compute(environ: Mapping[str, str] | None = None) -> str:
-    """What samples are computed with: ``$TINKEX_SAMPLER_COMPUTE``, or ``auto``.
+def sampler_compute_from_env(environ: Mapping[str, str] | None = None) -> str:
+    """Returns the sampler implementation: ``$TINKEX_SAMPLER_COMPUTE``, or ``auto``.
 
-    >>> chosen_sampler_compute({"TINKEX_SAMPLER_COMPUTE": "torch"}), chosen_sampler_compute({})
+    >>> sampler_compute_from_env({"TINKEX_SAMPLER_COMPUTE": "torch"}), sampler_compute_from_env({})
     ('torch', 'auto')
     """
     return (os.environ if environ is None else environ).get("TINKEX_SAMPLER_COMPUTE") or "auto"
@@ -72,10 +72,10 @@ def chosen_sampler_compute(environ: Mapping[str, str] | None = None) -> str:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Settings of one engine; frozen, checked at construction.
+    """Settings of one engine; frozen, validated at construction.
 
-    ``models`` maps each served name to its source (a directory or a model name); several names may share one
-    source, and then share one copy of the weights. An empty mapping serves the default model.
+    ``models`` maps each served name to its source (a directory or a model name); names with the same source share one
+    copy of the weights. An empty mapping serves the default model.
 
     >>> config = EngineConfig(home=Path("/data/tinkex"), models={"Qwen/Qwen3-8B": "/models/tiny"})
     >>> config.engine_dir.as_posix(), config.models_home.as_posix(), config.long_poll_s
@@ -83,10 +83,10 @@ class EngineConfig:
     """
 
     home: Path = field(default_factory=tinkex_home)
-    data_dir: Path | None = field(default_factory=chosen_data_dir)
+    data_dir: Path | None = field(default_factory=data_dir_from_env)
     models: Mapping[str, str] = field(default_factory=dict)
     any_directory: bool = False
-    """Whether a client may also name any model directory; for the embedded engine, whose client is its owner."""
+    """Whether clients may also use the path of any model directory; for the embedded engine."""
 
     host: str = "127.0.0.1"
     port: int = 8787
@@ -95,80 +95,79 @@ class EngineConfig:
     gap_timeout_s: float = 300.0
     """How long operations wait for a missing seq_id of their run before they fail."""
     request_stall_s: float = 60.0
-    """How long the head of a call may take, and how long its body may stand still; then it is refused with 408."""
+    """Timeout for the headers of a request, and for the next chunk of its body; then it is rejected with 408."""
     long_poll_s: float = 30.0
-    """How long a poll for a result is held before it is answered with 408."""
+    """How long a poll for a result waits before it returns 408."""
     fetched_retention_s: float = 3600.0
-    """How long a result stays after it was fetched once, so that a dropped connection can fetch it again."""
+    """How long a result is kept after it was first fetched, so that a client can retry after a connection error."""
     result_retention_s: float = 86_400.0
-    """How long a result that nobody fetched stays."""
+    """How long a result that was never fetched is kept."""
     expired_retention_s: float = 7 * 86_400.0
-    """How long an expired request is still answered with 410 instead of 404."""
+    """How long an expired request returns 410 instead of 404."""
     audit_retention_s: float = 365 * 86_400.0
-    """How long the audit log remembers."""
+    """How long entries of the audit log are kept."""
     usage_retention_s: float = 2 * 365 * 86_400.0
-    """How long it is known who used how much in which hour."""
+    """How long the usage per hour is kept."""
     session_idle_s: float = 86_400.0
-    """How long a session may be silent before its live weights and unnamed snapshots are released."""
+    """How long a session may be without heartbeats before its live weights and unnamed snapshots are released."""
     session_silent_s: float = 900.0
-    """How long a session may be silent before its live weights make room for new runs where no other room is left."""
+    """How long a session may be without heartbeats before its live weights are released if new runs need the room."""
     session_grace_s: float = 3600.0
     """How long a finished session keeps its live weights and unnamed snapshots."""
     asset_retention_s: float = 30 * 86_400.0
-    """How long an uploaded image stays, if its owner asked for no shorter time."""
+    """How long an uploaded image is kept, unless its owner sets a shorter time."""
     maintenance_interval_s: float = 30.0
-    """How often expired results, checkpoints and idle sessions are cleared away."""
+    """How often expired results, checkpoints and idle sessions are deleted."""
 
     max_body_bytes: int = 256 * MIB
     max_asset_bytes: int = 64 * MIB
-    """Largest image that can be uploaded."""
+    """Size limit for an uploaded image."""
     max_pending_operations: int = 20_000
-    """Operations of one user that may wait at once; more are answered with 429."""
+    """Pending operations of one user; more are rejected with 429."""
     max_tokens_per_s_per_user: int | None = None
-    """Tokens one user may have computed in a second: passes by their tokens, samples by prompt and what is drawn; more are
-    answered with 429. None: as fast as it goes."""
+    """Rate limit in tokens per second for one user, counting the tokens of passes, prompts and samples; more are rejected
+    with 429. None: no limit."""
     max_samples_per_request: int = 1024
     max_live_runs: int = 64
-    """Runs with weights in memory at once, over all users."""
+    """Runs with weights in memory, of all users."""
     max_live_runs_per_user: int | None = None
-    """Runs of one user with weights in memory at once; None: as many as fit."""
+    """Runs of one user with weights in memory; None: no limit per user."""
     max_disk_bytes: int | None = None
-    """Bytes of live checkpoints and assets of all users; saving more is answered with 429, uploading with 507. None: as
-    the disk allows."""
+    """Bytes of live checkpoints and assets of all users; saving more is rejected with 429, uploading with 507. None: no
+    limit but the disk."""
     max_disk_bytes_per_user: int | None = None
-    """Bytes of live checkpoints and assets one user may keep; saving more is answered with 429, uploading with 507.
-    None: as the disk allows."""
+    """Bytes of live checkpoints and assets of one user; saving more is rejected with 429, uploading with 507. None: no
+    limit but the disk."""
     max_tokens_per_pass: int = 2048
-    """Token budget of one training pass: more tenants and chunks join it until it is full."""
+    """Token budget of one training pass: tenants and chunks are added until it is full."""
     max_decode_batch: int = 64
     kv_cache_bytes: int = 2048 * MIB
-    """Keys and values of one base model's samples, kept prompts included; when they are used up, samples wait."""
-    sampler_compute: str = field(default_factory=chosen_sampler_compute)
-    """What samples are computed with: the ``compiled`` core or ``torch``; ``auto`` is the core if it can be used."""
+    """KV cache of one base model, prefix cache included; samples wait while it is full."""
+    sampler_compute: str = field(default_factory=sampler_compute_from_env)
+    """The sampler implementation: the ``compiled`` core or ``torch``; ``auto`` uses the core if it is available."""
     worker: str = "thread"
-    """Where models compute: on a ``thread`` of this process, or in a ``process`` of their own, which is started again
-    if it dies."""
+    """Where models run: on a ``thread`` of this process, or in a worker ``process``, which is restarted if it crashes."""
     threads: int | None = None
-    """Threads that compute; None: what ``$OMP_NUM_THREADS`` says, or one per core."""
+    """Compute threads; None: ``$OMP_NUM_THREADS``, or one per core."""
     snapshots_in_memory: int = 16
-    """Sampler weights kept in memory; the others are read again from disk when they are used."""
+    """Sampler weights kept in memory; others are loaded from disk when they are used."""
     deterministic: bool = False
-    """Whether every training operation runs alone, so that its bits do not depend on who else trains. Samples of the
-    compiled core never depend on their company."""
+    """Whether training operations run one per pass, so that results are bitwise independent of other tenants. Samples of
+    the compiled core are always batch-invariant."""
     savepoint_after_s: float = 20.0
-    """How many seconds of work a run may do between two savepoints; after a crash at most this is done again."""
+    """Seconds of work between two savepoints of a run, which limits the replay after a crash."""
     savepoint_after_operations: int = 1000
-    """How many operations a run may do between two savepoints."""
+    """Operations between two savepoints of a run."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "home", Path(self.home).expanduser())
         if self.data_dir is not None:
             object.__setattr__(self, "data_dir", Path(self.data_dir).expanduser())
         object.__setattr__(self, "models", MappingProxyType(dict(self.models)))
-        if not 0 < self.long_poll_s <= LONGEST_POLL_S:
+        if not 0 < self.long_poll_s <= MAX_LONG_POLL_S:
             raise SetupError(
-                f"long_poll_s is {self.long_poll_s:g}, but polls must be answered within {LONGEST_POLL_S:g} s "
-                "(clients give up after 45 s); choose a value between 0 and 44."
+                f"long_poll_s is {self.long_poll_s:g}; it must be positive and at most {MAX_LONG_POLL_S:g} "
+                "(clients time out after 45 s)."
             )
         for name in (
             "gap_timeout_s",
@@ -182,15 +181,15 @@ class EngineConfig:
             "maintenance_interval_s",
             "savepoint_after_s",
         ):
-            if not 0 < getattr(self, name) <= LONGEST_SPAN_S:
+            if not 0 < getattr(self, name) <= MAX_DURATION_S:
                 raise SetupError(
                     f"{name} is {getattr(self, name):g}; it must be a positive number of seconds, at most "
-                    f"{LONGEST_SPAN_S:.0f} (100 years)."
+                    f"{MAX_DURATION_S:.0f} (100 years)."
                 )
         for name in ("session_idle_s", "session_silent_s", "session_grace_s"):
-            if not 0 <= getattr(self, name) <= LONGEST_SPAN_S:
+            if not 0 <= getattr(self, name) <= MAX_DURATION_S:
                 raise SetupError(
-                    f"{name} is {getattr(self, name):g}; it must not be negative, and at most {LONGEST_SPAN_S:.0f} s (100 years)."
+                    f"{name} is {getattr(self, name):g}; it must not be negative, and at most {MAX_DURATION_S:.0f} s (100 years)."
                 )
         for name in (
             "max_body_bytes",
@@ -219,7 +218,7 @@ class EngineConfig:
             raise SetupError(f"worker is {self.worker!r}; choose one of: {', '.join(WORKERS)}.")
         if self.worker == "process" and os.name != "posix":
             raise SetupError(
-                "a worker process needs a POSIX system; let the models compute on a thread (--worker thread)."
+                "a worker process needs a POSIX system; run the models on a thread (--worker thread)."
             )
         for name in (
             "max_live_runs_per_user",
@@ -231,22 +230,22 @@ class EngineConfig:
             limit = getattr(self, name)
             if limit is not None and limit < 1:
                 raise SetupError(f"{name} is {limit}; it must be at least 1, or None for the default.")
-        if self.threads is not None and self.threads > MOST_THREADS:
-            raise SetupError(f"threads is {self.threads}; choose at most {MOST_THREADS}, or one per core.")
+        if self.threads is not None and self.threads > MAX_THREADS:
+            raise SetupError(f"threads is {self.threads}; choose at most {MAX_THREADS}, or one per core.")
         if not 0 <= self.port <= 65_535:
-            raise SetupError(f"port {self.port} does not exist; choose 1–65535, or 0 for any free port.")
+            raise SetupError(f"port is {self.port}; choose 1–65535, or 0 for any free port.")
         if not self.auth and self.host not in LOOPBACK_HOSTS:
             raise SetupError(
-                f"a server without keys on host {self.host} could be used by anyone who reaches it; "
+                f"a server without authentication on host {self.host} is open to everyone who can reach it; "
                 "drop --no-auth, or listen on 127.0.0.1."
             )
 
     @property
     def engine_dir(self) -> Path:
-        """Where this engine keeps its database, checkpoints and key."""
+        """The directory of the engine's database, checkpoints and key."""
         return self.data_dir if self.data_dir is not None else self.home / "engine"
 
     @property
     def models_home(self) -> Path:
-        """Where downloaded and converted models live."""
+        """The directory of downloaded and converted models."""
         return self.home / "models"

@@ -236,7 +236,7 @@ class Engine:
             self._inbox.call(lambda: self._loop.complete_cancelled(operation))
 
     def _find(self, owner: str, request_id: str) -> tuple[FutureRow, Outcome | None]:
-        found = self.store.futures.look(request_id)
+        found = self.store.futures.find_with_outcome(request_id)
         if found is None or found[0].owner != owner:
             raise UnknownObject(
                 f"there is no request {request_id!r} of yours; it may be long gone. Submit it again."

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Call:
+class LoopCall:
     """A function to run on the engine thread."""
 
     function: Callable[[], Any]
@@ -25,7 +25,7 @@ class Call:
         settle(self.future, self.function)
 
 
-Item: TypeAlias = Report | Call
+Item: TypeAlias = Report | LoopCall
 
 
 class Inbox:
@@ -47,7 +47,7 @@ class Inbox:
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run a function on the engine thread."""
         future: Future[T] = Future()
-        self._items.put(Call(function, future))
+        self._items.put(LoopCall(function, future))
         return future
 
     def wake(self) -> None:

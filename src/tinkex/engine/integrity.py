@@ -47,7 +47,9 @@ class CheckpointIntegrity:
     def scan(self, limit: int | None = None) -> None:
         """Check the files of all checkpoints, or of the next ``limit``. Only called on the engine thread."""
         while True:
-            rows, self._scanned_to = self._store.checkpoints.after(self._scanned_to, limit or MAX_TRACKED)
+            rows, self._scanned_to = self._store.checkpoints.page_after(
+                self._scanned_to, limit or MAX_TRACKED
+            )
             for row in rows:
                 problem = self._problem(row)
                 # It may have been deleted, with its files, since it was listed.

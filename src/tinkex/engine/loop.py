@@ -16,7 +16,7 @@ from tinkex.engine.durability.savepoints import SavepointJob, SavepointWriter
 from tinkex.engine.durability.unrecoverable import UnrecoverableRuns
 from tinkex.engine.encoding import failed
 from tinkex.engine.health import Health
-from tinkex.engine.inbox import Call, Inbox
+from tinkex.engine.inbox import Inbox, LoopCall
 from tinkex.engine.integrity import CheckpointIntegrity
 from tinkex.engine.lanes.interface import WorkerLost
 from tinkex.engine.lanes.lane import Job, Lane, Report
@@ -86,7 +86,7 @@ class EngineLoop:
     def step(self, timeout: float) -> None:
         """Collect reports and calls, waiting for the first one; commit; plan; dispatch."""
         for item in self._inbox.take(timeout):
-            if isinstance(item, Call):
+            if isinstance(item, LoopCall):
                 item.run()
             else:
                 self._complete(item)
@@ -314,7 +314,7 @@ class EngineLoop:
         if self._thread.is_alive():
             self._thread.join()
         for item in self._inbox.take(0):
-            if isinstance(item, Call):
+            if isinstance(item, LoopCall):
                 item.future.cancel()
         self.supervisor.close()
         self._lane.close()

@@ -13,6 +13,8 @@ from tests.servers import ServedEngine
 from tests.unit.checkpoints.hub_standin import Hub, hub
 from tinkex.checkpoints.push import repository_name
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def there() -> Iterator[Hub]:

@@ -1,4 +1,4 @@
-"""Where a server's spans go, and what it says when they cannot."""
+"""Export of the server's spans, and the errors of a wrong configuration."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import sys
 import pytest
 
 from tests.collector import collecting
-from tinkex.cli.server_tracing import exporters_asked_for, set_up_tracing
+from tinkex.cli.server_tracing import requested_exporters, set_up_tracing
 from tinkex.errors import SetupError
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
 
 
 @pytest.mark.parametrize(
-    ("environ", "asked"),
+    ("environ", "expected"),
     [
         ({}, []),
         (ENDPOINT, ["otlp"]),
@@ -26,19 +26,24 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
         ({**ENDPOINT, "OTEL_SDK_DISABLED": "true"}, []),
     ],
 )
-def test_only_the_standard_variables_ask_for_an_export(environ: dict[str, str], asked: list[str]) -> None:
-    assert exporters_asked_for(environ) == asked
+def test_only_the_standard_variables_enable_an_export(environ: dict[str, str], expected: list[str]) -> None:
+    assert requested_exporters(environ) == expected
 
 
 @pytest.mark.parametrize(
-    ("environ", "words"),
+    ("environ", "message"),
     [
-        ({"OTEL_TRACES_EXPORTER": "jaeger"}, "'jaeger', which this server does not have"),
-        ({**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "'grpc'; this server sends its traces by http"),
+        ({"OTEL_TRACES_EXPORTER": "jaeger"}, "unknown exporter 'jaeger'"),
+        (
+            {**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "'grpc'; this server exports traces only with http",
+        ),
     ],
 )
-def test_what_a_server_cannot_export_is_said_before_it_starts(environ: dict[str, str], words: str) -> None:
-    with pytest.raises(SetupError, match=words), set_up_tracing(environ):
+def test_an_unsupported_exporter_is_rejected_before_the_server_starts(
+    environ: dict[str, str], message: str
+) -> None:
+    with pytest.raises(SetupError, match=message), set_up_tracing(environ):
         pass
 
 
@@ -71,11 +76,11 @@ except Exception as error:
 """
 
 
-def test_a_server_without_the_sdk_says_what_to_install_if_traces_are_asked_for() -> None:
-    said = run(WITHOUT_THE_SDK, **ENDPOINT)
-    assert said.startswith("SetupError ")
-    assert "opentelemetry.sdk" in said
-    assert "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http" in said
+def test_a_server_without_the_sdk_names_the_packages_if_tracing_is_enabled() -> None:
+    output = run(WITHOUT_THE_SDK, **ENDPOINT)
+    assert output.startswith("SetupError ")
+    assert "opentelemetry.sdk" in output
+    assert "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http" in output
     assert run(WITHOUT_THE_SDK, OTEL_EXPORTER_OTLP_ENDPOINT="") == "started\n"
 
 
@@ -86,12 +91,12 @@ from tinkex.observability.tracing import trace_operation
 with set_up_tracing():
     with trace_operation("probe"):
         pass
-    with set_up_tracing():  # somebody has set it up already: it stays
+    with set_up_tracing():  # a configured provider stays
         pass
 """
 
 
-def test_the_last_spans_are_handed_over_at_the_end() -> None:
+def test_the_last_spans_are_exported_at_shutdown() -> None:
     with collecting() as collector:
         run(EXPORTING, **{**collector.settings, "OTEL_BSP_SCHEDULE_DELAY": "60000"})
     (span,) = collector.spans

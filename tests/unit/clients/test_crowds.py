@@ -17,6 +17,8 @@ from tinkex._runtime import await_future, background
 from tinkex.clients.session import Session
 from tinkex.testing import Reply, Request, reply
 
+pytestmark = pytest.mark.slow
+
 PARAMS = types.SamplingParams(max_tokens=2)
 POLLS = 2000
 

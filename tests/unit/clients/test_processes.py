@@ -12,6 +12,8 @@ import pytest
 from tests.scripted import ScriptedServer, over_http
 from tinkex.testing import reply
 
+pytestmark = pytest.mark.slow
+
 CLIENTS = """
 import os, sys
 import tinkex

@@ -13,6 +13,8 @@ from tinkex.engine.trainer.trainer import Trainer, TrainJob
 from tinkex.errors import EngineFailure
 from tinkex.types import AdamParams, Datum, ForwardBackwardOutput, LoraConfig, ModelInput, TensorData
 
+pytestmark = pytest.mark.slow
+
 TOKENS = [5, 60, 7, 80, 9, 100]
 
 

@@ -26,7 +26,7 @@ from tinkex.engine.trainer.checkpoint import verify_manifest
 from tinkex.errors import InvalidInput
 
 # PEFT warns about tied embeddings and about saving them; nothing is merged here.
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:peft")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:peft")]
 
 TOKENS = np.random.default_rng(3).integers(5, 500, 20).tolist()
 
@@ -198,7 +198,7 @@ class TestHostileSources:
     def test_a_name_cannot_lead_out_of_the_data_directory(
         self, adapter: Path, tiny_model: Path, embedded: EmbeddedEngine, name: str
     ) -> None:
-        with pytest.raises(InvalidInput, match="cannot name a checkpoint"):
+        with pytest.raises(InvalidInput, match="not a valid checkpoint name"):
             import_checkpoint(embedded.engine.store, adapter, base=tiny_model, base_model="tiny", name=name)
 
     def test_a_config_that_is_not_plain_lora_leaves_nothing(self, adapter: Path, tiny_model: Path) -> None:

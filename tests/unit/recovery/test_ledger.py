@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,8 @@ from tinkex import Config, ServiceClient, errors, types
 from tinkex.observability.events import NullSink
 from tinkex.recovery import RecoveryPolicy
 from tinkex.testing import Reply, Request, reply
+
+pytestmark = pytest.mark.slow
 
 TROUBLES = ("refused", "answer lost", "failed", "away")
 

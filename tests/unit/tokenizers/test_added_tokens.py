@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from tests.models import tiny_tokenizer
 from tinkex.engine.model.tokenizer import EngineTokenizer
@@ -48,8 +47,11 @@ def _write(directory: Path, files: dict[str, dict[str, Any]]) -> Path:
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_texts_become_the_same_tokens(tmp_path: Path, case: str) -> None:
+    from transformers import AutoTokenizer
+
     directory = _write(tmp_path, CASES[case])
     usual, light, engines = (
         AutoTokenizer.from_pretrained(directory),
@@ -65,6 +67,7 @@ def test_texts_become_the_same_tokens(tmp_path: Path, case: str) -> None:
     assert usual.eos_token_id in engines.eos_token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "older"),
     [
@@ -78,6 +81,8 @@ def test_texts_become_the_same_tokens(tmp_path: Path, case: str) -> None:
 def test_of_two_files_that_differ_the_same_one_is_believed(
     tmp_path: Path, config: dict[str, Any], older: dict[str, Any]
 ) -> None:
+    from transformers import AutoTokenizer
+
     directory = _write(tmp_path, {"tokenizer_config.json": config, "special_tokens_map.json": older})
     expected = AutoTokenizer.from_pretrained(directory).eos_token
     assert LightTokenizer.from_directory(directory).eos_token == expected

@@ -15,6 +15,8 @@ import pytest
 from tests.unit.tokenizers.hub import Hub, hub_of
 from tinkex.tokenizers.names import LLAMA_3, pinned_revision
 
+pytestmark = pytest.mark.slow
+
 REVISION = "fedcba9876543210fedcba9876543210fedcba98"
 
 

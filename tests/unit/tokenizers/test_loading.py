@@ -71,6 +71,7 @@ def test_a_server_of_one_s_own_gives_its_files_once(home: Path, tiny_model: Path
     assert (stored[0] / "tokenizer.json").read_bytes() == (tiny_model / "tokenizer.json").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_transformers", [True, False])
 def test_a_name_nobody_has_a_tokenizer_for_says_what_to_do(tmp_path: Path, has_transformers: bool) -> None:
     program = f"""

@@ -61,6 +61,7 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_at_any_line_loses_and_repeats_no_step(
     service: tinkex.ServiceClient, chats: Path, tmp_path: Path

@@ -19,6 +19,8 @@ from tinkex.train.dpo import Dpo
 from tinkex.train.recipes import Metrics, PreparedStep, RunContext
 from tinkex.train.rendering import Renderer
 
+pytestmark = pytest.mark.slow
+
 MODEL = "tiny/llama"
 ANSWERS = ("Paris.", "four.", "the sea.", "a fox.", "a dog.", "the sky.")
 

@@ -35,6 +35,7 @@ def test_an_event_that_never_ends_is_refused() -> None:
         parser.feed(b"x" * 10)
 
 
+@pytest.mark.slow
 def test_empty_lines_of_data_are_no_way_to_send_without_end() -> None:
     parser = EventParser()
     pieces = itertools.repeat(b"data\n" * 100_000, MAX_EVENT_BYTES // 100_000 + 1)

@@ -1,5 +1,5 @@
-"""The door of the engine: the Tinker protocol over HTTP, or called in-process, with routes from the endpoint table.
+"""The engine's HTTP API: the Tinker protocol as an ASGI application, also called in-process; routes from the endpoint table.
 
-``app`` builds the routes; one module per group of endpoints holds their handlers; ``errors`` is the one place where
-domain errors become HTTP answers.
+``app`` builds the routes; each group of endpoints has a module with its handlers; ``errors`` maps domain errors to HTTP
+responses.
 """

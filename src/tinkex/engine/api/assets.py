@@ -1,4 +1,4 @@
-"""Assets: taking in images, listing and deleting them."""
+"""Assets: uploading, listing and deleting images."""
 
 from __future__ import annotations
 
@@ -19,35 +19,37 @@ FIELDS = frozenset({"ttl_seconds"})
 
 
 async def upload_assets(call: Call) -> Reply:
-    """Take in the files of a form: images, all of them or none."""
-    assert call.incoming is not None
+    """Store the images of a multipart form: all of them or none."""
+    assert call.body_stream is not None
     if call.headers.get("content-encoding", "identity").strip().lower() not in {"", "identity"}:
-        raise Unsupported("images are compressed already; send them without Content-Encoding.")
-    largest, size = call.engine.config.max_body_bytes, 0
-    announced = call.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > largest:
-        raise _too_large(largest)
+        raise Unsupported("images are already compressed; send them without Content-Encoding.")
+    max_bytes, size = call.engine.config.max_body_bytes, 0
+    content_length = call.headers.get("content-length", "")
+    if content_length.isdigit() and int(content_length) > max_bytes:
+        raise _too_large(max_bytes)
     upload = AssetUpload(call.engine.config, call.engine.store, call.owner)
     try:
         reader = FormReader(call.headers.get("content-type", ""), upload)
-        async for piece in call.incoming:
-            size += len(piece)
-            if size > largest:
-                raise _too_large(largest)
-            # Parsing, hashing and writing take time that other callers should not wait for.
-            await asyncio.to_thread(reader.write, piece)
+        async for chunk in call.body_stream:
+            size += len(chunk)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            # On a thread: parsing, hashing and writing would block the event loop.
+            await asyncio.to_thread(reader.write, chunk)
         reader.finish()
         ttl = _ttl(reader.fields, call.engine.config.asset_retention_s)
-        rows = await asyncio.to_thread(upload.keep, ttl)
+        rows = await asyncio.to_thread(upload.commit, ttl)
     finally:
         await asyncio.to_thread(upload.discard)
     await call.engine.flushed()
-    call.about.update(assets=[row.asset_id for row in rows], size_bytes=sum(row.size_bytes for row in rows))
+    call.audit_details.update(
+        assets=[row.asset_id for row in rows], size_bytes=sum(row.size_bytes for row in rows)
+    )
     return AssetsResponse(assets=[_asset(row) for row in rows])
 
 
 async def list_assets(call: Call) -> Reply:
-    """The caller's images, newest first."""
+    """Returns a page of the user's images, newest first."""
     limit, offset = page(call.query, default_limit=100)
     store, now = call.engine.store, time.time()
     return AssetsListResponse(
@@ -57,7 +59,7 @@ async def list_assets(call: Call) -> Reply:
 
 
 async def get_asset(call: Call) -> Reply:
-    """What is known about one image of the caller."""
+    """Returns one image of the user."""
     return _asset(find_asset(call.engine.store, call.owner, call.parameters["asset_id"]))
 
 
@@ -69,25 +71,23 @@ async def delete_asset(call: Call) -> Reply:
     return None
 
 
-def _ttl(fields: Mapping[str, str], longest: float) -> float | None:
+def _ttl(fields: Mapping[str, str], max_seconds: float) -> float | None:
     unknown = sorted(fields.keys() - FIELDS)
     if unknown:
-        raise InvalidInput(
-            f"the form has a field {unknown[0]!r} that means nothing here; a file needs a filename."
-        )
+        raise InvalidInput(f"the form has an unknown field {unknown[0]!r}; a file needs a filename.")
     text = fields.get("ttl_seconds")
     if text is None:
         return None
-    if not text.isdecimal() or not 1 <= int(text) <= longest:
+    if not text.isdecimal() or not 1 <= int(text) <= max_seconds:
         raise InvalidInput(
-            f"ttl_seconds is {text[:40]!r}; give 1 to {int(longest)} seconds, as long as this server keeps images."
+            f"ttl_seconds is {text[:40]!r}; this server accepts 1 to {int(max_seconds)} seconds."
         )
     return float(int(text))
 
 
-def _too_large(largest: int) -> TooLarge:
+def _too_large(max_bytes: int) -> TooLarge:
     return TooLarge(
-        f"this upload is larger than {largest} bytes, which is this server's limit; send less at once."
+        f"this upload is larger than this server's limit of {max_bytes} bytes; send fewer images per request."
     )
 
 

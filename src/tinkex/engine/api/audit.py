@@ -1,4 +1,4 @@
-"""The audit log: which calls are written down, how, and who may read it."""
+"""The audit log: which requests are recorded, and the endpoint that returns the entries."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ logger = logging.getLogger("tinkex.engine")
 
 SUBJECT = "audit"
 CATEGORIES = ("checkpoints", "projects", "teams", "organizations")
-MOST_ENTRIES = 10_000
-REFUSALS_INTERVAL_S = 60.0
+MAX_ENTRIES = 10_000
+FAILED_LOGIN_INTERVAL_S = 60.0
 
 
 @dataclass(frozen=True)
 class Audited:
-    """How a call is written down: the event, the category it is found under, and what it was about."""
+    """How requests of an endpoint are recorded: event, category and details."""
 
     event: str
     category: str
@@ -46,13 +46,13 @@ def _run(call: Call) -> Mapping[str, Any]:
 
 
 def _saved(kind: str) -> Callable[[Call], Mapping[str, Any]]:
-    def details(call: Call) -> Mapping[str, Any]:
+    def build(call: Call) -> Mapping[str, Any]:
         run, name = call.request.model_id, call.request.path
         return (
             {"model_id": run, "tinker_path": f"tinker://{run}/{kind}/{name}"} if name else {"model_id": run}
         )
 
-    return details
+    return build
 
 
 def _loaded(call: Call) -> Mapping[str, Any]:
@@ -60,14 +60,14 @@ def _loaded(call: Call) -> Mapping[str, Any]:
 
 
 def _checkpoint(purpose: str | None = None) -> Callable[[Call], Mapping[str, Any]]:
-    def details(call: Call) -> Mapping[str, Any]:
-        about = {
+    def build(call: Call) -> Mapping[str, Any]:
+        details = {
             "model_id": call.parameters["training_run_id"],
             "tinker_path": checkpoint_of_url(call.parameters),
         }
-        return {**about, "purpose": purpose} if purpose is not None else about
+        return {**details, "purpose": purpose} if purpose is not None else details
 
-    return details
+    return build
 
 
 AUDITED: Mapping[str, Audited] = {
@@ -98,16 +98,16 @@ AUDITED: Mapping[str, Audited] = {
     "set_checkpoint_ttl": Audited("checkpoint_ttl_set", "checkpoints", _checkpoint()),
     "checkpoint_archive": Audited("checkpoint_read", "checkpoints", _checkpoint("archive")),
     "external_weights_urls": Audited("checkpoint_read", "checkpoints", _checkpoint("download")),
-    "upload_assets": Audited("asset_create", "assets", lambda call: call.about),
+    "upload_assets": Audited("asset_create", "assets", lambda call: call.audit_details),
     "delete_asset": Audited("asset_delete", "assets", lambda call: {"asset_id": call.parameters["asset_id"]}),
     "auth_token": Audited("token_create", "organizations"),
 }
-"""The calls that are written down when they were granted; submissions when they were accepted."""
+"""The endpoints whose successful requests are recorded; submissions are recorded when they are accepted."""
 
 
-def write_down(name: str, call: Call) -> None:
-    """Note a call that was granted."""
-    audited = AUDITED.get(name)
+def record(endpoint: str, call: Call) -> None:
+    """Add an entry for a successful request, if its endpoint is audited."""
+    audited = AUDITED.get(endpoint)
     if audited is not None:
         details = audited.details(call)
         _add(
@@ -128,7 +128,7 @@ def write_down(name: str, call: Call) -> None:
 
 
 def _add(engine: Engine, row: AuditRow) -> None:
-    """Write an entry; what was granted stays granted if that cannot be written down."""
+    """Add an entry; a failure is logged and reported in health, and the request succeeds."""
     try:
         engine.store.audit.add(row)
         engine.health.fine(SUBJECT)
@@ -137,42 +137,42 @@ def _add(engine: Engine, row: AuditRow) -> None:
         engine.health.trouble(SUBJECT, f"the audit log cannot be written ({error})")
 
 
-class Refusals:
-    """Notes calls without a known key: once a minute for each host, so that nobody can fill the log."""
+class FailedLogins:
+    """Records requests without a valid key, at most once a minute per host so that no client can flood the log."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._noted: dict[str, float] = {}
+        self._recorded: dict[str, float] = {}
 
-    def note(self, engine: Engine, request: Request) -> None:
-        """Note a refused call."""
+    def record(self, engine: Engine, request: Request) -> None:
+        """Record a request that was rejected with 401."""
         host = request.client.host if request.client is not None else "local"
         now = time.monotonic()
         with self._lock:
-            self._noted = {h: at for h, at in self._noted.items() if now - at < REFUSALS_INTERVAL_S}
-            if host in self._noted:
+            self._recorded = {h: at for h, at in self._recorded.items() if now - at < FAILED_LOGIN_INTERVAL_S}
+            if host in self._recorded:
                 return
-            self._noted[host] = now
+            self._recorded[host] = now
         details = {"host": host, "path": request.url.path}
         _add(engine, AuditRow(LOCAL_USER, time.time(), "organizations", "login_refused", details=details))
 
 
 async def audit_log(call: Call) -> Reply:
-    """What the caller did on a day (UTC); the server's own user sees what everybody did."""
-    wanted = call.query.get("event_type", "all")
-    if wanted not in {"all", *CATEGORIES}:
-        raise InvalidInput(f"event_type is {wanted!r}; ask for all, or for {', '.join(CATEGORIES)}.")
+    """Returns the user's entries of one day (UTC); the server's own user gets the entries of all users."""
+    category = call.query.get("event_type", "all")
+    if category not in {"all", *CATEGORIES}:
+        raise InvalidInput(f"event_type is {category!r}; use one of: all, {', '.join(CATEGORIES)}.")
     try:
         day = date.fromisoformat(call.query["day"]) if "day" in call.query else datetime.now(UTC).date()
     except ValueError:
-        raise InvalidInput(f"day is {call.query['day']!r}; give it as YYYY-MM-DD.") from None
+        raise InvalidInput(f"day is {call.query['day']!r}; use the format YYYY-MM-DD.") from None
     start = datetime(day.year, day.month, day.day, tzinfo=UTC)
     rows = call.engine.store.audit.between(
         None if call.owner == LOCAL_USER else call.owner,
         start.timestamp(),
         (start + timedelta(days=1)).timestamp(),
-        None if wanted == "all" else wanted,
-        MOST_ENTRIES,
+        None if category == "all" else category,
+        MAX_ENTRIES,
     )
     return AuditLogResponse(
         entries=[

@@ -1,4 +1,4 @@
-"""Who is calling: the X-API-Key header, which holds a key of this server or a token it gave for one."""
+"""Authentication: the X-API-Key header holds an API key of this server, or a token it issued for one."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from tinkex.engine.store import LOCAL_USER, KeyRow
 from tinkex.errors import NotAllowed, Unauthorized
 
 OPEN_TO_ALL = frozenset({"healthz", "download"})
-"""Endpoints that answer without a key; addresses of downloads are signed."""
+"""Endpoints without authentication; download URLs are signed."""
 
-CALLS = "call"
-"""What tokens that stand for a key are good for."""
+API_CALLS = "call"
+"""The use of tokens that replace an API key."""
 
-_HOW = "the server prints its key when it starts, and keeps it in the file api_key of its data directory."
+_HOW = "the server prints its key when it starts, and stores it in the file api_key of its data directory."
 
 
 def authenticate(engine: Engine, endpoint: str, headers: Mapping[str, str]) -> str:
-    """The user a call acts for; raises :class:`Unauthorized` that says how to get a key."""
+    """Returns the user of a request; raises :class:`Unauthorized`, which says how to get a key."""
     if not engine.config.auth or endpoint in OPEN_TO_ALL:
         return LOCAL_USER
     credential = headers.get("x-api-key")
     if not credential:
         raise Unauthorized(
-            f"this call came without a key; send one in the X-API-Key header (TINKER_API_KEY): {_HOW}"
+            f"this request has no API key; send one in the X-API-Key header (TINKER_API_KEY): {_HOW}"
         )
-    key = key_of(engine, credential)
+    key = find_key(engine, credential)
     if key is None:
         raise Unauthorized(
-            f"this server does not know that API key; set TINKER_API_KEY to the right one: {_HOW}"
+            f"the API key is not valid on this server; set TINKER_API_KEY to the right one: {_HOW}"
         )
     return key.user_id
 
 
 def authenticate_operator(engine: Engine, headers: Mapping[str, str]) -> None:
-    """Let only the operator pass, who holds the server's own key; collectors may send it as a bearer token."""
+    """Accept only the server's own key, which metrics collectors may send as a bearer token."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     given = {"x-api-key": token.strip()} if scheme.lower() == "bearer" else headers
     if authenticate(engine, "metrics", given) != LOCAL_USER:
-        raise NotAllowed(f"this is for the operator of the server, with the server's own key: {_HOW}")
+        raise NotAllowed(f"only the operator may do this, with the server's own key: {_HOW}")
 
 
-def key_of(engine: Engine, credential: str) -> KeyRow | None:
-    """The key a credential is, or a token stands for, as long as the key is in force."""
+def find_key(engine: Engine, credential: str) -> KeyRow | None:
+    """Returns the active key that a credential is, or that a token was issued for; None if it is not valid."""
     users = engine.store.users
     if not credential.startswith("eyJ"):
         return users.find_key(credential)
-    claims = signer_of(engine).read(CALLS, credential, time.time())
+    claims = signer_of(engine).read(API_CALLS, credential, time.time())
     return users.key(int(claims["key"])) if claims is not None else None
 
 
 def signer_of(engine: Engine) -> Signer:
-    """Signs what this server hands out."""
+    """Returns the signer of this server's tokens."""
     return _signer(engine.store.signing_key)
 
 

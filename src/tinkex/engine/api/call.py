@@ -1,4 +1,4 @@
-"""One call of a client, as handlers see it: who asks, what for, with everything decoded."""
+"""A decoded request, as handlers receive it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, TypeAlias
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tinkex.engine.api.traffic import Traffic
+from tinkex.engine.api.request_metrics import RequestMetrics
 from tinkex.engine.engine import Engine
 from tinkex.types.base import Value
 
 
 @dataclass(frozen=True)
 class Call:
-    """A decoded call. ``request`` has the type the endpoint table names; ``body`` is what it was decoded from."""
+    """One request to an endpoint. ``request`` has the type from the endpoint table; ``body`` is its encoded form."""
 
     engine: Engine
     owner: str
@@ -27,25 +27,25 @@ class Call:
     query: Mapping[str, str]
     headers: Mapping[str, str]
     is_local: bool
-    """Whether the caller is on this machine, and so can read files of it."""
+    """Whether the client runs on this machine, so that it can read its files."""
     http: Request
-    """The call as it came over HTTP."""
+    """The HTTP request."""
     is_embedded: bool = False
-    """Whether the caller is in this process, and reaches no address."""
-    incoming: AsyncIterator[bytes] | None = None
-    """The body as it arrives, for calls that carry files; ``body`` is then empty."""
-    traffic: Traffic = field(default_factory=Traffic)
-    """What passes through the API, for handlers that count more than calls."""
-    about: dict[str, Any] = field(default_factory=dict)
-    """What the handler adds to the entry in the audit log."""
+    """Whether the client runs in this process, so that it cannot fetch a URL."""
+    body_stream: AsyncIterator[bytes] | None = None
+    """The body as a stream, for multipart requests; ``body`` is then empty."""
+    request_metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    """Metrics of the API, for handlers that count more than requests."""
+    audit_details: dict[str, Any] = field(default_factory=dict)
+    """Details that the handler adds to the audit log entry."""
 
     @cached_property
     def origin(self) -> str:
-        """Where the caller reaches this server: scheme, host and port."""
+        """The server's scheme, host and port as the client addressed it."""
         return str(self.http.base_url).rstrip("/")
 
 
 Reply: TypeAlias = Value | Response | None
-"""A value to be sent as JSON, a whole response, or None for "done" with nothing to say."""
+"""A value to be sent as JSON, a whole response, or None for an empty JSON object."""
 
 Handler: TypeAlias = Callable[[Call], Awaitable[Reply]]

@@ -1,4 +1,4 @@
-"""Copying checkpoints, and reading those of another account with a credential of it."""
+"""Copying checkpoints, and reading another account's checkpoints with its credential."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tinkex.engine.api.auth import key_of
+from tinkex.engine.api.auth import find_key
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.intake.copies import copy_checkpoint
 from tinkex.engine.lookup import find_checkpoint
@@ -19,7 +19,7 @@ TOKEN_HEADER = "x-tinker-weights-access-token"  # noqa: S105 -- the name of a he
 
 
 async def copy_weights(call: Call) -> Reply:
-    """Copy a checkpoint of the caller, a public one, or one of the account whose credential comes along."""
+    """Copy a checkpoint of the user, a public one, or one of the account whose credential is sent along."""
     token = call.headers.get(TOKEN_HEADER) or call.request.weights_access_token
     store = call.engine.store
     source = find_checkpoint(store, call.owner, call.request.source_path, granted_by(call, token))
@@ -33,21 +33,21 @@ async def copy_weights(call: Call) -> Reply:
 
 
 def granted_by(call: Call, token: str | None) -> str | None:
-    """The account that a weights access token (an API key of it, or a token for one) lets the caller read as."""
+    """Returns the account whose checkpoints a weights access token (its API key, or a token for one) may read."""
     if token is None:
         return None
     if not call.engine.config.auth:
         return call.owner
-    key = key_of(call.engine, token)
+    key = find_key(call.engine, token)
     if key is None:
         raise NotAllowed(
-            "this server does not know that weights_access_token; it is a key of the other account."
+            "the weights_access_token is not valid on this server; it must be a key of the other account."
         )
     return key.user_id
 
 
 def with_grant(call: Call, request: LoadWeightsRequest) -> LoadWeightsRequest:
-    """The request as it is recorded: with the account that was proven instead of the secret that proved it."""
+    """Returns the request as it is recorded: with the granting account in place of its secret."""
     granted = granted_by(call, request.weights_access_token)
     return msgspec.structs.replace(request, weights_access_token=granted)
 

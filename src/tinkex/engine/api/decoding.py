@@ -1,4 +1,4 @@
-"""Bodies into requests: protobuf or JSON by content type, also the JSON forms of older clients on the same paths."""
+"""Decoding request bodies: protobuf or JSON by content type, including the JSON forms of older clients."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from tinkex.errors import InvalidInput
 from tinkex.types import Datum, ForwardBackwardRequest, ModelInput, TensorData
 from tinkex.types.base import Options
 
-MOST_NESTED = 64
-FLAT = frozenset({"asample", "stream_sample", "telemetry"})
-"""Calls with fields of any length and none of any shape, or nothing of which is kept."""
-_RUN = re.compile(rb'"model_id"\s*:\s*"([\x20\x21\x23-\x5b\x5d-\x7e]+)"')
-_IN_FRONT = re.compile(rb"\x0a([\x01-\x7f])([\x20-\x7e]+)\x10([\x80-\xff]{0,4}[\x01-\x7f])")
-_NUMBER = re.compile(rb'"seq_id"\s*:\s*([0-9]{1,18})(?=[\s,}])')
+MAX_NESTING = 64
+NESTING_NOT_CHECKED = frozenset({"asample", "stream_sample", "telemetry"})
+"""Endpoints whose fields have a fixed shape, or whose requests are not stored."""
+_MODEL_ID = re.compile(rb'"model_id"\s*:\s*"([\x20\x21\x23-\x5b\x5d-\x7e]+)"')
+_PROTO_PREFIX = re.compile(rb"\x0a([\x01-\x7f])([\x20-\x7e]+)\x10([\x80-\xff]{0,4}[\x01-\x7f])")
+_SEQ_ID = re.compile(rb'"seq_id"\s*:\s*([0-9]{1,18})(?=[\s,}])')
 
 
 class JsonDatum(Options, frozen=True, kw_only=True):
-    """A datum as older clients write it."""
+    """A datum in the JSON form of older clients."""
 
     model_input: ModelInput
     loss_fn_inputs: dict[str, TensorData]
 
 
 class JsonPassInput(Options, frozen=True, kw_only=True):
-    """The data of a pass as older clients write it."""
+    """The data of a pass in the JSON form of older clients."""
 
     data: list[JsonDatum]
     loss_fn: str
@@ -41,7 +41,7 @@ class JsonPassInput(Options, frozen=True, kw_only=True):
 
 
 class JsonPass(Options, frozen=True, kw_only=True):
-    """``POST forward_backward`` and ``POST forward`` as clients before protobuf wrote them."""
+    """``POST forward_backward`` and ``POST forward`` in the JSON form of clients without protobuf."""
 
     model_id: str
     seq_id: int | None = None
@@ -49,31 +49,31 @@ class JsonPass(Options, frozen=True, kw_only=True):
     forward_input: JsonPassInput | None = None
 
 
-class Numbered(msgspec.Struct):
-    """The part of a request that says whose turn it takes, read when the rest is unreadable."""
+class SequenceFields(msgspec.Struct):
+    """The fields of a request that identify its position in a run, read when the rest is invalid."""
 
     model_id: str | None = None
     seq_id: int | None = None
 
 
 def decode_request(endpoint: Endpoint, body: bytes, content_type: str) -> Any:
-    """The request in a body, or :class:`InvalidInput` that names the field that is wrong."""
+    """Returns the request in a body; raises :class:`InvalidInput`, which names the invalid field."""
     if endpoint.request is None:
         return None
     try:
         if endpoint.request is not ForwardBackwardRequest:
-            if endpoint.name not in FLAT:
+            if endpoint.name not in NESTING_NOT_CHECKED:
                 check_nesting(body)
             return wire_json.decode(body, endpoint.request)
         if is_proto(content_type):
             return wire_proto.decode_forward_backward(body)
         return _json_pass(wire_json.decode(body, JsonPass), forward_only=endpoint.name == "forward")
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"the body of {endpoint.name} cannot be read: {error}") from error
+        raise InvalidInput(f"the body of {endpoint.name} is invalid: {error}") from error
 
 
 def check_nesting(body: bytes) -> None:
-    """Refuse JSON that is nested so deeply that what is kept of it could not be told again.
+    """Reject JSON that is nested so deeply that it could not be encoded again.
 
     >>> check_nesting(b'{"user_metadata": {"a": [1, 2]}}')
     >>> check_nesting(b"[" * 100 + b"]" * 100)
@@ -81,60 +81,60 @@ def check_nesting(body: bytes) -> None:
       ...
     ValueError: it is nested deeper than 64 levels
     """
-    if body.count(b"[") + body.count(b"{") <= MOST_NESTED:
+    if body.count(b"[") + body.count(b"{") <= MAX_NESTING:
         return
     level: list[Any] = [msgspec.json.decode(body)]
-    for _ in range(MOST_NESTED + 1):
-        inner = [each.values() if isinstance(each, dict) else each for each in level]
-        level = [each for values in inner for each in values if isinstance(each, dict | list)]
+    for _ in range(MAX_NESTING + 1):
+        inner = [item.values() if isinstance(item, dict) else item for item in level]
+        level = [value for values in inner for value in values if isinstance(value, dict | list)]
         if not level:
             return
-    raise ValueError(f"it is nested deeper than {MOST_NESTED} levels")
+    raise ValueError(f"it is nested deeper than {MAX_NESTING} levels")
 
 
-def read_number(body: bytes, content_type: str) -> tuple[str, int] | None:
-    """The run and seq_id of a body that :func:`decode_request` refused, if at least these can be read."""
+def read_seq_id(body: bytes, content_type: str) -> tuple[str, int] | None:
+    """Returns the run and seq_id of a body that :func:`decode_request` rejected, or None if they cannot be read."""
     try:
         if is_proto(content_type):
             message = pb.ForwardBackwardRequest.FromString(body)
-            turn = Numbered(model_id=message.model_id, seq_id=message.seq_id)
+            fields = SequenceFields(model_id=message.model_id, seq_id=message.seq_id)
         else:
-            turn = msgspec.json.decode(body, type=Numbered)
+            fields = msgspec.json.decode(body, type=SequenceFields)
     except DecodeError:
-        return _number_in_front(body)
+        return _seq_id_of_truncated_proto(body)
     except (ValueError, RecursionError):
-        return _seen_number(body)
-    return (turn.model_id, turn.seq_id) if turn.model_id and turn.seq_id else None
+        return _seq_id_of_invalid_json(body)
+    return (fields.model_id, fields.seq_id) if fields.model_id and fields.seq_id else None
 
 
-def _number_in_front(body: bytes) -> tuple[str, int] | None:
-    """The same for the start of a protobuf message: both fields are written before all others.
+def _seq_id_of_truncated_proto(body: bytes) -> tuple[str, int] | None:
+    """The same for the start of a protobuf message, which begins with both fields.
 
-    >>> _number_in_front(pb.ForwardBackwardRequest(model_id="s:train:0", seq_id=300).SerializeToString() + b"cut off")
+    >>> _seq_id_of_truncated_proto(pb.ForwardBackwardRequest(model_id="s:train:0", seq_id=300).SerializeToString() + b"cut off")
     ('s:train:0', 300)
     """
-    found = _IN_FRONT.match(body)
+    found = _PROTO_PREFIX.match(body)
     if found is None or found[1] != bytes([len(found[2])]):
         return None
-    number = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(found[3]))
-    return found[2].decode("ascii"), number
+    seq_id = sum((byte & 0x7F) << 7 * index for index, byte in enumerate(found[3]))
+    return found[2].decode("ascii"), seq_id
 
 
-def _seen_number(body: bytes) -> tuple[str, int] | None:
-    """The same for what is no JSON, if it names one run and one number.
+def _seq_id_of_invalid_json(body: bytes) -> tuple[str, int] | None:
+    """The same for invalid JSON, if it contains exactly one run and one seq_id.
 
-    >>> _seen_number(b'{"model_id": "s:train:0", "seq_id": 7, "adam_params": {"learning_rate": NaN}}')
+    >>> _seq_id_of_invalid_json(b'{"model_id": "s:train:0", "seq_id": 7, "adam_params": {"learning_rate": NaN}}')
     ('s:train:0', 7)
-    >>> _seen_number(b'{"model_id": "s:train:0", "seq_id": 7, "more": {"seq_id": 8}')
+    >>> _seq_id_of_invalid_json(b'{"model_id": "s:train:0", "seq_id": 7, "more": {"seq_id": 8}')
     """
-    runs, numbers = set(_RUN.findall(body)), set(_NUMBER.findall(body))
-    if len(runs) != 1 or len(numbers) != 1:
+    runs, seq_ids = set(_MODEL_ID.findall(body)), set(_SEQ_ID.findall(body))
+    if len(runs) != 1 or len(seq_ids) != 1:
         return None
-    return runs.pop().decode("ascii"), int(numbers.pop())
+    return runs.pop().decode("ascii"), int(seq_ids.pop())
 
 
 def is_proto(content_type: str) -> bool:
-    """Whether a header says protobuf."""
+    """Returns whether a content type is protobuf."""
     return wire_proto.CONTENT_TYPE in content_type
 
 
@@ -146,7 +146,7 @@ def _json_pass(request: JsonPass, *, forward_only: bool) -> ForwardBackwardReque
     if given is None:
         raise ValueError(f"it has no {field}")
     if getattr(request, other) is not None:
-        raise ValueError(f"{other} belongs to another call")
+        raise ValueError(f"{other} belongs to another endpoint")
     return ForwardBackwardRequest(
         model_id=request.model_id,
         seq_id=request.seq_id or UNNUMBERED,

@@ -1,4 +1,4 @@
-"""The engine inside the user's own process: the same application, called directly, without a socket."""
+"""The embedded engine: the same ASGI application in the user's process, without a socket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from starlette.types import ASGIApp
 
 from tinkex.engine.api.app import build_app
-from tinkex.engine.config import EngineConfig, chosen_data_dir, chosen_models, tinkex_home
+from tinkex.engine.config import EngineConfig, data_dir_from_env, models_from_env, tinkex_home
 from tinkex.engine.engine import Engine
 from tinkex.engine.model.catalog import parse_model_flag
 from tinkex.engine.model.progress import Progress
@@ -35,7 +35,7 @@ class EmbeddedEngine:
         return self.engine.api_key
 
     def close(self) -> None:
-        """Give the engine back; it stops when the last caller has done so."""
+        """Release the engine; it stops when the last user has released it."""
         with _lock:
             self.users -= 1
             if self.users > 0 or _engines.get(self.data_dir) is not self:
@@ -50,38 +50,37 @@ def open_embedded(
     progress: Progress | None = None,
     at_exit: Callable[[Callable[[], None]], object] = atexit.register,
 ) -> EmbeddedEngine:
-    """The engine of this process for a home directory, started at the first call.
+    """Returns this process's engine for a home directory, started at the first call.
 
-    ``models`` maps served names to sources; without it ``$TINKEX_MODELS`` says which, and without that the default
-    model is served. Any local model directory can also be named directly. Models are loaded when they are first used, and
-    ``progress`` is told what that takes. ``at_exit`` is given what closes the engine when the program ends without
-    having done so.
+    ``models`` maps served names to sources; the default is ``$TINKEX_MODELS``, then the default model. Any local model
+    directory can also be used by its path. Models are loaded on first use, which calls ``progress``. ``at_exit``
+    registers the function that closes the engine at the end of the program.
 
     Example:
         >>> embedded = open_embedded(Path("~/.tinkex").expanduser())
         >>> transport = LocalTransport(embedded.app, embedded.api_key)
     """
-    chosen = dict(parse_model_flag(flag) for flag in chosen_models()) if models is None else models
+    sources = dict(parse_model_flag(flag) for flag in models_from_env()) if models is None else models
     config = EngineConfig(
         home=home or tinkex_home(),
-        data_dir=chosen_data_dir() if home is None else None,
-        models=chosen,
+        data_dir=data_dir_from_env() if home is None else None,
+        models=sources,
         auth=False,
         any_directory=True,
     )
     key = config.engine_dir.resolve()
     with _lock:
-        known = _engines.get(key)
-        if known is None:
+        embedded = _engines.get(key)
+        if embedded is None:
             engine = Engine(config, progress)
             engine.start()
-            known = _engines[key] = EmbeddedEngine(build_app(engine), engine, key)
-            # A second time is harmless: nothing is left to close then.
+            embedded = _engines[key] = EmbeddedEngine(build_app(engine), engine, key)
+            # Registering it again is harmless: there is nothing left to close.
             at_exit(_close_all)
-        elif chosen:
-            known.engine.models.add(chosen)
-        known.users += 1
-        return known
+        elif sources:
+            embedded.engine.models.add(sources)
+        embedded.users += 1
+        return embedded
 
 
 def _close_all() -> None:

@@ -1,4 +1,4 @@
-"""Results: long polls that answer the moment the result is there."""
+"""Results: long polls that return as soon as a result is available."""
 
 from __future__ import annotations
 
@@ -31,43 +31,44 @@ from tinkex.types.sampling import sample_response_as_json
 
 STILL_RUNNING = 408
 LARGE_RESULT = 1024 * 1024
-"""Results of more bytes are announced first, to clients that ask for it, so that they can make room."""
+"""Larger results are answered with their size only, if the client sets ``allow_metadata_only``."""
 
 
 async def retrieve_future(call: Call) -> Reply:
-    """The result of an operation, or 408 when the poll has lasted long enough."""
+    """Returns the result of an operation, or 408 if the poll times out."""
     engine, request_id = call.engine, call.request.request_id
     outcome = await engine.wait(call.owner, request_id, engine.config.long_poll_s)
     if outcome is None:
         queue = engine.queue_state(request_id)
-        waiting = TryAgainResponse(
+        try_again = TryAgainResponse(
             request_id=request_id, queue_state=queue.state, queue_state_reason=queue.reason
         )
-        return json_response(waiting, STILL_RUNNING)
+        return json_response(try_again, STILL_RUNNING)
     match outcome.status:
         case FutureStatus.DONE:
             if call.request.allow_metadata_only and len(outcome.result) > LARGE_RESULT:
-                announced = {"status": "complete_metadata", "response_payload_size": len(outcome.result)}
-                return json_response(announced)
+                metadata = {"status": "complete_metadata", "response_payload_size": len(outcome.result)}
+                return json_response(metadata)
             return _result(call, outcome)
         case FutureStatus.FAILED:
             return RequestFailedResponse(
                 error=outcome.error, category=RequestErrorCategory.parse(outcome.category)
             )
         case _:
-            raise Expired(f"the result of request {request_id} is gone; submit it again.")
+            raise Expired(f"the result of request {request_id} has expired; submit it again.")
 
 
 async def retrieve_futures(call: Call) -> Reply:
-    """Which samples of one client of a sampler have ended since it last asked; held until there is one."""
-    engine, asked = call.engine, call.request
-    sampler = find_sampler(engine.store, call.owner, asked.target.sampling_session_id)
-    if asked.retrieved_request_ids:
-        engine.store.futures.drop(call.owner, asked.retrieved_request_ids)
-    longest = engine.config.long_poll_s
-    patience = longest if asked.timeout is None else min(max(asked.timeout, 0.0), longest)
+    """Returns the samples of one sampler client that have ended since the cursor; a long poll until there is one."""
+    engine, request = call.engine, call.request
+    sampler = find_sampler(engine.store, call.owner, request.target.sampling_session_id)
+    if request.retrieved_request_ids:
+        engine.store.futures.drop(call.owner, request.retrieved_request_ids)
+    timeout_s = engine.config.long_poll_s
+    if request.timeout is not None:
+        timeout_s = min(max(request.timeout, 0.0), timeout_s)
     ended = await engine.wait_any(
-        sampler.sampler_id, asked.target.cloned_sampler_id, asked.prev_cursor, patience
+        sampler.sampler_id, request.target.cloned_sampler_id, request.prev_cursor, timeout_s
     )
     return FuturesRetrieveResponse(
         completions=[
@@ -76,12 +77,12 @@ async def retrieve_futures(call: Call) -> Reply:
             else FutureFailed(request_id=row.request_id)
             for row in ended
         ],
-        cursor=ended[-1].number if ended else asked.prev_cursor,
+        cursor=ended[-1].number if ended else request.prev_cursor,
     )
 
 
 async def cancel_future(call: Call) -> Reply:
-    """Give up a sample nobody waits for."""
+    """Cancel a sample."""
     call.engine.cancel(call.owner, call.request.request_id)
     return None
 
@@ -95,7 +96,7 @@ def _result(call: Call, outcome: Outcome) -> Response:
 
 
 def _as_json(call: Call, result: bytes) -> dict[str, Any]:
-    """A protobuf result in the form that clients without protobuf read."""
+    """Converts a protobuf result for clients without protobuf."""
     future = call.engine.store.futures.get(call.request.request_id)
     if future is not None and future.kind == Kind.SAMPLE:
         message = pb.SampleResponse.FromString(result)

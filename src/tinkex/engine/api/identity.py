@@ -1,23 +1,23 @@
-"""Who a caller is: tokens that stand for a key for a while, and the key itself."""
+"""The client's own API key: exchanging it for a token, showing and revoking it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 
-from tinkex.engine.api.auth import CALLS, key_of, signer_of
+from tinkex.engine.api.auth import API_CALLS, find_key, signer_of
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.errors import json_response
 from tinkex.engine.store import KeyRow
 from tinkex.errors import InvalidInput
 from tinkex.types import AuthTokenResponse
 
-TOKEN_LIFE_S = 3600
+TOKEN_TTL_S = 3600
 ORGANIZATION = "tinkex"
 
 
 async def auth_token(call: Call) -> Reply:
-    """A token to send instead of the key; it ends after an hour, or when its key is revoked."""
+    """Returns a token to send instead of the key; it is valid for an hour, or until its key is revoked."""
     key = _own_key(call)
     now = time.time()
     claims = {
@@ -27,11 +27,11 @@ async def auth_token(call: Call) -> Reply:
         "iat": int(now),
         "key": key.key_id,
     }
-    return AuthTokenResponse(jwt=signer_of(call.engine).issue(CALLS, claims, now + TOKEN_LIFE_S))
+    return AuthTokenResponse(jwt=signer_of(call.engine).issue(API_CALLS, claims, now + TOKEN_TTL_S))
 
 
 async def get_own_key(call: Call) -> Reply:
-    """What is known of the key in use."""
+    """Returns the key in use."""
     key = _own_key(call)
     return json_response(
         {
@@ -44,7 +44,7 @@ async def get_own_key(call: Call) -> Reply:
 
 
 async def delete_own_key(call: Call) -> Reply:
-    """Revoke the key in use, and with it every token it was exchanged for."""
+    """Revoke the key in use, and with it every token issued for it."""
     key = _own_key(call)
     call.engine.store.users.revoke(key.key_id, time.time())
     return None
@@ -52,9 +52,9 @@ async def delete_own_key(call: Call) -> Reply:
 
 def _own_key(call: Call) -> KeyRow:
     if not call.engine.config.auth:
-        raise InvalidInput("this server was started with --no-auth: it has no keys to tell of or to revoke.")
-    key = key_of(call.engine, call.headers["x-api-key"])
-    assert key is not None, "the call was let in with it"
+        raise InvalidInput("this server was started with --no-auth, so it has no keys.")
+    key = find_key(call.engine, call.headers["x-api-key"])
+    assert key is not None, "the request was authenticated with it"
     return key
 
 

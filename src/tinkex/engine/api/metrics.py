@@ -1,7 +1,7 @@
-"""``GET /metrics``: what the server does, in the text format that Prometheus reads.
+"""``GET /metrics``: metrics of the server in the Prometheus text format.
 
-Only the operator may read it, with the server's own key in ``X-API-Key`` or as ``Authorization: Bearer``; other users
-would learn from it what their neighbours do.
+Only the operator may read them, with the server's own key in ``X-API-Key`` or as ``Authorization: Bearer``: they reveal
+the activity of all users.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
 
-from tinkex.engine.api.traffic import BOUNDS_S, Traffic
+from tinkex.engine.api.request_metrics import BOUNDS_S, RequestMetrics
 from tinkex.engine.operation import Kind
 from tinkex.engine.stats import EngineStats
 from tinkex.engine.store import UsageKind
@@ -26,25 +26,25 @@ TOKENS = {
 }
 
 
-def metrics_text(stats: EngineStats, traffic: Traffic, version: str) -> str:
-    """Every metric, ready to be sent."""
-    return "\n".join([*_engine(stats, version), *_traffic(traffic), ""])
+def metrics_text(stats: EngineStats, request_metrics: RequestMetrics, version: str) -> str:
+    """Returns all metrics as text."""
+    return "\n".join([*_engine(stats, version), *_requests(request_metrics), ""])
 
 
 def _engine(stats: EngineStats, version: str) -> Iterator[str]:
-    yield from _metric("tinkex_build_info", "gauge", "Which version runs.", [({"version": version}, 1)])
-    yield from _metric("tinkex_uptime_seconds", "gauge", "How long it runs.", stats.uptime_s)
+    yield from _metric("tinkex_build_info", "gauge", "The running version.", [({"version": version}, 1)])
+    yield from _metric("tinkex_uptime_seconds", "gauge", "Time since the start.", stats.uptime_s)
     states = [({"state": state}, int(stats.state == state)) for state in STATES]
-    yield from _metric("tinkex_health", "gauge", "1 for the state the server is in.", states)
+    yield from _metric("tinkex_health", "gauge", "1 for the current state of the server.", states)
     troubles = [({"subject": subject}, 1) for subject in sorted(stats.troubles)]
-    yield from _metric("tinkex_trouble", "gauge", "What does not work.", troubles)
+    yield from _metric("tinkex_trouble", "gauge", "Current problems by subject.", troubles)
     depths = [
         ({"kind": kind, "state": state}, stats.operations.get((kind, running), 0))
         for kind in Kind
         for state, running in (("waiting", False), ("running", True))
     ]
     yield from _metric("tinkex_operations", "gauge", "Accepted operations that have no result yet.", depths)
-    yield from _metric("tinkex_polls", "gauge", "Callers that wait for a result.", stats.polls)
+    yield from _metric("tinkex_polls", "gauge", "Open long polls.", stats.polls)
     yield from _metric("tinkex_live_runs", "gauge", "Runs with weights in memory.", stats.live_runs)
     yield from _models(stats)
     tokens = [({"what": what}, stats.used[kind]) for kind, what in TOKENS.items()]
@@ -53,7 +53,9 @@ def _engine(stats: EngineStats, version: str) -> Iterator[str]:
     )
     saved = stats.used[UsageKind.CHECKPOINT]
     yield from _metric("tinkex_checkpoints_saved_total", "counter", "Checkpoints that users saved.", saved)
-    yield from _metric("tinkex_journal_rows", "gauge", "Operations since the savepoints.", stats.journal_rows)
+    yield from _metric(
+        "tinkex_journal_rows", "gauge", "Journal entries since the savepoints.", stats.journal_rows
+    )
     yield from _metric("tinkex_savepoints", "gauge", "Savepoints of runs.", stats.savepoints)
     disk = [
         ({"what": "checkpoints"}, stats.checkpoint_bytes),
@@ -61,10 +63,10 @@ def _engine(stats: EngineStats, version: str) -> Iterator[str]:
         ({"what": "database"}, stats.database_bytes),
         ({"what": "free"}, stats.free_disk_bytes),
     ]
-    yield from _metric("tinkex_disk_bytes", "gauge", "What is kept on disk, and what is left of it.", disk)
+    yield from _metric("tinkex_disk_bytes", "gauge", "Disk space used, and free.", disk)
     memory = _resident_bytes("self")
     if memory is not None:
-        yield from _metric("tinkex_resident_memory_bytes", "gauge", "Memory of the process.", memory)
+        yield from _metric("tinkex_resident_memory_bytes", "gauge", "Resident memory of the process.", memory)
     yield from _worker(stats)
 
 
@@ -73,12 +75,15 @@ def _worker(stats: EngineStats) -> Iterator[str]:
     if worker is None:
         return
     running = int(worker.state == "running")
-    yield from _metric("tinkex_worker_up", "gauge", "Whether the process that computes is there.", running)
+    yield from _metric("tinkex_worker_up", "gauge", "Whether the worker process runs.", running)
     restarts = worker.restarts
-    yield from _metric("tinkex_worker_restarts_total", "counter", "How often it died.", restarts)
+    yield from _metric("tinkex_worker_restarts_total", "counter", "Restarts of the worker process.", restarts)
     memory = _resident_bytes(str(worker.pid)) if worker.pid is not None else None
     yield from _metric(
-        "tinkex_worker_resident_memory_bytes", "gauge", "Its memory.", memory if memory is not None else ()
+        "tinkex_worker_resident_memory_bytes",
+        "gauge",
+        "Resident memory of the worker process.",
+        memory if memory is not None else (),
     )
 
 
@@ -86,38 +91,34 @@ def _models(stats: EngineStats) -> Iterator[str]:
     loaded = [m for m in stats.models if m.compute]
     computes = [({"model": m.name, "compute": m.compute}, 1) for m in loaded]
     yield from _metric(
-        "tinkex_sampler_info", "gauge", "What computes the samples of a model in memory.", computes
+        "tinkex_sampler_info", "gauge", "The sampler implementation of each loaded model.", computes
     )
     running = [({"model": m.name}, m.batch.num_sequences) for m in stats.models]
-    yield from _metric("tinkex_sequences", "gauge", "Sequences that are sampled or prefilled.", running)
+    yield from _metric("tinkex_sequences", "gauge", "Sequences being decoded or prefilled.", running)
     preempted = [({"model": m.name}, m.batch.num_preemptions) for m in stats.models]
-    yield from _metric(
-        "tinkex_preemptions_total", "counter", "Sequences that gave their memory to older ones.", preempted
-    )
+    yield from _metric("tinkex_preemptions_total", "counter", "Preempted sequences.", preempted)
     kv = [({"model": m.name}, m.batch.kv_bytes) for m in stats.models]
-    yield from _metric("tinkex_kv_cache_bytes", "gauge", "Keys and values in memory.", kv)
+    yield from _metric("tinkex_kv_cache_bytes", "gauge", "Size of the KV cache.", kv)
     yield from _metric(
-        "tinkex_kv_cache_limit_bytes", "gauge", "What they may take per model.", stats.kv_limit_bytes
+        "tinkex_kv_cache_limit_bytes", "gauge", "Limit of the KV cache per model.", stats.kv_limit_bytes
     )
 
 
-def _traffic(traffic: Traffic) -> Iterator[str]:
-    calls = [
+def _requests(request_metrics: RequestMetrics) -> Iterator[str]:
+    counts = [
         ({"endpoint": endpoint, "status": str(status)}, count)
-        for (endpoint, status), count in sorted(traffic.calls.items())
+        for (endpoint, status), count in sorted(request_metrics.counts.items())
     ]
-    yield from _metric("tinkex_requests_total", "counter", "Calls by endpoint and status.", calls)
-    reports = [
+    yield from _metric("tinkex_requests_total", "counter", "Requests by endpoint and status.", counts)
+    events = [
         ({"event": event, "severity": severity}, count)
-        for (event, severity), count in sorted(traffic.reports.items())
+        for (event, severity), count in sorted(request_metrics.client_events.items())
     ]
-    yield from _metric(
-        "tinkex_client_reports_total", "counter", "What clients report of themselves.", reports
-    )
+    yield from _metric("tinkex_client_reports_total", "counter", "Telemetry events of clients.", events)
     name = "tinkex_request_duration_seconds"
-    yield f"# HELP {name} How long calls took, held polls included."
+    yield f"# HELP {name} Duration of requests, long polls included."
     yield f"# TYPE {name} histogram"
-    for endpoint, durations in sorted(traffic.durations.items()):
+    for endpoint, durations in sorted(request_metrics.durations.items()):
         bounds = [*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"]
         for bound, count in zip(bounds, accumulate(durations.counts), strict=True):
             yield f"{name}_bucket{_labels({'endpoint': endpoint, 'le': bound})} {count}"
@@ -126,9 +127,9 @@ def _traffic(traffic: Traffic) -> Iterator[str]:
 
 
 def _metric(
-    name: str, kind: str, meaning: str, samples: float | Iterable[tuple[Mapping[str, str], float]]
+    name: str, kind: str, description: str, samples: float | Iterable[tuple[Mapping[str, str], float]]
 ) -> Iterator[str]:
-    yield f"# HELP {name} {meaning}"
+    yield f"# HELP {name} {description}"
     yield f"# TYPE {name} {kind}"
     if isinstance(samples, int | float):
         samples = [({}, samples)]
@@ -137,7 +138,7 @@ def _metric(
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    r"""Labels as the format wants them.
+    r"""Returns labels in the text format.
 
     >>> _labels({"model": 'a "b"'})
     '{model="a \\"b\\""}'
@@ -150,7 +151,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def _resident_bytes(process: str) -> int | None:
-    """The memory of a process, where the system tells it in /proc."""
+    """Returns the resident memory of a process, or None where /proc does not have it."""
     try:
         pages = int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""Forms with files (``multipart/form-data``), read piece by piece as they arrive."""
+"""A streaming parser for ``multipart/form-data`` with files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from python_multipart.multipart import MultipartParser
 
 from tinkex.errors import InvalidInput, TooLarge
 
-LARGEST_HEAD = 16 * 1024
-"""Bytes of the headers of one part."""
-LARGEST_FIELD = 1024
-MOST_PARTS = 128
+MAX_PART_HEADER_BYTES = 16 * 1024
+"""Limit for the headers of one part."""
+MAX_FIELD_BYTES = 1024
+MAX_PARTS = 128
 
 _BOUNDARY = re.compile(r'\bboundary=(?:"([^"]+)"|([^\s;,"]+))', re.IGNORECASE)
 _DISPOSITION = re.compile(
@@ -23,19 +23,19 @@ _DISPOSITION = re.compile(
 _PARAMETER = re.compile(r';\s*([a-z]+\*?)=(?:"([^"]*)"|([^\s;"]*))', re.IGNORECASE | re.DOTALL)
 
 
-class Files(Protocol):
-    """Who takes the files of a form; errors it raises end the reading."""
+class FileSink(Protocol):
+    """Receives the files of a form; an error it raises stops the parser."""
 
     def begin(self, name: str, content_type: str) -> None:
-        """A file starts."""
+        """Start a file."""
         ...
 
     def write(self, data: bytes) -> None:
-        """More of it."""
+        """Add data to the current file."""
         ...
 
     def end(self) -> None:
-        """It is over."""
+        """Finish the current file."""
         ...
 
 
@@ -47,29 +47,29 @@ class _Part:
 
 
 class FormReader:
-    r"""Takes the body of a form in pieces of any size; files go to their taker, fields are in ``fields`` at the end.
+    r"""Parses the body of a form in chunks of any size; files go to the sink, other fields to ``fields``.
 
     >>> class Print:
     ...     def begin(self, name, content_type): print("file", name, content_type)
     ...     def write(self, data): print(data)
-    ...     def end(self): print("over")
+    ...     def end(self): print("end")
     >>> reader = FormReader("multipart/form-data; boundary=x", Print())
     >>> reader.write(b'--x\r\nContent-Disposition: form-data; name="f"; filename="a.png"\r\n\r\nPNG\r\n--x--\r\n')
     file a.png application/octet-stream
     b'PNG'
-    over
+    end
     >>> reader.finish()
     """
 
-    def __init__(self, content_type: str, files: Files) -> None:
+    def __init__(self, content_type: str, sink: FileSink) -> None:
         kind = content_type.partition(";")[0].strip().lower()
         boundary = _BOUNDARY.search(content_type)
         if kind != "multipart/form-data" or boundary is None:
             raise InvalidInput(
-                f"files come as multipart/form-data with a boundary, not as {content_type[:200]!r}."
+                f"Content-Type is {content_type[:200]!r}; send files as multipart/form-data with a boundary."
             )
         self.fields: dict[str, str] = {}
-        self._files = files
+        self._sink = sink
         self._num_parts = 0
         self._complete = False
         self._headers: dict[str, str] = {}
@@ -90,42 +90,42 @@ class FormReader:
                 },
             )
         except FormParserError as error:
-            raise _unreadable(error) from error
+            raise _invalid_form(error) from error
 
     def write(self, data: bytes) -> None:
-        """Read on."""
+        """Parse the next chunk."""
         if self._complete:
-            return  # what follows the last boundary means nothing
+            return  # data after the last boundary is ignored, as RFC 2046 says
         try:
             self._parser.write(data)
         except FormParserError as error:
-            raise _unreadable(error) from error
+            raise _invalid_form(error) from error
 
     def finish(self) -> None:
-        """The body is over; :class:`InvalidInput` if the form is not."""
+        """Check at the end of the body that the form is complete; raises :class:`InvalidInput` if it is not."""
         if not self._complete:
-            raise InvalidInput("the form breaks off before its last boundary; send it again, whole.")
+            raise InvalidInput("the form ends before its last boundary; send it again.")
 
     def _part_begins(self) -> None:
         self._num_parts += 1
-        if self._num_parts > MOST_PARTS:
-            raise TooLarge(f"a form has at most {MOST_PARTS} parts; send less at once.")
+        if self._num_parts > MAX_PARTS:
+            raise TooLarge(f"a form has at most {MAX_PARTS} parts; send fewer per request.")
         self._headers = {}
         self._name.clear()
         self._value.clear()
 
     def _header_name(self, data: bytes, start: int, end: int) -> None:
         self._name += data[start:end]
-        self._check_head()
+        self._check_headers()
 
     def _header_value(self, data: bytes, start: int, end: int) -> None:
         self._value += data[start:end]
-        self._check_head()
+        self._check_headers()
 
-    def _check_head(self) -> None:
-        held = sum(len(name) + len(value) for name, value in self._headers.items())
-        if held + len(self._name) + len(self._value) > LARGEST_HEAD:
-            raise TooLarge(f"the headers of a part are longer than {LARGEST_HEAD} bytes.")
+    def _check_headers(self) -> None:
+        size = sum(len(name) + len(value) for name, value in self._headers.items())
+        if size + len(self._name) + len(self._value) > MAX_PART_HEADER_BYTES:
+            raise TooLarge(f"the headers of a part are longer than {MAX_PART_HEADER_BYTES} bytes.")
 
     def _header_ends(self) -> None:
         self._headers[self._name.decode("latin-1").strip().lower()] = self._value.decode(
@@ -138,33 +138,35 @@ class FormReader:
         disposition = self._headers.get("content-disposition", "")
         read = _DISPOSITION.fullmatch(disposition)
         if read is None:
-            raise InvalidInput(f"a part has no readable Content-Disposition: {disposition[:200]!r}.")
+            raise InvalidInput(f"a part has an invalid Content-Disposition: {disposition[:200]!r}.")
         given = {name.lower(): quoted or plain for name, quoted, plain in _PARAMETER.findall(read[1])}
         field, name = given.get("name"), given.get("filename")
         if field is None:
             raise InvalidInput("a part of the form has no name.")
         if self._headers.get("content-transfer-encoding", "binary").lower() not in {"binary", "8bit", "7bit"}:
-            raise InvalidInput(f"{field!r} comes in a Content-Transfer-Encoding; send its bytes as they are.")
+            raise InvalidInput(
+                f"{field!r} has a Content-Transfer-Encoding, which is not supported; send its raw bytes."
+            )
         if name is None and field in self.fields:
-            raise InvalidInput(f"the field {field!r} comes twice.")
+            raise InvalidInput(f"the field {field!r} is repeated.")
         self._part = _Part(field, name is not None, bytearray())
         if name is not None:
-            self._files.begin(name, self._headers.get("content-type", "application/octet-stream"))
+            self._sink.begin(name, self._headers.get("content-type", "application/octet-stream"))
 
     def _content(self, data: bytes, start: int, end: int) -> None:
         assert self._part is not None
         if self._part.is_file:
-            self._files.write(data[start:end])
+            self._sink.write(data[start:end])
         else:
             self._part.text += data[start:end]
-            if len(self._part.text) > LARGEST_FIELD:
-                raise TooLarge(f"the field {self._part.field!r} is longer than {LARGEST_FIELD} bytes.")
+            if len(self._part.text) > MAX_FIELD_BYTES:
+                raise TooLarge(f"the field {self._part.field!r} is longer than {MAX_FIELD_BYTES} bytes.")
 
     def _part_ends(self) -> None:
         assert self._part is not None
         part, self._part = self._part, None
         if part.is_file:
-            self._files.end()
+            self._sink.end()
         else:
             self.fields[part.field] = part.text.decode("utf-8", "replace")
 
@@ -172,5 +174,5 @@ class FormReader:
         self._complete = True
 
 
-def _unreadable(error: FormParserError) -> InvalidInput:
-    return InvalidInput(f"the form cannot be read: {error}.")
+def _invalid_form(error: FormParserError) -> InvalidInput:
+    return InvalidInput(f"the form is invalid: {error}.")

@@ -1,4 +1,4 @@
-"""Training runs and checkpoints: listing them; publishing, keeping and deleting checkpoints."""
+"""Training runs and checkpoints: listing; publishing, expiry and deletion of checkpoints."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tinkex.errors import NotAllowed
 from tinkex.types import Checkpoint, CheckpointsListResponse, Cursor, TrainingRun, TrainingRunsResponse
 from tinkex.types.checkpoints import KINDS
 
-FIRST_WITH_EXPORTS = (0, 28)
-"""The first version of the official client that knows exported weights."""
+MIN_VERSION_WITH_EXPORTS = (0, 28)
+"""The first version of the official client that supports exported weights."""
 
 
 async def list_training_runs(call: Call) -> Reply:
-    """The caller's runs, those of one project, or also those with published checkpoints; last used first."""
+    """Returns a page of the user's runs, optionally of one project or with published ones of others; last used first."""
     limit, offset = page(call.query, default_limit=20)
     store = call.engine.store
     project_id = call.query.get("project_id")
@@ -35,14 +35,14 @@ async def list_training_runs(call: Call) -> Reply:
 
 
 async def get_training_run(call: Call) -> Reply:
-    """One run of the caller, or one with a published checkpoint."""
+    """Returns one run of the user, or one with a published checkpoint."""
     store, run_id = call.engine.store, call.parameters["training_run_id"]
     find = find_accessible_run if wants_accessible(call.query) else find_run
     return _training_run(store, call.owner, find(store, call.owner, run_id))
 
 
 async def list_checkpoints(call: Call) -> Reply:
-    """The live checkpoints of one run, oldest first; of another user's run those that are public."""
+    """Returns the live checkpoints of one run, oldest first; of another user's run only public ones."""
     store = call.engine.store
     run = find_accessible_run(store, call.owner, call.parameters["training_run_id"])
     return CheckpointsListResponse(
@@ -55,7 +55,7 @@ async def list_checkpoints(call: Call) -> Reply:
 
 
 async def list_user_checkpoints(call: Call) -> Reply:
-    """The caller's live checkpoints over all runs, newest first."""
+    """Returns a page of the user's live checkpoints of all runs, newest first."""
     limit, offset = page(call.query, default_limit=100)
     checkpoints, now, hidden = call.engine.store.checkpoints, time.time(), _hidden(call)
     rows = checkpoints.of_owner(call.owner, now, limit, offset, hidden)
@@ -67,50 +67,50 @@ async def list_user_checkpoints(call: Call) -> Reply:
 
 
 def _hidden(call: Call) -> str:
-    """The kind of checkpoints that a client is too old to read; one of them would spoil the whole list for it."""
+    """Returns the checkpoint kind that an old client cannot decode; one entry would make its whole list fail."""
     version = re.match(r"(\d+)\.(\d+)", call.headers.get("x-stainless-package-version", ""))
-    if version is not None and (int(version[1]), int(version[2])) < FIRST_WITH_EXPORTS:
+    if version is not None and (int(version[1]), int(version[2])) < MIN_VERSION_WITH_EXPORTS:
         return CheckpointKind.EXTERNAL_WEIGHTS
     return ""
 
 
 async def delete_checkpoint(call: Call) -> Reply:
-    """Delete a checkpoint with its files. Samplers made from it fail from their next sample on."""
+    """Delete a checkpoint and its files. Samplers created from it fail from their next sample on."""
     call.engine.delete_checkpoint(_own_checkpoint(call, "delete it"))
     return None
 
 
 async def publish_checkpoint(call: Call) -> Reply:
-    """Let every key of this server read a checkpoint; again changes nothing."""
+    """Make a checkpoint readable by every user of this server; idempotent."""
     call.engine.store.checkpoints.set_public(_own_checkpoint(call, "publish it"), public=True)
     return None
 
 
 async def unpublish_checkpoint(call: Call) -> Reply:
-    """Keep a checkpoint to its owner; again changes nothing."""
+    """Make a checkpoint readable only by its owner; idempotent."""
     call.engine.store.checkpoints.set_public(_own_checkpoint(call, "unpublish it"), public=False)
     return None
 
 
 async def set_checkpoint_ttl(call: Call) -> Reply:
-    """Keep a checkpoint for so many seconds from now, or without an end."""
+    """Set when a checkpoint expires, in seconds from now; None means never."""
     ttl = call.request.ttl_seconds
     check_ttl(ttl)
-    checkpoint = _own_checkpoint(call, "change how long it is kept")
+    checkpoint = _own_checkpoint(call, "change its expiry")
     call.engine.store.checkpoints.set_expiry(checkpoint, None if ttl is None else time.time() + ttl)
     return None
 
 
-def _own_checkpoint(call: Call, deed: str) -> CheckpointRow:
+def _own_checkpoint(call: Call, action: str) -> CheckpointRow:
     path = checkpoint_of_url(call.parameters)
     checkpoint = find_checkpoint(call.engine.store, call.owner, path)
     if checkpoint.owner != call.owner:
-        raise NotAllowed(f"{path} is public, but not yours; only its owner can {deed}.")
+        raise NotAllowed(f"{path} is public, but not yours; only its owner can {action}.")
     return checkpoint
 
 
 def _training_run(store: Store, reader: str, row: RunRow) -> TrainingRun:
-    """A run as its reader may see it: of another user's, only what is public."""
+    """Returns a run as ``reader`` may see it: only what is public of another user's run."""
     now, is_own = time.time(), row.owner == reader
     last, last_sampler = (
         store.checkpoints.last(row.run_id, kind, now, public_only=not is_own)
@@ -121,7 +121,7 @@ def _training_run(store: Store, reader: str, row: RunRow) -> TrainingRun:
         base_model=row.base_model,
         model_owner=row.owner,
         is_lora=True,
-        last_request_time=_moment(row.used_at),
+        last_request_time=_datetime(row.used_at),
         corrupted=row.status is RunStatus.CORRUPTED,
         lora_rank=row.lora.rank if row.lora is not None else None,
         last_checkpoint=_checkpoint(last) if last is not None else None,
@@ -134,16 +134,16 @@ def _checkpoint(row: CheckpointRow) -> Checkpoint:
     return Checkpoint(
         checkpoint_id=row.checkpoint_id,
         checkpoint_type=KINDS[row.kind],
-        time=_moment(row.created_at),
+        time=_datetime(row.created_at),
         tinker_path=row.path,
         size_bytes=row.size_bytes,
         public=row.public,
         user_metadata=dict(row.user_metadata) if row.user_metadata is not None else None,
-        expires_at=_moment(row.expires_at) if row.expires_at is not None else None,
+        expires_at=_datetime(row.expires_at) if row.expires_at is not None else None,
     )
 
 
-def _moment(seconds: float) -> datetime:
+def _datetime(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 

@@ -12,13 +12,13 @@ from tinkex.types import CreateSamplingSessionResponse, GetSamplerResponse, Join
 
 
 async def create_sampling_session(call: Call) -> Reply:
-    """Make a sampler on a base model or on saved weights."""
+    """Create a sampler for a base model or saved weights."""
     sampler_id = call.engine.admission.create_sampler(call.owner, call.request)
     return CreateSamplingSessionResponse(sampling_session_id=sampler_id)
 
 
 async def asample(call: Call) -> Reply:
-    """Accept a prompt; the answer names the result and the sequences it will hold."""
+    """Accept a prompt; returns the ids of the request and of its sequences."""
     engine = call.engine
     if not all(model.known for model in engine.models.all):
         sampler = engine.admission.find_sampler(call.owner, call.request)
@@ -26,12 +26,12 @@ async def asample(call: Call) -> Reply:
     try:
         return await engine.accept(call.owner, call.request, call.body)
     except InvalidInput:
-        check_pointers(engine.store, call.owner, call.request.prompt)  # says more of a pointer to nothing
+        check_pointers(engine.store, call.owner, call.request.prompt)  # its error names the invalid pointer
         raise
 
 
 async def get_sampler(call: Call) -> Reply:
-    """What a sampler samples from."""
+    """Returns the weights of a sampler."""
     sampler = find_sampler(call.engine.store, call.owner, call.parameters["sampler_id"])
     return GetSamplerResponse(
         sampler_id=sampler.sampler_id, base_model=sampler.base_model, model_path=sampler.model_path
@@ -39,9 +39,11 @@ async def get_sampler(call: Call) -> Reply:
 
 
 async def join_sampling_session(call: Call) -> Reply:
-    """The number of one more process that samples with this sampler; it numbers its samples in a range of its own."""
+    """Add a client to a sampler; returns its number, which determines the range of its seq_ids."""
     sampler = find_sampler(call.engine.store, call.owner, call.request.sampling_session_id)
-    return JoinSamplingSessionResponse(client_counter=call.engine.store.samplers.join(sampler.sampler_id))
+    return JoinSamplingSessionResponse(
+        client_counter=call.engine.store.samplers.add_client(sampler.sampler_id)
+    )
 
 
 HANDLERS: Mapping[str, Handler] = {

@@ -1,7 +1,6 @@
-"""Finding sessions: every filter of the question must fit, newest first, page by page.
+"""Searching sessions: all filters must match; pages are sorted newest first.
 
-Of sessions of others only that is told, and looked at, which is public: that they exist, whose they are, and their
-published checkpoints.
+Of other users' sessions only public data is searched and returned: their existence, owner and published checkpoints.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ _REASONS: Mapping[str, ClientSessionFinishReason] = {
 
 
 async def search_sessions(call: Call) -> Reply:
-    """The caller's sessions that fit, or also those of others with published checkpoints."""
-    asked: SessionSearchRequest = call.request
+    """Returns the user's sessions that match, optionally with those of others that have published checkpoints."""
+    request: SessionSearchRequest = call.request
     store = call.engine.store
     found: list[SessionRow] = []
-    for row in _all_sessions(store, call.owner, own=isinstance(asked.owner, OwnSearchOwner)):
-        if _of(row, asked.owner) and _fits(row, asked, is_own=row.owner == call.owner):
+    for row in _all_sessions(store, call.owner, own=isinstance(request.owner, OwnSearchOwner)):
+        if _has_owner(row, request.owner) and _matches(row, request, is_own=row.owner == call.owner):
             found.append(row)
-            if len(found) > asked.limit:
+            if len(found) > request.limit:
                 break
-    page, more = found[: asked.limit], len(found) > asked.limit
+    page, more = found[: request.limit], len(found) > request.limit
     return SessionSearchResponse(
         sessions=[_summary(store, row, is_own=row.owner == call.owner) for row in page],
         next_cursor=SessionSearchCursor(
-            last_created_at=_moment(page[-1].created_at), last_session_id=page[-1].session_id
+            last_created_at=_datetime(page[-1].created_at), last_session_id=page[-1].session_id
         )
         if more
         else None,
@@ -69,24 +68,24 @@ def _all_sessions(store: Store, owner: str, *, own: bool) -> Iterator[SessionRow
         offset += _BATCH
 
 
-def _of(row: SessionRow, owner: SearchOwner) -> bool:
+def _has_owner(row: SessionRow, owner: SearchOwner) -> bool:
     return not isinstance(owner, UserSearchOwner) or row.owner in owner.owner_urns
 
 
-def _fits(row: SessionRow, asked: SessionSearchRequest, *, is_own: bool) -> bool:
+def _matches(row: SessionRow, request: SessionSearchRequest, *, is_own: bool) -> bool:
     if not is_own:
-        # Whether a guess fits what is not public would tell it.
+        # A filter on private fields would reveal their values.
         row = replace(row, user_metadata={}, display_name=None, project_id=None)
-        if asked.statuses is not None:
+        if request.statuses is not None:
             return False
     metadata = row.user_metadata or {}
     return (
-        (asked.session_id is None or row.session_id == asked.session_id)
-        and (asked.project_ids is None or row.project_id in asked.project_ids)
-        and (asked.display_name is None or asked.display_name.lower() in (row.display_name or "").lower())
-        and all(metadata.get(name) == value for name, value in asked.user_metadata.items())
-        and (asked.statuses is None or any(_has_status(row, status) for status in asked.statuses))
-        and (asked.cursor is None or _comes_after(row, asked.cursor))
+        (request.session_id is None or row.session_id == request.session_id)
+        and (request.project_ids is None or row.project_id in request.project_ids)
+        and (request.display_name is None or request.display_name.lower() in (row.display_name or "").lower())
+        and all(metadata.get(name) == value for name, value in request.user_metadata.items())
+        and (request.statuses is None or any(_has_status(row, status) for status in request.statuses))
+        and (request.cursor is None or _comes_after(row, request.cursor))
     )
 
 
@@ -95,11 +94,11 @@ def _has_status(row: SessionRow, status: SessionStatusQuery) -> bool:
         return row.finished_at is None
     if isinstance(status, ClientFinishedSessionStatusQuery):
         return row.finished_at is not None and (status.reasons is None or row.finish_reason in status.reasons)
-    return False  # sessions are neither cancelled nor failed here
+    return False  # this server neither cancels nor fails sessions
 
 
 def _comes_after(row: SessionRow, cursor: SessionSearchCursor) -> bool:
-    created = _moment(row.created_at)
+    created = _datetime(row.created_at)
     return created < cursor.last_created_at or (
         created == cursor.last_created_at and row.session_id > cursor.last_session_id
     )
@@ -116,7 +115,7 @@ def _summary(store: Store, row: SessionRow, *, is_own: bool) -> SessionSummary:
     if not is_own:
         return SessionSummary(
             session_id=row.session_id,
-            created_at=_moment(row.created_at),
+            created_at=_datetime(row.created_at),
             owner=row.owner,
             project_id="",
             checkpoints_count=len(checkpoints),
@@ -124,7 +123,7 @@ def _summary(store: Store, row: SessionRow, *, is_own: bool) -> SessionSummary:
         )
     return SessionSummary(
         session_id=row.session_id,
-        created_at=_moment(row.created_at),
+        created_at=_datetime(row.created_at),
         owner=row.owner,
         project_id=row.project_id or "",
         status=SessionActive()
@@ -140,7 +139,7 @@ def _summary(store: Store, row: SessionRow, *, is_own: bool) -> SessionSummary:
     )
 
 
-def _moment(seconds: float) -> datetime:
+def _datetime(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 

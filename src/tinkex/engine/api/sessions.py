@@ -26,15 +26,15 @@ from tinkex.types import (
 )
 
 STARTING = 503
-"""Balancers send nobody to a server that says so, and clients ask again."""
+"""Load balancers do not route to a server that returns it, and clients retry."""
 
 
 async def client_config(call: Call) -> Reply:
-    """How clients should behave: they use everything this server offers."""
+    """Returns the features that clients should use."""
     return ClientConfigResponse(
-        # Without keys there is nothing that a token could stand for.
+        # Without keys there is nothing to issue a token for.
         pjwt_auth_enabled=call.engine.config.auth,
-        # N samples in flight are one open poll, not N; that also makes a cap on them unnecessary.
+        # N samples in flight need one open poll instead of N, so their number needs no limit.
         sample_use_retrieve_futures=True,
         sample_join_sampling_session=True,
         create_model_via_load_weights=True,
@@ -43,27 +43,27 @@ async def client_config(call: Call) -> Reply:
 
 
 async def client_dynamic_config(_call: Call) -> Reply:
-    """Abandoned samples are worth telling us about: they leave the decode batch at once."""
+    """Asks clients to cancel abandoned samples, which then leave the decode batch immediately."""
     return ClientDynamicConfigResponse(sample_cancel_enabled=True)
 
 
 async def healthz(call: Call) -> Reply:
-    """The server is up; it says so if something keeps it from working well, and answers 503 while it starts.
+    """Returns the health of the server, with the reasons if it is degraded; 503 while it starts.
 
-    ``worker`` is the process that computes, if there is one.
+    ``worker`` is the status of the worker process, if there is one.
     """
     health, worker = call.engine.health, call.engine.backend.status
     status, state = health.status, health.state
-    told = {"status": status} | ({"worker": asdict(worker)} if worker is not None else {})
+    content = {"status": status} | ({"worker": asdict(worker)} if worker is not None else {})
     if state == "starting":
-        response = json_response({**told, "detail": status}, STARTING)
+        response = json_response({**content, "detail": status}, STARTING)
         response.headers["retry-after"] = "1"
         return response
-    return json_response(told)
+    return json_response(content)
 
 
 async def get_server_capabilities(call: Call) -> Reply:
-    """The served models."""
+    """Returns the served models."""
     models = call.engine.models
     supported = []
     for name in models.names:
@@ -76,8 +76,8 @@ async def get_server_capabilities(call: Call) -> Reply:
 
 
 async def telemetry(call: Call) -> Reply:
-    """Counted and dropped: events of clients may hold their API keys, so they are neither stored nor logged."""
-    call.traffic.reported(call.request.events)
+    """Counts events without storing or logging them, because they may contain API keys."""
+    call.request_metrics.record_client_events(call.request.events)
     return TelemetryResponse()
 
 
@@ -100,16 +100,16 @@ async def create_session(call: Call) -> Reply:
 
 
 async def session_heartbeat(call: Call) -> Reply:
-    """Keep a session alive; a finished one answers 410, which ends the client's heartbeat."""
+    """Record a heartbeat; a finished session returns 410, which stops the client's heartbeats."""
     session = find_session(call.engine.store, call.owner, call.request.session_id)
     if session.finished_at is not None:
         raise Expired(f"session {session.session_id} is finished.")
-    call.engine.store.sessions.seen(session.session_id, time.time())
+    call.engine.store.sessions.record_heartbeat(session.session_id, time.time())
     return SessionHeartbeatResponse()
 
 
 async def finish_session(call: Call) -> Reply:
-    """End a session; the first reason stays."""
+    """Finish a session; it keeps its first finish reason."""
     session = find_session(call.engine.store, call.owner, call.parameters["session_id"])
     call.engine.store.sessions.finish(
         session.session_id, time.time(), call.request.reason.type, call.request.detail
@@ -122,12 +122,12 @@ async def assign_session_project(call: Call) -> Reply:
     session = find_session(call.engine.store, call.owner, call.parameters["session_id"])
     if not call.request.project_id:
         raise InvalidInput("project_id is empty; name the project that the session moves into.")
-    call.engine.store.sessions.assign(session.session_id, call.request.project_id)
+    call.engine.store.sessions.set_project(session.session_id, call.request.project_id)
     return None
 
 
 async def list_sessions(call: Call) -> Reply:
-    """The caller's sessions, or also those with published checkpoints; newest first."""
+    """Returns a page of the user's sessions, optionally with those of others that have published checkpoints; newest first."""
     limit, offset = page(call.query, default_limit=20)
     public_at = time.time() if wants_accessible(call.query) else None
     rows = call.engine.store.sessions.list(call.owner, limit, offset, public_at)
@@ -135,7 +135,7 @@ async def list_sessions(call: Call) -> Reply:
 
 
 async def get_session(call: Call) -> Reply:
-    """What a session of the caller made, or what is public of another user's."""
+    """Returns the runs and samplers of the user's session, or the public runs of another user's."""
     store, session_id = call.engine.store, call.parameters["session_id"]
     if wants_accessible(call.query):
         public = _public_runs(store, call.owner, session_id)
@@ -151,7 +151,7 @@ async def get_session(call: Call) -> Reply:
 
 
 def _public_runs(store: Store, reader: str, session_id: str) -> list[str]:
-    """The runs with published checkpoints of another user's session; nothing else of it is told."""
+    """Returns the runs with published checkpoints of another user's session; the rest is private."""
     now = time.time()
     return [
         run.run_id

@@ -1,4 +1,4 @@
-"""The span of a call, in the trace that its headers name; the operations it submits go on from there."""
+"""Server spans of requests, as children of the trace context in their headers; submitted operations continue the trace."""
 
 from __future__ import annotations
 
@@ -19,54 +19,61 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Response)
 
-NEVER_FIRST = frozenset({"session_heartbeat", "healthz", "telemetry", "retrieve_future", "retrieve_futures"})
-"""Calls that are part of a trace or of none: they come all the time, and tell nothing by themselves."""
+NEVER_ROOT = frozenset({"session_heartbeat", "healthz", "telemetry", "retrieve_future", "retrieve_futures"})
+"""Endpoints that never start a trace: their requests are frequent, and a root span for each would be noise."""
 
 
 class CallTracing:
-    """Makes the spans of calls, unless ``TINKEX_TRACING=0`` rules them out."""
+    """Creates the spans of requests, unless ``TINKEX_TRACING=0`` disables tracing."""
 
     def __init__(self) -> None:
-        self._on = os.environ.get("TINKEX_TRACING", "").strip().lower() not in {"0", "false", "no", "off"}
+        self._enabled = os.environ.get("TINKEX_TRACING", "").strip().lower() not in {
+            "0",
+            "false",
+            "no",
+            "off",
+        }
 
-    async def answer(self, answering: Awaitable[T], row: Endpoint, request: Request, request_id: str) -> T:
-        """The answer to a call; a span lasts until it is there."""
-        tracer = find_tracer() if self._on else None
+    async def trace(self, response: Awaitable[T], endpoint: Endpoint, request: Request, request_id: str) -> T:
+        """Await a response within a span."""
+        tracer = find_tracer() if self._enabled else None
         if tracer is None:
-            return await answering
+            return await response
         from opentelemetry.trace import SpanKind, get_current_span, set_span_in_context
 
         context = extract_context(request.headers)
-        # The engine in the user's own process goes on with their traces and begins none.
-        begins = request.client is not None and row.name not in NEVER_FIRST
-        if not begins and not get_current_span(context).get_span_context().is_valid:
-            return await answering
-        route = row.path.replace(":path}", "}")
-        facts = {
-            "http.request.method": row.method,
+        # The embedded engine continues the user's traces and starts none.
+        may_be_root = request.client is not None and endpoint.name not in NEVER_ROOT
+        if not may_be_root and not get_current_span(context).get_span_context().is_valid:
+            return await response
+        route = endpoint.path.replace(":path}", "}")
+        attributes = {
+            "http.request.method": endpoint.method,
             "http.route": route,
             "url.scheme": request.url.scheme,
             "tinkex.call_id": request_id,
         }
-        span = log_errors(tracer.start_span)(f"{row.method} {route}", context, SpanKind.SERVER, facts)
+        span = log_errors(tracer.start_span)(
+            f"{endpoint.method} {route}", context, SpanKind.SERVER, attributes
+        )
         if span is None:
-            return await answering
-        return await _inside(span, set_span_in_context(span, context), answering)
+            return await response
+        return await _await_in_span(span, set_span_in_context(span, context), response)
 
 
-async def _inside(span: Span, context: Context, answering: Awaitable[T]) -> T:
+async def _await_in_span(span: Span, context: Context, awaitable: Awaitable[T]) -> T:
     from opentelemetry.context import attach, detach
     from opentelemetry.trace import Status, StatusCode
 
-    ours, theirs = call_context.set(context), attach(context)
+    call_token, otel_token = call_context.set(context), attach(context)
     try:
-        response = await answering
+        response = await awaitable
     except BaseException as error:
         log_errors(end_span)(span, error)
         raise
     finally:
-        detach(theirs)
-        call_context.reset(ours)
+        detach(otel_token)
+        call_context.reset(call_token)
     span.set_attribute("http.response.status_code", response.status_code)
     if response.status_code >= 500:
         span.set_attribute("error.type", str(response.status_code))

@@ -1,4 +1,4 @@
-"""What callers are told when the database cannot be read or written, and what health says about it."""
+"""Database errors: the response to the client, and the problem in the engine's health."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from tinkex.errors import StorageUnavailable
 logger = logging.getLogger("tinkex.engine")
 
 RECORDS = "records"
-DAMAGE = "damage"
-LOOK_AGAIN_S = 0.2
-_DAMAGED = frozenset({"SQLITE_CORRUPT", "SQLITE_NOTADB"})
+CORRUPTION = "damage"
+RECHECK_INTERVAL_S = 0.2
+_CORRUPT = frozenset({"SQLITE_CORRUPT", "SQLITE_NOTADB"})
 
 
-def is_trouble(error: sqlite3.Error) -> bool:
-    """Whether storage is at fault, and not a statement of ours."""
+def is_storage_error(error: sqlite3.Error) -> bool:
+    """Returns whether the storage is at fault, and not the statement."""
     return isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError
 
 
-class StorageTrouble:
-    """Notes in the health of an engine what keeps calls from being answered, until it has gone."""
+class StorageErrors:
+    """Records database errors in the engine's health until the database works again."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._look_again = 0.0
-        self._noted = False
+        self._next_check = 0.0
+        self._failing = False
 
-    def refusal(self, error: sqlite3.Error) -> StorageUnavailable:
-        """The refusal of a call whose records could not be read or written."""
-        logger.warning("a call was refused: %s", error)
-        if (error.sqlite_errorname or "").split("_VTAB", maxsplit=1)[0] in _DAMAGED:
-            # It does not go away by itself: it stays noted until the server is started on sound data.
-            reason = f"the database is damaged ({error}); stop the server and restore engine.db from a backup"
-            self._engine.health.trouble(DAMAGE, reason)
+    def record(self, error: sqlite3.Error) -> StorageUnavailable:
+        """Record a problem; returns the error for the client."""
+        logger.warning("a request failed: %s", error)
+        if (error.sqlite_errorname or "").split("_VTAB", maxsplit=1)[0] in _CORRUPT:
+            # Permanent until the server is started on an intact database.
+            reason = f"the database is corrupt ({error}); stop the server and restore engine.db from a backup"
+            self._engine.health.trouble(CORRUPTION, reason)
             return StorageUnavailable(f"{reason}. Checkpoints are not affected.")
-        self._noted = True
-        self._engine.health.trouble(RECORDS, f"nothing can be recorded ({error})")
+        self._failing = True
+        self._engine.health.trouble(RECORDS, f"the database cannot be written ({error})")
         return StorageUnavailable(
-            f"the server cannot record anything now ({error}), so nothing was changed. Free disk space or close what holds its "
-            "database, then try again."
+            f"the server's database cannot be written ({error}), so nothing was changed. Free disk space or close the program "
+            "that locks the database, then try again."
         )
 
-    def look_again(self) -> None:
-        """Take back what was noted if writing works again; looked for, but not too often."""
+    def recheck(self) -> None:
+        """Clear the recorded problem if the database can be written again; rate-limited."""
         now = time.monotonic()
-        if self._noted and now >= self._look_again:
-            self._look_again = now + LOOK_AGAIN_S
+        if self._failing and now >= self._next_check:
+            self._next_check = now + RECHECK_INTERVAL_S
             try:
                 self._engine.store.database.probe()
             except sqlite3.Error:
                 return
-            self._noted = False
+            self._failing = False
             self._engine.health.fine(RECORDS)

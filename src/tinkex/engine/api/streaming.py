@@ -1,6 +1,7 @@
-"""Samples token by token: server-sent events while the decode batch goes on.
+"""Token streaming: server-sent events while a sample is decoded.
 
-Every token is an event ``token``; then comes one ``done`` or one ``error``. A caller that goes away ends the sample.
+Every token is an event ``token``; then follows one ``done`` or one ``error``. A sample is cancelled if its client
+disconnects.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from tinkex.types import SampleRequest, UntypedAPIFuture
 
 EVENT_STREAM = "text/event-stream"
 KEEP_ALIVE_S = 5.0
-"""How often a caller hears something while its sample waits, so that nothing on the way takes it for dead."""
+"""Interval of keep-alive comments while a sample waits, so that proxies do not close the connection."""
 
-NOT_STREAMED = (
+UNSUPPORTED_FIELDS = (
     "prompt_logprobs",
     "topk_prompt_logprobs",
     "topk_sample_logprobs",
@@ -40,21 +41,23 @@ NOT_STREAMED = (
 
 
 async def stream_sample(call: Call) -> Reply:
-    """Accept a prompt as ``asample`` does; the answer is its tokens as they are drawn."""
+    """Accept a prompt like ``asample``; the response streams its tokens as they are sampled."""
     request: SampleRequest = call.request
     engine = call.engine
     sampler = engine.admission.find_sampler(call.owner, request)
-    for name in NOT_STREAMED:
+    for name in UNSUPPORTED_FIELDS:
         if getattr(request, name):
-            raise InvalidInput(f"{name} is not part of a stream; leave it out, or ask for it with asample.")
+            raise InvalidInput(f"{name} is not supported in streams; omit it, or use asample.")
     model = engine.models.find(sampler.base_model)
     if not model.known:
         await engine.load(model)
-    await asyncio.to_thread(lambda: model.tokenizer)  # before the first token waits for it
+    await asyncio.to_thread(
+        lambda: model.tokenizer
+    )  # loaded now, so that the first token does not wait for it
     try:
         accepted = await engine.accept(call.owner, request, call.body)
     except InvalidInput:
-        check_pointers(engine.store, call.owner, request.prompt)  # says more of a pointer to nothing
+        check_pointers(engine.store, call.owner, request.prompt)  # its error names the invalid pointer
         raise
     return TokenStream(engine, call.owner, model, request, accepted)
 
@@ -83,25 +86,25 @@ class TokenStream(Response):
         self._outcome: Outcome | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Tell the events, until the last one or until the caller goes away."""
-        del scope  # nothing in it changes what is told
-        gone = asyncio.create_task(_gone(receive))
-        telling = asyncio.create_task(self._tell(send))
+        """Send the events until the last one, or until the client disconnects."""
+        del scope  # unused
+        disconnect = asyncio.create_task(_wait_for_disconnect(receive))
+        stream = asyncio.create_task(self._stream(send))
         try:
-            await asyncio.wait({gone, telling}, return_when=asyncio.FIRST_COMPLETED)
-            if telling.done():
-                with contextlib.suppress(OSError):  # the caller went away in the middle of an event
-                    telling.result()
+            await asyncio.wait({disconnect, stream}, return_when=asyncio.FIRST_COMPLETED)
+            if stream.done():
+                with contextlib.suppress(OSError):  # the client disconnected in the middle of an event
+                    stream.result()
         finally:
-            for task in (gone, telling):
+            for task in (disconnect, stream):
                 task.cancel()
-            await asyncio.gather(gone, telling, return_exceptions=True)
+            await asyncio.gather(disconnect, stream, return_exceptions=True)
 
-    async def _tell(self, send: Send) -> None:
+    async def _stream(self, send: Send) -> None:
         request_id = self._accepted.request_id
         feed = TokenFeed()
-        ending = asyncio.create_task(self._end())
-        ending.add_done_callback(lambda _: feed.notify())
+        outcome = asyncio.create_task(self._wait_for_outcome())
+        outcome.add_done_callback(lambda _: feed.notify())
         self._engine.watch(request_id, feed)
         try:
             headers = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
@@ -113,48 +116,48 @@ class TokenStream(Response):
                     {"request_id": request_id, "sample_sequence_ids": self._accepted.sample_sequence_ids},
                 ),
             )
-            while not ending.done():
+            while not outcome.done():
                 try:
                     async with asyncio.timeout(KEEP_ALIVE_S):
                         await feed.changed()
                 except TimeoutError:
                     await _write(send, b": waiting\n\n")
                     continue
-                told = self._told(feed.read())
-                if told:
-                    await _write(send, told)
-            await _write(send, self._last(feed, ending.result()), more=False)
+                events = self._token_events(feed.read())
+                if events:
+                    await _write(send, events)
+            await _write(send, self._final_events(feed, outcome.result()), more=False)
         finally:
-            ending.cancel()
+            outcome.cancel()
             self._engine.unwatch(request_id)
             if self._outcome is None:
-                with contextlib.suppress(TinkexError):  # it ended at the same moment
+                with contextlib.suppress(TinkexError):  # it ended concurrently
                     self._engine.cancel(self._owner, request_id)
 
-    async def _end(self) -> Outcome | TinkexError:
-        """How the sample ends."""
-        patience = self._engine.config.long_poll_s
+    async def _wait_for_outcome(self) -> Outcome | TinkexError:
+        """Returns the outcome of the sample, or why it cannot be awaited."""
+        timeout_s = self._engine.config.long_poll_s
         while self._outcome is None:
-            began = time.monotonic()
+            started = time.monotonic()
             try:
-                self._outcome = await self._engine.wait(self._owner, self._accepted.request_id, patience)
+                self._outcome = await self._engine.wait(self._owner, self._accepted.request_id, timeout_s)
             except TinkexError as error:
                 return error
-            if self._outcome is None and time.monotonic() - began < patience / 2:
-                return ModelUnavailable("the server is stopping; sample again when it is back.")
+            if self._outcome is None and time.monotonic() - started < timeout_s / 2:
+                return ModelUnavailable("the server is shutting down; retry when it is back.")
         return self._outcome
 
-    def _last(self, feed: TokenFeed, end: Outcome | TinkexError) -> bytes:
-        if isinstance(end, TinkexError):
-            return _event("error", {"error": str(end), "category": "server"})
-        if end.status is not FutureStatus.DONE:
-            return _event("error", {"error": end.error, "category": end.category})
+    def _final_events(self, feed: TokenFeed, outcome: Outcome | TinkexError) -> bytes:
+        if isinstance(outcome, TinkexError):
+            return _event("error", {"error": str(outcome), "category": "server"})
+        if outcome.status is not FutureStatus.DONE:
+            return _event("error", {"error": outcome.error, "category": outcome.category})
         ids = self._accepted.sample_sequence_ids or []
-        response = wire_proto.decode_sample_response(end.result, ids)
+        response = wire_proto.decode_sample_response(outcome.result, ids)
         rest = [
-            drawn
+            token
             for sample, sequence in enumerate(response.sequences)
-            for drawn in feed.read_rest(
+            for token in feed.read_rest(
                 sample, sequence.tokens, sequence.logprobs or [], sequence.stop_reason
             )
         ]
@@ -164,32 +167,32 @@ class TokenStream(Response):
             "num_prompt_tokens": self._request.prompt.length,
             "prompt_cache_hit_tokens": response.prompt_cache_hit_tokens,
         }
-        return self._told(rest) + _event("done", done)
+        return self._token_events(rest) + _event("done", done)
 
-    def _told(self, drawn: Iterable[StreamedToken]) -> bytes:
-        return b"".join([_event("token", self._token(each)) for each in drawn])
+    def _token_events(self, tokens: Iterable[StreamedToken]) -> bytes:
+        return b"".join([_event("token", self._token_fields(token)) for token in tokens])
 
-    def _token(self, drawn: StreamedToken) -> dict[str, object]:
-        detokenizer = self._detokenizers.get(drawn.sample)
+    def _token_fields(self, token: StreamedToken) -> dict[str, object]:
+        detokenizer = self._detokenizers.get(token.sample)
         if detokenizer is None:
             tokenizer = self._model.tokenizer
-            detokenizer = self._detokenizers[drawn.sample] = IncrementalDetokenizer(
-                self._request.sampling_params.stop, lambda token: tokenizer.decode_bytes([token])
+            detokenizer = self._detokenizers[token.sample] = IncrementalDetokenizer(
+                self._request.sampling_params.stop, lambda token_id: tokenizer.decode_bytes([token_id])
             )
-        told: dict[str, object] = {
-            "sample": drawn.sample,
-            "index": drawn.index,
-            "token": drawn.token,
-            "logprob": drawn.logprob,
-            "text": detokenizer.add(drawn.token, drawn.stop_reason),
+        fields: dict[str, object] = {
+            "sample": token.sample,
+            "index": token.index,
+            "token": token.token,
+            "logprob": token.logprob,
+            "text": detokenizer.add(token.token, token.stop_reason),
         }
-        if drawn.stop_reason is not None:
-            told["stop_reason"] = drawn.stop_reason
-        return told
+        if token.stop_reason is not None:
+            fields["stop_reason"] = token.stop_reason
+        return fields
 
 
 def _event(name: str, data: Mapping[str, object]) -> bytes:
-    # JSON escapes line ends, so the data is always one line.
+    # JSON escapes line breaks, so the data is always one line.
     return b"event: " + name.encode() + b"\ndata: " + wire_json.encode(data) + b"\n\n"
 
 
@@ -197,8 +200,8 @@ async def _write(send: Send, body: bytes, *, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def _gone(receive: Receive) -> None:
-    """Returns when the caller goes away."""
+async def _wait_for_disconnect(receive: Receive) -> None:
+    """Returns when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

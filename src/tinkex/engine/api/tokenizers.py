@@ -1,4 +1,4 @@
-"""Tokenizer files of the served models, for clients that reach no hub."""
+"""Tokenizer files of the served models, for clients without access to a hub."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ FILES: Mapping[str, str] = {
     "generation_config.json": "application/json",
     "config.json": "application/json",
 }
-"""The only files this endpoint gives out, so that no name can lead anywhere else."""
+"""The only files this endpoint serves, so that no name can escape the directory."""
 
 
 async def tokenizer_file(call: Call) -> Reply:
-    """One file of a model's tokenizer; the query names the model, the first served one is the default."""
+    """Returns one file of a model's tokenizer; the default model is the first served one."""
     file = call.parameters["file"]
     if file not in FILES:
-        raise UnknownObject(f"there is no tokenizer file {file!r}; there are: {', '.join(FILES)}.")
+        raise UnknownObject(f"there is no tokenizer file {file!r}; use one of: {', '.join(FILES)}.")
     models = call.engine.models
     model = models.find(call.query.get("model") or models.names[0])
     content = await asyncio.to_thread(_read, model, file)

@@ -1,7 +1,7 @@
-"""Signed statements of this server: short-lived credentials, and addresses that can be fetched without one.
+"""Signed tokens of this server: short-lived credentials, and download URLs that need none.
 
-They are JSON Web Tokens signed with HMAC-SHA256 under a secret of the data directory, so they hold after a restart. Each
-says what it is for, and is good for nothing else.
+They are JSON Web Tokens signed with HMAC-SHA256. The secret is in the data directory, so they stay valid after a restart.
+Each token names its use and is valid only for that.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-MOST_CHECKED = 10_000
+MAX_VERIFIED = 10_000
 _HEADER = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9"  # {"alg":"HS256","typ":"JWT"}
 
 
 class Signer:
-    """Makes and checks tokens.
+    """Issues and verifies tokens.
 
     >>> signer = Signer(b"secret")
     >>> token = signer.issue("call", {"sub": "ada"}, expires_at=100.0)
@@ -32,28 +32,28 @@ class Signer:
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
-        self._checked: dict[str, dict[str, Any]] = {}
+        self._verified: dict[str, dict[str, Any]] = {}
 
     def issue(self, use: str, claims: Mapping[str, Any], expires_at: float) -> str:
-        """A token that says this, for one use, until a moment."""
+        """Returns a token with these claims, for one use, that expires at a given time."""
         content = _encode(msgspec.json.encode({**claims, "use": use, "exp": int(expires_at)}))
         return f"{_HEADER}.{content}.{self._signature(content)}"
 
     def read(self, use: str, token: str, now: float) -> dict[str, Any] | None:
-        """What a token says, if it is ours, for this use and in time."""
-        # A client sends the same token with every call for an hour: its signature is checked once.
-        claims = self._checked.get(token)
+        """Returns the claims of a token, or None if it is invalid, expired or for another use."""
+        # A client sends the same token with every request for an hour: its signature is verified once.
+        claims = self._verified.get(token)
         if claims is None:
-            claims = self._check(token)
+            claims = self._verify(token)
             if claims is None:
                 return None
-            if len(self._checked) >= MOST_CHECKED:
-                self._checked.clear()
-            self._checked[token] = claims
+            if len(self._verified) >= MAX_VERIFIED:
+                self._verified.clear()
+            self._verified[token] = claims
         return claims if claims.get("use") == use and now < claims.get("exp", 0) else None
 
-    def _check(self, token: str) -> dict[str, Any] | None:
-        """What a token says, if this server has signed it."""
+    def _verify(self, token: str) -> dict[str, Any] | None:
+        """Returns the claims of a token, or None if its signature is invalid."""
         header, _, rest = token.partition(".")
         content, _, signature = rest.partition(".")
         if header != _HEADER or not hmac.compare_digest(

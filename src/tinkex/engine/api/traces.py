@@ -1,4 +1,4 @@
-"""The timeline of a session in the Chrome trace format: what waited, what ran, when, and how it ended.
+"""The timeline of a session in the Chrome trace format: when its operations were queued, ran and ended.
 
 Open it in https://ui.perfetto.dev or chrome://tracing: one row per run and sampler.
 """
@@ -13,7 +13,7 @@ from tinkex.engine.store import FinishedRow, Store
 
 
 def trace_of(store: Store, owner: str, session_id: str) -> bytes:
-    """The trace of one session of a user."""
+    """Returns the trace of one session of a user."""
     session = find_session(store, owner, session_id)
     rows = store.finished.of_session(session_id)
     pending = store.futures.pending_of(session_id)
@@ -26,11 +26,11 @@ def trace_of(store: Store, owner: str, session_id: str) -> bytes:
         events.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": target}})
     for row in rows:
         events += _spans(row, targets[row.target])
-    for promised in pending:
-        common = {"cat": promised.kind, "id": promised.request_id, "pid": 1, "tid": targets[promised.target]}
-        facts = {"request_id": promised.request_id, "seq_id": promised.seq_id, "pending": True}
-        begun = _micro(promised.created_at)
-        events.append({**common, "ph": "b", "name": promised.kind, "ts": begun, "args": facts})
+    for future in pending:
+        common = {"cat": future.kind, "id": future.request_id, "pid": 1, "tid": targets[future.target]}
+        args = {"request_id": future.request_id, "seq_id": future.seq_id, "pending": True}
+        started = _micro(future.created_at)
+        events.append({**common, "ph": "b", "name": future.kind, "ts": started, "args": args})
     content = {
         "displayTimeUnit": "ms",
         "otherData": {"session_id": session_id, "sdk_version": session.sdk_version},
@@ -40,9 +40,9 @@ def trace_of(store: Store, owner: str, session_id: str) -> bytes:
 
 
 def _spans(row: FinishedRow, thread: int) -> list[dict[str, Any]]:
-    """An asynchronous span from acceptance to the end, because samples overlap, and inside it the time it ran."""
+    """Returns asynchronous spans, because samples overlap: the time in the queue, then the time it ran."""
     common = {"cat": row.kind, "id": row.request_id, "pid": 1, "tid": thread}
-    facts = {
+    args = {
         "request_id": row.request_id,
         "seq_id": row.seq_id,
         "num_tokens": row.num_tokens,
@@ -54,7 +54,7 @@ def _spans(row: FinishedRow, thread: int) -> list[dict[str, Any]]:
         spans.append((row.kind, row.started_at, row.finished_at))
     events: list[dict[str, Any]] = []
     for name, start, stop in spans:
-        events.append({**common, "ph": "b", "name": name, "ts": _micro(start), "args": facts})
+        events.append({**common, "ph": "b", "name": name, "ts": _micro(start), "args": args})
         events.append({**common, "ph": "e", "name": name, "ts": _micro(stop)})
     return events
 

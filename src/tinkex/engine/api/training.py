@@ -1,4 +1,4 @@
-"""Training: submitting operations of runs, and asking what a run or a checkpoint is."""
+"""Training: submitting operations, and information about runs and checkpoints."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tinkex.types import (
 
 
 async def submit(call: Call) -> Reply:
-    """Accept an operation; the answer is the id under which its result will be found."""
-    is_older_form = isinstance(call.request, ForwardBackwardRequest) and not is_proto(
+    """Accept an operation; returns the request_id of its result."""
+    is_json_pass = isinstance(call.request, ForwardBackwardRequest) and not is_proto(
         call.headers.get("content-type", "")
     )
     if isinstance(call.request, LoadWeightsRequest) and call.request.weights_access_token is not None:
         return await call.engine.accept(call.owner, with_grant(call, call.request))
-    return await call.engine.accept(call.owner, call.request, None if is_older_form else call.body)
+    return await call.engine.accept(call.owner, call.request, None if is_json_pass else call.body)
 
 
 async def get_info(call: Call) -> Reply:
-    """What a run is. The tokenizer is a directory when the caller can read it, and a hub name otherwise."""
+    """Returns a run's model. The tokenizer is a directory if the client can read it, and a hub name otherwise."""
     run = find_run(call.engine.store, call.owner, call.request.model_id)
     model = call.engine.models.find(run.base_model)
     directory = await asyncio.to_thread(model.find_directory) if call.is_local else None
@@ -50,7 +50,7 @@ async def get_info(call: Call) -> Reply:
 
 
 async def weights_info(call: Call) -> Reply:
-    """What is needed to make a run that a checkpoint fits."""
+    """Returns what is needed to create a run for a checkpoint."""
     checkpoint = find_checkpoint(call.engine.store, call.owner, call.request.tinker_path)
     return WeightsInfoResponse(
         base_model=checkpoint.base_model,

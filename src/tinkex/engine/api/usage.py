@@ -1,4 +1,4 @@
-"""How much the caller uses and keeps: tokens and checkpoints by the hour, what is stored by project."""
+"""Usage of the user: tokens and checkpoints per hour, storage per project."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 
 from tinkex.engine.api.call import Call, Handler, Reply
-from tinkex.engine.store import HOUR_S, Account, CheckpointRow, SessionRow, Store, UsageKind
+from tinkex.engine.store import HOUR_S, CheckpointRow, SessionRow, Store, UsageKey, UsageKind
 from tinkex.errors import InvalidInput
 from tinkex.types import (
     BillingEventInfo,
@@ -29,17 +29,17 @@ WITHOUT_TOKENS = frozenset({UsageKind.CHECKPOINT, UsageKind.STORAGE})
 
 
 async def checkpoint_storage_usage(call: Call) -> Reply:
-    """Number and size of the caller's live checkpoints per project; nobody is billed, so there is no rate."""
+    """Returns number and size of the user's live checkpoints per project; there is no billing, so there is no rate."""
     store = call.engine.store
-    wanted = call.query.get("project_id")
+    only_project = call.query.get("project_id")
     projects: dict[str, str | None] = {}
-    kept: dict[str | None, tuple[int, int]] = {}
+    totals: dict[str | None, tuple[int, int]] = {}
     for checkpoint in _checkpoints(store, call.owner):
         run_id = checkpoint.run_id
         if run_id not in projects:
             projects[run_id] = _project(store, run_id)
-        count, size = kept.get(projects[run_id], (0, 0))
-        kept[projects[run_id]] = (count + 1, size + checkpoint.size_bytes)
+        count, size = totals.get(projects[run_id], (0, 0))
+        totals[projects[run_id]] = (count + 1, size + checkpoint.size_bytes)
     return CurrentCheckpointStorageUsageResponse(
         data=[
             CurrentCheckpointStorageUsageItem(
@@ -49,22 +49,22 @@ async def checkpoint_storage_usage(call: Call) -> Reply:
                 size_bytes=size,
                 size_gigabytes=size / _GIGABYTE,
             )
-            for project, (count, size) in sorted(kept.items(), key=lambda item: item[0] or "")
-            if wanted is None or project == wanted
+            for project, (count, size) in sorted(totals.items(), key=lambda item: item[0] or "")
+            if only_project is None or project == only_project
         ]
     )
 
 
 async def billing_usage(call: Call) -> Reply:
-    """What the caller used in a window of whole hours; nobody is billed, so every price is zero."""
+    """Returns the user's usage in a range of whole hours; there is no billing, so every price is zero."""
     start, stop = _hour(call.query, "starting_on"), _hour(call.query, "ending_before")
     if start >= stop:
-        raise InvalidInput("starting_on is not before ending_before; ask for at least one hour.")
+        raise InvalidInput("starting_on must be before ending_before, by at least one hour.")
     store = call.engine.store
     used = store.usage.between(call.owner, start.timestamp(), stop.timestamp())
-    sessions = {account.session_id: store.sessions.get(account.session_id) for account, _ in used}
+    sessions = {key.session_id: store.sessions.get(key.session_id) for key, _ in used}
     return BillingUsageResponse(
-        data=[_event(account, amount, sessions[account.session_id]) for account, amount in used],
+        data=[_event(key, amount, sessions[key.session_id]) for key, amount in used],
         sessions={
             name: BillingUsageSession(
                 user_metadata={key: str(value) for key, value in (row.user_metadata or {}).items()} or None
@@ -76,20 +76,20 @@ async def billing_usage(call: Call) -> Reply:
     )
 
 
-def _event(account: Account, amount: int, session: SessionRow | None) -> BillingUsageEvent:
-    start = datetime.fromtimestamp(account.hour, UTC)
+def _event(key: UsageKey, amount: int, session: SessionRow | None) -> BillingUsageEvent:
+    start = datetime.fromtimestamp(key.hour, UTC)
     return BillingUsageEvent(
         bucket_start=start,
         bucket_end=start + timedelta(seconds=HOUR_S),
-        base_model=account.base_model,
-        user_id=account.owner,
-        user_name=account.owner,
-        session_id=account.session_id or None,
+        base_model=key.base_model,
+        user_id=key.owner,
+        user_name=key.owner,
+        session_id=key.session_id or None,
         project_id=session.project_id if session is not None else None,
         estimated_cost_usd=0.0,
-        effective_rate_usd_per_million_tokens=None if account.kind in WITHOUT_TOKENS else 0.0,
-        effective_rate_usd_per_gigabyte_month=0.0 if account.kind is UsageKind.STORAGE else None,
-        event_info=_info(account.kind, amount),
+        effective_rate_usd_per_million_tokens=None if key.kind in WITHOUT_TOKENS else 0.0,
+        effective_rate_usd_per_gigabyte_month=0.0 if key.kind is UsageKind.STORAGE else None,
+        event_info=_info(key.kind, amount),
     )
 
 
@@ -112,11 +112,11 @@ def _hour(query: Mapping[str, str], name: str) -> datetime:
         moment = datetime.fromisoformat(query[name])
     except (KeyError, ValueError):
         raise InvalidInput(
-            f"{name} is {query.get(name)!r}; give a moment such as 2026-07-13T00:00:00Z."
+            f"{name} is {query.get(name)!r}; use an ISO 8601 time such as 2026-07-13T00:00:00Z."
         ) from None
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     if moment.timestamp() % HOUR_S:
-        raise InvalidInput(f"{name} is {query[name]}; usage is counted in whole hours of UTC.")
+        raise InvalidInput(f"{name} is {query[name]}; it must be a full hour in UTC.")
     return moment
 
 

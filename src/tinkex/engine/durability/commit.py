@@ -18,12 +18,12 @@ from tinkex.engine.health import Health
 from tinkex.engine.operation import Kind, Operation
 from tinkex.engine.store import (
     HOUR_S,
-    Account,
     FutureStatus,
     Outcome,
     Store,
     Timing,
     TurnEntry,
+    UsageKey,
     UsageKind,
 )
 from tinkex.engine.store.changes import Change, Obsolete, apply
@@ -107,8 +107,8 @@ class Committer:
             now = time.time()
             self._store.finished.add(outcomes, timings, now)
             self._store.futures.finish(outcomes, now)
-            self._store.journal.executed(_entries(commit))
-            self._store.journal.never_ran(
+            self._store.journal.add_turns(_entries(commit))
+            self._store.journal.drop_unrun(
                 each.request_id for each in operations if not each.ran and each.kind is not Kind.SAMPLE
             )
             usage = self._usage(operations)
@@ -116,8 +116,8 @@ class Committer:
                 self._store.usage.add(usage)
             return [apply(self._store, change) for change in commit.changes]
 
-    def _usage(self, operations: Iterable[Operation]) -> Mapping[Account, int]:
-        amounts: Counter[Account] = Counter()
+    def _usage(self, operations: Iterable[Operation]) -> Mapping[UsageKey, int]:
+        amounts: Counter[UsageKey] = Counter()
         for operation in operations:
             if not operation.usage:
                 continue
@@ -133,7 +133,7 @@ class Committer:
             hour = int(time.time()) // HOUR_S * HOUR_S
             for kind, amount in operation.usage.items():
                 if amount > 0:
-                    amounts[Account(hour, operation.owner, session_id, base_model, kind)] += amount
+                    amounts[UsageKey(hour, operation.owner, session_id, base_model, kind)] += amount
         return amounts
 
     def _count(self, operations: Iterable[Operation]) -> None:

@@ -121,7 +121,7 @@ class Recovery:
             now = time.time()
             store.finished.add(outcomes, {}, now)
             store.futures.finish(outcomes, now)
-            store.journal.never_ran(request_id for request_id, _ in outcomes)
+            store.journal.drop_unrun(request_id for request_id, _ in outcomes)
 
     def _recover_sample(self, row: FutureRow, request: SampleRequest) -> None:
         sampler = resolve_sampler(self._store, self._models, self._integrity, row.owner, request)
@@ -132,7 +132,7 @@ class Recovery:
 
     def _remove_unreferenced_files(self) -> None:
         store = self._store
-        removed = store.directories.clear_litter(
+        removed = store.directories.remove_unreferenced(
             [
                 *store.checkpoints.directories(),
                 *store.samplers.snapshot_directories(),

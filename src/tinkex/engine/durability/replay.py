@@ -48,7 +48,7 @@ class Replay:
 
         Raises ``ModelUnavailable`` if its base model cannot be loaded. A :class:`WorkerLost` names the runs it was replaying.
         """
-        members = self._store.journal.entangled([run_id])
+        members = self._store.journal.runs_sharing_turns([run_id])
         self._replaying = frozenset()
         try:
             corrupt = self._restore_all(members)

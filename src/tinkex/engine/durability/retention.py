@@ -12,7 +12,7 @@ from tinkex.engine.config import EngineConfig
 from tinkex.engine.durability.savepoints import forget_ended_runs
 from tinkex.engine.durability.unrecoverable import UnrecoverableRuns
 from tinkex.engine.integrity import CheckpointIntegrity
-from tinkex.engine.store import HOUR_S, Account, CheckpointRow, RunStatus, Store, UsageKind
+from tinkex.engine.store import HOUR_S, CheckpointRow, RunStatus, Store, UsageKey, UsageKind
 
 logger = logging.getLogger("tinkex.engine")
 
@@ -74,9 +74,9 @@ class Retention:
         self._store.audit.prune(now - self._config.audit_retention_s)
         self._store.usage.prune(now - self._config.usage_retention_s)
         self._store.copies.prune(now - self._config.expired_retention_s)
-        self._store.directories.clear_downloads(now - self._config.result_retention_s)
+        self._store.directories.remove_downloads(now - self._config.result_retention_s)
         self._store.finished.prune(now - self._config.expired_retention_s)
-        over = self._store.sessions.over(
+        over = self._store.sessions.expired(
             now - self._config.session_grace_s, now - self._config.session_idle_s
         )
         for session_id in over:
@@ -106,7 +106,7 @@ class Retention:
 
         Programs that crash leave their runs behind, which must not block others for a day.
         """
-        for session_id in self._store.sessions.over(now, now - self._config.session_silent_s):
+        for session_id in self._store.sessions.expired(now, now - self._config.session_silent_s):
             for run in self._store.runs.of_session(session_id):
                 if self._num_live() < self._config.max_live_runs:
                     return
@@ -123,8 +123,8 @@ class Retention:
         hour = int(now) // HOUR_S * HOUR_S
         self._store.usage.add(
             {
-                Account(hour, owner, session_id, base_model, UsageKind.STORAGE): round(size_bytes * seconds)
-                for owner, session_id, base_model, size_bytes in self._store.checkpoints.kept(now)
+                UsageKey(hour, owner, session_id, base_model, UsageKind.STORAGE): round(size_bytes * seconds)
+                for owner, session_id, base_model, size_bytes in self._store.checkpoints.bytes_by_session(now)
             }
         )
 
@@ -133,7 +133,7 @@ class Retention:
         with self._lock:
             fetched, self._fetched = self._fetched, set()
         if fetched:
-            self._store.futures.fetched(fetched, now)
+            self._store.futures.mark_fetched(fetched, now)
 
     def close(self) -> None:
         """Record it a last time; if that fails, results only stay longer."""

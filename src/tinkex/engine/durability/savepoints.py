@@ -94,7 +94,7 @@ class SavepointWriter:
 
     def write_due(self, turn: int) -> None:
         """Capture the runs that are due, and start to write them; ``turn`` is the last one committed."""
-        run_ids = self._store.journal.entangled(self._due)
+        run_ids = self._store.journal.runs_sharing_turns(self._due)
         if not self._is_complete(run_ids):
             self._not_before = time.monotonic() + RETRY_S
             return
@@ -120,7 +120,7 @@ class SavepointWriter:
         None if it cannot be written: then a replay continues from the savepoint before.
         """
         self._collect(wait=True)
-        run_ids = self._store.journal.entangled([run_id])
+        run_ids = self._store.journal.runs_sharing_turns([run_id])
         if not self._is_complete(run_ids):
             return None
         rows: list[SavepointRow] = []
@@ -254,8 +254,8 @@ def forget_ended_runs(store: Store, live: Iterable[str]) -> None:
     alive = set(live)
     known = store.journal.runs() | {row.run_id for row in store.savepoints.all()}
     for run_id in known - alive:
-        if not store.journal.entangled([run_id]) & alive:
-            store.journal.forget(run_id)
+        if not store.journal.runs_sharing_turns([run_id]) & alive:
+            store.journal.delete_run(run_id)
             file = store.savepoints.delete(run_id)
             if file is not None:
                 store.directories.remove_savepoint(file)

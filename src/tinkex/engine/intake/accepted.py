@@ -28,13 +28,13 @@ class AcceptedRequests:
         now = time.monotonic()
         if session_id and now - self._touched.get(session_id, float("-inf")) > TOUCH_INTERVAL_S:
             self._touched[session_id] = now
-            self._store.sessions.seen(session_id, time.time())
+            self._store.sessions.record_heartbeat(session_id, time.time())
 
     def find_duplicate(
         self, target: str, seq_id: int, request: OperationRequest | CreateCustomLossRequest
     ) -> UntypedAPIFuture | None:
         """The answer to an earlier request with this number; raises ``InvalidInput`` if its content was different."""
-        known = self._store.futures.at_turn(target, seq_id)
+        known = self._store.futures.find_by_seq_id(target, seq_id)
         if known is None:
             return None
         if known.payload_hash != fingerprint(request):

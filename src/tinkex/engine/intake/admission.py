@@ -271,7 +271,7 @@ class Admission:
         )
         with self._store.database.transaction():
             self._accepted.record(operation, seq_id, body)
-            self._store.runs.used(row.run_id, time.time())
+            self._store.runs.mark_used(row.run_id, time.time())
             self._accepted.touch(row.session_id)
         if job is not None:
             operation.job, operation.request = job, None  # the body is on disk

@@ -1,4 +1,4 @@
-"""Copies of checkpoints: a run of their own that cannot be trained, and files shared with the original."""
+"""Copies of checkpoints: a new run without live weights, with files shared with the original."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def copy_checkpoint(
     request: CopyWeightsRequest,
     idempotency_key: str | None,
 ) -> CheckpointRow:
-    """Copy a checkpoint for a user; the same idempotency key again gives the same copy."""
+    """Copy a checkpoint for a user; a repeated idempotency key returns the first copy."""
     check_ttl(request.ttl_seconds)
-    known = store.copies.find(owner, idempotency_key) if idempotency_key is not None else None
-    if known is not None:
-        return known
+    existing = store.copies.find(owner, idempotency_key) if idempotency_key is not None else None
+    if existing is not None:
+        return existing
     now = time.time()
-    session, run_id = _place(store, owner, request, now)
+    session, run_id = _find_target(store, owner, request, now)
     with store.directories.checkpoint(run_id, source.kind, source.name) as writing:
-        _share(store.directories.resolve(source.directory), writing.temporary)
+        _link_files(store.directories.resolve(source.directory), writing.temporary)
     run = RunRow(
         run_id=run_id,
         session_id=session.session_id,
@@ -58,7 +58,9 @@ def copy_checkpoint(
     )
     try:
         with store.database.transaction():
-            quotas.check_new_checkpoint(owner)  # other copies may have been made meanwhile
+            quotas.check_new_checkpoint(
+                owner
+            )  # again in the transaction: other copies may have been made since
             if store.sessions.get(session.session_id) is None:
                 store.sessions.add(session)
                 store.sessions.finish(session.session_id, now, "success", None)
@@ -67,27 +69,27 @@ def copy_checkpoint(
             if idempotency_key is not None:
                 store.copies.add(copy, idempotency_key)
     except sqlite3.IntegrityError:
-        # The same request came twice at the same time, and the other one was first.
+        # A concurrent request with the same key or run committed first.
         store.directories.remove(copy.directory)
-        known = store.copies.find(owner, idempotency_key) if idempotency_key is not None else None
-        if known is None:
-            raise InvalidInput(f"{run_id} is in use already; choose another model_seq_id.") from None
-        return known
+        existing = store.copies.find(owner, idempotency_key) if idempotency_key is not None else None
+        if existing is None:
+            raise InvalidInput(f"{run_id} is already in use; choose another model_seq_id.") from None
+        return existing
     except BaseException:
         store.directories.remove(copy.directory)
         raise
     return copy
 
 
-def _place(store: Store, owner: str, request: CopyWeightsRequest, now: float) -> tuple[SessionRow, str]:
-    """The session and run that will hold the copy: those that are named, or new ones in the project."""
+def _find_target(store: Store, owner: str, request: CopyWeightsRequest, now: float) -> tuple[SessionRow, str]:
+    """Returns the session and run of the copy: those in the request, or new ones in the project."""
     if request.session_id is not None:
         if request.model_seq_id is None:
             raise InvalidInput("copy_weights with a session_id needs a model_seq_id as well.")
         session = find_session(store, owner, request.session_id)
         run_id = f"{session.session_id}:train:{request.model_seq_id}"
         if store.runs.get(run_id) is not None:
-            raise InvalidInput(f"model_seq_id {request.model_seq_id} of this session is in use already.")
+            raise InvalidInput(f"model_seq_id {request.model_seq_id} of this session is already in use.")
         return session, run_id
     session = SessionRow(
         session_id=str(uuid.uuid4()),
@@ -100,8 +102,8 @@ def _place(store: Store, owner: str, request: CopyWeightsRequest, now: float) ->
     return session, f"{session.session_id}:train:0"
 
 
-def _share(source: Path, target: Path) -> None:
-    """The same files under another name: no bytes are copied where the file system can share them."""
+def _link_files(source: Path, target: Path) -> None:
+    """Hard-link the files, or copy them where the file system has no hard links."""
     try:
         for file in sorted(source.iterdir()):
             try:

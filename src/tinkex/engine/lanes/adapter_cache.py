@@ -1,7 +1,7 @@
-"""Immutable adapters that samplers use: always on disk, the last used in memory.
+"""Immutable adapters of samplers: always on disk, the most recently used in memory.
 
 An unnamed snapshot is written as a PEFT directory before its sampler is returned, so it survives a crash; snapshots of
-unchanged weights share one directory. An adapter that is not in memory is read again when a sample needs it, and checked
+unchanged weights share one directory. An adapter that is not in memory is loaded when a sample needs it, and verified
 against its manifest: corrupt weights are never sampled from.
 """
 
@@ -37,7 +37,7 @@ class AdapterCache:
             self._adapters.popitem(last=False)
 
     def get(self, directory: str, arch: Architecture) -> Adapter:
-        """The adapter of a directory, from memory or from disk; raises if the files are not what was written."""
+        """Returns the adapter of a directory, from memory or from disk; raises if its files are missing or corrupt."""
         adapter = self._adapters.get(directory)
         if adapter is None:
             from tinkex.engine.model.adapter_files import load_adapter

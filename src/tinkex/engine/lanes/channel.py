@@ -1,7 +1,7 @@
-"""Messages between the engine and its worker: one call at a time over a socket, answered in order.
+"""Messages between the engine and its worker: one call at a time over a socket.
 
-A message is a pickle with its large buffers (token ids, weights of losses) beside it, so that they are not copied.
-Both ends are this program: nothing that comes from outside is ever unpickled.
+A message is a pickle followed by its large buffers (token ids, weights of losses), which are not copied.
+Both ends are this program: data from outside is never unpickled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 _HEAD = struct.Struct("<I")
 _SIZE = struct.Struct("<Q")
 _MAX_BUFFERS = 64
-"""Buffers per system call; the system takes at most 1024."""
+"""Buffers per system call; the kernel accepts at most 1024."""
 
 
 class Channel:
@@ -32,7 +32,7 @@ class Channel:
         self._connection = connection
 
     def send(self, message: object) -> None:
-        """Send a message; ``OSError`` if the other end is gone."""
+        """Send a message; raises ``OSError`` if the other end is closed."""
         buffers: list[pickle.PickleBuffer] = []
         body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
         parts = [memoryview(body), *(buffer.raw() for buffer in buffers)]
@@ -40,11 +40,11 @@ class Channel:
         self._write([memoryview(_HEAD.pack(len(parts)) + sizes), *parts])
 
     def receive(self) -> Any:
-        """The next message; ``EOFError`` or ``OSError`` if the other end is gone."""
+        """Returns the next message; raises ``EOFError`` or ``OSError`` if the other end is closed."""
         (count,) = _HEAD.unpack(self._read(_HEAD.size))
         sizes = self._read(count * _SIZE.size)
         body, *buffers = [self._read(size) for (size,) in _SIZE.iter_unpack(sizes)]
-        return pickle.loads(body, buffers=buffers)  # noqa: S301 -- written by the other half of this program
+        return pickle.loads(body, buffers=buffers)  # noqa: S301 -- sent by the other end, which is this program
 
     def close(self) -> None:
         """Close the connection; pending reads on both ends return."""
@@ -68,6 +68,6 @@ class Channel:
         while rest.nbytes:
             count = self._connection.recv_into(rest)
             if count == 0:
-                raise EOFError("the other end is gone")
+                raise EOFError("the other end is closed")
             rest = rest[count:]
         return received

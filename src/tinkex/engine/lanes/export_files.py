@@ -1,4 +1,4 @@
-"""Weights for use elsewhere: a plain PEFT directory, encrypted file by file if recipients are named."""
+"""Exported weights: a PEFT directory; each file is encrypted if there are recipients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENCRYPTED_SUFFIX = ".age"
 
 
 def check_recipients(recipients: Sequence[str] | None) -> None:
-    """Raise ``InvalidInput`` for recipients that nothing can be encrypted for."""
+    """Raise ``InvalidInput`` for invalid recipients."""
     if recipients is not None:
         _parse(recipients)
 
@@ -24,9 +24,9 @@ def check_recipients(recipients: Sequence[str] | None) -> None:
 def write_export(
     directory: Path, adapter: Adapter, base_model: str, recipients: Sequence[str] | None
 ) -> None:
-    """Write ``adapter_config.json`` and ``adapter_model.safetensors``, each as an ``.age`` file if it is to be encrypted.
+    """Write ``adapter_config.json`` and ``adapter_model.safetensors``, as ``.age`` files if there are recipients.
 
-    The tensors have the names that tools made for the service's exports look for.
+    The tensors have the names of the service's exports, which existing tools expect.
     """
     from tinkex.engine.model.adapter_files import TINKER_UNEMBED_PATH, save_adapter
 
@@ -41,7 +41,7 @@ def write_export(
 def _parse(recipients: Sequence[str]) -> list[Any]:
     pyrage = _pyrage()
     if not recipients:
-        raise InvalidInput("age_encryption_recipients is empty; name at least one, or leave it out.")
+        raise InvalidInput("age_encryption_recipients is empty; add a recipient, or omit it.")
     parsed: list[Any] = []
     for recipient in recipients:
         kind = pyrage.ssh if recipient.startswith("ssh-") else pyrage.x25519
@@ -55,11 +55,11 @@ def _parse(recipients: Sequence[str]) -> list[Any]:
 
 
 def _pyrage() -> Any:
-    """The age library, which has no type annotations."""
+    """Returns the age library, which has no type annotations."""
     try:
         return import_module("pyrage")
     except ModuleNotFoundError:
         raise Unsupported(
-            "age_encryption_recipients needs pyrage on the server, which is not installed there: pip install pyrage. "
+            "age_encryption_recipients needs pyrage, which is not installed on the server: pip install pyrage. "
             "Without recipients the export is not encrypted."
         ) from None

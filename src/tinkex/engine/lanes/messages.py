@@ -23,7 +23,7 @@ class RemoteCaller:
 
     Example:
         >>> caller = RemoteCaller(channel, on_progress=None)
-        >>> facts = caller.call("load", "tiny")
+        >>> model_info = caller.call("load", "tiny")
     """
 
     def __init__(self, channel: Channel, on_progress: Progress | None) -> None:
@@ -32,7 +32,7 @@ class RemoteCaller:
         self._lock = threading.Lock()
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method; returns or raises what it did. Raises :class:`Disconnected` if the other end is gone."""
+        """Call a method; returns its result or raises its error. Raises :class:`Disconnected` if the other end is closed."""
         with self._lock:
             try:
                 self._channel.send((CALL, name, args, kwargs))
@@ -48,7 +48,7 @@ class RemoteCaller:
         return content
 
     def cast(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """Call a method without waiting for it; does nothing if the other end is gone, which the next call reports."""
+        """Call a method without waiting for it; does nothing if the other end is closed, which the next call reports."""
         with self._lock, contextlib.suppress(OSError):
             self._channel.send((CAST, name, args, kwargs))
 
@@ -60,7 +60,7 @@ class RemoteCaller:
 
 
 class Disconnected(Exception):
-    """The other end is gone."""
+    """The other end is closed."""
 
 
 class RemoteFailure(Exception):
@@ -68,9 +68,9 @@ class RemoteFailure(Exception):
 
 
 class RemoteCallee(logging.Handler):
-    """The called end: runs calls one after the other until the other end is gone.
+    """The called end: runs calls one after the other until the other end is closed.
 
-    As a log handler it sends what the methods log to the other end, which handles it like its own records.
+    As a log handler it forwards the records of the running call to the other end, which handles them like its own.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -80,7 +80,7 @@ class RemoteCallee(logging.Handler):
         self._thread: int | None = None
 
     def serve(self, target: object) -> None:
-        """Run the calls on ``target``; returns when the other end is gone."""
+        """Run the calls on ``target``; returns when the other end is closed."""
         self._thread = threading.get_ident()
         try:
             while True:
@@ -118,7 +118,7 @@ def _run(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error itself if it can be pickled, or one with the same text."""
+    """Returns the error itself if it can be pickled, or one with the same text."""
     try:
         if str(pickle.loads(pickle.dumps(error))) == str(error):  # noqa: S301 -- our own
             return error

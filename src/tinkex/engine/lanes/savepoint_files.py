@@ -1,4 +1,4 @@
-"""The exact state of a run in a file: written from a copy that no later turn changes, read back bit for bit."""
+"""Savepoint files: the exact state of a run, captured before later turns change it, and restored bit for bit."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StateCapture:
-    """The state of a run at one moment, which no later turn changes."""
+    """The state of a run after one turn; later turns do not change it."""
 
     tensors: Mapping[str, Any]
     metadata: Mapping[str, str]
 
 
 def capture(state: TrainState) -> StateCapture:
-    """Copy what later turns write into; the adapter's own buffer is shared, and copied by whoever writes it next."""
+    """Capture a state: copies the buffers that later turns write in place, and shares the adapter's, which is copied on write."""
     state.shared = True
     buffers = {"grad": state.grad, "exp_avg": state.exp_avg, "exp_avg_sq": state.exp_avg_sq}
     tensors = {name: buffer.clone() for name, buffer in buffers.items() if buffer is not None}
@@ -35,20 +35,20 @@ def capture(state: TrainState) -> StateCapture:
     )
 
 
-def write(taken: StateCapture, file: Path) -> bytes:
-    """Write a capture; returns the digest of the file. An ``OSError`` says why it cannot be written."""
+def write(state: StateCapture, file: Path) -> bytes:
+    """Write a capture; returns the digest of the file. Raises ``OSError`` if it cannot be written."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
-        save_file(dict(taken.tensors), file, metadata=dict(taken.metadata))
+        save_file(dict(state.tensors), file, metadata=dict(state.metadata))
     except SafetensorError as error:
         raise OSError(str(error)) from error
     return file_digest(file)
 
 
 def restore(saved: SavepointFile, arch: Architecture, source: str) -> TrainState:
-    """The state in a savepoint's file; :class:`CorruptState` if the file is not the one that was written."""
+    """Returns the state in a savepoint file; raises :class:`CorruptState` if the file is missing or has changed."""
     from safetensors import SafetensorError, safe_open
 
     from tinkex.engine.model.lora import Adapter, LoraLayout, LoraSpec
@@ -59,7 +59,7 @@ def restore(saved: SavepointFile, arch: Architecture, source: str) -> TrainState
             raise CorruptState(f"its savepoint {saved.name} is corrupt")
         with safe_open(saved.path, framework="pt") as file:
             metadata = file.metadata() or {}
-            # A copy of its own for each: computed on like the buffers it stands for, aligned as torch aligns them.
+            # Cloned, so that each buffer has torch's alignment, as in the original run.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 -- no mapping
         spec: LoraSpec = LoraSpec(**json.loads(metadata["spec"]))
         layout = LoraLayout.of(arch, spec)

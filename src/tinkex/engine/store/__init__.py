@@ -1,6 +1,6 @@
-"""What the engine remembers: SQLite rows and weight directories.
+"""The engine's persistent state: SQLite tables and weight directories.
 
-:class:`Store` opens a data directory; each kind of row has a module of its own.
+:class:`Store` opens a data directory; each table has its own module.
 """
 
 from tinkex.engine.store.assets import AssetRow
@@ -16,13 +16,12 @@ from tinkex.engine.store.samplers import SamplerRow
 from tinkex.engine.store.savepoints import SavepointRow, file_digest
 from tinkex.engine.store.sessions import SessionRow
 from tinkex.engine.store.store import Store, open_users
-from tinkex.engine.store.usage import HOUR_S, Account, UsageKind
+from tinkex.engine.store.usage import HOUR_S, UsageKey, UsageKind
 from tinkex.engine.store.users import LOCAL_USER, KeyRow
 
 __all__ = [
     "HOUR_S",
     "LOCAL_USER",
-    "Account",
     "AssetRow",
     "AuditRow",
     "CheckpointKind",
@@ -43,6 +42,7 @@ __all__ = [
     "Store",
     "Timing",
     "TurnEntry",
+    "UsageKey",
     "UsageKind",
     "check_name",
     "file_digest",

@@ -1,4 +1,4 @@
-"""Who did what, and when."""
+"""The audit log: who did what, and when."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tinkex.engine.store.database import Database
 
 @dataclass(frozen=True)
 class AuditRow:
-    """One thing somebody did; ``category`` is the kind of thing it was done to."""
+    """One audit log entry; ``category`` is the kind of object it concerns."""
 
     owner: str
     at: float
@@ -25,13 +25,13 @@ class AuditRow:
 
 
 class Audit:
-    """Everything that was done, oldest first."""
+    """The audit log of all users."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def add(self, row: AuditRow) -> None:
-        """Write down what was done."""
+        """Add an entry."""
         with self._database.transaction() as execute:
             execute(
                 "INSERT INTO audit (owner, at, category, event, model_id, tinker_path, details) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -49,7 +49,7 @@ class Audit:
     def between(
         self, owner: str | None, start: float, stop: float, category: str | None, limit: int
     ) -> Sequence[AuditRow]:
-        """What one user did in a window of time, or everybody; of one category, or of all."""
+        """Returns the entries in a time range, oldest first; optionally of one user or one category."""
         rows = self._database.all(
             "SELECT * FROM audit WHERE at >= ?1 AND at < ?2 AND (?3 IS NULL OR owner = ?3) AND (?4 IS NULL OR category = ?4) "
             "ORDER BY at, number LIMIT ?5",
@@ -58,7 +58,7 @@ class Audit:
         return [_audit(row) for row in rows]
 
     def prune(self, before: float) -> None:
-        """Forget what was done before the given moment."""
+        """Delete entries older than ``before``."""
         with self._database.transaction() as execute:
             execute("DELETE FROM audit WHERE at < ?", (before,))
 

@@ -1,4 +1,4 @@
-"""What an operation changes in the records besides its outcome, as values that one commit applies."""
+"""The changes an operation makes to the store besides its outcome, as values that one commit applies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RunLive:
 
 @dataclass(frozen=True)
 class RunEnded:
-    """The weights of a run are gone."""
+    """The weights of a run no longer exist."""
 
     run_id: str
     status: RunStatus
@@ -41,14 +41,14 @@ class CheckpointSaved:
 
 @dataclass(frozen=True)
 class SamplerCreated:
-    """A sampler of an unnamed snapshot."""
+    """A sampler was created from an unnamed snapshot."""
 
     sampler: SamplerRow
 
 
 @dataclass(frozen=True)
 class SavepointsWritten:
-    """Savepoints of all runs of a group, made after ``turn``; ``run_ids`` without one are over."""
+    """Savepoints of a group of runs after ``turn``; runs in ``run_ids`` without a savepoint have ended."""
 
     savepoints: Sequence[SavepointRow]
     run_ids: AbstractSet[str]
@@ -60,17 +60,17 @@ Change: TypeAlias = RunLive | RunEnded | CheckpointSaved | SamplerCreated | Save
 
 @dataclass(frozen=True)
 class Obsolete:
-    """Files that nothing refers to once the commit has succeeded."""
+    """Files that are unreferenced once the commit has succeeded."""
 
     weights: Sequence[str] = ()
     savepoints: Sequence[str] = ()
 
 
 def apply(store: Store, change: Change) -> Obsolete:
-    """Make a change inside the caller's transaction; returns the files it leaves without a reference."""
+    """Apply a change inside the caller's transaction; returns the files that become unreferenced."""
     match change:
         case RunLive():
-            store.runs.made_live(change.run_id, change.base_model, change.lora)
+            store.runs.set_live(change.run_id, change.base_model, change.lora)
         case RunEnded():
             store.runs.set_status(change.run_id, change.status)
         case SamplerCreated():
@@ -84,11 +84,11 @@ def apply(store: Store, change: Change) -> Obsolete:
 
 
 def _replace_savepoints(store: Store, change: SavepointsWritten) -> Sequence[str]:
-    """Replace savepoints and prune what the new ones cover, also of runs that are over by now."""
+    """Replace savepoints and prune the journal they cover, including that of runs that have ended."""
     replaced = [store.savepoints.put(row) for row in change.savepoints]
     for row in change.savepoints:
         store.journal.prune(row.run_id, through_turn=change.turn, next_seq=row.next_seq)
     for run_id in change.run_ids - {row.run_id for row in change.savepoints}:
-        store.journal.forget(run_id)
+        store.journal.delete_run(run_id)
         replaced.append(store.savepoints.delete(run_id))
     return [file for file in replaced if file is not None]

@@ -1,4 +1,4 @@
-"""Checkpoints: which weights were saved, by whom, until when, and in which directory."""
+"""Checkpoints: owner, base model, expiry and directory of saved weights."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ class CheckpointRow:
 
     @property
     def checkpoint_id(self) -> str:
-        """Kind and name, as listings show it."""
+        """Kind and name, as shown in listings."""
         return f"{self.kind}/{self.name}"
 
     @property
     def path(self) -> str:
-        """The name clients use: ``tinker://<run>/<kind>/<name>``."""
+        """The path that clients use: ``tinker://<run>/<kind>/<name>``."""
         return f"tinker://{self.run_id}/{self.kind}/{self.name}"
 
 
 class Checkpoints:
-    """The checkpoints of every user. Expired ones stay listed here until they are cleared away."""
+    """The checkpoints of all users. Expired checkpoints stay in the table until maintenance deletes them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def put(self, row: CheckpointRow) -> str | None:
-        """Record a checkpoint; returns the directory of the one it replaces, if any."""
+        """Insert or replace a checkpoint; returns the directory of the replaced one, if any."""
         with self._database.transaction() as execute:
             replaced = self.get(row.run_id, row.kind, row.name)
             execute(
@@ -85,14 +85,14 @@ class Checkpoints:
         return replaced.directory if replaced is not None else None
 
     def get(self, run_id: str, kind: str, name: str) -> CheckpointRow | None:
-        """One checkpoint, or None."""
+        """Returns one checkpoint, or None."""
         found = self._database.one(
             "SELECT * FROM checkpoints WHERE run_id = ? AND kind = ? AND name = ?", (run_id, kind, name)
         )
         return _checkpoint(found) if found is not None else None
 
     def last(self, run_id: str, kind: str, now: float, *, public_only: bool = False) -> CheckpointRow | None:
-        """The newest live checkpoint of a run."""
+        """Returns the newest live checkpoint of a run, or None."""
         found = self._database.one(
             "SELECT * FROM checkpoints WHERE run_id = ? AND kind = ? AND (expires_at IS NULL OR expires_at > ?) "
             "AND (public OR NOT ?) ORDER BY created_at DESC, rowid DESC LIMIT 1",
@@ -101,7 +101,7 @@ class Checkpoints:
         return _checkpoint(found) if found is not None else None
 
     def of_run(self, run_id: str, now: float, hidden: str = "") -> Sequence[CheckpointRow]:
-        """The live checkpoints of one run, but those of a ``hidden`` kind; oldest first."""
+        """Returns the live checkpoints of one run except those of the ``hidden`` kind, oldest first."""
         rows = self._database.all(
             "SELECT * FROM checkpoints WHERE run_id = ? AND kind != ? AND (expires_at IS NULL OR expires_at > ?) "
             "ORDER BY created_at, rowid",
@@ -112,7 +112,7 @@ class Checkpoints:
     def of_owner(
         self, owner: str, now: float, limit: int, offset: int, hidden: str = ""
     ) -> Sequence[CheckpointRow]:
-        """The live checkpoints of one user, but those of a ``hidden`` kind; newest first."""
+        """Returns a page of one user's live checkpoints except those of the ``hidden`` kind, newest first."""
         rows = self._database.all(
             "SELECT * FROM checkpoints WHERE owner = ? AND kind != ? AND (expires_at IS NULL OR expires_at > ?) "
             "ORDER BY created_at DESC, rowid DESC LIMIT ? OFFSET ?",
@@ -121,7 +121,7 @@ class Checkpoints:
         return [_checkpoint(row) for row in rows]
 
     def count(self, owner: str, now: float, hidden: str = "") -> int:
-        """How many live checkpoints one user has, but those of a ``hidden`` kind."""
+        """Returns the number of one user's live checkpoints, not counting those of the ``hidden`` kind."""
         row = self._database.one(
             "SELECT count(*) AS total FROM checkpoints WHERE owner = ? AND kind != ? "
             "AND (expires_at IS NULL OR expires_at > ?)",
@@ -130,7 +130,7 @@ class Checkpoints:
         return int(row["total"]) if row is not None else 0
 
     def total_bytes(self, owner: str | None, now: float) -> int:
-        """How much the live checkpoints of one user take, or of all."""
+        """Returns the total size of the live checkpoints of one user, or of all."""
         row = self._database.one(
             "SELECT coalesce(sum(size_bytes), 0) AS total FROM checkpoints "
             "WHERE (?1 IS NULL OR owner = ?1) AND (expires_at IS NULL OR expires_at > ?2)",
@@ -138,8 +138,8 @@ class Checkpoints:
         )
         return int(row["total"]) if row is not None else 0
 
-    def kept(self, now: float) -> Sequence[tuple[str, str, str, int]]:
-        """How many bytes the live checkpoints take, by owner, session and base model."""
+    def bytes_by_session(self, now: float) -> Sequence[tuple[str, str, str, int]]:
+        """Returns the size of the live checkpoints by owner, session and base model."""
         rows = self._database.all(
             "SELECT c.owner, coalesce(r.session_id, '') AS session_id, c.base_model, sum(c.size_bytes) AS total "
             "FROM checkpoints AS c LEFT JOIN runs AS r ON r.run_id = c.run_id "
@@ -149,12 +149,12 @@ class Checkpoints:
         return [(row["owner"], row["session_id"], row["base_model"], row["total"]) for row in rows]
 
     def expired(self, before: float) -> Sequence[CheckpointRow]:
-        """Checkpoints whose time was over before the given moment."""
+        """Returns the checkpoints that expired before the given time."""
         rows = self._database.all("SELECT * FROM checkpoints WHERE expires_at <= ?", (before,))
         return [_checkpoint(row) for row in rows]
 
-    def after(self, number: int, limit: int) -> tuple[Sequence[CheckpointRow], int]:
-        """Some checkpoints of everybody, and the number to go on from; 0 is the beginning, and follows the end."""
+    def page_after(self, number: int, limit: int) -> tuple[Sequence[CheckpointRow], int]:
+        """Returns a page of all checkpoints and the number to continue from; 0 starts at the beginning, and follows the end."""
         rows = self._database.all(
             "SELECT rowid AS number, * FROM checkpoints WHERE rowid > ? ORDER BY rowid LIMIT ?",
             (number, limit),
@@ -162,7 +162,7 @@ class Checkpoints:
         return [_checkpoint(row) for row in rows], rows[-1]["number"] if len(rows) == limit else 0
 
     def delete(self, row: CheckpointRow) -> None:
-        """Forget a checkpoint."""
+        """Delete a checkpoint's row."""
         with self._database.transaction() as execute:
             execute(
                 "DELETE FROM checkpoints WHERE run_id = ? AND kind = ? AND name = ?",
@@ -170,7 +170,7 @@ class Checkpoints:
             )
 
     def set_expiry(self, row: CheckpointRow, expires_at: float | None) -> None:
-        """Change until when a checkpoint is kept; None keeps it for good."""
+        """Change a checkpoint's expiry; None means that it never expires."""
         with self._database.transaction() as execute:
             execute(
                 "UPDATE checkpoints SET expires_at = ? WHERE run_id = ? AND kind = ? AND name = ?",
@@ -178,7 +178,7 @@ class Checkpoints:
             )
 
     def set_public(self, row: CheckpointRow, *, public: bool) -> None:
-        """Let every user of this server read a checkpoint, or its owner alone."""
+        """Make a checkpoint readable by every user of this server, or only by its owner."""
         with self._database.transaction() as execute:
             execute(
                 "UPDATE checkpoints SET public = ? WHERE run_id = ? AND kind = ? AND name = ?",
@@ -186,7 +186,7 @@ class Checkpoints:
             )
 
     def directories(self) -> Sequence[str]:
-        """Every directory a checkpoint lives in."""
+        """Returns the directories of all checkpoints."""
         return [row["directory"] for row in self._database.all("SELECT directory FROM checkpoints")]
 
 

@@ -1,4 +1,4 @@
-"""Which copies were made under which idempotency keys, so that a repeated request makes no second one."""
+"""Idempotency keys of checkpoint copies: a repeated request returns the first copy."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from tinkex.engine.store.database import Database
 
 
 class Copies:
-    """The copies of every user."""
+    """The checkpoint copies of all users, by idempotency key."""
 
     def __init__(self, database: Database, checkpoints: Checkpoints) -> None:
         self._database = database
         self._checkpoints = checkpoints
 
     def add(self, copy: CheckpointRow, idempotency_key: str) -> None:
-        """Note the copy a request made."""
+        """Record the copy that a request made."""
         with self._database.transaction() as execute:
             execute(
                 "INSERT INTO copies (owner, idempotency_key, tinker_path, created_at) VALUES (?, ?, ?, ?)",
@@ -22,7 +22,7 @@ class Copies:
             )
 
     def find(self, owner: str, idempotency_key: str) -> CheckpointRow | None:
-        """The copy that was made under a key, if it is still there."""
+        """Returns the copy made under a key, or None if there is none or it has been deleted."""
         row = self._database.one(
             "SELECT tinker_path FROM copies WHERE owner = ? AND idempotency_key = ?", (owner, idempotency_key)
         )
@@ -32,6 +32,6 @@ class Copies:
         return self._checkpoints.get(run_id, kind, name)
 
     def prune(self, before: float) -> None:
-        """Forget keys nobody will send again."""
+        """Delete keys older than ``before``."""
         with self._database.transaction() as execute:
             execute("DELETE FROM copies WHERE created_at < ?", (before,))

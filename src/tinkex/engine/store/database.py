@@ -16,17 +16,17 @@ from tinkex.errors import InvalidInput, SetupError
 
 Parameters = Sequence[str | bytes | int | float | None]
 
-PATIENCE_MS = 1000
-"""Only this engine writes here; whoever else holds the lock is a guest, and callers are told rather than held up."""
-IMPATIENCE_MS = 20
-"""The same as long as the guest does not go: everybody else waits behind whoever waits for it."""
+BUSY_TIMEOUT_MS = 1000
+"""Only this engine writes to the database. If another process holds the lock, callers get an error soon."""
+CONTENDED_BUSY_TIMEOUT_MS = 20
+"""Used after a timeout until a transaction succeeds: the waiting thread blocks all others."""
 
 
 class Database:
     """Runs statements for any thread, one at a time; a transaction is committed when its block ends.
 
-    WAL with ``synchronous=NORMAL``: a committed transaction survives the death of the process at any moment. What must
-    survive a power failure as well waits for :meth:`flushed`, which many transactions share.
+    WAL with ``synchronous=NORMAL``: a committed transaction survives a crash of the process. To survive a power failure as
+    well, wait for :meth:`flushed`; concurrent transactions share one flush.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as directory:
@@ -42,8 +42,8 @@ class Database:
         self.path = path
         self._lock = threading.RLock()
         self._depth = 0
-        self._patience_ms = PATIENCE_MS
-        # Autocommit mode: transactions are opened by transaction() alone, never implicitly by the driver.
+        self._busy_timeout_ms = BUSY_TIMEOUT_MS
+        # Autocommit mode: only transaction() opens transactions, never the driver.
         self._connection = sqlite3.connect(
             path, check_same_thread=False, isolation_level=None, cached_statements=256
         )
@@ -53,7 +53,7 @@ class Database:
                 "journal_mode=WAL",
                 "synchronous=NORMAL",
                 "foreign_keys=ON",
-                f"busy_timeout={PATIENCE_MS}",
+                f"busy_timeout={BUSY_TIMEOUT_MS}",
             ):
                 self._connection.execute(f"PRAGMA {pragma}")
             migrate(self._connection, path)
@@ -63,7 +63,7 @@ class Database:
             self._connection.close()
             raise SetupError(
                 f"the engine data in {path.parent} cannot be opened ({error}). If another program has {path.name} open, close "
-                "it; if the file is damaged, restore it from a backup, or start with another data directory (--data-dir)."
+                "it; if the file is corrupt, restore it from a backup, or start with another data directory (--data-dir)."
             ) from error
         except BaseException:
             self._connection.close()
@@ -71,7 +71,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Execute]:
-        """All statements of the block, or none of them; a block inside a block joins the outer one."""
+        """Run the statements of the block atomically; a nested block joins the outer transaction."""
         with self._lock:
             if self._depth == 0:
                 self._begin()
@@ -81,7 +81,7 @@ class Database:
                 if self._depth == 1:
                     self._connection.execute("COMMIT")
             except BaseException:
-                # A full disk ends the transaction by itself.
+                # SQLite rolls back by itself when the disk is full.
                 if self._depth == 1 and self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
@@ -89,7 +89,7 @@ class Database:
                 self._depth -= 1
 
     def probe(self) -> None:
-        """Write something that changes nothing; raises what keeps others from writing."""
+        """Commit a write that changes nothing; raises ``sqlite3.Error`` if the database cannot be written."""
         with self.transaction() as execute:
             version = self._connection.execute("PRAGMA user_version").fetchone()[0]
             execute(f"PRAGMA user_version = {version}")
@@ -98,46 +98,46 @@ class Database:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError:
-            self._wait_at_most(IMPATIENCE_MS)
+            self._set_busy_timeout(CONTENDED_BUSY_TIMEOUT_MS)
             raise
-        self._wait_at_most(PATIENCE_MS)
+        self._set_busy_timeout(BUSY_TIMEOUT_MS)
 
-    def _wait_at_most(self, milliseconds: int) -> None:
-        if milliseconds != self._patience_ms:
-            self._patience_ms = milliseconds
+    def _set_busy_timeout(self, milliseconds: int) -> None:
+        if milliseconds != self._busy_timeout_ms:
+            self._busy_timeout_ms = milliseconds
             self._connection.execute(f"PRAGMA busy_timeout={milliseconds}")
 
-    def check(self, patience_s: float = 1.0) -> None:
-        """Raise :class:`SetupError` if a page of the file is damaged; a large one is looked through as far as time allows."""
-        # A connection of its own: what it reads would push everything else out of the cache.
+    def check(self, timeout_s: float = 1.0) -> None:
+        """Raise :class:`SetupError` if a page of the file is corrupt. Stops after ``timeout_s`` if the file is large."""
+        # A separate connection: the scan would evict everything else from the page cache.
         connection = sqlite3.connect(self.path, isolation_level=None)
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
         try:
             found = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
         except sqlite3.OperationalError:
-            return  # the time is over, or another program has it: what is damaged is found when it is needed
+            return  # timed out, or locked by another program: corruption is detected when the page is read
         except sqlite3.DatabaseError as error:
             found = [str(error)]
         finally:
             connection.close()
         if found != ["ok"]:
             raise SetupError(
-                f"the engine data in {self.path.parent} is damaged ({' '.join(found[0].split())}); restore {self.path.name} from a backup, "
+                f"the engine data in {self.path.parent} is corrupt ({' '.join(found[0].split())}); restore {self.path.name} from a backup, "
                 "or start with another data directory (--data-dir). Nothing was changed."
             )
 
     def flushed(self) -> Future[None]:
-        """Done when everything committed so far would survive a power failure."""
+        """Returns a future that completes when everything committed so far would survive a power failure."""
         return self._flusher.flushed()
 
     @property
     def flush_failure(self) -> OSError | None:
-        """Why the disk does not take commits any more, if it does not."""
+        """Why flushing fails, or None if it works."""
         return self._flusher.failure
 
     def all(self, sql: str, parameters: Parameters = ()) -> list[sqlite3.Row]:
-        """Every row a query gives."""
+        """Returns all rows of a query."""
         with self._lock:
             try:
                 return self._connection.execute(sql, parameters).fetchall()
@@ -145,7 +145,7 @@ class Database:
                 raise _too_large() from error
 
     def one(self, sql: str, parameters: Parameters = ()) -> sqlite3.Row | None:
-        """The first row a query gives, or None."""
+        """Returns the first row of a query, or None."""
         with self._lock:
             try:
                 row: sqlite3.Row | None = self._connection.execute(sql, parameters).fetchone()
@@ -154,25 +154,25 @@ class Database:
             return row
 
     @contextmanager
-    def alone(self) -> Iterator[bool]:
-        """Keeps everybody else from the database for the block; says whether what is read there is committed."""
+    def exclusive(self) -> Iterator[bool]:
+        """Lock the database for the block; yields whether reads in it see only committed data."""
         with self._lock:
             yield self._depth == 0
 
-    def version(self) -> int:
-        """A number that changes when another process has committed something."""
+    def data_version(self) -> int:
+        """Returns a number that changes when another process commits."""
         with self._lock:
             return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
     def close(self) -> None:
-        """Write everything into the main file and close it."""
+        """Checkpoint the write-ahead log and close the database."""
         self._flusher.close()
         with self._lock:
             self._connection.close()
 
 
 class Execute:
-    """Runs one statement of a transaction and says how many rows it changed."""
+    """Runs one statement of a transaction; returns the number of changed rows."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -193,5 +193,5 @@ class Execute:
 
 
 def _too_large() -> InvalidInput:
-    """The refusal of whole numbers that no column holds; only a caller can have made one up."""
-    return InvalidInput("a number of this call needs more than 64 bits; none that is used does.")
+    """The error for integers that no column can hold; they come only from callers."""
+    return InvalidInput("an integer in this request does not fit into 64 bits.")

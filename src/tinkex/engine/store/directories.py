@@ -1,8 +1,9 @@
-"""Weights on disk: directories that appear complete or not at all.
+"""Weight directories and files on disk, written atomically.
 
 Layout under the data directory: ``checkpoints/<run>/<kind>/<name>``, ``snapshots/<number>`` and the files
-``savepoints/<number>``, ``assets/<number>`` and ``downloads/<number>/<file>``. Everything is written under a temporary name, renamed, and only then mentioned by a row of the
-database; what no row mentions is litter of a crash, and is cleared away at the next start.
+``savepoints/<number>``, ``assets/<number>`` and ``downloads/<number>/<file>``. Everything is written under a temporary
+name, flushed and renamed before a row of the database refers to it. Files that no row refers to were left by a crash and
+are removed at the next start.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def check_name(name: str) -> str:
-    """The checkpoint name itself, or :class:`InvalidInput` that shows which characters it may have.
+    """Returns the checkpoint name; raises :class:`InvalidInput`, which lists the allowed characters.
 
     >>> check_name("step-0010")
     'step-0010'
     """
     if _NAME.fullmatch(name) is None or not name.strip("."):
         raise InvalidInput(
-            f"{name!r} cannot name a checkpoint; use 1 to 128 letters, digits, '.', '_' and '-', such as 'step-0010'."
+            f"{name!r} is not a valid checkpoint name; use 1 to 128 letters, digits, '.', '_' and '-', such as 'step-0010'."
         )
     return name
 
 
 @dataclass
-class Writing:
-    """A directory being written: files go into ``temporary``; ``final`` is where it ends up."""
+class StagedWrite:
+    """A write in progress: the content goes to ``temporary``, which is renamed to ``final``."""
 
     temporary: Path
     final: str
@@ -52,38 +53,38 @@ class Writing:
 
 
 class Directories:
-    """Writes, finds and removes weight directories below one root."""
+    """Writes, finds and removes weight directories under one root."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def resolve(self, directory: str) -> Path:
-        """The absolute place of a stored directory."""
+        """Returns the absolute path of a stored directory."""
         return self.root / directory
 
     @contextmanager
-    def checkpoint(self, run_id: str, kind: str, name: str) -> Iterator[Writing]:
-        """Write a checkpoint; it is there, with its size, when the block ends without an error."""
-        # ':' is part of every run id and not allowed in names on every file system.
+    def checkpoint(self, run_id: str, kind: str, name: str) -> Iterator[StagedWrite]:
+        """Write a checkpoint; it is complete on disk when the block ends without an error."""
+        # ':' is part of every run id, and not every file system allows it in names.
         parent = f"{CHECKPOINTS}/{run_id.replace(':', '~')}/{kind}"
         final = f"{parent}/{check_name(name)}"
         if (self.root / final).exists():
-            # The old one stays readable until the database points to the new one; '@' cannot occur in a name.
+            # The old one stays readable until the database refers to the new one; '@' is not valid in a name.
             final = f"{final}@{secrets.token_hex(4)}"
         with self._write(parent, final) as writing:
             yield writing
 
     @contextmanager
-    def snapshot(self) -> Iterator[Writing]:
-        """Write an unnamed snapshot, under a name nobody chose."""
+    def snapshot(self) -> Iterator[StagedWrite]:
+        """Write an unnamed snapshot to a directory with a random name."""
         with self._write(SNAPSHOTS, f"{SNAPSHOTS}/{secrets.token_hex(8)}") as writing:
             yield writing
 
     @contextmanager
-    def _write(self, parent: str, final: str) -> Iterator[Writing]:
+    def _write(self, parent: str, final: str) -> Iterator[StagedWrite]:
         folder = self.root / parent
         folder.mkdir(parents=True, exist_ok=True)
-        writing = Writing(folder / f"{_UNFINISHED}{secrets.token_hex(8)}", final)
+        writing = StagedWrite(folder / f"{_UNFINISHED}{secrets.token_hex(8)}", final)
         writing.temporary.mkdir()
         try:
             yield writing
@@ -95,18 +96,18 @@ class Directories:
             flush_path(folder)
         except SafetensorError as error:
             shutil.rmtree(writing.temporary, ignore_errors=True)
-            raise OSError(str(error)) from error  # it writes by itself, and has an error of its own for that
+            raise OSError(str(error)) from error  # safetensors raises its own error when a write fails
         except BaseException:
             shutil.rmtree(writing.temporary, ignore_errors=True)
             raise
 
     @contextmanager
-    def savepoint(self) -> Iterator[Writing]:
-        """Write a savepoint: one file, which is on disk under its final name when the block ends without an error."""
+    def savepoint(self) -> Iterator[StagedWrite]:
+        """Write a savepoint file; it is on disk under its final name when the block ends without an error."""
         folder = self.root / SAVEPOINTS
         folder.mkdir(exist_ok=True)
         number = secrets.token_hex(8)
-        writing = Writing(folder / f"{_UNFINISHED}{number}", f"{SAVEPOINTS}/{number}")
+        writing = StagedWrite(folder / f"{_UNFINISHED}{number}", f"{SAVEPOINTS}/{number}")
         try:
             yield writing
             flush_path(writing.temporary)
@@ -117,14 +118,14 @@ class Directories:
             writing.temporary.unlink(missing_ok=True)
             raise
 
-    def new_asset(self) -> Path:
-        """Where an upload is written while it arrives; it is kept by :meth:`keep_asset`, or yours to delete."""
+    def new_asset_path(self) -> Path:
+        """Returns a temporary path for an upload; the caller commits it with :meth:`commit_asset` or deletes it."""
         folder = self.root / ASSETS
         folder.mkdir(exist_ok=True)
         return folder / f"{_UNFINISHED}{secrets.token_hex(8)}"
 
-    def keep_asset(self, temporary: Path) -> str:
-        """Put a whole upload on disk under a name nobody chose, which is returned."""
+    def commit_asset(self, temporary: Path) -> str:
+        """Flush a complete upload and rename it to a random name; returns that name."""
         flush_path(temporary)
         final = f"{ASSETS}/{secrets.token_hex(8)}"
         temporary.rename(self.root / final)
@@ -132,44 +133,44 @@ class Directories:
         return final
 
     def remove_asset(self, file: str) -> None:
-        """Delete the file of an asset; one that is gone already is fine."""
+        """Delete the file of an asset, if it exists."""
         (self.root / file).unlink(missing_ok=True)
 
     def downloads(self) -> Path:
-        """Where files lie that callers in this process were told to read, each in a folder of its own."""
+        """Returns the directory for files that callers in this process read, each in its own subdirectory."""
         folder = self.root / DOWNLOADS
         folder.mkdir(exist_ok=True)
         return folder
 
-    def clear_downloads(self, before: float) -> None:
-        """Delete what callers were told to read before the given moment."""
+    def remove_downloads(self, before: float) -> None:
+        """Delete downloads last modified before the given time."""
         for folder in self.root.glob(f"{DOWNLOADS}/*"):
             if folder.stat().st_mtime < before:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def remove_savepoint(self, file: str) -> None:
-        """Delete the file of a savepoint; one that is gone already is fine."""
+        """Delete the file of a savepoint, if it exists."""
         (self.root / file).unlink(missing_ok=True)
 
     def size(self, directory: str) -> int | None:
-        """How many bytes the files of a stored directory have, or None if it is not there."""
+        """Returns the total size of a stored directory's files, or None if it does not exist."""
         path = self.root / directory
         return _size(path) if path.is_dir() else None
 
     def remove(self, directory: str) -> None:
-        """Delete a directory; one that is gone already is fine."""
+        """Delete a directory, if it exists."""
         shutil.rmtree(self.root / directory, ignore_errors=True)
 
-    def clear_litter(self, known: Iterable[str]) -> int:
-        """Delete every weight directory, savepoint and asset that ``known`` does not name; says how many."""
-        kept = {self.root / directory for directory in known}
+    def remove_unreferenced(self, referenced: Iterable[str]) -> int:
+        """Delete every weight directory, savepoint and asset that is not in ``referenced``; returns how many."""
+        kept = {self.root / path for path in referenced}
         found = [
             *self.root.glob(f"{CHECKPOINTS}/*/*/*"),
             *self.root.glob(f"{SNAPSHOTS}/*"),
             *self.root.glob(f"{DOWNLOADS}/*"),
         ]
-        litter = [directory for directory in found if directory not in kept]
-        for directory in litter:
+        directories = [directory for directory in found if directory not in kept]
+        for directory in directories:
             shutil.rmtree(directory, ignore_errors=True)
         files = [
             file
@@ -179,7 +180,7 @@ class Directories:
         ]
         for file in files:
             file.unlink(missing_ok=True)
-        return len(litter) + len(files)
+        return len(directories) + len(files)
 
 
 def _size(directory: Path) -> int:

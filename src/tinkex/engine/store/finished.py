@@ -1,7 +1,7 @@
-"""What has ended, in the order in which it did.
+"""Ended operations, in the order in which they ended.
 
-Every ended operation gets the next number, in the commit that records its outcome; numbers never come twice, also not
-after a restart. So a poller that says how far it got misses nothing, and a session's trace can be drawn.
+Every ended operation gets the next number in the commit that records its outcome. Numbers are never reused, not even
+after a restart, so a poller with a cursor misses nothing, and a session's trace can be drawn.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tinkex.engine.store.database import Database
 from tinkex.engine.store.futures import FutureStatus, Outcome
 
 CLIENT_NUMBERS = 1_000_000_000
-"""Each client of a sampler numbers its samples in a range of this size."""
+"""The size of the seq_id range of each client of a sampler."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """When an operation began to run, if it did, and what it cost."""
+    """When an operation started running, if it did, and how many tokens it computed."""
 
     started_at: float | None = None
     num_tokens: int = 0
@@ -43,13 +43,13 @@ class FinishedRow:
 
 
 class Finished:
-    """The ended operations of every user, for as long as their requests are remembered."""
+    """The ended operations of all users, within the retention time."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def add(self, outcomes: Sequence[tuple[str, Outcome]], timings: Mapping[str, Timing], now: float) -> None:
-        """Number operations that end now; call it before their outcomes are recorded, in the same commit."""
+        """Number operations that end now. Must be called in the commit that records their outcomes, before that."""
         rows = []
         for request_id, outcome in outcomes:
             timing = timings.get(request_id, Timing())
@@ -64,7 +64,7 @@ class Finished:
             )
 
     def after(self, target: str, client: int, number: int, limit: int) -> Sequence[FinishedRow]:
-        """What ended of one client of a sampler since ``number``, in order."""
+        """Returns the operations of one sampler client that ended after ``number``, in order."""
         first = client * CLIENT_NUMBERS
         rows = self._database.all(
             "SELECT * FROM finished WHERE target = ? AND number > ? AND seq_id >= ? AND seq_id < ? "
@@ -74,7 +74,7 @@ class Finished:
         return [_finished(row) for row in rows]
 
     def of_session(self, session_id: str) -> Sequence[FinishedRow]:
-        """What the runs and samplers of a session did, in the order in which it ended."""
+        """Returns the ended operations of a session's runs and samplers, in order."""
         rows = self._database.all(
             "SELECT finished.* FROM finished WHERE target IN (SELECT run_id FROM runs WHERE session_id = ?1 "
             "UNION SELECT sampler_id FROM samplers WHERE session_id = ?1) ORDER BY number",
@@ -83,7 +83,7 @@ class Finished:
         return [_finished(row) for row in rows]
 
     def prune(self, before: float) -> None:
-        """Forget what ended before the given moment."""
+        """Delete operations that ended before the given time."""
         with self._database.transaction() as execute:
             execute("DELETE FROM finished WHERE finished_at < ?", (before,))
 

@@ -1,4 +1,4 @@
-"""Commits that survive a power failure: one flush of the write-ahead log for all who wait for one."""
+"""Group commit: concurrent waiters share one flush of the write-ahead log to disk."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 class Flusher:
-    """Flushes a file to disk on a thread of its own; everybody who asks during one flush shares the next.
+    """Flushes a file to disk on its own thread; all calls made during one flush share the next.
 
-    A commit of the database is in its write-ahead log when it returns, so it survives the death of the process; after a
-    flush of that log it survives the death of the machine as well.
+    A database commit is in the write-ahead log when it returns, so it survives a crash of the process; once the log is
+    flushed it also survives a power failure.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -32,15 +32,15 @@ class Flusher:
 
     @property
     def failure(self) -> OSError | None:
-        """Why flushing failed. It stays: after a failed flush the system may drop what was never written."""
+        """Why flushing failed. It is permanent: after a failed fsync the kernel may drop the unwritten pages."""
         return self._failure
 
     def flushed(self) -> Future[None]:
-        """Done when everything committed before this call is on disk; raises ``OSError`` if it cannot be."""
+        """Returns a future that completes when everything committed before this call is on disk, or fails with ``OSError``."""
         with self._changed:
             if self._next is None:
                 self._next = Future()
-                # Many callers share it: none of them may cancel it for the others.
+                # Callers share it: none of them may cancel it for the others.
                 self._next.set_running_or_notify_cancel()
                 if self._closing:
                     self._next.set_exception(OSError("the engine is closing"))
@@ -48,7 +48,7 @@ class Flusher:
             return self._next
 
     def close(self) -> None:
-        """Do the flush that was asked for, then end the thread."""
+        """Complete the pending flush, then stop the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -59,8 +59,8 @@ class Flusher:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._next is not None or self._closing)
-                asked, self._next = self._next, None
-            if asked is None:
+                pending, self._next = self._next, None
+            if pending is None:
                 return
             if self._failure is None:
                 try:
@@ -68,18 +68,18 @@ class Flusher:
                 except OSError as error:
                     self._failure = error
             if self._failure is None:
-                asked.set_result(None)
+                pending.set_result(None)
             else:
-                asked.set_exception(self._failure)
+                pending.set_exception(self._failure)
 
 
 _flush = getattr(os, "fdatasync", os.fsync)
 
 
 def flush_path(path: Path) -> None:
-    """Make sure that a file, or the names in a directory, are on disk."""
+    """Flush a file, or the entries of a directory, to disk."""
     if os.name == "nt" and path.is_dir():
-        return  # Windows keeps directories by itself, and cannot open them
+        return  # Windows cannot open directories, and does not need to flush them
     descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
     try:
         os.fsync(descriptor)

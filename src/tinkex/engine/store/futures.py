@@ -1,8 +1,8 @@
-"""Accepted operations, from the request as it came in to the result as it goes out.
+"""Accepted operations: their requests, statuses and results.
 
-A row exists before its request_id is told to anyone, with the whole request if it is a sample; those of training
-operations are in the journal. So after a crash the engine knows everything that was promised. The request of a sample is
-dropped when it has ended. Results stay for a retention time, then only the fact that they existed does.
+A row exists before its request_id is returned to the client, so no accepted operation is lost in a crash. The row of a
+sample holds the request until the sample has ended; requests of training operations are in the journal. Results are
+deleted after a retention time; the row then stays as expired.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tinkex.engine.store.database import Database
 
 
 class FutureStatus(StrEnum):
-    """How far an accepted operation has come."""
+    """The status of an accepted operation."""
 
     PENDING = "pending"
     DONE = "done"
@@ -25,7 +25,7 @@ class FutureStatus(StrEnum):
 
 
 class ResultFormat(StrEnum):
-    """How the bytes of a result are to be read."""
+    """The encoding of a result."""
 
     JSON = "json"
     PROTO = "proto"
@@ -33,7 +33,7 @@ class ResultFormat(StrEnum):
 
 @dataclass(frozen=True)
 class FutureRow:
-    """One accepted operation. ``target`` is the run, sampling session or session whose numbering it follows."""
+    """One accepted operation. ``target`` is the run, sampling session or session that ``seq_id`` belongs to."""
 
     request_id: str
     owner: str
@@ -68,13 +68,13 @@ class Outcome:
 
 
 class Futures:
-    """The accepted operations of every user."""
+    """The accepted operations of all users."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def accept(self, row: FutureRow) -> None:
-        """Record an operation; once this returns it is promised."""
+        """Record an operation as accepted."""
         with self._database.transaction() as execute:
             execute(
                 "INSERT INTO futures (request_id, owner, kind, target, seq_id, payload_hash, request, status, "
@@ -93,17 +93,17 @@ class Futures:
             )
 
     def get(self, request_id: str) -> FutureRow | None:
-        """One operation without its request, or None."""
+        """Returns one operation without its request, or None."""
         found = self._database.one(f"{_SELECT} WHERE request_id = ?", (request_id,))
         return _future(found) if found is not None else None
 
-    def at_turn(self, target: str, seq_id: int) -> FutureRow | None:
-        """The operation that was accepted under this number, or None."""
+    def find_by_seq_id(self, target: str, seq_id: int) -> FutureRow | None:
+        """Returns the operation accepted under this seq_id, or None."""
         found = self._database.one(f"{_SELECT} WHERE target = ? AND seq_id = ?", (target, seq_id))
         return _future(found) if found is not None else None
 
     def last_of(self, target: str, kind: str) -> FutureRow | None:
-        """The newest operation of a kind that was accepted for a run, or None."""
+        """Returns the newest accepted operation of a kind for a run, or None."""
         found = self._database.one(
             f"{_SELECT} WHERE target = ? AND seq_id IS NOT NULL AND kind = ? ORDER BY seq_id DESC LIMIT 1",
             (target, kind),
@@ -111,15 +111,15 @@ class Futures:
         return _future(found) if found is not None else None
 
     def outcome(self, request_id: str) -> Outcome | None:
-        """How an operation ended, or None if it is pending or unknown."""
+        """Returns the outcome of an operation, or None if it is pending or unknown."""
         row = self._database.one(
             "SELECT status, format, result, error, category FROM futures WHERE request_id = ? AND status != 'pending'",
             (request_id,),
         )
         return _outcome(row) if row is not None else None
 
-    def look(self, request_id: str) -> tuple[FutureRow, Outcome | None] | None:
-        """One operation without its request, and how it ended if it has; None if it is unknown."""
+    def find_with_outcome(self, request_id: str) -> tuple[FutureRow, Outcome | None] | None:
+        """Returns one operation without its request, and its outcome if it has ended; None if it is unknown."""
         row = self._database.one(
             "SELECT request_id, owner, kind, target, seq_id, payload_hash, status, created_at, format, category, error, result "
             "FROM futures WHERE request_id = ?",
@@ -131,7 +131,7 @@ class Futures:
         return future, _outcome(row) if future.status is not FutureStatus.PENDING else None
 
     def pending(self) -> Sequence[FutureRow]:
-        """Every promised operation that has no outcome yet, with its request, in the order of acceptance."""
+        """Returns all pending operations with their requests, in the order of acceptance."""
         rows = self._database.all(
             "SELECT request_id, owner, kind, target, seq_id, payload_hash, status, created_at, request "
             "FROM futures WHERE status = 'pending' ORDER BY rowid"
@@ -139,7 +139,7 @@ class Futures:
         return [_future(row, request=row["request"]) for row in rows]
 
     def pending_of(self, session_id: str) -> Sequence[FutureRow]:
-        """What the runs and samplers of a session have been promised and do not have yet, without the requests."""
+        """Returns the pending operations of a session's runs and samplers, without their requests."""
         rows = self._database.all(
             f"{_SELECT} WHERE status = 'pending' AND target IN (SELECT run_id FROM runs WHERE session_id = ?1 "  # noqa: S608 -- constants
             "UNION SELECT sampler_id FROM samplers WHERE session_id = ?1) ORDER BY created_at, request_id",
@@ -148,7 +148,7 @@ class Futures:
         return [_future(row) for row in rows]
 
     def finish(self, outcomes: Iterable[tuple[str, Outcome]], now: float) -> None:
-        """Record how operations ended, all in one commit; an operation ends once."""
+        """Record the outcomes of operations in one commit; operations that have ended are not changed."""
         with self._database.transaction() as execute:
             execute.many(
                 "UPDATE futures SET status = ?, format = ?, result = ?, error = ?, category = ?, finished_at = ?, "
@@ -159,8 +159,8 @@ class Futures:
                 ],
             )
 
-    def fetched(self, request_ids: Iterable[str], now: float) -> None:
-        """Note that these results have reached their caller."""
+    def mark_fetched(self, request_ids: Iterable[str], now: float) -> None:
+        """Record that clients have fetched these results."""
         with self._database.transaction() as execute:
             execute.many(
                 "UPDATE futures SET fetched_at = ? WHERE request_id = ? AND fetched_at IS NULL",
@@ -168,7 +168,7 @@ class Futures:
             )
 
     def drop(self, owner: str, request_ids: Iterable[str]) -> None:
-        """Let go of results their caller says it has."""
+        """Delete results that the client has acknowledged."""
         with self._database.transaction() as execute:
             execute.many(
                 "UPDATE futures SET status = 'expired', result = NULL, error = NULL "
@@ -177,7 +177,7 @@ class Futures:
             )
 
     def prune(self, *, fetched_before: float, finished_before: float, expired_before: float) -> int:
-        """Drop results past their retention, and rows long expired; says how many expired now."""
+        """Delete results and rows past their retention; returns how many results expired."""
         expire = "UPDATE futures SET status = 'expired', result = NULL, error = NULL WHERE status IN ('done', 'failed')"
         with self._database.transaction() as execute:
             expired = execute(f"{expire} AND fetched_at < ?", (fetched_before,))

@@ -1,8 +1,8 @@
-"""The journal: what every run was asked to do since its last savepoint, and in which turns it was done.
+"""The journal: the requests of every run since its last savepoint, and the turns in which they ran.
 
-A request is written here, with a digest, before its request_id is told to anyone. When it has run, its turn is noted:
-operations that shared a pass share a turn, so that a replay can put the same ones together and get the same numbers to
-the last bit. What a savepoint covers is pruned.
+A request is written with a digest before its request_id is returned to the client. When it has run, its turn is
+recorded: operations of one pass share a turn, so that a replay runs the same batches and gets bitwise identical results.
+A savepoint prunes everything it covers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tinkex.engine.store.database import Database
 
 @dataclass(frozen=True)
 class JournalRow:
-    """One accepted operation of a run, as it came in."""
+    """One accepted operation of a run, with its request body."""
 
     request_id: str
     run_id: str
@@ -31,13 +31,13 @@ class JournalRow:
 
     @property
     def intact(self) -> bool:
-        """Whether the request is the one that was accepted."""
+        """Whether the body matches its digest."""
         return self.digest == body_digest(self.body)
 
 
 @dataclass(frozen=True)
 class TurnEntry:
-    """One operation that has run: ``place`` is its position among those that shared its turn."""
+    """One operation that has run: ``place`` is its position within its turn."""
 
     turn: int
     place: int
@@ -48,7 +48,7 @@ class TurnEntry:
 
 
 def body_digest(body: bytes) -> bytes:
-    """What a request is checked against when it is read again."""
+    """Returns the digest that a request body is verified with."""
     return hashlib.blake2b(body, digest_size=16).digest()
 
 
@@ -77,12 +77,12 @@ class Journal:
             )
 
     def get(self, request_id: str) -> JournalRow | None:
-        """One request, or None."""
+        """Returns one request, or None."""
         row = self._database.one("SELECT * FROM journal WHERE request_id = ?", (request_id,))
         return _journal_row(row) if row is not None else None
 
     def pending(self, run_id: str) -> Sequence[JournalRow]:
-        """The requests of a run that have not run, in the order of their numbers."""
+        """Returns the requests of a run that have not run, ordered by seq_id."""
         rows = self._database.all(
             "SELECT * FROM journal WHERE run_id = ? AND request_id NOT IN "
             "(SELECT request_id FROM turns WHERE run_id = ?) ORDER BY seq_id",
@@ -90,8 +90,8 @@ class Journal:
         )
         return [_journal_row(row) for row in rows]
 
-    def executed(self, entries: Sequence[TurnEntry]) -> None:
-        """Note the turn in which operations ran."""
+    def add_turns(self, entries: Sequence[TurnEntry]) -> None:
+        """Record the turns in which operations ran."""
         if not entries:
             return
         with self._database.transaction() as execute:
@@ -100,8 +100,8 @@ class Journal:
                 [(e.turn, e.place, e.run_id, e.seq_id, e.request_id, e.succeeded) for e in entries],
             )
 
-    def never_ran(self, request_ids: Iterable[str]) -> None:
-        """Drop requests whose turn passed without them; their numbers, and all below, stay used."""
+    def drop_unrun(self, request_ids: Iterable[str]) -> None:
+        """Delete requests that will never run; their seq_ids, and all lower ones, stay used."""
         names = [(request_id,) for request_id in request_ids]
         if not names:
             return
@@ -113,19 +113,19 @@ class Journal:
             execute.many("DELETE FROM journal WHERE request_id = ?", names)
 
     def use_number(self, run_id: str, seq_id: int) -> None:
-        """Note a number under which nothing will ever run."""
+        """Record a seq_id under which nothing will run."""
         with self._database.transaction() as execute:
             execute("INSERT OR IGNORE INTO used_numbers VALUES (?, ?, 0)", (run_id, seq_id))
 
     def used_numbers(self, run_id: str) -> Sequence[int]:
-        """The numbers under which nothing will ever run, as far as they still matter."""
+        """Returns the seq_ids since the savepoint under which nothing will run."""
         rows = self._database.all(
             "SELECT seq_id FROM used_numbers WHERE run_id = ? ORDER BY seq_id", (run_id,)
         )
         return [row["seq_id"] for row in rows]
 
     def last_seq(self, run_id: str) -> int | None:
-        """The highest number whose turn has come since the savepoint, or None."""
+        """Returns the highest seq_id that has run or was skipped since the savepoint, or None."""
         row = self._database.one(
             "SELECT max(seq_id) AS last FROM (SELECT seq_id FROM turns WHERE run_id = ? "
             "UNION ALL SELECT seq_id FROM used_numbers WHERE run_id = ? AND and_below)",
@@ -134,18 +134,17 @@ class Journal:
         return row["last"] if row is not None else None
 
     def last_turn(self) -> int:
-        """The newest turn ever noted; 0 if there is none."""
+        """Returns the newest recorded turn; 0 if there is none."""
         row = self._database.one(
             "SELECT max((SELECT coalesce(max(turn), 0) FROM turns), "
             "(SELECT coalesce(max(turn), 0) FROM savepoints)) AS last"
         )
         return int(row["last"]) if row is not None else 0
 
-    def entangled(self, run_ids: Iterable[str]) -> AbstractSet[str]:
-        """These runs, and all that shared a turn with one of them since their savepoints, and so on.
+    def runs_sharing_turns(self, run_ids: Iterable[str]) -> AbstractSet[str]:
+        """Returns these runs and, transitively, all runs that shared a turn with one of them since their savepoints.
 
-        Their savepoints are made together and they are replayed together: the numbers of a shared pass depend on
-        everyone in it.
+        They are saved and replayed together: the results of a shared pass depend on every run in it.
         """
         found: set[str] = set()
         waiting = set(run_ids)
@@ -161,7 +160,7 @@ class Journal:
         return found
 
     def turns(self, run_ids: Iterable[str]) -> Sequence[TurnEntry]:
-        """Everything these runs did since their savepoints, in order."""
+        """Returns the turns of these runs since their savepoints, in order."""
         entries = [
             TurnEntry(
                 row["turn"],
@@ -177,7 +176,7 @@ class Journal:
         return sorted(entries, key=lambda entry: (entry.turn, entry.place))
 
     def prune(self, run_id: str, *, through_turn: int, next_seq: int) -> None:
-        """Drop what a savepoint made after ``through_turn`` covers."""
+        """Delete what a savepoint after ``through_turn`` covers."""
         with self._database.transaction() as execute:
             execute(
                 "DELETE FROM journal WHERE request_id IN (SELECT request_id FROM turns WHERE run_id = ? AND turn <= ?)",
@@ -186,8 +185,8 @@ class Journal:
             execute("DELETE FROM turns WHERE run_id = ? AND turn <= ?", (run_id, through_turn))
             execute("DELETE FROM used_numbers WHERE run_id = ? AND seq_id < ?", (run_id, next_seq))
 
-    def forget(self, run_id: str) -> None:
-        """Drop everything about a run that is over and that no other run needs."""
+    def delete_run(self, run_id: str) -> None:
+        """Delete all entries of a run that has ended and that no other run's replay needs."""
         with self._database.transaction() as execute:
             for table in ("journal", "turns", "used_numbers"):
                 execute(f"DELETE FROM {table} WHERE run_id = ?", (run_id,))  # noqa: S608 -- names above
@@ -197,7 +196,7 @@ class Journal:
         return int(row["total"]) if row is not None else 0
 
     def runs(self) -> AbstractSet[str]:
-        """The runs that have something in the journal."""
+        """Returns the runs with entries in the journal."""
         return {
             row["run_id"]
             for row in self._database.all(

@@ -1,4 +1,4 @@
-"""The lock that keeps two engines from sharing one data directory."""
+"""The lock that prevents two engines from using the same data directory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LOCK_FILE = "engine.lock"
 
 
 class DirectoryLock:
-    """Holds a directory for this process until :meth:`release`.
+    """An exclusive lock on a directory, held until :meth:`release`.
 
-    The operating system drops the lock when its process dies, however it dies, so a stale file never blocks.
+    The operating system releases the lock when the process exits for any reason, so a stale file never blocks.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as directory, DirectoryLock(Path(directory)) as lock:
@@ -35,7 +35,7 @@ class DirectoryLock:
             os.close(fd)
             raise SetupError(
                 f"the data directory {directory} is in use by another engine (process {holder or 'unknown'}); "
-                "stop that one, or choose another directory with --data-dir."
+                "stop it, or choose another directory with --data-dir."
             ) from None
         os.ftruncate(fd, 0)
         os.write(fd, f"{os.getpid()}\n".encode("ascii"))
@@ -43,11 +43,11 @@ class DirectoryLock:
 
     @property
     def held(self) -> bool:
-        """Whether this process still holds the directory."""
+        """Whether this process holds the lock."""
         return self._fd is not None
 
     def release(self) -> None:
-        """Let another engine take the directory."""
+        """Release the lock."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -65,7 +65,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def _lock(fd: int) -> None:
-        # A byte far beyond the process id is locked, so that the id stays readable for others.
+        # Locks a byte far beyond the process id, so that other processes can read the id.
         os.lseek(fd, 1024, os.SEEK_SET)
         msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
         os.lseek(fd, 0, os.SEEK_SET)

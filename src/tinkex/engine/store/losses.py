@@ -1,4 +1,4 @@
-"""Losses that users uploaded: the traced graph as it came in, and whose it is."""
+"""Custom losses that users uploaded: the traced graph and its owner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tinkex.engine.store.database import Database
 
 @dataclass(frozen=True)
 class LossRow:
-    """One uploaded loss; ``definition`` is the whole request that made it."""
+    """One uploaded loss; ``definition`` is the request body that created it."""
 
     loss_id: str
     session_id: str
@@ -20,13 +20,13 @@ class LossRow:
 
 
 class Losses:
-    """The uploaded losses of every user."""
+    """The uploaded losses of all users."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def add(self, row: LossRow) -> None:
-        """Record a loss."""
+        """Insert a loss."""
         with self._database.transaction() as execute:
             execute(
                 "INSERT INTO custom_losses (loss_id, session_id, owner, name, created_at, definition) "
@@ -35,6 +35,6 @@ class Losses:
             )
 
     def get(self, loss_id: str) -> LossRow | None:
-        """One loss, or None."""
+        """Returns one loss, or None."""
         row = self._database.one("SELECT * FROM custom_losses WHERE loss_id = ?", (loss_id,))
         return LossRow(**dict(row)) if row is not None else None

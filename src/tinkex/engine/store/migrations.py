@@ -1,7 +1,7 @@
 """The database schema, as numbered steps that are applied once each, in order.
 
-The number of a step is its place in :data:`MIGRATIONS`, counted from 1, and SQLite's ``user_version`` says how many
-were applied. A released step never changes; a new need is a new step at the end.
+The number of a step is its place in :data:`MIGRATIONS`, counted from 1; SQLite's ``user_version`` is the number of
+applied steps. A released step never changes; a schema change is a new step at the end.
 """
 
 from __future__ import annotations
@@ -224,15 +224,15 @@ MIGRATIONS: tuple[str, ...] = (
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring a database to the newest schema; refuse one that a newer engine has written."""
+    """Migrate a database to the newest schema; reject one that a newer engine has written."""
     applied = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if applied > len(MIGRATIONS):
         raise SetupError(
-            f"the engine data in {path.parent} was written by a newer version of tinkex (schema {applied}, this one "
-            f"knows {len(MIGRATIONS)}); upgrade tinkex, or start with another data directory (--data-dir)."
+            f"the engine data in {path.parent} was written by a newer version of tinkex (schema {applied}; this version "
+            f"supports up to {len(MIGRATIONS)}); upgrade tinkex, or start with another data directory (--data-dir)."
         )
     for number in range(applied + 1, len(MIGRATIONS) + 1):
-        # One script, one transaction: a crash in between leaves the previous schema, never half of the next.
+        # One transaction per step: a crash leaves the previous schema.
         connection.executescript(
             f"BEGIN IMMEDIATE; {MIGRATIONS[number - 1]} PRAGMA user_version = {number}; COMMIT;"
         )

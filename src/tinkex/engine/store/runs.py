@@ -1,4 +1,4 @@
-"""Training runs: what was created, and whether its live weights still exist."""
+"""Training runs, and the status of their live weights."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from tinkex.types.training import LoraConfig
 
 
 class RunStatus(StrEnum):
-    """Where the live weights of a run are."""
+    """The status of a run's live weights."""
 
     CREATING = "creating"
-    """Accepted; create_model has not run yet."""
+    """create_model was accepted and has not run yet."""
     LIVE = "live"
-    """In memory, or to be restored when it is needed."""
+    """In memory, or restored on demand."""
     CORRUPTED = "corrupted"
-    """Lost: what it would be restored from is damaged."""
+    """Lost: the savepoint or journal is corrupt."""
     RELEASED = "released"
-    """Given up on purpose: unloaded, or its session ended."""
+    """Released: unloaded, or the session ended."""
     FAILED = "failed"
-    """create_model failed; there never were any."""
+    """create_model failed."""
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """One training run as stored; ``lora`` is None until the run's weights exist."""
+    """One training run; ``lora`` is None until the run's weights exist."""
 
     run_id: str
     session_id: str
@@ -46,25 +46,25 @@ class RunRow:
     user_metadata: Mapping[str, Any] | None = None
 
 
-MOST_KNOWN = 4096
+MAX_CACHED = 4096
 USED_INTERVAL_S = 1.0
 
 
 class Runs:
-    """The training runs of every user.
+    """The training runs of all users.
 
-    Every operation asks for its run and notes that it was used: rows that were read once are remembered, and uses are
-    written together. Both change only while this engine has the database to itself.
+    Every operation reads its run and updates its last use, so rows are cached and uses are written in batches. Both
+    change only while this thread holds the database lock.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._known: dict[str, RunRow] = {}
+        self._cache: dict[str, RunRow] = {}
         self._used: dict[str, float] = {}
         self._used_written_at = 0.0
 
     def add(self, row: RunRow) -> None:
-        """Record a new run."""
+        """Insert a run."""
         with self._database.transaction() as execute:
             execute(
                 "INSERT INTO runs (run_id, session_id, owner, base_model, lora, optimizer_config, user_metadata, "
@@ -84,18 +84,18 @@ class Runs:
             )
 
     def get(self, run_id: str) -> RunRow | None:
-        """One run, or None."""
-        known = self._known.get(run_id)
-        if known is not None:
-            return known
-        with self._database.alone() as is_committed:
+        """Returns one run, or None."""
+        cached = self._cache.get(run_id)
+        if cached is not None:
+            return cached
+        with self._database.exclusive() as is_committed:
             found = self._database.one("SELECT * FROM runs WHERE run_id = ?", (run_id,))
-            known = _run(found) if found is not None else None
-            if known is not None and is_committed:
-                if len(self._known) >= MOST_KNOWN:
-                    self._known.clear()
-                self._known[run_id] = known
-        return known
+            row = _run(found) if found is not None else None
+            if row is not None and is_committed:
+                if len(self._cache) >= MAX_CACHED:
+                    self._cache.clear()
+                self._cache[run_id] = row
+        return row
 
     def list(
         self,
@@ -105,9 +105,9 @@ class Runs:
         project_id: str | None = None,
         public_at: float | None = None,
     ) -> Sequence[RunRow]:
-        """The runs of one user, or of one project, last used first.
+        """Returns a page of the runs of one user, optionally of one project, last used first.
 
-        ``public_at`` adds those of others with a checkpoint that is public at that moment.
+        ``public_at`` adds other users' runs with a checkpoint that is public at that time.
         """
         if self._used:
             self._write_used()
@@ -118,12 +118,12 @@ class Runs:
         return [_run(row) for row in rows]
 
     def count(self, owner: str, project_id: str | None = None, public_at: float | None = None) -> int:
-        """How many runs :meth:`list` would give without a limit."""
+        """Returns how many runs :meth:`list` returns without a limit."""
         row = self._database.one(f"SELECT count(*) AS total {_VISIBLE}", (owner, project_id, public_at))
         return int(row["total"]) if row is not None else 0
 
     def is_public(self, run_id: str, now: float) -> bool:
-        """Whether a live checkpoint of a run is public."""
+        """Returns whether a live checkpoint of a run is public."""
         row = self._database.one(
             "SELECT 1 FROM checkpoints WHERE run_id = ? AND public AND (expires_at IS NULL OR expires_at > ?)",
             (run_id, now),
@@ -131,7 +131,7 @@ class Runs:
         return row is not None
 
     def count_in(self, owner: str | None, *statuses: RunStatus) -> int:
-        """How many runs of one user, or of all, are in one of these states."""
+        """Returns how many runs of one user, or of all, have one of these statuses."""
         marks = ", ".join("?" * len(statuses))
         row = self._database.one(
             f"SELECT count(*) AS total FROM runs WHERE status IN ({marks}) AND owner = coalesce(?, owner)",  # noqa: S608 -- marks only
@@ -140,40 +140,40 @@ class Runs:
         return int(row["total"]) if row is not None else 0
 
     def of_session(self, session_id: str) -> Sequence[RunRow]:
-        """The runs of one session, oldest first."""
+        """Returns the runs of one session, oldest first."""
         rows = self._database.all(
             "SELECT * FROM runs WHERE session_id = ? ORDER BY created_at, run_id", (session_id,)
         )
         return [_run(row) for row in rows]
 
     def with_status(self, *statuses: RunStatus) -> Sequence[RunRow]:
-        """All runs in one of these states."""
+        """Returns all runs with one of these statuses."""
         marks = ", ".join("?" * len(statuses))
         rows = self._database.all(f"SELECT * FROM runs WHERE status IN ({marks})", statuses)  # noqa: S608 -- marks only
         return [_run(row) for row in rows]
 
     def set_status(self, run_id: str, status: RunStatus) -> None:
-        """Note where the live weights of a run are now."""
+        """Set the status of a run."""
         with self._database.transaction() as execute:
-            self._known.pop(run_id, None)
+            self._cache.pop(run_id, None)
             execute("UPDATE runs SET status = ? WHERE run_id = ?", (status, run_id))
 
-    def made_live(self, run_id: str, base_model: str, lora: LoraConfig) -> None:
-        """Note that a run's weights exist, and their shape."""
+    def set_live(self, run_id: str, base_model: str, lora: LoraConfig) -> None:
+        """Set a run's status to live, and its base model and LoRA configuration."""
         with self._database.transaction() as execute:
-            self._known.pop(run_id, None)
+            self._cache.pop(run_id, None)
             execute(
                 "UPDATE runs SET status = ?, base_model = ?, lora = ? WHERE run_id = ?",
                 (RunStatus.LIVE, base_model, encode_lora(lora), run_id),
             )
 
-    def used(self, run_id: str, now: float) -> None:
-        """Note an operation on a run. It is on disk within a second or when it is asked for; a crash may lose it."""
+    def mark_used(self, run_id: str, now: float) -> None:
+        """Update a run's last use. It is written within a second, or before it is listed; a crash may lose it."""
         with self._database.transaction():
             self._used[run_id] = now
-            known = self._known.get(run_id)
-            if known is not None:
-                self._known[run_id] = replace(known, used_at=now)
+            cached = self._cache.get(run_id)
+            if cached is not None:
+                self._cache[run_id] = replace(cached, used_at=now)
             if now - self._used_written_at >= USED_INTERVAL_S:
                 self._used_written_at = now
                 self._write_used()
@@ -194,22 +194,22 @@ _VISIBLE = (
 
 
 def encode_lora(lora: LoraConfig | None) -> str | None:
-    """The stored form of a LoRA configuration."""
+    """Encode a LoRA configuration for its column."""
     return msgspec.json.encode(lora).decode() if lora is not None else None
 
 
 def decode_lora(text: str | None) -> LoraConfig | None:
-    """The LoRA configuration of a stored row."""
+    """Decode the LoRA configuration of a row."""
     return msgspec.json.decode(text, type=LoraConfig) if text is not None else None
 
 
 def encode_object(value: Mapping[str, Any] | None) -> str | None:
-    """The stored form of a JSON object."""
+    """Encode a JSON object for its column."""
     return json.dumps(dict(value)) if value is not None else None
 
 
 def decode_object(text: str | None) -> dict[str, Any] | None:
-    """The JSON object of a stored row."""
+    """Decode the JSON object of a row."""
     if text is None:
         return None
     value: dict[str, Any] = json.loads(text)

@@ -1,4 +1,4 @@
-"""Samplers (sampling sessions): which immutable weights each of them samples from."""
+"""Samplers (sampling sessions), and the immutable weights each samples from."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tinkex.engine.store.database import Database
 
 @dataclass(frozen=True)
 class SamplerRow:
-    """One sampler: the base model alone (no directory), or with the adapter in ``directory``.
+    """One sampler: the base model only (no directory), or with the adapter in ``directory``.
 
-    ``model_path`` is set when the adapter is a named checkpoint; an unnamed snapshot has a directory of its own,
-    which goes when the session is over (``released_at``).
+    ``model_path`` is set if the adapter is a named checkpoint. The directory of an unnamed snapshot is deleted when its
+    session has ended (``released_at``).
     """
 
     sampler_id: str
@@ -28,13 +28,13 @@ class SamplerRow:
 
 
 class Samplers:
-    """The samplers of every user."""
+    """The samplers of all users."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def add(self, row: SamplerRow) -> None:
-        """Record a sampler."""
+        """Insert a sampler."""
         with self._database.transaction() as execute:
             execute(
                 "INSERT INTO samplers (sampler_id, session_id, owner, base_model, model_path, directory, created_at) "
@@ -51,12 +51,12 @@ class Samplers:
             )
 
     def get(self, sampler_id: str) -> SamplerRow | None:
-        """One sampler, or None."""
+        """Returns one sampler, or None."""
         found = self._database.one("SELECT * FROM samplers WHERE sampler_id = ?", (sampler_id,))
         return _sampler(found) if found is not None else None
 
-    def join(self, sampler_id: str) -> int:
-        """Count one more client of a sampler; returns its number, which is never given twice. The first client is 0."""
+    def add_client(self, sampler_id: str) -> int:
+        """Add a client to a sampler; returns its number, which is unique. The creator is client 0."""
         with self._database.transaction() as execute:
             execute("UPDATE samplers SET num_clients = num_clients + 1 WHERE sampler_id = ?", (sampler_id,))
             row = self._database.one("SELECT num_clients FROM samplers WHERE sampler_id = ?", (sampler_id,))
@@ -64,14 +64,14 @@ class Samplers:
         return int(row["num_clients"])
 
     def of_session(self, session_id: str) -> Sequence[SamplerRow]:
-        """The samplers of one session, oldest first."""
+        """Returns the samplers of one session, oldest first."""
         rows = self._database.all(
             "SELECT * FROM samplers WHERE session_id = ? ORDER BY created_at, rowid", (session_id,)
         )
         return [_sampler(row) for row in rows]
 
     def release(self, session_id: str, now: float) -> Sequence[str]:
-        """Release the unnamed snapshots of a session; returns the directories nothing uses any more."""
+        """Release the unnamed snapshots of a session; returns the directories that are no longer used."""
         with self._database.transaction() as execute:
             rows = self._database.all(
                 "SELECT DISTINCT directory FROM samplers WHERE session_id = ? AND released_at IS NULL "
@@ -86,7 +86,7 @@ class Samplers:
         return [row["directory"] for row in rows if row["directory"] not in kept]
 
     def snapshot_directories(self) -> Sequence[str]:
-        """Every directory an unnamed snapshot lives in."""
+        """Returns the directories of all unnamed snapshots."""
         rows = self._database.all(
             "SELECT DISTINCT directory FROM samplers WHERE model_path IS NULL AND directory IS NOT NULL "
             "AND released_at IS NULL"

@@ -1,7 +1,7 @@
-"""Savepoints: the exact state of each live run at some turn, from which a replay starts.
+"""Savepoints: the exact state of each live run after some turn, from which a replay starts.
 
-The file is complete and on disk before its row exists, and the row replaces the old one in the same commit that prunes
-the journal; so there is always one savepoint and the journal since it.
+The file is on disk before its row exists, and the commit that replaces the row also prunes the journal. So a savepoint
+and the journal since it are always consistent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tinkex.engine.store.database import Database
 
 @dataclass(frozen=True)
 class SavepointRow:
-    """One savepoint: ``file`` is relative to the data directory, ``next_seq`` the first number it does not cover."""
+    """One savepoint: ``file`` is relative to the data directory, ``next_seq`` the first seq_id it does not cover."""
 
     run_id: str
     turn: int
@@ -34,7 +34,7 @@ class Savepoints:
         self._database = database
 
     def put(self, row: SavepointRow) -> str | None:
-        """Record a savepoint; returns the file of the one it replaces, if any."""
+        """Insert or replace a savepoint; returns the file of the replaced one, if any."""
         with self._database.transaction() as execute:
             replaced = self.get(row.run_id)
             execute(
@@ -45,24 +45,24 @@ class Savepoints:
         return replaced.file if replaced is not None else None
 
     def get(self, run_id: str) -> SavepointRow | None:
-        """The savepoint of a run, or None."""
+        """Returns the savepoint of a run, or None."""
         row = self._database.one("SELECT * FROM savepoints WHERE run_id = ?", (run_id,))
         return _savepoint(row) if row is not None else None
 
     def all(self) -> Sequence[SavepointRow]:
-        """The savepoints of all runs."""
+        """Returns the savepoints of all runs."""
         return [_savepoint(row) for row in self._database.all("SELECT * FROM savepoints")]
 
     def delete(self, run_id: str) -> str | None:
-        """Forget the savepoint of a run; returns its file, if there is one."""
+        """Delete the savepoint row of a run; returns its file, if there is one."""
         with self._database.transaction() as execute:
-            known = self.get(run_id)
+            deleted = self.get(run_id)
             execute("DELETE FROM savepoints WHERE run_id = ?", (run_id,))
-        return known.file if known is not None else None
+        return deleted.file if deleted is not None else None
 
 
 def file_digest(path: Path) -> bytes:
-    """What a savepoint's file is checked against when it is read again."""
+    """Returns the digest that a savepoint's file is verified with."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 

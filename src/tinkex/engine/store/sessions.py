@@ -1,4 +1,4 @@
-"""Sessions: one per client, alive as long as it sends heartbeats."""
+"""Sessions: one per client, active while it sends heartbeats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tinkex.engine.store.database import Database
 
 @dataclass(frozen=True)
 class SessionRow:
-    """One session as stored; times are seconds since 1970."""
+    """One session; times are seconds since 1970."""
 
     session_id: str
     owner: str
@@ -30,13 +30,13 @@ class SessionRow:
 
 
 class Sessions:
-    """The sessions of every user."""
+    """The sessions of all users."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def add(self, row: SessionRow) -> None:
-        """Record a new session."""
+        """Insert a session."""
         with self._database.transaction() as execute:
             execute(
                 "INSERT INTO sessions (session_id, owner, created_at, seen_at, tags, user_metadata, sdk_version, "
@@ -55,14 +55,17 @@ class Sessions:
             )
 
     def get(self, session_id: str) -> SessionRow | None:
-        """One session, or None."""
+        """Returns one session, or None."""
         found = self._database.one("SELECT * FROM sessions WHERE session_id = ?", (session_id,))
         return _session(found) if found is not None else None
 
     def list(
         self, owner: str, limit: int, offset: int, public_at: float | None = None
     ) -> Sequence[SessionRow]:
-        """The sessions of one user, newest first; with a time also those with checkpoints that are public then."""
+        """Returns a page of one user's sessions, newest first.
+
+        ``public_at`` adds other users' sessions with a checkpoint that is public at that time.
+        """
         rows = self._database.all(
             "SELECT * FROM sessions WHERE owner = ?1 OR (?2 IS NOT NULL AND session_id IN (SELECT session_id FROM runs "
             "JOIN checkpoints USING (run_id) WHERE public AND (expires_at IS NULL OR expires_at > ?2))) "
@@ -71,18 +74,18 @@ class Sessions:
         )
         return [_session(row) for row in rows]
 
-    def seen(self, session_id: str, now: float) -> None:
-        """Note a sign of life."""
+    def record_heartbeat(self, session_id: str, now: float) -> None:
+        """Update when a session was last active."""
         with self._database.transaction() as execute:
             execute("UPDATE sessions SET seen_at = ? WHERE session_id = ?", (now, session_id))
 
-    def assign(self, session_id: str, project_id: str) -> None:
-        """Move a session, with all that it made, into a project."""
+    def set_project(self, session_id: str, project_id: str) -> None:
+        """Move a session, with its runs and checkpoints, into a project."""
         with self._database.transaction() as execute:
             execute("UPDATE sessions SET project_id = ? WHERE session_id = ?", (project_id, session_id))
 
     def finish(self, session_id: str, now: float, reason: str, detail: str | None) -> bool:
-        """End a session; the first reason stays. Says whether this call ended it."""
+        """Finish a session unless it is finished; returns whether this call did."""
         with self._database.transaction() as execute:
             changed = execute(
                 "UPDATE sessions SET finished_at = ?, finish_reason = ?, finish_detail = ? "
@@ -91,8 +94,8 @@ class Sessions:
             )
         return changed > 0
 
-    def over(self, finished_before: float, seen_before: float) -> Sequence[str]:
-        """Sessions that finished, or fell silent, before the given times and still hold something; the oldest first."""
+    def expired(self, finished_before: float, seen_before: float) -> Sequence[str]:
+        """Returns sessions that finished or were last active before the given times and still hold resources, oldest first."""
         rows = self._database.all(
             "SELECT session_id FROM sessions AS s WHERE (finished_at < ? OR seen_at < ?) AND ("
             "EXISTS (SELECT 1 FROM runs WHERE runs.session_id = s.session_id AND runs.status = 'live') OR "

@@ -1,4 +1,4 @@
-"""Everything the engine remembers, in one data directory that one engine holds at a time."""
+"""The engine's persistent state, in one data directory that one engine uses at a time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SIGNING_KEY_FILE = "signing_key"
 
 
 class Store:
-    """Opens a data directory, creating what is missing; safe to use from any thread.
+    """Opens a data directory, creating what is missing. Safe on any thread.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as directory, Store(Path(directory)) as store:
@@ -48,9 +48,9 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
         try:
-            # Prompts and results of users lie here: nobody else on the machine needs to read them.
+            # It holds users' prompts and results: no other account on the machine may read them.
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_ours(root)
+            _check_no_foreign_files(root)
             self._lock = DirectoryLock(root)
         except OSError as error:
             raise SetupError(
@@ -68,7 +68,7 @@ class Store:
         except sqlite3.Error as error:
             self.close()
             raise SetupError(
-                f"nothing can be written into the engine data in {root} ({error}). Free disk space, or close what holds "
+                f"the engine data in {root} cannot be written ({error}). Free disk space, or close the program that locks "
                 f"{DATABASE_FILE}, then start again; nothing was changed."
             ) from error
         except BaseException:
@@ -91,7 +91,7 @@ class Store:
         self.directories = Directories(root)
 
     def local_key(self, now: float) -> str:
-        """The key of this server's own user: made at the first start, kept in a file only its owner can read."""
+        """Returns the API key of the server's own user: created at the first start, in a file only its owner can read."""
         file = self.root / KEY_FILE
         key = _secret(file, new_key)
         if self.users.add_key(LOCAL_USER, key, now).revoked_at is not None:
@@ -101,11 +101,11 @@ class Store:
 
     @cached_property
     def signing_key(self) -> bytes:
-        """What this server signs with; made at the first use, kept in a file only its owner can read."""
+        """The secret this server signs tokens with: created at first use, in a file only its owner can read."""
         return _secret(self.root / SIGNING_KEY_FILE, lambda: secrets.token_hex(32)).encode("ascii")
 
     def close(self) -> None:
-        """Close the database and let another engine take the directory."""
+        """Close the database and release the directory lock."""
         self.database.close()
         self._lock.release()
 
@@ -120,7 +120,7 @@ class Store:
 
 @contextmanager
 def open_users(root: Path) -> Iterator[Users]:
-    """The users and keys of a data directory, also while a server has it: what is changed here counts there within a moment.
+    """Open the users and keys of a data directory, also while a server uses it; the server notices changes immediately.
 
     Example:
         >>> with open_users(config.engine_dir) as users:
@@ -128,7 +128,7 @@ def open_users(root: Path) -> Iterator[Users]:
     """
     if not (root / DATABASE_FILE).is_file():
         raise SetupError(
-            f"{root} holds no engine data; start a server on it once with tinkex serve, or choose another with --data-dir."
+            f"{root} contains no engine data; start a server on it once with tinkex serve, or choose another with --data-dir."
         )
     database = Database(root / DATABASE_FILE)
     try:
@@ -138,7 +138,7 @@ def open_users(root: Path) -> Iterator[Users]:
 
 
 def _secret(file: Path, make: Callable[[], str]) -> str:
-    """The secret in a file, which is made if it is missing, readable by its owner alone."""
+    """Returns the secret in a file; creates the file, readable only by its owner, if it is missing."""
     try:
         return file.read_text("ascii").strip()
     except FileNotFoundError:
@@ -151,14 +151,14 @@ def _secret(file: Path, make: Callable[[], str]) -> str:
     return made
 
 
-def _check_ours(root: Path) -> None:
-    """Refuse a directory with other people's files: what no row mentions is cleared away at every start."""
+def _check_no_foreign_files(root: Path) -> None:
+    """Reject a directory that contains other files: unreferenced files are removed at every start."""
     if (root / DATABASE_FILE).exists():
         return
     known = {LOCK_FILE, KEY_FILE, SIGNING_KEY_FILE}
     foreign = next((entry.name for entry in root.iterdir() if entry.name not in known), None)
     if foreign is not None:
         raise SetupError(
-            f"{root} cannot become a data directory: it holds other files ({foreign}) and no engine data; "
+            f"{root} cannot be used as a data directory: it contains other files ({foreign}) and no engine data; "
             "choose an empty or new directory with --data-dir."
         )

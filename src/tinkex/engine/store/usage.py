@@ -1,4 +1,4 @@
-"""What users used, by the hour: tokens trained and sampled, checkpoints saved and kept."""
+"""Usage per hour and user: tokens trained and sampled, checkpoints saved and stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOUR_S = 3600
 
 
 class UsageKind(StrEnum):
-    """What is counted."""
+    """The kind of usage that is counted."""
 
     TRAINING = "training"
     PREFILL = "prefill"
@@ -24,8 +24,8 @@ class UsageKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Account:
-    """Under which heading something is counted; ``hour`` is its start in seconds since 1970."""
+class UsageKey:
+    """What an amount is aggregated by; ``hour`` is the start of the hour in seconds since 1970."""
 
     hour: int
     owner: str
@@ -35,32 +35,32 @@ class Account:
 
 
 class Usage:
-    """The usage of every user."""
+    """The usage of all users."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, amounts: Mapping[Account, int]) -> None:
-        """Count more."""
+    def add(self, amounts: Mapping[UsageKey, int]) -> None:
+        """Add amounts to the counts."""
         with self._database.transaction() as execute:
             execute.many(
                 "INSERT INTO usage (hour, owner, session_id, base_model, kind, amount) VALUES (?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT DO UPDATE SET amount = amount + excluded.amount",
                 [
-                    (a.hour, a.owner, a.session_id, a.base_model, a.kind, amount)
-                    for a, amount in amounts.items()
+                    (key.hour, key.owner, key.session_id, key.base_model, key.kind, amount)
+                    for key, amount in amounts.items()
                 ],
             )
 
-    def between(self, owner: str, start: float, stop: float) -> Sequence[tuple[Account, int]]:
-        """What one user used in the hours that begin in a window, in order."""
+    def between(self, owner: str, start: float, stop: float) -> Sequence[tuple[UsageKey, int]]:
+        """Returns the usage of one user in the hours that start in a time range, in order."""
         rows = self._database.all(
             "SELECT * FROM usage WHERE hour >= ? AND hour < ? AND owner = ? ORDER BY hour, session_id, base_model, kind",
             (start, stop, owner),
         )
         return [
             (
-                Account(
+                UsageKey(
                     row["hour"], row["owner"], row["session_id"], row["base_model"], UsageKind(row["kind"])
                 ),
                 row["amount"],
@@ -69,6 +69,6 @@ class Usage:
         ]
 
     def prune(self, before: float) -> None:
-        """Forget the hours that began before the given moment."""
+        """Delete hours that started before the given time."""
         with self._database.transaction() as execute:
             execute("DELETE FROM usage WHERE hour < ?", (before,))

@@ -70,7 +70,7 @@ class Client:
             "client": (self.host, 1),
             "server": ("127.0.0.1", 80),
         }
-        # Two pieces, as a socket would bring them.
+        # Two messages, as from a socket.
         half = len(content) // 2
         pieces = [
             {"type": "http.request", "body": content[:half], "more_body": True},
@@ -80,7 +80,7 @@ class Client:
 
         async def receive() -> dict[str, Any]:
             if not pieces:
-                # The caller stays on the line until the answer is complete.
+                # The client stays connected until the response is complete.
                 await asyncio.get_running_loop().create_future()
             return pieces.pop(0)
 

@@ -1,4 +1,4 @@
-"""What administrators read: the audit log, usage, a session's trace; and moving sessions between projects."""
+"""Administration: the audit log, usage, a session's trace, and moving sessions between projects."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def usage(client: Client) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def carol(engine: Engine) -> Client:
-    """A user nobody else acts for."""
+    """A user that no other test uses."""
     key, _ = engine.store.users.create_key(f"carol-{len(engine.store.users.all_keys())}", 0.0)
     return Client(build_app(engine), key)
 
 
-def test_what_a_user_did_is_in_the_audit_log(ada: Client, bob: Client, carol: Client) -> None:
+def test_requests_of_a_user_are_in_the_audit_log(ada: Client, bob: Client, carol: Client) -> None:
     run = carol.create()
     path = save(carol, run, 1)
     base = f"/api/v1/training_runs/{run}/checkpoints/weights/kept"
@@ -59,18 +59,18 @@ def test_what_a_user_did_is_in_the_audit_log(ada: Client, bob: Client, carol: Cl
     assert everything[:2] == ["session_create", "run_create"]
     assert entries(carol, day="2001-01-01") == []
     assert entries(carol, event_type="teams") == []
-    # The server's own user sees what everybody did, others only what is theirs.
+    # The server's own user gets the entries of all users, others only their own.
     seen = [[entry.get("tinker_path") for entry in entries(client)] for client in (ada, bob)]
     assert path in seen[0]
     assert path not in seen[1]
 
 
-def test_a_refused_call_is_not_in_the_log_as_done(carol: Client) -> None:
+def test_a_rejected_request_is_not_in_the_audit_log(carol: Client) -> None:
     carol.call("DELETE", "/api/v1/training_runs/nobody/checkpoints/weights/x")
     assert entries(carol) == []
 
 
-def test_unknown_keys_are_noted_once_in_a_while(engine: Engine, ada: Client) -> None:
+def test_failed_logins_are_recorded_once_per_interval(engine: Engine, ada: Client) -> None:
     stranger = Client(build_app(engine), "tml-guess", host="203.0.113.9")
     for _ in range(5):
         assert stranger.get("sessions").status == 401
@@ -80,7 +80,7 @@ def test_unknown_keys_are_noted_once_in_a_while(engine: Engine, ada: Client) -> 
 
 
 @pytest.mark.parametrize("query", ["event_type=everything", "day=yesterday"])
-def test_a_question_to_the_log_without_sense_is_refused(ada: Client, query: str) -> None:
+def test_an_invalid_audit_log_query_is_rejected(ada: Client, query: str) -> None:
     assert ada.get(f"audit?{query}").status == 400
 
 
@@ -106,7 +106,7 @@ def test_usage_counts_tokens_and_checkpoints_once(carol: Client, bob: Client) ->
     assert session not in {e["session_id"] for e in usage(bob)}
 
 
-def test_usage_counts_what_is_kept_for_how_long(engine: Engine, carol: Client) -> None:
+def test_usage_counts_storage_over_time(engine: Engine, carol: Client) -> None:
     run = carol.create()
     save(carol, run, 1)
     for _ in range(2):
@@ -116,7 +116,7 @@ def test_usage_counts_what_is_kept_for_how_long(engine: Engine, carol: Client) -
     carol.call("DELETE", f"/api/v1/training_runs/{run}/checkpoints/weights/kept")
     engine.run_retention()
     (later,) = [e["event_info"] for e in usage(carol) if e["event_info"]["type"] == "storage"]
-    assert later == stored, "what is deleted costs nothing more"
+    assert later == stored, "deleted checkpoints are not counted"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_usage_counts_what_is_kept_for_how_long(engine: Engine, carol: Client) -
         ("2026-07-13T00:30:00Z", "2026-07-14T00:00:00Z"),
     ],
 )
-def test_a_window_without_sense_is_refused(ada: Client, window: tuple[str, str]) -> None:
+def test_an_invalid_time_range_is_rejected(ada: Client, window: tuple[str, str]) -> None:
     answer = ada.get(f"billing/usage/events?starting_on={window[0]}&ending_before={window[1]}")
     assert answer.status == 400
 
@@ -151,17 +151,17 @@ def test_the_trace_of_a_session_shows_its_operations(engine: Engine, carol: Clie
     assert bob.get(f"sessions/{session}/trace_export").status == 404
 
 
-def test_the_trace_shows_what_still_waits(engine: Engine, carol: Client) -> None:
+def test_the_trace_shows_pending_operations(engine: Engine, carol: Client) -> None:
     session = carol.session()
     run = carol.create(session)
-    waiting = send_pass(carol, pass_body(run, 2)).json["request_id"]  # number 1 has not come
+    waiting = send_pass(carol, pass_body(run, 2)).json["request_id"]  # seq_id 1 is missing
     url = carol.get(f"sessions/{session}/trace_export").json["url"]
     events = Client(build_app(engine)).call("GET", urlsplit(url).path).json["traceEvents"]
     assert [e["ph"] for e in events if e.get("id") == waiting] == ["b"]
     assert next(e for e in events if e.get("id") == waiting)["args"]["pending"]
 
 
-def test_a_session_moves_into_a_project_with_all_it_made(carol: Client, bob: Client) -> None:
+def test_a_session_moves_into_a_project_with_its_checkpoints(carol: Client, bob: Client) -> None:
     session = carol.session()
     run = carol.create(session)
     move = f"/api/v1/sessions/{session}/project"

@@ -12,24 +12,24 @@ from tests.unit.engine.api.test_sampling import sampler
 from tinkex._wire.endpoints import ENDPOINTS
 from tinkex.engine.api.app import HANDLERS, build_app
 from tinkex.engine.api.errors import error_response
-from tinkex.engine.api.limits import QUERIES, page, unpack
+from tinkex.engine.api.limits import QUERY_PARAMETERS, decompress, page
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.engine import Engine
 from tinkex.errors import Busy, InvalidInput, SetupError, TooLarge, Unsupported
 
 
-def test_every_row_of_the_endpoint_table_has_a_handler() -> None:
+def test_every_endpoint_has_a_handler() -> None:
     assert set(HANDLERS) == set(ENDPOINTS)
 
 
-def test_a_path_outside_the_protocol_is_named(ada: Client) -> None:
+def test_an_unknown_path_is_named_in_the_404(ada: Client) -> None:
     answer = ada.post("make_coffee", {})
     assert answer.status == 404
     assert "POST /api/v1/make_coffee" in answer.detail
     assert ada.get("optim_step").status == 405
 
 
-def test_a_call_without_a_key_is_told_where_keys_are(engine: Engine) -> None:
+def test_a_401_says_where_keys_are(engine: Engine) -> None:
     for key in (None, "", "tml-wrong"):
         answer = Client(build_app(engine), key).post("client/config", {"sdk_version": "0.36.0"})
         assert answer.status == 401
@@ -51,13 +51,13 @@ def test_without_auth_every_key_is_the_local_user(tmp_path: Path, tiny_model: Pa
 
 
 @pytest.mark.parametrize("body", [b"not json", b"[1]", b'{"session_id": 5, "reason": 1}'])
-def test_an_unreadable_body_is_a_400_that_names_the_endpoint(ada: Client, body: bytes) -> None:
+def test_an_invalid_body_is_a_400_that_names_the_endpoint(ada: Client, body: bytes) -> None:
     answer = ada.post("session_heartbeat", body)
     assert answer.status == 400
     assert "session_heartbeat" in answer.detail
 
 
-def test_a_body_above_the_limit_is_refused(ada: Client) -> None:
+def test_a_body_above_the_limit_is_rejected(ada: Client) -> None:
     answer = ada.post("create_session", {"display_name": "x" * 300_000})
     assert answer.status == 413
     assert "200000 bytes" in answer.detail
@@ -65,13 +65,13 @@ def test_a_body_above_the_limit_is_refused(ada: Client) -> None:
     assert announced.status == 413
 
 
-def test_compressed_bodies_are_read(ada: Client) -> None:
+def test_compressed_bodies_are_decompressed(ada: Client) -> None:
     for encoding, pack in (("gzip", gzip.compress), ("zstd", zstandard.compress)):
         answer = ada.post("create_session", pack(b'{"tags":["a"]}'), content_encoding=encoding)
         assert answer.status == 200
 
 
-def test_a_small_body_that_unpacks_into_a_large_one_is_refused(ada: Client) -> None:
+def test_a_small_body_that_decompresses_into_a_large_one_is_rejected(ada: Client) -> None:
     bomb = zstandard.compress(b" " * 10_000_000)
     assert len(bomb) < 5000
     assert ada.post("create_session", bomb, content_encoding="zstd").status == 413
@@ -80,24 +80,26 @@ def test_a_small_body_that_unpacks_into_a_large_one_is_refused(ada: Client) -> N
 @pytest.mark.parametrize(
     ("encoding", "error"), [("gzip", InvalidInput), ("zstd", InvalidInput), ("br", Unsupported)]
 )
-def test_bodies_that_are_not_what_they_say_are_refused(encoding: str, error: type[Exception]) -> None:
+def test_bodies_that_do_not_match_their_content_encoding_are_rejected(
+    encoding: str, error: type[Exception]
+) -> None:
     with pytest.raises(error, match=encoding):
-        unpack(b"plain text", encoding, 1000)
+        decompress(b"plain text", encoding, 1000)
 
 
-def test_unpacking_stops_at_the_limit() -> None:
-    assert unpack(gzip.compress(b"x" * 10), "gzip", 10) == b"x" * 10
+def test_decompression_stops_at_the_limit() -> None:
+    assert decompress(gzip.compress(b"x" * 10), "gzip", 10) == b"x" * 10
     with pytest.raises(TooLarge):
-        unpack(gzip.compress(b"x" * 11), "gzip", 10)
+        decompress(gzip.compress(b"x" * 11), "gzip", 10)
 
 
 @pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "5000"}, {"limit": "x"}, {"offset": "-1"}])
-def test_pages_without_sense_are_refused(query: dict[str, str]) -> None:
+def test_invalid_pages_are_rejected(query: dict[str, str]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(query))):
         page(query, 20)
 
 
-def test_refusals_that_will_not_change_are_never_a_5xx() -> None:
+def test_permanent_rejections_are_never_a_5xx() -> None:
     assert error_response(Unsupported("no")).status_code == 400
 
 
@@ -109,7 +111,7 @@ def test_a_closed_engine_says_so(tmp_path: Path, tiny_model: Path) -> None:
     assert "closed" in answer.detail
 
 
-def test_a_poll_that_is_held_while_the_engine_closes_says_so(
+def test_a_poll_that_is_open_while_the_engine_closes_says_so(
     tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = Engine(EngineConfig(home=tmp_path, models={"tiny": str(tiny_model)}))
@@ -120,9 +122,9 @@ def test_a_poll_that_is_held_while_the_engine_closes_says_so(
     async def poll() -> Answer:
         target = {"sampling_session_id": sampler_id}
         held = asyncio.create_task(ada.acall("POST", "/api/v1/retrieve_futures", {"target": target}))
-        while not engine.stats().polls:  # noqa: ASYNC110 -- it is another task of this loop
+        while not engine.stats().polls:  # noqa: ASYNC110 -- set by another task of this loop
             await asyncio.sleep(0)
-        engine.close()  # before the poll has its turn again
+        engine.close()  # before the poll's task runs again
         return await held
 
     answer = asyncio.run(poll())
@@ -131,7 +133,7 @@ def test_a_poll_that_is_held_while_the_engine_closes_says_so(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_being_busy_says_so_in_the_clients_terms() -> None:
+def test_busy_errors_carry_a_queue_state() -> None:
     answer = error_response(Busy("too much"))
     assert answer.status_code == 429
     assert b'"queue_state":"paused_capacity"' in answer.body
@@ -142,11 +144,11 @@ def test_an_error_that_is_not_the_engines_is_a_500() -> None:
     assert error_response(SetupError("no model")).status_code == 500
 
 
-def test_query_parameters_an_endpoint_does_not_know_are_refused_by_name(ada: Client) -> None:
+def test_unknown_query_parameters_are_rejected_with_their_name(ada: Client) -> None:
     assert ada.get("training_runs?limit=3&offset=0&access_scope=owned&project_id=p").status == 200
     misspelt = ada.get("training_runs?limits=3")
     assert misspelt.status == 400
     assert "'limits'" in misspelt.detail
     assert "limit, offset" in misspelt.detail
     assert ada.call("POST", "/api/v1/create_session?tags=a", {}).status == 400
-    assert {*QUERIES} <= {*ENDPOINTS}
+    assert {*QUERY_PARAMETERS} <= {*ENDPOINTS}

@@ -1,4 +1,4 @@
-"""Images on a server: what is taken in, whose it is, how much and how long, and that nothing of a failed upload stays."""
+"""Image uploads: validation, ownership, quotas and expiry; a failed upload leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def on_disk(engine: Engine) -> list[bytes]:
 
 @pytest.fixture
 def kept(engine: Engine) -> Iterator[Engine]:
-    """The shared engine, whose images are those of the test."""
-    forget_all(engine)
+    """The shared engine, without images of other tests."""
+    delete_all(engine)
     yield engine
-    forget_all(engine)
+    delete_all(engine)
 
 
-def forget_all(engine: Engine) -> None:
+def delete_all(engine: Engine) -> None:
     with engine.store.database.transaction() as execute:
         execute("DELETE FROM assets")
     for file in engine.store.root.glob(f"{ASSETS}/*"):
         file.unlink()
 
 
-def test_images_are_kept_under_the_digest_of_their_content(kept: Engine, ada: Client) -> None:
+def test_images_are_stored_by_the_digest_of_their_content(kept: Engine, ada: Client) -> None:
     answer = upload(ada, [("cat.png", PNG), ("dog", JPEG)], {"ttl_seconds": "60"})
     assert answer.status == 200, answer.body
     cat, dog = answer.json["assets"]
@@ -75,9 +75,7 @@ def test_images_are_kept_under_the_digest_of_their_content(kept: Engine, ada: Cl
     assert on_disk(kept) == [JPEG]
 
 
-def test_the_same_content_is_the_same_image_so_that_an_upload_can_be_repeated(
-    kept: Engine, ada: Client
-) -> None:
+def test_uploads_are_idempotent(kept: Engine, ada: Client) -> None:
     first, second = (upload(ada, [(name, PNG)]).json["assets"][0] for name in ("old.png", "new.png"))
     assert first["asset_id"] == second["asset_id"]
     assert [asset["name"] for asset in ada.get("assets").json["assets"]] == ["new.png"]
@@ -85,12 +83,12 @@ def test_the_same_content_is_the_same_image_so_that_an_upload_can_be_repeated(
     assert on_disk(kept) == [PNG]
 
 
-def test_an_image_is_its_owners_alone(kept: Engine, ada: Client, bob: Client) -> None:
+def test_an_image_is_visible_only_to_its_owner(kept: Engine, ada: Client, bob: Client) -> None:
     asset_id = upload(ada, [PNG]).json["assets"][0]["asset_id"]
     assert bob.get(f"assets/{asset_id}").status == 404
     assert bob.call("DELETE", f"/api/v1/assets/{asset_id}").status == 404
     assert bob.get("assets").json["assets"] == []
-    # The same content in the hands of another user is another image.
+    # The same content uploaded by another user is another image.
     assert upload(bob, [PNG]).json["assets"][0]["asset_id"] == asset_id
     assert bob.call("DELETE", f"/api/v1/assets/{asset_id}").status == 200
     assert ada.get(f"assets/{asset_id}").status == 200
@@ -99,48 +97,48 @@ def test_an_image_is_its_owners_alone(kept: Engine, ada: Client, bob: Client) ->
 
 
 @pytest.mark.parametrize(
-    ("files", "fields", "status", "said"),
+    ("files", "fields", "status", "message"),
     [
         ([("a.gif", b"GIF89a")], {}, 400, "neither a PNG nor a JPEG"),
         ([("empty.png", b"")], {}, 400, "neither a PNG nor a JPEG"),
-        ([("a.png", JPEG)], {}, 400, "is said to be image/png, but its content is jpeg"),
+        ([("a.png", JPEG)], {}, 400, "has content type image/png, but its content is jpeg"),
         ([("fine.png", PNG), ("x.png", b"not")], {}, 400, "'x.png' is neither"),
         ([PNG], {"ttl_seconds": "0"}, 400, "ttl_seconds is '0'"),
         ([PNG], {"ttl_seconds": "soon"}, 400, "ttl_seconds is 'soon'"),
         ([PNG], {"ttl_seconds": str(10**12)}, 400, "ttl_seconds"),
-        ([PNG], {"colour": "red"}, 400, "a field 'colour'"),
+        ([PNG], {"colour": "red"}, 400, "an unknown field 'colour'"),
         ([PNG] * (MAX_FILES + 1), {}, 413, "at most"),
         ([PNG + bytes(200_000)], {}, 413, "limit"),
     ],
     ids=range(10),
 )
-def test_what_is_refused_says_why_and_leaves_nothing(
-    kept: Engine, ada: Client, files: Any, fields: dict[str, str], status: int, said: str
+def test_rejected_uploads_leave_no_file(
+    kept: Engine, ada: Client, files: Any, fields: dict[str, str], status: int, message: str
 ) -> None:
     answer = upload(ada, files, fields)
-    assert (answer.status, said in answer.detail) == (status, True), answer.body
+    assert (answer.status, message in answer.detail) == (status, True), answer.body
     assert on_disk(kept) == []
     assert ada.get("assets").json["assets"] == []
 
 
-def test_other_bodies_and_forms_without_a_file_are_refused(kept: Engine, ada: Client) -> None:
+def test_other_bodies_and_forms_without_a_file_are_rejected(kept: Engine, ada: Client) -> None:
     assert ada.post("assets", {"a": 1}).status == 400
     form = {"content-type": "multipart/form-data; boundary=x"}
     none = ada.call("POST", "/api/v1/assets", b"--x--\r\n", form)
-    assert (none.status, "holds no file" in none.detail) == (400, True)
+    assert (none.status, "has no file" in none.detail) == (400, True)
     assert ada.call("POST", "/api/v1/assets", b"--x", form | {"content-encoding": "gzip"}).status == 400
     named = b'--x\r\nContent-Disposition: form-data; name="f"; filename="../../etc/passwd"\r\n\r\n' + PNG
     answer = ada.call("POST", "/api/v1/assets", named + b"\r\n--x--\r\n", form)
-    assert answer.json["assets"][0]["name"] == "../../etc/passwd", "a name is shown, and never a path"
+    assert answer.json["assets"][0]["name"] == "../../etc/passwd", "the name is never used as a path"
     assert on_disk(kept) == [PNG]
     for odd in ("..%2f..%2fengine.db", "%00", "x" * 500, "asset%3A%2F%2Fx"):
         assert ada.get(f"assets/{odd}").status == 404
 
 
-def test_a_caller_who_hangs_up_leaves_nothing(kept: Engine, ada: Client) -> None:
+def test_a_disconnect_leaves_no_file(kept: Engine, ada: Client) -> None:
     form = Form({}, [("a.png", PNG + bytes(10_000))])
 
-    async def hang_up() -> None:
+    async def disconnect() -> None:
         body = b"".join([piece async for piece in form.read()])
         messages: list[dict[str, Any]] = [
             {"type": "http.request", "body": body[:5000], "more_body": True},
@@ -173,7 +171,7 @@ def test_a_caller_who_hangs_up_leaves_nothing(kept: Engine, ada: Client) -> None
         }
         await ada.app(scope, receive, send)
 
-    asyncio.run(hang_up())
+    asyncio.run(disconnect())
     assert on_disk(kept) == []
 
 
@@ -193,9 +191,7 @@ def pointing(location: str, kind: str = "png") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("endpoint", ["asample", "stream_sample"])
-def test_a_prompt_that_points_to_nothing_is_told_so_and_one_to_an_image_that_this_model_reads_text(
-    kept: Engine, ada: Client, endpoint: str
-) -> None:
+def test_prompts_with_invalid_image_pointers_are_rejected(kept: Engine, ada: Client, endpoint: str) -> None:
     asset = upload(ada, [PNG]).json["assets"][0]
     sampler = ada.post(
         "create_sampling_session",
@@ -212,21 +208,21 @@ def test_a_prompt_that_points_to_nothing_is_told_so_and_one_to_an_image_that_thi
         }
         return ada.post(endpoint, request)
 
-    for number, (chunk, status, said) in enumerate(
+    for number, (chunk, status, message) in enumerate(
         [
             (pointing(asset["location"]), 400, "reads text only"),
             (pointing(asset["location"], "jpeg"), 400, "but it is png"),
-            (pointing("asset://0123"), 404, "there is no image asset://0123 of yours"),
-            (pointing("https://elsewhere/cat.png"), 400, "knows only images that were uploaded to it"),
+            (pointing("asset://0123"), 404, "you have no image asset://0123"),
+            (pointing("https://elsewhere/cat.png"), 400, "only images uploaded to this server"),
         ]
     ):
         answer = sample(chunk, number)
-        assert (answer.status, said in answer.detail) == (status, True), answer.body
+        assert (answer.status, message in answer.detail) == (status, True), answer.body
 
 
 @pytest.fixture
 def small(tiny_model: Path, tmp_path: Path) -> Iterator[Engine]:
-    """An engine with little room, which clears away what is over at every turn."""
+    """An engine with small limits that runs maintenance all the time."""
     config = EngineConfig(
         home=tmp_path,
         models={"tiny": str(tiny_model)},
@@ -242,27 +238,30 @@ def small(tiny_model: Path, tmp_path: Path) -> Iterator[Engine]:
     engine.close()
 
 
-def test_shares_budgets_and_sizes_are_kept(small: Engine) -> None:
+def test_quotas_and_size_limits_are_enforced(small: Engine) -> None:
     ada, bob = (Client(build_app(small), key) for key in (small.api_key, "tml-bob"))
     too_large = upload(ada, [("big.png", PNG + bytes(100))])
-    assert (too_large.status, "'big.png' is larger than 100 bytes" in too_large.detail) == (413, True)
+    assert (
+        too_large.status,
+        "'big.png' is larger than this server's limit of 100 bytes" in too_large.detail,
+    ) == (413, True)
     pictures = [PNG + bytes([n]) * (90 - len(PNG)) for n in range(3)]
     assert upload(ada, [pictures[0]]).status == 200
     full = upload(ada, [pictures[1]])
     assert (full.status, "a user's quota is 150" in full.detail) == (507, True)
-    assert upload(ada, [pictures[0]]).status == 200, "an upload that is repeated takes no more room"
+    assert upload(ada, [pictures[0]]).status == 200, "a repeated upload does not count twice"
     alone = upload(ada, pictures)
-    assert (alone.status, "alone is more than the 150 bytes" in alone.detail) == (507, True)
-    assert upload(bob, [pictures[1]]).status == 200, "the share of another user is another one"
+    assert (alone.status, "larger than the storage limit of 150 bytes" in alone.detail) == (507, True)
+    assert upload(bob, [pictures[1]]).status == 200, "quotas are per user"
     crowded = upload(bob, [pictures[2]])
     assert crowded.status == 507
     assert len(on_disk(small)) == 2
     for asset in ada.get("assets").json["assets"]:
         ada.call("DELETE", f"/api/v1/assets/{asset['asset_id']}")
-    assert upload(ada, [pictures[2]]).status == 200, "what is deleted makes room"
+    assert upload(ada, [pictures[2]]).status == 200, "deleted images do not count"
 
 
-def test_an_image_goes_when_its_time_is_over_and_is_not_found_before_it_is_cleared_away(
+def test_an_expired_image_is_not_found_and_then_deleted(
     small: Engine,
 ) -> None:
     ada = Client(build_app(small), small.api_key)
@@ -276,12 +275,14 @@ def test_an_image_goes_when_its_time_is_over_and_is_not_found_before_it_is_clear
     assert on_disk(small) == []
 
 
-def test_images_survive_a_restart_and_half_of_one_does_not(tiny_model: Path, tmp_path: Path) -> None:
+def test_images_survive_a_restart_and_incomplete_uploads_are_removed(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     config = EngineConfig(home=tmp_path, models={"tiny": str(tiny_model)})
     engine = Engine(config)
     engine.start()
     upload(Client(build_app(engine), engine.api_key), [PNG])
-    half = engine.store.directories.new_asset()
+    half = engine.store.directories.new_asset_path()
     half.write_bytes(b"half")
     (engine.store.root / ASSETS / "unknown").write_bytes(b"no row mentions it")
     engine.close()

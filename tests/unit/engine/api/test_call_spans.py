@@ -1,4 +1,4 @@
-"""The span of a call on the server: which trace it belongs to, and how it ends."""
+"""Server spans: their trace and their status."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ async def respond(status: int = 200) -> Response:
     return Response(status_code=status)
 
 
-async def answered(asked: Request, name: str = "optim_step", status: int = 200) -> Response:
-    return await CallTracing().answer(respond(status), endpoint(name), asked, "call-1")
+async def trace(request: Request, name: str = "optim_step", status: int = 200) -> Response:
+    return await CallTracing().trace(respond(status), endpoint(name), request, "call-1")
 
 
-async def test_a_call_goes_on_with_the_trace_of_its_headers(traces: Traces) -> None:
-    await answered(request())
+async def test_a_span_continues_the_trace_of_the_headers(traces: Traces) -> None:
+    await trace(request())
     span = traces.one("POST /api/v1/optim_step")
     assert span.parent is not None
     assert (span.context.trace_id, span.parent.span_id) == (TRACE_ID, PARENT_ID)
@@ -67,27 +67,25 @@ async def test_a_call_goes_on_with_the_trace_of_its_headers(traces: Traces) -> N
     assert "canary" not in traces.text()
 
 
-async def test_addresses_are_told_as_templates(traces: Traces) -> None:
-    await answered(request(), "publish_checkpoint")
+async def test_spans_are_named_by_route_templates(traces: Traces) -> None:
+    await trace(request(), "publish_checkpoint")
     assert traces.names == [
         "POST /api/v1/training_runs/{training_run_id}/checkpoints/{checkpoint_id}/publish"
     ]
 
 
 @pytest.mark.parametrize("header", [None, "", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"])
-async def test_a_call_without_a_trace_begins_one_if_it_comes_from_elsewhere(
-    header: str | None, traces: Traces
-) -> None:
-    await answered(request(header=header))
+async def test_a_remote_request_without_a_trace_starts_one(header: str | None, traces: Traces) -> None:
+    await trace(request(header=header))
     assert traces.one("POST /api/v1/optim_step").parent is None
     traces.clear()
-    await answered(request(header=header, remote=False))
+    await trace(request(header=header, remote=False))
     for name in ("session_heartbeat", "retrieve_future", "healthz"):
-        await answered(request(header=header), name)
+        await trace(request(header=header), name)
     assert traces.names == []
 
 
-async def test_what_is_submitted_by_the_call_goes_on_from_its_span(traces: Traces) -> None:
+async def test_submitted_operations_continue_the_span(traces: Traces) -> None:
     async def submit() -> Response:
         context = call_context.get()
         assert context is not None
@@ -95,37 +93,37 @@ async def test_what_is_submitted_by_the_call_goes_on_from_its_span(traces: Trace
         traces.program.start_span("logged").end()
         return Response()
 
-    await CallTracing().answer(submit(), endpoint("optim_step"), request(), "call-1")
+    await CallTracing().trace(submit(), endpoint("optim_step"), request(), "call-1")
     inside = traces.inside(traces.one("POST /api/v1/optim_step"))
     assert [span.name for span in inside] == ["queued", "logged"]
     assert call_context.get() is None
 
 
-async def test_refusals_are_the_callers_and_failures_the_servers(traces: Traces) -> None:
+async def test_only_5xx_responses_are_span_errors(traces: Traces) -> None:
     for status in (404, 500):
-        await answered(request(), status=status)
-    refused, failed = traces.all("POST /api/v1/optim_step")
-    assert refused.status.status_code is StatusCode.UNSET
+        await trace(request(), status=status)
+    rejected, failed = traces.all("POST /api/v1/optim_step")
+    assert rejected.status.status_code is StatusCode.UNSET
     assert failed.status.status_code is StatusCode.ERROR
     assert dict(failed.attributes or {})["error.type"] == "500"
 
 
-async def test_a_call_that_its_caller_gives_up_ends_its_span(traces: Traces) -> None:
+async def test_a_cancelled_request_ends_its_span(traces: Traces) -> None:
     async def hang() -> Response:
         await asyncio.Event().wait()
         raise AssertionError
 
-    asked = CallTracing().answer(hang(), endpoint("retrieve_future"), request(), "call-1")
+    response = CallTracing().trace(hang(), endpoint("retrieve_future"), request(), "call-1")
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(asked, 0.01)
+        await asyncio.wait_for(response, 0.01)
     assert dict(traces.one("POST /api/v1/retrieve_future").attributes or {})["tinkex.cancelled"] is True
 
 
-async def test_the_switch_is_honoured(traces: Traces, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tracing_can_be_disabled(traces: Traces, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKEX_TRACING", "off")
-    assert (await answered(request())).status_code == 200
+    assert (await trace(request())).status_code == 200
     assert traces.names == []
 
 
-async def test_without_a_provider_the_call_is_answered_as_it_is() -> None:
-    assert (await answered(request())).status_code == 200
+async def test_without_a_provider_the_response_is_unchanged() -> None:
+    assert (await trace(request())).status_code == 200

@@ -1,4 +1,4 @@
-"""Losses that clients upload: taken once, kept, owned, and run with exact gradients."""
+"""Custom losses: idempotent uploads, ownership and exact gradients."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def metrics(client: Client, submitted: Answer) -> dict[str, float]:
     return wire_proto.decode_forward_backward_output(answer.body).metrics
 
 
-def test_an_uploaded_loss_trains_like_the_same_loss_of_the_server(ada: Client) -> None:
+def test_an_uploaded_loss_trains_like_the_built_in_one(ada: Client) -> None:
     session = ada.session()
     loss_id = ada.result(ada.post("create_custom_loss", definition(session))).json["loss_id"]
     norms, losses = [], []
@@ -61,7 +61,7 @@ def test_an_uploaded_loss_trains_like_the_same_loss_of_the_server(ada: Client) -
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
-def test_the_same_upload_again_is_the_same_loss(ada: Client) -> None:
+def test_a_repeated_upload_returns_the_same_loss(ada: Client) -> None:
     session = ada.session()
     first = ada.post("create_custom_loss", definition(session))
     again = ada.post("create_custom_loss", definition(session))
@@ -72,14 +72,14 @@ def test_the_same_upload_again_is_the_same_loss(ada: Client) -> None:
     assert len(ids) == 2
 
 
-def test_a_graph_that_is_not_allowed_is_refused_with_its_node(ada: Client) -> None:
+def test_a_graph_with_a_forbidden_operation_is_rejected_with_its_node(ada: Client) -> None:
     bad = [*NODES[:2], {**NODES[2], "target": "os.system"}, *NODES[3:]]
     answer = ada.post("create_custom_loss", definition(ada.session(), graph={"format": 1, "nodes": bad}))
     assert answer.status == 400
     assert "os.system" in answer.detail
 
 
-def test_a_pass_needs_a_loss_of_its_own_user(ada: Client, bob: Client) -> None:
+def test_a_pass_can_use_only_losses_of_its_own_user(ada: Client, bob: Client) -> None:
     session = ada.session()
     loss_id = ada.result(ada.post("create_custom_loss", definition(session))).json["loss_id"]
     assert bob.post("create_custom_loss", definition(session)).status == 404
@@ -88,5 +88,5 @@ def test_a_pass_needs_a_loss_of_its_own_user(ada: Client, bob: Client) -> None:
         answer = send_pass(bob, custom_pass(run, seq_id, named))
         assert answer.status == status, answer.body
         assert "loss" in answer.detail
-    # Refused numbers are used up, and the run goes on.
+    # Rejected seq_ids are used up, and the run continues.
     assert metrics(bob, send_pass(bob, pass_body(run, 5)))["loss:sum"] > 0

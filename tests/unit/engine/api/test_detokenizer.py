@@ -25,7 +25,7 @@ def text_of(parts: list[bytes], stop: list[str], reason: str) -> str:
     st.lists(st.integers(1, 4), max_size=40),
     st.lists(st.text("ab€", min_size=1), max_size=3),
 )
-def test_pieces_together_are_the_text_however_tokens_cut_it(
+def test_the_deltas_concatenate_to_the_text_for_any_token_boundaries(
     text: str, sizes: list[int], stop: list[str]
 ) -> None:
     data = text.encode("utf-8", "replace")
@@ -39,17 +39,17 @@ def test_the_text_ends_where_the_stop_string_begins(before: str, sizes: list[int
     assert text_of(parts, [stop], "stop") == before
 
 
-def test_a_beginning_of_a_stop_string_is_held_back_until_it_is_none() -> None:
+def test_a_possible_stop_string_is_buffered_until_it_is_ruled_out() -> None:
     pieces = IncrementalDetokenizer(["stop"], lambda token: [b"a s", b"to", b"re", b"st"][token])
     assert [pieces.add(token, None) for token in (0, 1, 2)] == ["a ", "", "store"]
     assert pieces.add(3, "length") == "st"
 
 
-def test_a_token_that_ends_the_sequence_is_no_text_but_what_was_held_is() -> None:
+def test_the_final_token_is_not_part_of_the_text_but_buffered_text_is() -> None:
     pieces = IncrementalDetokenizer(["xy"], lambda token: [b"ax", b"<end>"][token])
     assert [pieces.add(0, None), pieces.add(1, "stop")] == ["a", "x"]
 
 
-def test_a_character_comes_with_the_token_that_completes_it() -> None:
+def test_a_character_is_returned_with_the_token_that_completes_it() -> None:
     pieces = IncrementalDetokenizer(None, lambda token: "€".encode()[token : token + 1])
     assert [pieces.add(token, None) for token in (0, 1, 2)] == ["", "", "€"]

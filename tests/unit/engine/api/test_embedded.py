@@ -8,7 +8,7 @@ from tinkex.engine.api.embedded import open_embedded
 from tinkex.errors import SetupError
 
 
-def test_the_environment_chooses_models_and_data_directory(
+def test_environment_variables_set_models_and_data_directory(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINKEX_HOME", str(tmp_path / "home"))
@@ -23,7 +23,7 @@ def test_the_environment_chooses_models_and_data_directory(
         embedded.close()
 
 
-def test_callers_of_one_home_share_an_engine_until_the_last_closes(tmp_path: Path, tiny_model: Path) -> None:
+def test_users_of_one_home_share_an_engine_until_the_last_closes(tmp_path: Path, tiny_model: Path) -> None:
     models = {"tiny": str(tiny_model)}
     first, second = open_embedded(tmp_path, models), open_embedded(tmp_path, models)
     assert first is second
@@ -36,7 +36,7 @@ def test_callers_of_one_home_share_an_engine_until_the_last_closes(tmp_path: Pat
     again.close()
 
 
-def test_one_name_for_two_models_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+def test_one_name_for_two_models_is_rejected(tmp_path: Path, tiny_model: Path) -> None:
     embedded = open_embedded(tmp_path, {"tiny": str(tiny_model)})
     try:
         with pytest.raises(SetupError, match="is used for"):

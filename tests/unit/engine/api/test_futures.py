@@ -1,4 +1,4 @@
-"""Polling for results: one by one, all of a sampler at once, announced before they are sent, given up."""
+"""Polling for results: one request, all of a sampler, metadata only, and cancellation."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from tinkex.engine.engine import Engine
 CLONE = 1_000_000_000
 
 
-def news(client: Client, sampler_id: str, clone: int = 0, **more: Any) -> dict[str, Any]:
+def poll_completions(client: Client, sampler_id: str, clone: int = 0, **more: Any) -> dict[str, Any]:
     target = {"type": "sampling_session", "sampling_session_id": sampler_id, "cloned_sampler_id": clone}
     answer = client.post("retrieve_futures", {"target": target, "prev_cursor": 0, **more})
     assert answer.status == 200, answer.body
-    told: dict[str, Any] = answer.json
-    return told
+    reply: dict[str, Any] = answer.json
+    return reply
 
 
 def ended(client: Client, sampler_id: str, count: int, clone: int = 0) -> list[dict[str, Any]]:
-    """Polls until so many samples have ended."""
+    """Polls until ``count`` samples have ended."""
     found: list[dict[str, Any]] = []
     cursor = 0
     for _ in range(200):
-        told = news(client, sampler_id, clone, prev_cursor=cursor)
-        found, cursor = found + told["completions"], told["cursor"]
+        reply = poll_completions(client, sampler_id, clone, prev_cursor=cursor)
+        found, cursor = found + reply["completions"], reply["cursor"]
         if len(found) >= count:
             return found
     raise AssertionError("they did not end")
 
 
-def test_one_poll_tells_of_every_sample_that_ended(ada: Client) -> None:
+def test_one_poll_returns_all_ended_samples(ada: Client) -> None:
     sampler_id = sampler(ada)
     ids = [ada.post("asample", request(sampler_id, n)).json["request_id"] for n in range(3)]
     found = ended(ada, sampler_id, 3)
@@ -44,22 +44,22 @@ def test_one_poll_tells_of_every_sample_that_ended(ada: Client) -> None:
         assert len(result.body) == each["response_payload_uncompressed_size"]
 
 
-def test_a_poller_goes_on_where_it_was(ada: Client) -> None:
+def test_polling_continues_from_the_cursor(ada: Client) -> None:
     sampler_id = sampler(ada)
     ada.result(ada.post("asample", request(sampler_id, 0)))
-    first = news(ada, sampler_id)
+    first = poll_completions(ada, sampler_id)
     second = ada.post("asample", request(sampler_id, 1)).json["request_id"]
-    told = news(ada, sampler_id, prev_cursor=first["cursor"])
+    reply = poll_completions(ada, sampler_id, prev_cursor=first["cursor"])
     for _ in range(20):
-        if told["completions"]:
+        if reply["completions"]:
             break
-        told = news(ada, sampler_id, prev_cursor=first["cursor"])
-    assert [each["request_id"] for each in told["completions"]] == [second]
-    quiet = news(ada, sampler_id, prev_cursor=told["cursor"], timeout=0)
-    assert quiet == {"completions": [], "cursor": told["cursor"]}
+        reply = poll_completions(ada, sampler_id, prev_cursor=first["cursor"])
+    assert [each["request_id"] for each in reply["completions"]] == [second]
+    empty = poll_completions(ada, sampler_id, prev_cursor=reply["cursor"], timeout=0)
+    assert empty == {"completions": [], "cursor": reply["cursor"]}
 
 
-def test_a_poll_is_held_until_something_ends(ada: Client) -> None:
+def test_a_poll_waits_until_a_sample_ends(ada: Client) -> None:
     sampler_id = sampler(ada)
 
     async def both() -> dict[str, Any]:
@@ -67,13 +67,13 @@ def test_a_poll_is_held_until_something_ends(ada: Client) -> None:
         poll = asyncio.create_task(ada.acall("POST", "/api/v1/retrieve_futures", {"target": target}))
         await asyncio.sleep(0)
         await ada.acall("POST", "/api/v1/asample", request(sampler_id))
-        told: dict[str, Any] = (await poll).json
-        return told
+        reply: dict[str, Any] = (await poll).json
+        return reply
 
-    assert len(asyncio.run(both())["completions"]) <= 1  # 1, unless the poll's time was over first
+    assert len(asyncio.run(both())["completions"]) <= 1  # 1, unless the poll timed out first
 
 
-def test_every_process_is_told_of_its_own_samples_only(ada: Client) -> None:
+def test_each_client_gets_only_its_own_samples(ada: Client) -> None:
     sampler_id = sampler(ada)
     joined = [
         ada.post("join_sampling_session", {"sampling_session_id": sampler_id}).json["client_counter"]
@@ -84,19 +84,19 @@ def test_every_process_is_told_of_its_own_samples_only(ada: Client) -> None:
     cloned = ada.post("asample", request(sampler_id, CLONE + 0)).json["request_id"]
     assert [each["request_id"] for each in ended(ada, sampler_id, 1)] == [own]
     assert [each["request_id"] for each in ended(ada, sampler_id, 1, clone=1)] == [cloned]
-    assert news(ada, sampler_id, 2, timeout=0)["completions"] == []
+    assert poll_completions(ada, sampler_id, 2, timeout=0)["completions"] == []
 
 
-def test_results_their_caller_has_are_let_go(ada: Client) -> None:
+def test_acknowledged_results_are_deleted(ada: Client) -> None:
     sampler_id = sampler(ada)
     submitted = ada.post("asample", request(sampler_id))
     ada.result(submitted)
     request_id = submitted.json["request_id"]
-    news(ada, sampler_id, timeout=0, retrieved_request_ids=[request_id, "req-unknown"])
+    poll_completions(ada, sampler_id, timeout=0, retrieved_request_ids=[request_id, "req-unknown"])
     assert ada.post("retrieve_future", {"request_id": request_id}).status == 410
 
 
-def test_strangers_neither_poll_nor_join_nor_let_go(ada: Client, bob: Client) -> None:
+def test_other_users_cannot_poll_join_or_acknowledge(ada: Client, bob: Client) -> None:
     sampler_id = sampler(ada)
     submitted = ada.post("asample", request(sampler_id))
     ada.result(submitted)
@@ -104,28 +104,28 @@ def test_strangers_neither_poll_nor_join_nor_let_go(ada: Client, bob: Client) ->
     assert bob.post("retrieve_futures", {"target": target}).status == 404
     assert bob.post("join_sampling_session", target).status == 404
     own = sampler(bob)
-    news(bob, own, timeout=0, retrieved_request_ids=[submitted.json["request_id"]])
+    poll_completions(bob, own, timeout=0, retrieved_request_ids=[submitted.json["request_id"]])
     assert ada.result(submitted, accept=PROTO).status == 200
 
 
-def test_a_large_result_is_announced_to_those_who_ask(ada: Client) -> None:
+def test_the_size_of_a_large_result_is_returned_first_on_request(ada: Client) -> None:
     sampler_id = sampler(ada)
     big = {**request(sampler_id, num_samples=1024, max_tokens=1), "topk_sample_logprobs": 128}
     submitted = ada.post("asample", big)
     request_id = submitted.json["request_id"]
     whole = ada.result(submitted, accept=PROTO)
     assert whole.status == 200, whole.body
-    asked = {"request_id": request_id, "allow_metadata_only": True}
-    answer = ada.post("retrieve_future", asked, accept=PROTO)
+    body = {"request_id": request_id, "allow_metadata_only": True}
+    answer = ada.post("retrieve_future", body, accept=PROTO)
     assert len(whole.body) > LARGE_RESULT, "the test needs a large result"
     assert answer.json == {"status": "complete_metadata", "response_payload_size": len(whole.body)}
     small = ada.post("asample", request(sampler_id, 1))
     ada.result(small)
-    asked = {"request_id": small.json["request_id"], "allow_metadata_only": True}
-    assert ada.post("retrieve_future", asked, accept=PROTO).headers["content-type"] == PROTO
+    body = {"request_id": small.json["request_id"], "allow_metadata_only": True}
+    assert ada.post("retrieve_future", body, accept=PROTO).headers["content-type"] == PROTO
 
 
-def test_a_cancelled_sample_frees_its_place_and_is_told_as_failed(ada: Client, engine: Engine) -> None:
+def test_a_cancelled_sample_leaves_the_batch_and_is_returned_as_failed(ada: Client, engine: Engine) -> None:
     sampler_id = sampler(ada)
     with engine.paused():
         long_ones = [

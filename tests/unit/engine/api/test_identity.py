@@ -1,4 +1,4 @@
-"""Keys, and the tokens that stand for them."""
+"""API keys, and tokens issued for them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tinkex.engine.store import Store
 
 def claims(token: str) -> dict[str, Any]:
     body = token.split(".")[1]
-    told: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body + "=="))
-    return told
+    decoded: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body + "=="))
+    return decoded
 
 
-def test_a_token_stands_for_its_key(engine: Engine, bob: Client) -> None:
+def test_a_token_replaces_its_key(engine: Engine, bob: Client) -> None:
     session = bob.session()
     token = bob.post("auth/token", {}).json["jwt"]
     by_token = Client(bob.app, token)
@@ -31,9 +31,7 @@ def test_a_token_stands_for_its_key(engine: Engine, bob: Client) -> None:
     assert claims(token)["exp"] > time.time() + 600
 
 
-def test_a_token_that_was_changed_or_is_over_or_for_something_else_is_refused(
-    engine: Engine, bob: Client
-) -> None:
+def test_a_forged_expired_or_misused_token_is_rejected(engine: Engine, bob: Client) -> None:
     token = bob.post("auth/token", {}).json["jwt"]
     head, body, signature = token.split(".")
     forged = base64.urlsafe_b64encode(json.dumps({**claims(token), "key": 1}).encode()).decode().rstrip("=")
@@ -50,23 +48,23 @@ def test_a_token_that_was_changed_or_is_over_or_for_something_else_is_refused(
         assert Client(bob.app, credential).get("sessions").status == 401, credential
 
 
-def test_a_key_tells_of_itself_and_can_be_revoked_with_its_tokens(engine: Engine) -> None:
+def test_a_key_can_be_shown_and_revoked_with_its_tokens(engine: Engine) -> None:
     key, row = engine.store.users.create_key("carol@example.org", time.time(), "laptop")
     carol = Client(build_app(engine), key)
-    told = carol.get("auth/apikey/me").json
-    assert told["key_id"] == row.key_id
-    assert (told["name"], told["details"]["user_details"]["email"]) == ("laptop", "carol@example.org")
+    shown = carol.get("auth/apikey/me").json
+    assert shown["key_id"] == row.key_id
+    assert (shown["name"], shown["details"]["user_details"]["email"]) == ("laptop", "carol@example.org")
     by_token = Client(carol.app, carol.post("auth/token", {}).json["jwt"])
     assert by_token.get("sessions").status == 200
     assert carol.call("DELETE", "/api/v1/auth/apikey/me").status == 200
     assert carol.get("sessions").status == 401
     log = engine.store.audit.between("carol@example.org", 0, time.time() + 1, "organizations", 10)
     assert [entry.event for entry in log] == ["key_create", "token_create", "key_revoke"]
-    assert [log[n].details["key_id"] for n in (0, 2)] == [told["key_id"]] * 2
+    assert [log[n].details["key_id"] for n in (0, 2)] == [shown["key_id"]] * 2
     assert by_token.get("sessions").status == 401
 
 
-def test_a_server_without_keys_says_that_it_has_none(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_server_without_auth_rejects_key_requests(tmp_path: Path, tiny_model: Path) -> None:
     engine = Engine(EngineConfig(home=tmp_path, models={"tiny": str(tiny_model)}, auth=False))
     try:
         client = Client(build_app(engine))
@@ -78,7 +76,7 @@ def test_a_server_without_keys_says_that_it_has_none(tmp_path: Path, tiny_model:
         engine.close()
 
 
-def test_tokens_hold_after_a_restart_and_a_revoked_server_key_is_replaced(tmp_path: Path) -> None:
+def test_tokens_stay_valid_after_a_restart_and_a_revoked_server_key_is_replaced(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         first, secret = store.local_key(0.0), store.signing_key
         found = store.users.find_key(first)

@@ -1,4 +1,4 @@
-"""Every endpoint, called by the wrong user with the ids of somebody else's things."""
+"""Every endpoint, called by the wrong user with the ids of another user's objects."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tinkex.engine.store import open_users
 
 
 @dataclass(frozen=True)
-class Things:
-    """What Ada has."""
+class Objects:
+    """Ada's objects."""
 
     session: str
     run: str
@@ -46,7 +46,7 @@ class Things:
 
 
 @pytest.fixture(scope="module")
-def things(engine: Engine) -> Things:
+def objects(engine: Engine) -> Objects:
     ada = Client(build_app(engine), engine.api_key)
     session = ada.session()
     run = ada.create(session)
@@ -56,12 +56,12 @@ def things(engine: Engine) -> Things:
     ada.result(submitted)
     loss = ada.result(ada.post("create_custom_loss", definition(session))).json["loss_id"]
     asset = upload(ada, [("secret.png", PNG + b"of Ada alone")]).json["assets"][0]["asset_id"]
-    return Things(session, run, sampler_id, submitted.json["request_id"], path, external, loss, asset)
+    return Objects(session, run, sampler_id, submitted.json["request_id"], path, external, loss, asset)
 
 
-def bodies(things: Things) -> dict[str, dict[str, Any] | bytes]:
-    """A body for every call that names something: each of them is refused to a stranger."""
-    run, session, path = things.run, things.session, things.path
+def bodies(objects: Objects) -> dict[str, dict[str, Any] | bytes]:
+    """A body for every endpoint that takes an id; each is rejected for another user."""
+    run, session, path = objects.run, objects.session, objects.path
     return {
         "session_heartbeat": {"session_id": session},
         "finish_session": {"reason": {"type": "success"}},
@@ -88,12 +88,12 @@ def bodies(things: Things) -> dict[str, dict[str, Any] | bytes]:
             "sampling_session_seq_id": 7,
             "base_model": "tiny",
         },
-        "asample": request(things.sampler, 5),
-        "stream_sample": request(things.sampler, 6),
-        "join_sampling_session": {"sampling_session_id": things.sampler},
-        "retrieve_future": {"request_id": things.request_id},
-        "cancel_future": {"request_id": things.request_id},
-        "retrieve_futures": {"target": {"sampling_session_id": things.sampler}},
+        "asample": request(objects.sampler, 5),
+        "stream_sample": request(objects.sampler, 6),
+        "join_sampling_session": {"sampling_session_id": objects.sampler},
+        "retrieve_future": {"request_id": objects.request_id},
+        "cancel_future": {"request_id": objects.request_id},
+        "retrieve_futures": {"target": {"sampling_session_id": objects.sampler}},
         "copy_weights": {"source_path": path, "destination_project_id": "p"},
         "set_checkpoint_ttl": {"ttl_seconds": 3600},
         "get_session": b"",
@@ -113,7 +113,7 @@ def bodies(things: Things) -> dict[str, dict[str, Any] | bytes]:
 
 
 OPEN = frozenset({"client_config", "client_dynamic_config", "healthz", "get_server_capabilities", "telemetry", "tokenizer_file"})  # fmt: skip
-"""Calls that name nothing and tell nothing of anybody."""
+"""Endpoints that take no id and return nothing about a user."""
 
 OF_THE_CALLER = frozenset(
     {
@@ -122,71 +122,71 @@ OF_THE_CALLER = frozenset(
         "upload_assets",
     }
 )  # fmt: skip
-"""Calls that are about whoever makes them."""
+"""Endpoints about the user who calls them."""
 
 
-def call(client: Client, name: str, things: Things, body: dict[str, Any] | bytes) -> Any:
+def call(client: Client, name: str, objects: Objects, body: dict[str, Any] | bytes) -> Any:
     row = endpoint(name)
-    checkpoint = things.external if name == "external_weights_urls" else things.path
+    checkpoint = objects.external if name == "external_weights_urls" else objects.path
     parameters = {
-        "session_id": things.session,
-        "sampler_id": things.sampler,
-        "training_run_id": things.run,
+        "session_id": objects.session,
+        "sampler_id": objects.sampler,
+        "training_run_id": objects.run,
         "checkpoint_id": "/".join(checkpoint.split("/")[-2:]),
         "token": "eyJ.guess.ed",
         "file": "adapter_model.safetensors",
-        "asset_id": things.asset,
+        "asset_id": objects.asset,
     }
     wanted = {key: value for key, value in parameters.items() if f"{{{key}" in row.path}
     headers = {"content-type": PROTO} if name == "forward_backward" else {}
     return client.call(row.method, row.url_path(wanted), body, headers)
 
 
-def test_every_endpoint_is_walked(things: Things) -> None:
-    assert set(bodies(things)) | OPEN | OF_THE_CALLER == set(ENDPOINTS)
+def test_every_endpoint_is_covered(objects: Objects) -> None:
+    assert set(bodies(objects)) | OPEN | OF_THE_CALLER == set(ENDPOINTS)
 
 
 @pytest.mark.parametrize("name", sorted(set(ENDPOINTS) - OPEN - OF_THE_CALLER))
-def test_a_stranger_is_told_that_it_does_not_exist(name: str, things: Things, bob: Client) -> None:
-    answer = call(bob, name, things, bodies(things)[name])
+def test_objects_of_another_user_are_not_found(name: str, objects: Objects, bob: Client) -> None:
+    answer = call(bob, name, objects, bodies(objects)[name])
     assert answer.status in {403, 404, 410} if name == "download" else answer.status in {403, 404}, (
         answer.body
     )
 
 
 @pytest.mark.parametrize("name", sorted(set(ENDPOINTS) - {"healthz", "download"}))
-def test_nobody_gets_in_without_a_key(name: str, things: Things, engine: Engine) -> None:
-    body = {**bodies(things)}.get(name, {} if ENDPOINTS[name].method != "GET" else b"")
-    assert call(Client(build_app(engine)), name, things, body).status == 401
+def test_requests_without_a_key_are_rejected(name: str, objects: Objects, engine: Engine) -> None:
+    body = {**bodies(objects)}.get(name, {} if ENDPOINTS[name].method != "GET" else b"")
+    assert call(Client(build_app(engine)), name, objects, body).status == 401
 
 
 @pytest.mark.parametrize("name", sorted(OF_THE_CALLER - {"delete_own_key", "upload_assets"}))
-def test_what_a_call_tells_is_the_callers_own(name: str, things: Things, bob: Client) -> None:
+def test_responses_contain_only_the_users_own_objects(name: str, objects: Objects, bob: Client) -> None:
     body = {} if ENDPOINTS[name].method == "POST" else b""
     query = (
         "?starting_on=2026-01-01T00:00:00Z&ending_before=2100-01-01T00:00:00Z" if "billing" in name else ""
     )
     answer = bob.call(ENDPOINTS[name].method, ENDPOINTS[name].path + query, body)
     assert answer.status == 200, answer.body
-    told = answer.body.decode()
-    assert not [each for each in things.ids if each in told]
+    text = answer.body.decode()
+    assert not [each for each in objects.ids if each in text]
 
 
-def test_what_was_tried_has_changed_nothing(things: Things, ada: Client, bob: Client) -> None:
-    for name, body in bodies(things).items():
-        call(bob, name, things, body)
-    assert ada.post("session_heartbeat", {"session_id": things.session}).status == 200
-    checkpoints = ada.get(f"training_runs/{things.run}/checkpoints").json["checkpoints"]
+def test_rejected_requests_change_nothing(objects: Objects, ada: Client, bob: Client) -> None:
+    for name, body in bodies(objects).items():
+        call(bob, name, objects, body)
+    assert ada.post("session_heartbeat", {"session_id": objects.session}).status == 200
+    checkpoints = ada.get(f"training_runs/{objects.run}/checkpoints").json["checkpoints"]
     assert [each["public"] for each in checkpoints] == [False, False]
-    assert ada.get(f"assets/{things.asset}").status == 200
-    assert ada.result(ada.post("optim_step", optim_step(things.run, 3))).json["metrics"], (
+    assert ada.get(f"assets/{objects.asset}").status == 200
+    assert ada.result(ada.post("optim_step", optim_step(objects.run, 3))).json["metrics"], (
         "no number was used up"
     )
 
 
-def test_a_stranger_cannot_name_a_loss_of_others(things: Things, bob: Client) -> None:
+def test_a_user_cannot_use_another_users_loss(objects: Objects, bob: Client) -> None:
     run = bob.create()
-    answer = bob.post("forward_backward", custom_pass(run, 1, things.loss), content_type=PROTO)
+    answer = bob.post("forward_backward", custom_pass(run, 1, objects.loss), content_type=PROTO)
     assert answer.status == 404
 
 
@@ -201,7 +201,7 @@ def test_a_published_checkpoint_makes_its_run_accessible_and_no_more(ada: Client
     assert bob.get(f"training_runs/{run}").status == 404
     seen = bob.get(f"training_runs/{run}?access_scope=accessible").json
     assert seen["last_checkpoint"]["checkpoint_id"] == "weights/shown"
-    assert "user_metadata" not in seen, "what the owner noted is the owner's"
+    assert "user_metadata" not in seen, "metadata is visible only to the owner"
     listed = bob.get(f"training_runs/{run}/checkpoints").json["checkpoints"]
     assert [each["checkpoint_id"] for each in listed] == ["weights/shown"]
     for scope, expected in (("owned", False), ("accessible", True)):
@@ -216,7 +216,7 @@ def test_a_published_checkpoint_makes_its_run_accessible_and_no_more(ada: Client
 
 @pytest.fixture
 def tight(tiny_model: Path, tmp_path: Path) -> Iterator[Engine]:
-    """An engine where users have small shares."""
+    """An engine with small quotas."""
     config = EngineConfig(
         home=tmp_path,
         models={"tiny": str(tiny_model)},
@@ -232,34 +232,34 @@ def tight(tiny_model: Path, tmp_path: Path) -> Iterator[Engine]:
     engine.close()
 
 
-def test_shares_are_kept_and_say_so(tight: Engine) -> None:
+def test_quotas_are_enforced_with_a_clear_error(tight: Engine) -> None:
     ada, bob = (Client(build_app(tight), key) for key in (tight.api_key, "tml-bob"))
     session = ada.session()
     run = ada.create(session)
     more = {"session_id": session, "model_seq_id": 1, "base_model": "tiny", "lora_config": {"rank": 2}}
-    refused = ada.post("create_model", more)
-    assert (refused.status, refused.headers["retry-after"]) == (429, "5")
-    assert refused.json["queue_state"] == "paused_rate_limit"
-    assert "unload" in refused.detail
-    assert bob.create(), "the share of another user is another one"
+    rejected = ada.post("create_model", more)
+    assert (rejected.status, rejected.headers["retry-after"]) == (429, "5")
+    assert rejected.json["queue_state"] == "paused_rate_limit"
+    assert "unload" in rejected.detail
+    assert bob.create(), "quotas are per user"
     path = save(ada, run, 1)
     again = {"model_id": run, "path": "second", "seq_id": 2, "type": "save_weights"}
     assert ada.post("save_weights", again).status == 429
     assert ada.post("copy_weights", {"source_path": path, "destination_project_id": "p"}).status == 429
     ada.call("DELETE", f"/api/v1/training_runs/{run}/checkpoints/weights/kept")
-    assert ada.result(ada.post("save_weights", again)).json["path"], "its number was not used up"
+    assert ada.result(ada.post("save_weights", again)).json["path"], "its seq_id was not used"
     parked = [ada.post("optim_step", optim_step(run, 10 + n)).status for n in range(5)]
     assert parked == [200, 200, 200, 429, 429]
     assert bob.post("create_session", {}).status == 200
 
 
-def at_once(calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
-    """What is answered to calls that are all made at the same time."""
+def call_concurrently(calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
+    """Makes all calls simultaneously; returns their responses."""
     with ThreadPoolExecutor(len(calls)) as pool:
         return list(pool.map(lambda call: call(), calls))
 
 
-def test_shares_are_kept_however_much_comes_at_once(tiny_model: Path, tmp_path: Path) -> None:
+def test_quotas_hold_for_concurrent_requests(tiny_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"models": {"tiny": str(tiny_model)}, "long_poll_s": 0.25}
     engine = Engine(EngineConfig(home=tmp_path, max_live_runs=2, max_disk_bytes_per_user=1, **settings))
     engine.start()
@@ -269,14 +269,14 @@ def test_shares_are_kept_however_much_comes_at_once(tiny_model: Path, tmp_path: 
         clients = [Client(app, engine.api_key) for _ in range(8)]
         ada, session = clients[0], clients[0].session()
         paused = contextlib.ExitStack()
-        paused.enter_context(engine.paused())  # nothing runs before everything has arrived
+        paused.enter_context(engine.paused())  # nothing runs before all requests have arrived
 
         def create(n: int) -> Answer:
             lora = {"rank": 2, "seed": 1}
             body = {"session_id": session, "model_seq_id": n, "base_model": "tiny", "lora_config": lora}
             return clients[n].post("create_model", body)
 
-        created = at_once([partial(create, n) for n in range(8)])
+        created = call_concurrently([partial(create, n) for n in range(8)])
         assert sorted(answer.status for answer in created) == [200] * 2 + [429] * 6
         for answer in created:
             assert answer.status == 200 or answer.json["queue_state"] == "paused_capacity"
@@ -286,7 +286,7 @@ def test_shares_are_kept_however_much_comes_at_once(tiny_model: Path, tmp_path: 
             body = {"model_id": runs[n % 2], "path": f"s{n}", "seq_id": n // 2 + 1}
             return clients[n].post("save_weights", body)
 
-        saving = at_once([partial(save, n) for n in range(8)])
+        saving = call_concurrently([partial(save, n) for n in range(8)])
         paused.close()
         saved = [ada.result(answer).json for answer in saving if answer.status == 200]
         assert len([each for each in saved if "path" in each]) == 1
@@ -299,7 +299,7 @@ def test_shares_are_kept_however_much_comes_at_once(tiny_model: Path, tmp_path: 
         engine.close()
 
 
-def test_keys_made_and_revoked_by_another_process_count_at_once(engine: Engine) -> None:
+def test_keys_created_and_revoked_by_another_process_take_effect_immediately(engine: Engine) -> None:
     with open_users(engine.store.root) as users:
         key, row = users.create_key("dave", time.time())
         dave = Client(build_app(engine), key)
@@ -311,7 +311,7 @@ def test_keys_made_and_revoked_by_another_process_count_at_once(engine: Engine) 
         assert dave.get("sessions").status == 401
 
 
-def test_the_disk_budget_of_the_server_is_kept(tiny_model: Path, tmp_path: Path) -> None:
+def test_the_disk_limit_of_the_server_is_enforced(tiny_model: Path, tmp_path: Path) -> None:
     config = EngineConfig(home=tmp_path, models={"tiny": str(tiny_model)}, max_disk_bytes=1, long_poll_s=0.25)
     engine = Engine(config)
     engine.store.users.add_key("bob", "tml-bob", 0.0)
@@ -319,13 +319,13 @@ def test_the_disk_budget_of_the_server_is_kept(tiny_model: Path, tmp_path: Path)
     try:
         ada, bob = (Client(build_app(engine), key) for key in (engine.api_key, "tml-bob"))
         save(ada, ada.create(), 1)
-        refused = bob.post("save_weights", {"model_id": bob.create(), "path": "x", "seq_id": 1})
-        assert (refused.status, refused.json["queue_state"]) == (429, "paused_capacity")
+        rejected = bob.post("save_weights", {"model_id": bob.create(), "path": "x", "seq_id": 1})
+        assert (rejected.status, rejected.json["queue_state"]) == (429, "paused_capacity")
     finally:
         engine.close()
 
 
-def test_a_call_that_only_names_things_may_not_be_huge(tiny_model: Path, tmp_path: Path) -> None:
+def test_bodies_of_small_requests_are_limited(tiny_model: Path, tmp_path: Path) -> None:
     engine = Engine(EngineConfig(home=tmp_path, models={"tiny": str(tiny_model)}))
     try:
         client = Client(build_app(engine), engine.api_key)

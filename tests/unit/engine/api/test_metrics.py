@@ -27,7 +27,7 @@ def read(answer: Answer) -> dict[str, float]:
     return found
 
 
-def test_what_the_engine_does_is_told_in_numbers(ada: Client, engine: Engine) -> None:
+def test_metrics_follow_the_engines_work(ada: Client, engine: Engine) -> None:
     run = ada.create()
     before = read(ada.call("GET", "/metrics"))
     ada.result(ada.post("save_weights", {"model_id": run, "seq_id": 1, "path": "kept"}))
@@ -55,26 +55,26 @@ def test_what_the_engine_does_is_told_in_numbers(ada: Client, engine: Engine) ->
     assert troubled['tinkex_trouble{subject="disk"}'] == 1
 
 
-def test_only_the_operator_reads_them(ada: Client, bob: Client) -> None:
+def test_only_the_operator_may_read_metrics(ada: Client, bob: Client) -> None:
     assert bob.call("GET", "/metrics").status == 403
     assert Client(ada.app, None).call("GET", "/metrics").status == 401
     bearer = {"authorization": f"Bearer {ada.key}"}
     assert Client(ada.app, None).call("GET", "/metrics", headers=bearer).status == 200
 
 
-def test_a_call_that_is_refused_is_counted_too(bob: Client, ada: Client, engine: Engine) -> None:
+def test_rejected_requests_are_counted(bob: Client, ada: Client, engine: Engine) -> None:
     assert Client(bob.app, "tml-wrong").get("sessions").status == 401
     found = read(Client(bob.app, engine.api_key).call("GET", "/metrics"))
     assert found['tinkex_requests_total{endpoint="list_sessions",status="401"}'] == 1
 
 
-def test_an_engine_computes_with_as_many_threads_as_it_is_told(tiny_model: Path, tmp_path: Path) -> None:
+def test_an_engine_uses_the_configured_number_of_threads(tiny_model: Path, tmp_path: Path) -> None:
     import torch
 
     found = []
 
     class Probe(LocalBackend):
-        """Looks at the number of threads where the models compute."""
+        """Records the number of threads on the lane's thread."""
 
         def load(self, source: str) -> ModelInfo:
             info = super().load(source)
@@ -93,6 +93,6 @@ def test_an_engine_computes_with_as_many_threads_as_it_is_told(tiny_model: Path,
 
 
 @pytest.mark.parametrize("given", ["", "two words", "x" * 65, "naïve"])
-def test_a_call_has_an_id_that_fits_into_a_log(given: str, ada: Client) -> None:
+def test_an_invalid_request_id_is_replaced(given: str, ada: Client) -> None:
     answer = ada.call("GET", "/api/v1/sessions", headers={"x-request-id": given})
     assert re.fullmatch(r"[0-9a-f]{16}", answer.headers["x-request-id"])

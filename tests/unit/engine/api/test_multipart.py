@@ -1,4 +1,4 @@
-"""Forms as a server reads them: in pieces of any size, and whatever they hold."""
+"""Parsing multipart forms, in chunks of any size and with invalid content."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex._transport.multipart import Form
-from tinkex.engine.api.multipart import LARGEST_FIELD, LARGEST_HEAD, MOST_PARTS, FormReader
+from tinkex.engine.api.multipart import MAX_FIELD_BYTES, MAX_PART_HEADER_BYTES, MAX_PARTS, FormReader
 from tinkex.errors import InvalidInput, TooLarge
 
 BOUNDARY = "multipart/form-data; boundary=x"
 
 
 @dataclass
-class Taker:
-    """Keeps the files."""
+class MemorySink:
+    """Collects the files."""
 
     files: list[tuple[str, str, bytearray]] = field(default_factory=list)
     ended: int = 0
@@ -39,18 +39,18 @@ def body_of(form: Form) -> Any:
         return b"".join([piece async for piece in form.read()])
 
     with pytest.raises(StopIteration) as over:
-        collect().send(None)  # bytes in memory wait for nothing
+        collect().send(None)  # no I/O, so it never suspends
     return over.value.value
 
 
-def read(body: bytes, content_type: str = BOUNDARY, step: int = 1 << 20) -> tuple[Taker, dict[str, str]]:
-    taker = Taker()
-    reader = FormReader(content_type, taker)
+def read(body: bytes, content_type: str = BOUNDARY, step: int = 1 << 20) -> tuple[MemorySink, dict[str, str]]:
+    sink = MemorySink()
+    reader = FormReader(content_type, sink)
     for start in range(0, len(body), step):
         reader.write(body[start : start + step])
     reader.finish()
-    assert taker.ended == len(taker.files)
-    return taker, reader.fields
+    assert sink.ended == len(sink.files)
+    return sink, reader.fields
 
 
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=40)
@@ -61,13 +61,13 @@ NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_
     fields=st.dictionaries(NAMES, st.text(st.characters(exclude_categories=["Cs"]), max_size=50), max_size=2),
     step=st.integers(1, 400),
 )
-def test_what_our_client_sends_arrives_however_it_is_cut(
+def test_forms_of_our_client_are_parsed_in_chunks_of_any_size(
     files: list[tuple[str, bytes]], fields: dict[str, str], step: int
 ) -> None:
     form = Form(fields, list(files))
-    taker, got = read(body_of(form), form.content_type, step)
+    sink, got = read(body_of(form), form.content_type, step)
     assert got == {name.replace('"', "%22"): text for name, text in fields.items()}
-    assert [(name, bytes(content)) for name, _, content in taker.files] == [
+    assert [(name, bytes(content)) for name, _, content in sink.files] == [
         (name.replace('"', "%22"), content) for name, content in files
     ]
 
@@ -91,7 +91,7 @@ PARTS = st.sampled_from(
 
 
 @given(pieces=st.lists(PARTS | st.binary(max_size=20), max_size=12), step=st.integers(1, 50))
-def test_nonsense_is_refused_with_a_reason_or_is_no_nonsense(pieces: list[bytes], step: int) -> None:
+def test_random_bytes_are_parsed_or_rejected_with_an_error(pieces: list[bytes], step: int) -> None:
     with suppress(InvalidInput, TooLarge):
         read(b"".join(pieces), step=step)
 
@@ -105,38 +105,38 @@ FILE = 'Content-Disposition: form-data; name="f"; filename="a.png"'
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
-        (b"", "breaks off"),
-        (part(FILE), "breaks off"),
-        (part(FILE)[:40], "breaks off"),
-        (b"no boundary at all", "cannot be read"),
-        (part("X: y") + END, "no readable Content-Disposition"),
-        (part("Content-Disposition: attachment; name=a") + END, "no readable Content-Disposition"),
+        (b"", "ends before its last boundary"),
+        (part(FILE), "ends before its last boundary"),
+        (part(FILE)[:40], "ends before its last boundary"),
+        (b"no boundary at all", "is invalid"),
+        (part("X: y") + END, "invalid Content-Disposition"),
+        (part("Content-Disposition: attachment; name=a") + END, "invalid Content-Disposition"),
         (part('Content-Disposition: form-data; filename="a"') + END, "has no name"),
-        (part('Content-Disposition: form-data; name="a') + END, "no readable Content-Disposition"),
-        (part('Content-Disposition: form-data; name="a"') * 2 + END, "comes twice"),
+        (part('Content-Disposition: form-data; name="a') + END, "invalid Content-Disposition"),
+        (part('Content-Disposition: form-data; name="a"') * 2 + END, "is repeated"),
         (part(f"{FILE}\r\nContent-Transfer-Encoding: base64") + END, "Transfer-Encoding"),
     ],
     ids=range(10),
 )
-def test_a_form_that_cannot_be_read_says_why(body: bytes, said: str) -> None:
-    with pytest.raises(InvalidInput, match=said):
+def test_invalid_forms_are_rejected_with_a_reason(body: bytes, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
         read(body)
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        part(f"{FILE}\r\nX-Long: {'y' * LARGEST_HEAD}") + END,
+        part(f"{FILE}\r\nX-Long: {'y' * MAX_PART_HEADER_BYTES}") + END,
         part(FILE + "".join(f"\r\nX-{n}: {'y' * 900}" for n in range(30))) + END,
-        part('Content-Disposition: form-data; name="a"', bytes(LARGEST_FIELD + 1)) + END,
-        part(FILE) * (MOST_PARTS + 1) + END,
+        part('Content-Disposition: form-data; name="a"', bytes(MAX_FIELD_BYTES + 1)) + END,
+        part(FILE) * (MAX_PARTS + 1) + END,
     ],
     ids=["a header", "many headers", "a field", "many parts"],
 )
 @pytest.mark.parametrize("step", [100, 1 << 20])
-def test_a_form_may_not_be_without_measure(body: bytes, step: int) -> None:
+def test_forms_above_the_limits_are_rejected(body: bytes, step: int) -> None:
     with pytest.raises((TooLarge, InvalidInput)):
         read(body, step=step)
 
@@ -145,23 +145,23 @@ def test_a_form_may_not_be_without_measure(body: bytes, step: int) -> None:
     "content_type",
     ["", "application/json", "multipart/form-data", "multipart/mixed; boundary=x", f"{BOUNDARY}{'y' * 1000}"],
 )
-def test_only_forms_are_read(content_type: str) -> None:
+def test_other_content_types_are_rejected(content_type: str) -> None:
     with pytest.raises(InvalidInput):
         read(part(FILE) + END, content_type)
 
 
-def test_other_clients_spellings_are_read_and_what_follows_the_end_is_ignored() -> None:
+def test_other_spellings_are_parsed_and_the_epilogue_is_ignored() -> None:
     head = "content-disposition:form-data;name=f; filename=plain.png\r\ncontent-type: image/png"
-    taker, _ = read(
+    sink, _ = read(
         part(head) + END + b"an epilogue\r\n--x\r\n", 'Multipart/Form-Data; charset=a; boundary="x"'
     )
-    assert [(name, kind, bytes(content)) for name, kind, content in taker.files] == [
+    assert [(name, kind, bytes(content)) for name, kind, content in sink.files] == [
         ("plain.png", "image/png", b"content")
     ]
 
 
-def test_a_taker_that_refuses_is_heard() -> None:
-    class Full(Taker):
+def test_an_error_of_the_sink_is_raised() -> None:
+    class Full(MemorySink):
         def write(self, data: bytes) -> None:
             raise TooLarge("no more")
 
@@ -170,11 +170,11 @@ def test_a_taker_that_refuses_is_heard() -> None:
         reader.write(part(FILE))
 
 
-def test_contents_are_handed_on_in_pieces_and_never_gathered() -> None:
-    """However large a file is, what is held of it is the piece that just came."""
+def test_file_contents_are_passed_on_in_chunks() -> None:
+    """Only the current chunk of a file is held in memory."""
     largest = 0
 
-    class Measure(Taker):
+    class Measure(MemorySink):
         def write(self, data: bytes) -> None:
             nonlocal largest
             largest = max(largest, len(data))

@@ -107,7 +107,7 @@ def test_an_embedded_engine_is_shared_within_a_process(tiny_model: Path, tmp_pat
     third.close()
 
 
-def test_an_embedded_engine_takes_any_model_directory(tiny_model: Path, tmp_path: Path) -> None:
+def test_an_embedded_engine_serves_any_model_directory(tiny_model: Path, tmp_path: Path) -> None:
     embedded = open_embedded(tmp_path)
     try:
         client = Client(embedded.app, embedded.api_key)
@@ -122,7 +122,7 @@ def test_an_embedded_engine_takes_any_model_directory(tiny_model: Path, tmp_path
         embedded.close()
 
 
-def test_a_model_that_is_not_loaded_yet_still_refuses_bad_samples(tiny_model: Path, tmp_path: Path) -> None:
+def test_invalid_samples_are_rejected_before_the_model_is_loaded(tiny_model: Path, tmp_path: Path) -> None:
     embedded = open_embedded(tmp_path, {"tiny": str(tiny_model)})
     try:
         client = Client(embedded.app)
@@ -135,24 +135,24 @@ def test_a_model_that_is_not_loaded_yet_still_refuses_bad_samples(tiny_model: Pa
         embedded.close()
 
 
-def test_a_checkpoint_is_published_and_taken_back_by_its_owner_only(ada: Client, bob: Client) -> None:
+def test_only_the_owner_publishes_and_unpublishes_a_checkpoint(ada: Client, bob: Client) -> None:
     run = ada.create()
     path = save(ada, run, 1, "shared")
     address = f"/api/v1/training_runs/{run}/checkpoints/weights/shared"
-    asked = {"tinker_path": path}
+    body = {"tinker_path": path}
     assert bob.call("POST", f"{address}/publish").status == 404
     for _ in range(2):
         assert ada.call("POST", f"{address}/publish").status == 200
     assert ada.get(f"training_runs/{run}/checkpoints").json["checkpoints"][0]["public"] is True
-    assert bob.post("weights_info", asked).status == 200
+    assert bob.post("weights_info", body).status == 200
     assert bob.call("DELETE", f"{address}/publish").status == 403
     for _ in range(2):
         assert ada.call("DELETE", f"{address}/publish").status == 200
-    assert bob.post("weights_info", asked).status == 404
-    assert ada.post("weights_info", asked).status == 200, "unpublishing deletes nothing"
+    assert bob.post("weights_info", body).status == 404
+    assert ada.post("weights_info", body).status == 200, "unpublishing deletes nothing"
 
 
-def test_the_time_a_checkpoint_is_kept_can_be_changed(ada: Client) -> None:
+def test_the_expiry_of_a_checkpoint_can_be_changed(ada: Client) -> None:
     run = ada.create()
     save(ada, run, 1, "kept")
     address = f"/api/v1/training_runs/{run}/checkpoints/weights/kept/ttl"
@@ -214,7 +214,7 @@ def test_sessions_are_found_by_name_metadata_project_and_status(ada: Client, bob
     assert "next_cursor" not in second
 
 
-def test_what_is_kept_is_counted_by_project(ada: Client, bob: Client) -> None:
+def test_storage_is_counted_by_project(ada: Client, bob: Client) -> None:
     session = ada.post("create_session", {"project_id": "counted"}).json["session_id"]
     run = ada.create(session)
     save(ada, run, 1, "a")
@@ -230,7 +230,7 @@ def test_what_is_kept_is_counted_by_project(ada: Client, bob: Client) -> None:
     assert bob.get("billing/usage/checkpoints/current?project_id=counted").json["data"] == []
 
 
-def test_sessions_with_published_checkpoints_are_found_by_all_and_tell_nothing_else(
+def test_search_finds_sessions_with_published_checkpoints_and_reveals_nothing_else(
     ada: Client, bob: Client
 ) -> None:
     about = {"display_name": "secret sweep", "user_metadata": {"team": "secret"}, "project_id": "p-secret"}
@@ -240,8 +240,8 @@ def test_sessions_with_published_checkpoints_are_found_by_all_and_tell_nothing_e
     save(ada, run, 2, "shared")
 
     def found(client: Client, **question: object) -> list[dict[str, object]]:
-        asked = {"session_id": session, "owner": {"type": "accessible"}, **question}
-        sessions: list[dict[str, object]] = client.post("sessions/search", asked).json["sessions"]
+        body = {"session_id": session, "owner": {"type": "accessible"}, **question}
+        sessions: list[dict[str, object]] = client.post("sessions/search", body).json["sessions"]
         return sessions
 
     assert found(bob) == []

@@ -50,7 +50,7 @@ def request(sampler_id: str, seq_id: int = 0, num_samples: int = 1, **params: An
     }
 
 
-def test_a_sample_names_its_sequences_at_once_and_its_result_is_protobuf(ada: Client) -> None:
+def test_a_submission_returns_its_sequence_ids_and_its_result_is_protobuf(ada: Client) -> None:
     submitted = ada.post("asample", request(sampler(ada), num_samples=2))
     ids = submitted.json["sample_sequence_ids"]
     assert len(set(ids)) == 2
@@ -63,7 +63,7 @@ def test_a_sample_names_its_sequences_at_once_and_its_result_is_protobuf(ada: Cl
     assert None not in response.prompt_logprobs[1:]
 
 
-def test_older_clients_read_samples_as_json(ada: Client) -> None:
+def test_older_clients_get_samples_as_json(ada: Client) -> None:
     answer = ada.result(ada.post("asample", request(sampler(ada))), accept="application/json").json
     (sequence,) = answer["sequences"]
     assert len(sequence["tokens"]) == len(sequence["logprobs"]) == 3
@@ -71,7 +71,7 @@ def test_older_clients_read_samples_as_json(ada: Client) -> None:
     assert answer["prompt_logprobs"][0] is None
 
 
-def test_a_sampler_says_what_it_samples_from(ada: Client, bob: Client) -> None:
+def test_get_sampler_returns_the_weights(ada: Client, bob: Client) -> None:
     session = ada.session()
     run = ada.create(session)
     save = {"model_id": run, "path": "final", "seq_id": 1, "type": "save_weights_for_sampler"}
@@ -94,7 +94,7 @@ def test_a_sampler_says_what_it_samples_from(ada: Client, bob: Client) -> None:
     )
 
 
-def test_a_number_stands_for_one_sampler(ada: Client) -> None:
+def test_a_seq_id_identifies_one_sampler(ada: Client) -> None:
     session = ada.session()
     sampler(ada, session, 0, base_model="tiny")
     other = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny:peft:1"}
@@ -114,13 +114,13 @@ def test_a_number_stands_for_one_sampler(ada: Client) -> None:
         ({"beam_width": 4}, "beam_width"),
     ],
 )
-def test_a_sample_that_cannot_be_done_is_refused(ada: Client, change: dict[str, Any], message: str) -> None:
+def test_invalid_samples_are_rejected(ada: Client, change: dict[str, Any], message: str) -> None:
     answer = ada.post("asample", {**request(sampler(ada)), **change})
     assert answer.status == 400
     assert message in answer.detail
 
 
-def test_more_tokens_than_any_number_can_say_end_with_the_context_and_stop_nobody(ada: Client) -> None:
+def test_an_overflowing_max_tokens_ends_with_the_context_and_does_not_stop_other_samples(ada: Client) -> None:
     sampler_id = sampler(ada)
     answer = ada.result(ada.post("asample", request(sampler_id, max_tokens=10**21, temperature=0.0))).json
     assert len(answer["sequences"][0]["tokens"]) <= 512
@@ -128,7 +128,7 @@ def test_more_tokens_than_any_number_can_say_end_with_the_context_and_stop_nobod
     assert len(after["sequences"][0]["tokens"]) == 3
 
 
-def test_waiting_calls_are_woken_when_the_result_is_there(ada: Client, engine: Engine) -> None:
+def test_waiting_polls_return_when_the_result_is_available(ada: Client, engine: Engine) -> None:
     sampler_id = sampler(ada)
     ada.result(ada.post("asample", request(sampler_id, 0)))
 
@@ -153,7 +153,7 @@ def test_a_result_can_be_fetched_again(ada: Client) -> None:
     assert (first.status, first.body) == (again.status, again.body)
 
 
-def test_results_of_others_and_unknown_ones_are_404_and_expired_ones_410(
+def test_unknown_results_and_those_of_others_are_404_and_expired_ones_410(
     ada: Client, bob: Client, engine: Engine
 ) -> None:
     submitted = ada.post("asample", request(sampler(ada)))
@@ -163,12 +163,12 @@ def test_results_of_others_and_unknown_ones_are_404_and_expired_ones_410(
     assert ada.post("retrieve_future", {"request_id": "req-none"}).status == 404
     far = time.time() + 1000
     engine.store.futures.prune(fetched_before=far, finished_before=far, expired_before=0.0)
-    gone = ada.post("retrieve_future", body)
-    assert gone.status == 410
-    assert "submit it again" in gone.detail
+    expired = ada.post("retrieve_future", body)
+    assert expired.status == 410
+    assert "submit it again" in expired.detail
 
 
-def test_a_failed_operation_is_told_in_a_200_with_its_category(ada: Client, engine: Engine) -> None:
+def test_a_failed_operation_is_returned_as_a_200_with_its_category(ada: Client, engine: Engine) -> None:
     small, large = ada.create(rank=2), ada.create(rank=8)
     save = {"model_id": small, "path": "small", "seq_id": 1, "type": "save_weights"}
     path = ada.result(ada.post("save_weights", save)).json["path"]
@@ -198,7 +198,7 @@ def test_tokenizer_files_are_served_and_nothing_else(ada: Client) -> None:
     assert ada.get("tokenizers/merges.txt").status == 404
 
 
-def test_metrics_that_are_not_finite_travel_as_text(ada: Client, engine: Engine) -> None:
+def test_metrics_that_are_not_finite_are_sent_as_text(ada: Client, engine: Engine) -> None:
     from tinkex.engine.encoding import succeeded
     from tinkex.types import OptimStepResponse
 
@@ -206,7 +206,7 @@ def test_metrics_that_are_not_finite_travel_as_text(ada: Client, engine: Engine)
     assert outcome == Outcome.done(b'{"metrics":{"grad_norm":"NaN"}}', ResultFormat.JSON)
 
 
-def test_numbers_without_a_sampling_session_do_not_meet(ada: Client) -> None:
+def test_seq_ids_without_a_sampling_session_do_not_conflict(ada: Client) -> None:
     direct = {
         name: value for name, value in request("", seq_id=0).items() if name != "sampling_session_id"
     } | {"base_model": "tiny"}

@@ -23,13 +23,13 @@ def test_telemetry_is_accepted(ada: Client) -> None:
     assert ada.post("telemetry", batch).json == {"status": "accepted"}
 
 
-def test_capabilities_name_the_served_models(ada: Client) -> None:
+def test_capabilities_list_the_served_models(ada: Client) -> None:
     ada.create()
     (model,) = ada.get("get_server_capabilities").json["supported_models"]
     assert model == {"model_name": "tiny", "max_context_length": 512, "trainable": True, "sampleable": True}
 
 
-def test_a_session_lives_from_creation_to_its_first_finish(ada: Client) -> None:
+def test_a_session_is_active_from_creation_to_its_first_finish(ada: Client) -> None:
     created = ada.post(
         "create_session",
         {
@@ -92,14 +92,14 @@ def test_a_published_checkpoint_makes_its_session_accessible_and_no_more(ada: Cl
     assert seen("accessible") == (False, 404)
 
 
-def test_numbers_that_no_record_holds_are_refused(ada: Client) -> None:
-    refused = ada.get(f"sessions?offset={2**70}")
-    assert refused.status == 400
-    assert "64 bits" in refused.detail
+def test_integers_above_64_bits_are_rejected(ada: Client) -> None:
+    rejected = ada.get(f"sessions?offset={2**70}")
+    assert rejected.status == 400
+    assert "64 bits" in rejected.detail
 
 
 @pytest.mark.parametrize("depth", [100, 500, 900, 5000, 50_000])
-def test_what_is_too_deep_to_be_told_again_is_refused(depth: int, ada: Client) -> None:
+def test_deeply_nested_json_is_rejected(depth: int, ada: Client) -> None:
     nested = b'{"user_metadata": {"a": ' + b"[" * depth + b"]" * depth + b"}%s}"
     session = ada.session()
     run = ada.create(session)
@@ -111,16 +111,16 @@ def test_what_is_too_deep_to_be_told_again_is_refused(depth: int, ada: Client) -
         "save_weights": nested % b', "model_id": "%s", "seq_id": 1, "path": "deep"' % run.encode(),
     }
     for name, body in bodies.items():
-        refused = ada.post(name, body)
-        assert refused.status == 400, name
-        assert f"the body of {name} cannot be read" in refused.detail
+        rejected = ada.post(name, body)
+        assert rejected.status == 400, name
+        assert f"the body of {name} is invalid" in rejected.detail
     for path in (f"sessions/{session}", "sessions", "training_runs", f"training_runs/{run}/checkpoints"):
         assert ada.get(path).status == 200
     step = ada.post("optim_step", {"model_id": run, "seq_id": 2, "adam_params": {}})
     assert "metrics" in ada.result(step).json
 
 
-def test_what_is_nested_as_people_do_is_kept(ada: Client) -> None:
+def test_moderately_nested_json_is_stored(ada: Client) -> None:
     kept = {"list": [[[{"a": [{}] * 200}]]], "text": "[{" * 200}
     session = ada.post("create_session", {"user_metadata": kept}).json["session_id"]
     assert ada.get(f"sessions/{session}").json["user_metadata"] == kept

@@ -14,14 +14,14 @@ from tinkex._wire import proto as wire_proto
 from tinkex.engine.engine import Engine
 from tinkex.engine.store import UsageKind
 
-Told = tuple[str, dict[str, Any]]
+Event = tuple[str, dict[str, Any]]
 
 
-def ask(sampler_id: str, seq_id: int = 0, num_samples: int = 1, **params: Any) -> dict[str, Any]:
+def stream_request(sampler_id: str, seq_id: int = 0, num_samples: int = 1, **params: Any) -> dict[str, Any]:
     return {**request(sampler_id, seq_id, num_samples, **params), "prompt_logprobs": False}
 
 
-def events(body: bytes) -> list[Told]:
+def events(body: bytes) -> list[Event]:
     found = []
     for block in body.decode().split("\n\n"):
         if block.startswith("event: "):
@@ -30,25 +30,25 @@ def events(body: bytes) -> list[Told]:
     return found
 
 
-class Line:
-    """A caller that reads as fast as the test lets it."""
+class Connection:
+    """A client that reads as fast as the test lets it."""
 
     def __init__(self) -> None:
-        self.told: list[Told] = []
+        self.events_read: list[Event] = []
         self.may_read = asyncio.Event()
         self.may_read.set()
         self.arrived = asyncio.Event()
-        self.gone = asyncio.Event()
+        self.disconnected = asyncio.Event()
 
     async def wait_for(self, count: int) -> None:
-        while len(self.told) < count:
+        while len(self.events_read) < count:
             self.arrived.clear()
             await asyncio.wait_for(self.arrived.wait(), 60)
 
 
 @asynccontextmanager
-async def on_the_line(client: Client, body: dict[str, Any]) -> AsyncIterator[Line]:
-    line = Line()
+async def connect(client: Client, body: dict[str, Any]) -> AsyncIterator[Connection]:
+    connection = Connection()
     content = json.dumps(body).encode()
     scope = {
         "type": "http",
@@ -64,48 +64,48 @@ async def on_the_line(client: Client, body: dict[str, Any]) -> AsyncIterator[Lin
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),
     }
-    asked = [{"type": "http.request", "body": content, "more_body": False}]
+    messages = [{"type": "http.request", "body": content, "more_body": False}]
 
     async def receive() -> dict[str, Any]:
-        if asked:
-            return asked.pop()
-        await line.gone.wait()
+        if messages:
+            return messages.pop()
+        await connection.disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def send(message: dict[str, Any]) -> None:
-        await line.may_read.wait()
-        line.told += events(message.get("body", b""))
-        line.arrived.set()
+        await connection.may_read.wait()
+        connection.events_read += events(message.get("body", b""))
+        connection.arrived.set()
 
     call = asyncio.create_task(client.app(scope, receive, send))
     try:
-        yield line
+        yield connection
     finally:
-        line.gone.set()
+        connection.disconnected.set()
         await asyncio.wait_for(call, 60)
 
 
-def test_a_stream_tells_the_tokens_that_a_sample_returns(ada: Client) -> None:
+def test_a_stream_has_the_tokens_that_a_sample_returns(ada: Client) -> None:
     sampler_id = sampler(ada)
     params = {"max_tokens": 12, "seed": 7}
-    submitted = ada.post("asample", ask(sampler_id, 0, 2, **params))
+    submitted = ada.post("asample", stream_request(sampler_id, 0, 2, **params))
     ids = submitted.json["sample_sequence_ids"]
     whole = wire_proto.decode_sample_response(ada.result(submitted, accept=PROTO).body, ids)
-    answer = ada.post("stream_sample", ask(sampler_id, 1, 2, **params))
+    answer = ada.post("stream_sample", stream_request(sampler_id, 1, 2, **params))
     assert answer.status == 200
     assert answer.headers["content-type"].startswith("text/event-stream")
-    told = events(answer.body)
-    assert told[0][0] == "accepted"
-    assert told[-1] == (
+    events_read = events(answer.body)
+    assert events_read[0][0] == "accepted"
+    assert events_read[-1] == (
         "done",
         {
             "stop_reasons": ["length", "length"],
             "num_tokens": 24,
             "num_prompt_tokens": 3,
-            "prompt_cache_hit_tokens": told[-1][1]["prompt_cache_hit_tokens"],
+            "prompt_cache_hit_tokens": events_read[-1][1]["prompt_cache_hit_tokens"],
         },
     )
-    tokens = [data for name, data in told if name == "token"]
+    tokens = [data for name, data in events_read if name == "token"]
     for sample, sequence in enumerate(whole.sequences):
         mine = [data for data in tokens if data["sample"] == sample]
         assert [data["index"] for data in mine] == list(range(12))
@@ -114,27 +114,30 @@ def test_a_stream_tells_the_tokens_that_a_sample_returns(ada: Client) -> None:
         assert [data.get("stop_reason") for data in mine] == [None] * 11 + ["length"]
 
 
-def test_the_first_token_is_told_before_the_last_is_drawn(ada: Client, engine: Engine) -> None:
+def test_the_first_token_is_sent_before_the_last_is_sampled(ada: Client, engine: Engine) -> None:
     async def run() -> None:
         sampler_id = sampler_ids.pop()
-        async with on_the_line(ada, ask(sampler_id, max_tokens=400)) as line:
-            await line.wait_for(2)
-            request_id = line.told[0][1]["request_id"]
-            assert line.told[1][0] == "token"
+        async with connect(ada, stream_request(sampler_id, max_tokens=400)) as connection:
+            await connection.wait_for(2)
+            request_id = connection.events_read[0][1]["request_id"]
+            assert connection.events_read[1][0] == "token"
             assert engine.store.futures.outcome(request_id) is None, "the sample still runs"
-            while line.told[-1][0] != "done":
-                await line.wait_for(len(line.told) + 1)
-            assert len([1 for name, _ in line.told if name == "token"]) == line.told[-1][1]["num_tokens"]
+            while connection.events_read[-1][0] != "done":
+                await connection.wait_for(len(connection.events_read) + 1)
+            assert (
+                len([1 for name, _ in connection.events_read if name == "token"])
+                == connection.events_read[-1][1]["num_tokens"]
+            )
 
     sampler_ids = [sampler(ada)]
     asyncio.run(run())
 
 
-def test_a_caller_that_goes_away_ends_the_sample(ada: Client, engine: Engine) -> None:
+def test_a_disconnect_cancels_the_sample(ada: Client, engine: Engine) -> None:
     async def run() -> str:
-        async with on_the_line(ada, ask(sampler_id, max_tokens=450)) as line:
-            await line.wait_for(2)
-            request_id: str = line.told[0][1]["request_id"]
+        async with connect(ada, stream_request(sampler_id, max_tokens=450)) as connection:
+            await connection.wait_for(2)
+            request_id: str = connection.events_read[0][1]["request_id"]
         return request_id
 
     sampler_id = sampler(ada)
@@ -146,18 +149,18 @@ def test_a_caller_that_goes_away_ends_the_sample(ada: Client, engine: Engine) ->
     assert [model.batch.num_sequences for model in engine.stats().models] == [0]
 
 
-def test_a_caller_that_does_not_read_holds_up_nobody_and_misses_nothing(ada: Client) -> None:
+def test_a_slow_client_blocks_no_other_and_gets_all_tokens(ada: Client) -> None:
     async def run() -> None:
-        async with on_the_line(ada, ask(sampler_id, 0, max_tokens=40)) as slow:
+        async with connect(ada, stream_request(sampler_id, 0, max_tokens=40)) as slow:
             await slow.wait_for(1)
             slow.may_read.clear()
-            async with on_the_line(ada, ask(sampler_id, 1, max_tokens=60)) as quick:
-                while not quick.told or quick.told[-1][0] != "done":
-                    await quick.wait_for(len(quick.told) + 1)
+            async with connect(ada, stream_request(sampler_id, 1, max_tokens=60)) as quick:
+                while not quick.events_read or quick.events_read[-1][0] != "done":
+                    await quick.wait_for(len(quick.events_read) + 1)
             slow.may_read.set()
-            while slow.told[-1][0] != "done":
-                await slow.wait_for(len(slow.told) + 1)
-            tokens = [data for name, data in slow.told if name == "token"]
+            while slow.events_read[-1][0] != "done":
+                await slow.wait_for(len(slow.events_read) + 1)
+            tokens = [data for name, data in slow.events_read if name == "token"]
             assert [data["index"] for data in tokens] == list(range(40))
 
     sampler_id = sampler(ada)
@@ -165,17 +168,19 @@ def test_a_caller_that_does_not_read_holds_up_nobody_and_misses_nothing(ada: Cli
 
 
 @pytest.mark.parametrize("name", ["prompt_logprobs", "topk_sample_logprobs"])
-def test_what_a_stream_cannot_tell_is_refused_by_name(ada: Client, name: str) -> None:
-    answer = ada.post("stream_sample", {**ask(sampler(ada)), name: 1 if name.startswith("top") else True})
+def test_fields_that_streams_do_not_support_are_rejected_by_name(ada: Client, name: str) -> None:
+    answer = ada.post(
+        "stream_sample", {**stream_request(sampler(ada)), name: 1 if name.startswith("top") else True}
+    )
     assert answer.status == 400
     assert name in answer.detail
 
 
-def test_a_sampler_of_somebody_else_is_not_found(ada: Client, bob: Client) -> None:
-    assert bob.post("stream_sample", ask(sampler(ada))).status == 404
+def test_another_users_sampler_is_not_found(ada: Client, bob: Client) -> None:
+    assert bob.post("stream_sample", stream_request(sampler(ada))).status == 404
 
 
-def test_streamed_tokens_are_metered_like_others(ada: Client, engine: Engine) -> None:
+def test_streamed_tokens_are_counted_in_usage(ada: Client, engine: Engine) -> None:
     sampler_id = sampler(ada)
     row = engine.store.samplers.get(sampler_id)
     assert row is not None
@@ -184,7 +189,7 @@ def test_streamed_tokens_are_metered_like_others(ada: Client, engine: Engine) ->
         used = engine.store.usage.between(row.owner, 0, 1e12)
         return sum(amount for account, amount in used if account.kind is UsageKind.SAMPLE)
 
-    ada.post("stream_sample", ask(sampler_id, 0, max_tokens=3))
+    ada.post("stream_sample", stream_request(sampler_id, 0, max_tokens=3))
     before = sampled()
-    ada.post("stream_sample", ask(sampler_id, 1, max_tokens=9))
+    ada.post("stream_sample", stream_request(sampler_id, 1, max_tokens=9))
     assert sampled() - before == 9

@@ -67,15 +67,15 @@ def test_chunks_may_arrive_last_first(ada: Client) -> None:
     assert len({loss(ada, submitted) for submitted in (first, *waiting)}) == 1
 
 
-def test_bad_input_is_a_400_and_the_run_goes_on(ada: Client) -> None:
+def test_bad_input_is_a_400_and_the_run_continues(ada: Client) -> None:
     run = ada.create()
-    refused = send_pass(ada, pass_body(run, 1, [5, 6, 100_000, 7]))
-    assert refused.status == 400
-    assert "100000" in refused.detail
+    rejected = send_pass(ada, pass_body(run, 1, [5, 6, 100_000, 7]))
+    assert rejected.status == 400
+    assert "100000" in rejected.detail
     assert loss(ada, send_pass(ada, pass_body(run, 2))) > 0
 
 
-def test_a_body_that_cannot_be_read_uses_up_its_number(ada: Client) -> None:
+def test_an_invalid_body_uses_up_its_seq_id(ada: Client) -> None:
     run = ada.create()
     message = pb.ForwardBackwardRequest(model_id=run, seq_id=1, loss_fn="cross_entropy")
     message.data.add().loss_fn_inputs["target_tokens"].dense = b"123"
@@ -85,9 +85,9 @@ def test_a_body_that_cannot_be_read_uses_up_its_number(ada: Client) -> None:
     assert ada.post("optim_step", wrong).status == 400
     wrong["adam_params"] = {"learning_rate": 0.1, "momentum": 0.9}
     wrong["seq_id"] = 3
-    refused = ada.post("optim_step", wrong)
-    assert refused.status == 400
-    assert "momentum" in refused.detail
+    rejected = ada.post("optim_step", wrong)
+    assert rejected.status == 400
+    assert "momentum" in rejected.detail
     assert send_pass(ada, b"\xff\xff").status == 400
     assert loss(ada, send_pass(ada, pass_body(run, 4))) > 0
 
@@ -102,23 +102,23 @@ def test_a_body_that_cannot_be_read_uses_up_its_number(ada: Client) -> None:
         b'"path": "\xff"}',
         b'"adam_params": ' + b"[" * 100_000,
     ],
-    ids=["half a character", "NaN", "too large", "cut off", "no text", "deep"],
+    ids=["lone surrogate", "NaN", "too large", "cut off", "no text", "deep"],
 )
 @pytest.mark.parametrize("name", ["optim_step", "save_weights"])
-def test_what_is_no_json_uses_up_its_number_if_that_can_be_seen(name: str, rest: bytes, ada: Client) -> None:
+def test_invalid_json_uses_up_its_seq_id_if_it_can_be_read(name: str, rest: bytes, ada: Client) -> None:
     run = ada.create()
     assert ada.post(name, b'{"model_id": "%s", "seq_id": 1, %s' % (run.encode(), rest)).status == 400
     assert "metrics" in ada.result(ada.post("optim_step", optim_step(run, 2))).json
 
 
 @pytest.mark.parametrize("packed", ["", "zstd", "gzip"])
-def test_a_pass_that_is_too_large_uses_up_its_number(packed: str, ada: Client) -> None:
+def test_a_pass_that_is_too_large_uses_up_its_seq_id(packed: str, ada: Client) -> None:
     run = ada.create()
     body = pass_body(run, 1, [300, 400] * 60_000)
     pack = {"": bytes, "zstd": zstandard.compress, "gzip": gzip.compress}[packed]
-    refused = send_pass(ada, pack(body), **({"content_encoding": packed} if packed else {}))
-    assert refused.status == 413
-    assert "send less at once" in refused.detail
+    rejected = send_pass(ada, pack(body), **({"content_encoding": packed} if packed else {}))
+    assert rejected.status == 413
+    assert "send less per request" in rejected.detail
     assert "metrics" in ada.result(ada.post("optim_step", optim_step(run, 2))).json
     announced = {"content_length": str(len(body))}
     assert send_pass(ada, pass_body(run, 3, [300, 400] * 60_000), **announced).status == 413
@@ -128,12 +128,12 @@ def test_a_pass_that_is_too_large_uses_up_its_number(packed: str, ada: Client) -
 
 
 @pytest.mark.parametrize("number", [2**31, 2**63 - 1, 2**63, -(2**63), 2**200])
-def test_a_number_made_up_never_wedges_a_run(number: int, ada: Client) -> None:
+def test_an_arbitrary_seq_id_never_blocks_a_run(number: int, ada: Client) -> None:
     run = ada.create()
     for body in (optim_step(run, number), {**optim_step(run, number), "adam_params": "none"}):
-        refused = ada.post("optim_step", body)
-        assert refused.status == 400
-        assert refused.detail
+        rejected = ada.post("optim_step", body)
+        assert rejected.status == 400
+        assert rejected.detail
     unnumbered = {name: value for name, value in optim_step(run, 0).items() if name != "seq_id"}
     for body in (unnumbered, optim_step(run, 2)):
         assert "metrics" in ada.result(ada.post("optim_step", body)).json
@@ -143,19 +143,19 @@ def test_a_number_made_up_never_wedges_a_run(number: int, ada: Client) -> None:
     ("name", "value"),
     [("learning_rate", 1e39), ("eps", 1e-46), ("weight_decay", 1e300)],
 )
-def test_a_step_that_32_bits_cannot_take_is_refused_and_the_weights_stay(
+def test_adam_parameters_that_overflow_float32_are_rejected_and_the_weights_stay(
     name: str, value: float, ada: Client
 ) -> None:
     run = ada.create()
     before = loss(ada, send_pass(ada, pass_body(run, 1, forward_only=True)))
     step = optim_step(run, 2)
-    refused = ada.post("optim_step", {**step, "adam_params": {**step["adam_params"], name: value}})
-    assert refused.status == 400
-    assert f"adam_params.{name}" in refused.detail
+    rejected = ada.post("optim_step", {**step, "adam_params": {**step["adam_params"], name: value}})
+    assert rejected.status == 400
+    assert f"adam_params.{name}" in rejected.detail
     assert loss(ada, send_pass(ada, pass_body(run, 3, forward_only=True))) == before
 
 
-def test_older_clients_speak_json_on_the_same_paths(ada: Client) -> None:
+def test_older_clients_send_json_to_the_same_paths(ada: Client) -> None:
     run = ada.create()
     expected = loss(ada, send_pass(ada, pass_body(run, 1, forward_only=True)))
     given = {
@@ -185,7 +185,7 @@ def test_older_clients_speak_json_on_the_same_paths(ada: Client) -> None:
 
 
 @pytest.mark.parametrize("place", ["call", "input", "datum"])
-def test_a_field_that_older_clients_do_not_write_is_refused_by_name(place: str, ada: Client) -> None:
+def test_an_unknown_json_field_is_rejected_with_its_name(place: str, ada: Client) -> None:
     datum: dict[str, Any] = {
         "model_input": {"chunks": [{"type": "encoded_text", "tokens": TOKENS[:-1]}]},
         "loss_fn_inputs": {"target_tokens": {"data": TOKENS[1:], "dtype": "int64", "shape": [4]}},
@@ -193,21 +193,21 @@ def test_a_field_that_older_clients_do_not_write_is_refused_by_name(place: str, 
     given: dict[str, Any] = {"data": [datum], "loss_fn": "cross_entropy"}
     call: dict[str, Any] = {"forward_backward_input": given, "model_id": ada.create(), "seq_id": 1}
     {"call": call, "input": given, "datum": datum}[place]["loss_scale"] = 2.0
-    refused = ada.post("forward_backward", call)
-    assert refused.status == 400
-    assert "loss_scale" in refused.detail
+    rejected = ada.post("forward_backward", call)
+    assert rejected.status == 400
+    assert "loss_scale" in rejected.detail
 
 
-def test_the_data_of_another_call_is_refused(ada: Client) -> None:
+def test_the_data_of_another_endpoint_is_rejected(ada: Client) -> None:
     given = {"data": [], "loss_fn": "cross_entropy"}
     both = {"forward_backward_input": given, "forward_input": given, "model_id": ada.create(), "seq_id": 1}
     for name, other in (("forward", "forward_backward_input"), ("forward_backward", "forward_input")):
-        refused = ada.post(name, both)
-        assert refused.status == 400
-        assert f"{other} belongs to another call" in refused.detail
+        rejected = ada.post(name, both)
+        assert rejected.status == 400
+        assert f"{other} belongs to another endpoint" in rejected.detail
 
 
-def test_a_submission_is_answered_with_the_same_id_when_repeated(ada: Client) -> None:
+def test_a_repeated_submission_returns_the_same_id(ada: Client) -> None:
     run = ada.create()
     assert send_pass(ada, pass_body(run, 1)).json == send_pass(ada, pass_body(run, 1)).json
     changed = send_pass(ada, pass_body(run, 1, [5, 6, 7]))
@@ -215,9 +215,7 @@ def test_a_submission_is_answered_with_the_same_id_when_repeated(ada: Client) ->
     assert "other content" in changed.detail
 
 
-def test_info_names_a_directory_to_callers_on_this_machine_only(
-    ada: Client, bob: Client, engine: Engine
-) -> None:
+def test_get_info_returns_a_directory_only_to_local_clients(ada: Client, bob: Client, engine: Engine) -> None:
     run = ada.create()
     info = ada.post("get_info", {"model_id": run, "type": "get_info"}).json
     directory = str(engine.models.find("tiny").info.directory)
@@ -250,14 +248,14 @@ def test_saving_and_loading_over_the_wire(ada: Client) -> None:
     assert ada.result(ada.post("load_weights", load)).json["model_id"] == f"{session}:train:1"
     unload = ada.post("unload_model", {"model_id": run})
     assert ada.result(unload).json["model_id"] == run
-    repeated = ada.post("unload_model", {"model_id": run})  # its answer was lost on the way
+    repeated = ada.post("unload_model", {"model_id": run})  # a retry after a lost response
     assert repeated.json["request_id"] == unload.json["request_id"]
-    gone = ada.post("optim_step", optim_step(run, 5))
-    assert gone.status == 410
-    assert path in gone.detail
+    expired = ada.post("optim_step", optim_step(run, 5))
+    assert expired.status == 410
+    assert path in expired.detail
 
 
-def test_an_unknown_model_is_answered_with_those_served(ada: Client) -> None:
+def test_the_error_for_an_unknown_model_lists_the_served_ones(ada: Client) -> None:
     request = {
         "session_id": ada.session(),
         "model_seq_id": 0,
@@ -269,7 +267,7 @@ def test_an_unknown_model_is_answered_with_those_served(ada: Client) -> None:
     assert "it serves: tiny" in answer.detail
 
 
-def test_options_that_cannot_be_honoured_are_refused(ada: Client) -> None:
+def test_options_that_cannot_be_honoured_are_rejected(ada: Client) -> None:
     run = ada.create()
     step = {"model_id": run, "seq_id": 1, "optimizer_params": {"type": "dimuon", "learning_rate": 0.1}}
     answer = ada.post("optim_step", step)
@@ -277,9 +275,9 @@ def test_options_that_cannot_be_honoured_are_refused(ada: Client) -> None:
     assert "dimuon" in answer.detail
     request = json.loads(json.dumps({"session_id": ada.session(), "model_seq_id": 0, "base_model": "tiny"}))
     request["lora_config"] = {"rank": 4, "dropout": 0.1}
-    refused = ada.post("create_model", request)
-    assert refused.status == 400
-    assert "dropout" in refused.detail
+    rejected = ada.post("create_model", request)
+    assert rejected.status == 400
+    assert "dropout" in rejected.detail
     request["lora_config"] = {"rank": 4, "seed": 2**64}
-    refused = ada.post("create_model", request)
-    assert (refused.status, "lora_config.seed" in refused.detail) == (400, True)
+    rejected = ada.post("create_model", request)
+    assert (rejected.status, "lora_config.seed" in rejected.detail) == (400, True)

@@ -170,8 +170,8 @@ def test_a_damaged_savepoint_ends_its_run_alone_and_names_the_last_checkpoint(
             train(ada, run, range(1, 5))
         path = ada.run(SaveWeightsRequest(model_id=runs[0], seq_id=5, path="good"))["path"]
         engine = ada.engine
-        engine.flush_savepoints()
         expected = state_of(ada, runs[1], 5)
+        engine.flush_savepoints()
         savepoint = engine.store.savepoints.get(runs[0])
         assert savepoint is not None
         waiting = ada.submit(optim_step(runs[0], 7))
@@ -225,7 +225,7 @@ def test_who_shared_passes_with_a_damaged_run_lives_on(tiny_model: Path, tmp_pat
         for request_id in ids:
             ada.outcome(request_id)
         expected = np.frombuffer(logprobs(ada, runs[1], 5), np.float32)
-        assert ada.engine.store.journal.entangled([runs[0]]) == set(runs)
+        assert ada.engine.store.journal.runs_sharing_turns([runs[0]]) == set(runs)
     with sqlite3.connect(tmp_path / "engine" / "engine.db") as database:
         database.execute("DELETE FROM journal WHERE run_id = ? AND seq_id = 3", (runs[0],))
     database.close()
@@ -362,7 +362,7 @@ def test_what_cannot_be_recorded_is_refused_and_can_be_sent_again(
             with pytest.raises(StorageUnavailable, match="nothing was changed"):
                 ada.submit(large)
             assert ada.engine.health.status.startswith("degraded: operations cannot be recorded")
-        assert ada.engine.store.futures.at_turn(run, 1) is None
+        assert ada.engine.store.futures.find_by_seq_id(run, 1) is None
         ada.run(large)
         assert ada.engine.health.status == "ok"
 

@@ -27,8 +27,8 @@ def test_a_savepoint_that_is_put_back_brings_its_run_back(
         runs = [ada.create(n) for n in range(2)]
         for run in runs:
             train(ada, run, range(1, 6))
-        ada.engine.flush_savepoints()
         expected = state_of(ada, runs[0], 6)
+        ada.engine.flush_savepoints()
         savepoint = ada.engine.store.savepoints.get(runs[0])
         assert savepoint is not None
     file = tmp_path / "engine" / savepoint.file
@@ -120,7 +120,7 @@ def test_a_run_whose_replay_ends_the_worker_every_time_is_lost_alone(
     train(ada, runs[2], range(1, 3))
     for request_id in ids:
         assert not ada.outcome(request_id).error
-    assert engine.store.journal.entangled([runs[0]]) == set(runs[:2])
+    assert engine.store.journal.runs_sharing_turns([runs[0]]) == set(runs[:2])
     path = ada.run(SaveWeightsRequest(model_id=runs[0], seq_id=3, path="kept"))["path"]
     expected = logprobs(ada, runs[2], 3)
     engine.close()

@@ -1,15 +1,10 @@
 from __future__ import annotations
 
-import os
-import platform
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.unit.engine.kernels.cores import CORES
 from tinkex.engine.kernels import CoreUnavailable, load_core
 from tinkex.engine.kernels.build import (
     BuildError,
@@ -24,6 +19,7 @@ has_compiler = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @has_compiler
 def test_the_sources_compile_without_a_warning_and_the_result_loads(tmp_path: Path) -> None:
     library = build_core(tmp_path / "core.so", extra_flags=("-Werror",))
@@ -71,32 +67,6 @@ def test_the_package_gets_the_core_or_the_reason_why_not(
     assert list(tmp_path.iterdir()) == [build_error_file(library)]
 
 
-@pytest.mark.skipif(
-    shutil.which("qemu-x86_64") is None or platform.machine() != "x86_64", reason="no qemu-x86_64 here"
-)
-@pytest.mark.parametrize(
-    ("processor", "variant"),
-    [
-        ("Nehalem", "portable"),
-        ("Haswell", "avx2"),
-        ("Haswell,-fma", "portable"),
-        ("Haswell,-f16c", "portable"),  # as a virtual machine may show it
-    ],
-)
-@pytest.mark.skipif(not CORES, reason="the package was installed without its compiled core")
-def test_a_processor_gets_the_fastest_variant_it_can_run(processor: str, variant: str) -> None:
-    code = "from tinkex.engine.kernels import load_core; print(load_core().variant)"
-    done = subprocess.run(
-        ["qemu-x86_64", "-cpu", processor, sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-        env=dict(os.environ),
-    )
-    assert done.stdout.strip() == variant
-
-
 def test_other_sources_have_another_digest(tmp_path: Path) -> None:
     (tmp_path / "a.c").write_text("int a;")
     before = sources_digest(tmp_path)
@@ -116,6 +86,7 @@ def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
         load_core(broken)
 
 
+@pytest.mark.slow
 @has_compiler
 def test_a_core_of_other_sources_is_refused(tmp_path: Path) -> None:
     stale = build_core(tmp_path / "core.so", extra_flags=("-O0",))

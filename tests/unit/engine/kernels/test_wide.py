@@ -23,6 +23,8 @@ from tinkex.engine.sampler.kv_cache import PromptKV
 from tinkex.engine.sampler.logits import RowSettings, draw
 from tinkex.engine.trainer.lora_kernels import CompiledLoraKernel, TorchLoraKernel
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler here")
 def test_sixteen_lanes_give_the_same_numbers(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
     there.close()
 
 
-def carried(message: object) -> Any:
-    """A message after its journey; sent from another thread, because a large one does not fit between the ends."""
+def round_trip(message: object) -> Any:
+    """Sends and receives a message; sends on another thread, because a large one does not fit into the socket buffer."""
     here, there = (Channel(end) for end in socket.socketpair())
     sending = threading.Thread(target=here.send, args=(message,))
     sending.start()
@@ -35,22 +35,22 @@ def carried(message: object) -> Any:
 
 @settings(max_examples=30)
 @given(st.recursive(st.none() | st.integers() | st.text() | st.binary(), st.lists))
-def test_what_is_sent_arrives(message: object) -> None:
-    assert carried(message) == message
+def test_a_message_round_trips(message: object) -> None:
+    assert round_trip(message) == message
 
 
 @pytest.mark.parametrize("size", [0, 1, 3_000_000])
-def test_arrays_of_any_size_arrive_as_they_are(size: int) -> None:
+def test_arrays_of_any_size_round_trip(size: int) -> None:
     array = np.arange(size, dtype=np.float32)
-    received = carried({"many": [array, array[::2]], "few": np.zeros((2, 0))})
+    received = round_trip({"many": [array, array[::2]], "few": np.zeros((2, 0))})
     assert np.array_equal(received["many"][0], array)
     assert np.array_equal(received["many"][1], array[::2])
     assert received["few"].shape == (2, 0)
 
 
-def test_more_buffers_than_the_system_takes_at_once_arrive() -> None:
+def test_more_buffers_than_one_system_call_accepts_round_trip() -> None:
     arrays = [np.full(100, n) for n in range(3000)]
-    assert all(np.array_equal(a, b) for a, b in zip(carried(arrays), arrays, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(round_trip(arrays), arrays, strict=True))
 
 
 def test_messages_arrive_one_by_one(ends: tuple[Channel, Channel]) -> None:
@@ -60,7 +60,7 @@ def test_messages_arrive_one_by_one(ends: tuple[Channel, Channel]) -> None:
     assert [there.receive() for _ in range(5)] == list(range(5))
 
 
-def test_an_end_that_is_closed_is_noticed(ends: tuple[Channel, Channel]) -> None:
+def test_a_closed_end_raises(ends: tuple[Channel, Channel]) -> None:
     here, there = ends
     there.close()
     with pytest.raises(EOFError):
@@ -69,7 +69,7 @@ def test_an_end_that_is_closed_is_noticed(ends: tuple[Channel, Channel]) -> None
         here.send("anybody?")
 
 
-def test_a_message_that_breaks_off_is_noticed() -> None:
+def test_a_truncated_message_raises() -> None:
     raw, end = socket.socketpair()
     raw.sendall(b"\x01\x00\x00\x00\x10")
     raw.close()

@@ -1,4 +1,4 @@
-"""A worker that hangs is noticed, told about, and in the end replaced; what it was asked runs again with the same result."""
+"""A worker that hangs is detected, reported, and then replaced; its call runs again with the same result."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def state(engine: Engine) -> str:
     return engine.backend.status.state
 
 
-def test_a_worker_that_is_stopped_is_noticed_and_goes_on_when_it_is_let(
+def test_a_suspended_worker_is_detected_and_continues_when_it_is_resumed(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "MAX_MISSED", 10**6)
@@ -50,16 +50,16 @@ def test_a_worker_that_is_stopped_is_noticed_and_goes_on_when_it_is_let(
     wait_until(lambda: engine.health.status.startswith("degraded"))
     assert f"process {worker}) does not respond" in engine.health.status
     assert f"kill -CONT {worker}" in engine.health.status
-    told = engine.queue_state(request_id)
-    assert told.state == "paused_capacity"
-    assert "does not respond" in told.reason
+    state_seen = engine.queue_state(request_id)
+    assert state_seen.state == "paused_capacity"
+    assert "does not respond" in state_seen.reason
     os.kill(worker, signal.SIGCONT)
     assert not ada.outcome(request_id).error
     wait_until(lambda: engine.health.status == "ok")
     assert pid(engine) == worker
 
 
-def test_a_worker_that_stays_silent_is_replaced(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_heartbeats_is_replaced(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     ada = Caller(engine)
     run = ada.create()
     expected = ada.run(forward_backward(run, 1)).metrics
@@ -68,15 +68,13 @@ def test_a_worker_that_stays_silent_is_replaced(engine: Engine, monkeypatch: pyt
     os.kill(worker, signal.SIGSTOP)
     request_id = ada.submit(forward_backward(run, 2))
     wait_until(lambda: engine.backend.status is not None and engine.backend.status.pid not in {None, worker})
-    monkeypatch.setattr(
-        heartbeat, "MAX_MISSED", 10**6
-    )  # a new one may be slow on a machine that has other work
+    monkeypatch.setattr(heartbeat, "MAX_MISSED", 10**6)  # a new one may be slow on a busy machine
     assert not ada.outcome(request_id).error
     assert ada.run(forward_backward(run, 3)).metrics == expected
     wait_until(lambda: engine.health.status == "ok")
 
 
-def test_silences_are_counted_in_a_row(impatient: None) -> None:
+def test_consecutive_missed_heartbeats_are_counted(impatient: None) -> None:
     here, there = socket.socketpair()
     noted: list[int] = []
     over = threading.Event()

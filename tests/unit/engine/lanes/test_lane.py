@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tinkex.engine.inbox import Call, Inbox
+from tinkex.engine.inbox import Inbox, LoopCall
 from tinkex.engine.lanes.interface import WorkerLost
 from tinkex.engine.lanes.lane import Lane, Report
 
@@ -57,7 +57,7 @@ def test_a_job_runs_on_the_lanes_thread_and_its_result_is_reported(lane: Lane, i
     assert report.result == ("result", "lane-7", "tinkex-lane-7")
 
 
-def test_errors_are_reported_and_the_loss_of_the_worker_is_told_apart(lane: Lane, inbox: Inbox) -> None:
+def test_errors_are_reported_and_a_lost_worker_is_distinguished(lane: Lane, inbox: Inbox) -> None:
     for error in (ZeroDivisionError("no"), WorkerLost("it crashed", own_fault=True)):
         lane.busy = False
         lane.dispatch(Work(error=error))
@@ -100,13 +100,13 @@ def test_closing_finishes_what_is_dispatched(inbox: Inbox) -> None:
     assert report_of(inbox).result[0] == "kept"
 
 
-def test_an_inbox_gives_everything_that_has_arrived(inbox: Inbox) -> None:
+def test_an_inbox_returns_all_queued_items(inbox: Inbox) -> None:
     assert inbox.take(0) == []
     future = inbox.call(lambda: 42)
     inbox.wake()
     inbox.wake()
     (call,) = inbox.take(PATIENCE_S)
-    assert isinstance(call, Call)
+    assert isinstance(call, LoopCall)
     call.run()
     assert future.result(0) == 42
     assert inbox.take(0) == []
@@ -133,6 +133,6 @@ def test_a_call_that_was_cancelled_does_not_run(inbox: Inbox) -> None:
     future = inbox.call(lambda: ran.append(1))
     future.cancel()
     (call,) = inbox.take(0)
-    assert isinstance(call, Call)
+    assert isinstance(call, LoopCall)
     call.run()
     assert ran == []

@@ -22,21 +22,21 @@ class Unsendable(Exception):
 
 
 class Target:
-    """What is called; ``callee`` tells how far it is."""
+    """The called object; it reports progress to ``callee``."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.texts: list[str] = []
         self.callee: RemoteCallee | None = None
 
     def add(self, one: int, *, other: int) -> int:
         return one + other
 
     def note(self, text: str) -> None:
-        self.told.append(text)
+        self.texts.append(text)
         logger.warning("noted %s", text)
 
     def notes(self) -> list[str]:
-        return self.told
+        return self.texts
 
     def fail(self, error: Exception) -> None:
         raise error
@@ -57,18 +57,18 @@ def target() -> Target:
 
 
 @pytest.fixture
-def news() -> list[tuple[str, int, int | None]]:
+def progress() -> list[tuple[str, int, int | None]]:
     return []
 
 
 @pytest.fixture
-def caller(target: Target, news: list[tuple[str, int, int | None]]) -> Iterator[RemoteCaller]:
+def caller(target: Target, progress: list[tuple[str, int, int | None]]) -> Iterator[RemoteCaller]:
     here, there = (Channel(end) for end in socket.socketpair())
     target.callee = callee = RemoteCallee(there)
     logger.addHandler(callee)
     serving = threading.Thread(target=callee.serve, args=(target,))
     serving.start()
-    yield RemoteCaller(here, lambda *args: news.append(args))
+    yield RemoteCaller(here, lambda *args: progress.append(args))
     here.close()
     serving.join(30)
     assert not serving.is_alive()
@@ -76,14 +76,14 @@ def caller(target: Target, news: list[tuple[str, int, int | None]]) -> Iterator[
     there.close()
 
 
-def test_a_call_returns_what_the_method_does(caller: RemoteCaller) -> None:
+def test_a_call_returns_the_methods_result(caller: RemoteCaller) -> None:
     assert caller.call("add", 2, other=3) == 5
 
 
 @pytest.mark.parametrize(
     "kind", [InvalidInput, NumericalError, UnknownObject, SetupError, CorruptState, OSError]
 )
-def test_errors_are_raised_as_what_they_are(caller: RemoteCaller, kind: type[Exception]) -> None:
+def test_errors_keep_their_type(caller: RemoteCaller, kind: type[Exception]) -> None:
     with pytest.raises(kind, match="it does not work") as raised:
         caller.call("fail", kind("it does not work"))
     if issubclass(kind, EngineError):
@@ -92,31 +92,31 @@ def test_errors_are_raised_as_what_they_are(caller: RemoteCaller, kind: type[Exc
     assert caller.call("add", 1, other=1) == 2
 
 
-def test_an_error_of_the_disk_keeps_its_number(caller: RemoteCaller) -> None:
+def test_an_os_error_keeps_its_errno(caller: RemoteCaller) -> None:
     with pytest.raises(FileNotFoundError) as raised:
         caller.call("fail", FileNotFoundError(2, "no such file", "/gone"))
     assert (raised.value.errno, raised.value.filename) == (2, "/gone")
 
 
-def test_a_bug_brings_the_trace_of_where_it_is(caller: RemoteCaller) -> None:
+def test_an_unexpected_error_carries_the_workers_traceback(caller: RemoteCaller) -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         caller.call("fail", ZeroDivisionError("by nothing"))
     assert "in fail" in raised.value.__notes__[0]
 
 
-def test_an_error_that_cannot_travel_is_told_in_words(caller: RemoteCaller) -> None:
+def test_an_error_that_cannot_be_pickled_keeps_its_text(caller: RemoteCaller) -> None:
     with pytest.raises(RemoteFailure, match="Unsendable: broken!"):
         caller.call("break_down")
 
 
-def test_what_is_told_happens_in_order_and_without_an_answer(caller: RemoteCaller) -> None:
+def test_casts_run_in_order_and_without_a_reply(caller: RemoteCaller) -> None:
     for text in ("one", "two"):
         caller.cast("note", text)
     assert caller.call("notes") == ["one", "two"]
 
 
-class Heard(logging.Handler):
-    """What is logged on the thread that made it; the other end of these tests logs on another."""
+class RecordingHandler(logging.Handler):
+    """Records what is logged on the thread that created it; the other end of these tests logs on another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,23 +129,23 @@ class Heard(logging.Handler):
 
 
 def test_progress_and_logs_come_before_the_result(
-    caller: RemoteCaller, news: list[tuple[str, int, int | None]]
+    caller: RemoteCaller, progress: list[tuple[str, int, int | None]]
 ) -> None:
-    heard = Heard()
-    logger.addHandler(heard)
+    handler = RecordingHandler()
+    logger.addHandler(handler)
     try:
         assert caller.call("work") == "done"
     finally:
-        logger.removeHandler(heard)
-    assert news == [("loading", 1, None)]
-    assert heard.texts == ["half way"]
+        logger.removeHandler(handler)
+    assert progress == [("loading", 1, None)]
+    assert handler.texts == ["half way"]
 
 
-def test_the_end_of_the_other_side_is_one_error_for_whoever_calls() -> None:
+def test_a_closed_other_end_is_one_error_for_every_caller() -> None:
     here, there = (Channel(end) for end in socket.socketpair())
     caller = RemoteCaller(here, None)
     there.close()
-    caller.cast("note", "nobody hears it")
+    caller.cast("note", "it is dropped")
     with pytest.raises(Disconnected):
         caller.call("add", 1, other=1)
     here.close()

@@ -1,4 +1,4 @@
-"""The worker process: it does what the same code does on a thread, dies alone, and never outlives the engine."""
+"""The worker process: the same results as on a thread; its crash does not affect the engine, and it never outlives it."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ PATIENCE_S = 60.0
 
 
 ALIKE: dict[str, Any] = {"savepoint_after_operations": 4, "threads": 2}
-"""The last bits depend on the number of threads, and other tests leave this process with one of their own."""
+"""The last bits depend on the number of threads, and other tests change it in this process."""
 
 
 @pytest.fixture(scope="module")
 def engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """An engine with a worker process, which makes a savepoint every few operations."""
+    """An engine with a worker process that writes a savepoint every few operations."""
     home = tmp_path_factory.mktemp("worker")
     opened = Engine(config(home, tiny_model, worker="process", **ALIKE))
     opened.start()
@@ -81,7 +81,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 def operations(run: str) -> Sequence[Any]:
-    """One of each kind, in order; what is loaded at the end was saved on the way."""
+    """One operation of each kind; the last one loads a checkpoint saved by an earlier one."""
     path = f"tinker://{run}/weights/kept"
     return [
         forward_backward(run, 1),
@@ -111,7 +111,7 @@ def saved(engine: Engine, run: str, name: str) -> dict[str, bytes]:
 
 def run_in_the_middle(engine: Engine, ada: Caller, operation: Any, number: signal.Signals) -> Outcome:
     """The outcome of an operation during which the worker got a signal."""
-    # A stopped worker does nothing with what it is asked: it is certainly not done when the signal comes.
+    # A suspended worker processes nothing, so the operation is in flight when the signal arrives.
     worker = pid(engine)
     os.kill(worker, signal.SIGSTOP)
     request_id = ada.submit(operation)
@@ -121,7 +121,7 @@ def run_in_the_middle(engine: Engine, ada: Caller, operation: Any, number: signa
     return ada.outcome(request_id)
 
 
-def test_whatever_is_under_way_when_the_worker_is_killed_runs_again_with_the_same_result(
+def test_operations_in_flight_when_the_worker_is_killed_run_again_with_the_same_result(
     engine: Engine, quiet: Engine
 ) -> None:
     undisturbed, ada = Caller(quiet, session="same"), Caller(engine, session="same")
@@ -140,11 +140,11 @@ def test_whatever_is_under_way_when_the_worker_is_killed_runs_again_with_the_sam
     names = [
         path.name for path in (engine.store.root / "checkpoints").rglob("*") if "unfinished" in path.name
     ]
-    assert not names, "a save that was cut off leaves nothing behind"
+    assert not names, "an interrupted save leaves no file"
     assert engine.health.status == "ok"
 
 
-def test_a_sample_that_brings_no_seed_is_drawn_again_as_it_was(engine: Engine) -> None:
+def test_a_sample_without_a_seed_is_repeated_with_the_same_tokens(engine: Engine) -> None:
     ada = Caller(engine, session="drawn")
     sampler = ada.sampler(base_model="tiny")
     wanted = sample(sampler, sampling_params=SamplingParams(max_tokens=40, stop=[]), num_samples=2)
@@ -164,13 +164,13 @@ def test_a_sample_that_brings_no_seed_is_drawn_again_as_it_was(engine: Engine) -
         response = wire_proto.decode_sample_response(outcome.result, ["?"] * 2)
         seen += feed.read()
         for number, sequence in enumerate(response.sequences):
-            told = [each.token for each in seen if each.sample == number]
-            assert [each.index for each in seen if each.sample == number] == list(range(len(told)))
-            assert told == list(sequence.tokens)[: len(told)]
+            tokens = [each.token for each in seen if each.sample == number]
+            assert [each.index for each in seen if each.sample == number] == list(range(len(tokens)))
+            assert tokens == list(sequence.tokens)[: len(tokens)]
         feeds.append([(each.sample, each.index) for each in seen])
 
     asyncio.run(watched())
-    assert len(set(feeds[0])) == len(feeds[0]) >= 10, "no token is told twice"
+    assert len(set(feeds[0])) == len(feeds[0]) >= 10, "no token is sent twice"
 
 
 def test_an_operation_that_crashes_the_worker_every_time_fails_alone(
@@ -213,8 +213,8 @@ def test_a_sample_that_crashes_the_worker_every_time_fails_alone(tiny_model: Pat
         engine.close()
 
 
-def test_bad_input_is_refused_at_once_also_while_the_worker_is_gone(engine: Engine) -> None:
-    ada = Caller(engine, session="refused")
+def test_bad_input_is_rejected_immediately_while_there_is_no_worker(engine: Engine) -> None:
+    ada = Caller(engine, session="rejected")
     run = ada.create()
     os.kill(pid(engine), signal.SIGKILL)
     bad = [Datum(ModelInput.from_ints([5, 6]), {"target_tokens": [6, 10**6]})]
@@ -261,7 +261,7 @@ def test_an_engine_with_a_worker_needs_no_torch_and_the_worker_does_not_outlive_
     wait_until(lambda: not psutil.pid_exists(int(worker)))
 
 
-def test_why_a_worker_ended_is_told(tiny_model: Path, tmp_path: Path) -> None:
+def test_the_error_says_why_a_worker_exited(tiny_model: Path, tmp_path: Path) -> None:
     deaths = threading.Event()
     backend = ProcessBackend(config(tmp_path, tiny_model, worker="process"), None, deaths.set, print)
     with pytest.raises(WorkerLost, match="was not started"):

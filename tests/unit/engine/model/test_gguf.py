@@ -10,7 +10,6 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Quantization
 from safetensors.numpy import load_file
-from transformers import AutoTokenizer
 
 from tests.models import CHAT_TEMPLATE, tiny_llama
 from tests.unit.engine.model.test_gguf_sentencepiece import metadata, plainly
@@ -314,7 +313,10 @@ def test_quantised_blocks_are_read_by_their_layout(tmp_path: Path, name: str) ->
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_tokenizer_comes_back_with_its_special_tokens_and_template(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
     original = tiny_llama(tmp_path / "original")
     convert_gguf(write_gguf(original, tmp_path / "model.gguf"), tmp_path / "converted")
     ours, reference = EngineTokenizer(tmp_path / "converted"), EngineTokenizer(original)
@@ -328,7 +330,10 @@ def test_the_tokenizer_comes_back_with_its_special_tokens_and_template(tmp_path:
     assert (official.eos_token_id, official.pad_token_id, official.bos_token_id) == (2, 2, 1)
 
 
+@pytest.mark.slow
 def test_a_llama_2_file_comes_back_with_its_sentencepiece_tokenizer(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
     original = tiny_llama(tmp_path / "original", tie=False)
     path = write_gguf(original, tmp_path / "model.gguf", tokenizer_model="llama", pieces=metadata())
     convert_gguf(path, tmp_path / "converted")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from tinkex.engine.model.tokenizer import EngineTokenizer
 from tinkex.errors import SetupError
@@ -110,7 +109,10 @@ def test_special_tokens_are_found_in_a_text() -> None:
     assert ids == [*plainly("the"), 2, *plainly("abc"), TOKENS.index("<tool>")]
 
 
+@pytest.mark.slow
 def test_the_saved_tokenizer_has_the_bytes_of_every_token_and_loads_in_transformers(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
     built = build_tokenizer(metadata())
     built.save(str(tmp_path / "tokenizer.json"))
     names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

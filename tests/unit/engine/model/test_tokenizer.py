@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from tests.models import tiny_llama, tiny_tokenizer
 from tinkex.engine.model.tokenizer import EngineTokenizer
@@ -33,8 +32,11 @@ def tokenizer(directory: Path) -> EngineTokenizer:
     return EngineTokenizer(directory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS)
 def test_tokens_equal_those_of_transformers(directory: Path, tokenizer: EngineTokenizer, text: str) -> None:
+    from transformers import AutoTokenizer
+
     reference = AutoTokenizer.from_pretrained(directory)
     assert tokenizer.encode(text) == reference.encode(text)
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -67,10 +69,13 @@ def test_every_end_token_is_known(tmp_path: Path) -> None:
     assert EngineTokenizer(directory).eos_token_ids == (0, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 def test_a_chat_renders_as_in_transformers(
     directory: Path, tokenizer: EngineTokenizer, add_generation_prompt: bool
 ) -> None:
+    from transformers import AutoTokenizer
+
     reference = AutoTokenizer.from_pretrained(directory)
     expected = reference.apply_chat_template(
         CHAT, add_generation_prompt=add_generation_prompt, tokenize=False

@@ -61,6 +61,7 @@ def test_all_memory_is_given_back_when_nothing_is_kept(samplers: Samplers) -> No
     assert sampler.kv_bytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget_tokens", [450, 600, 1500])
 def test_a_small_budget_makes_work_wait_and_changes_no_result(samplers: Samplers, budget_tokens: int) -> None:
     jobs = [*hungry(4), *hungry(3, prompt_logprobs=True)]
@@ -72,6 +73,7 @@ def test_a_small_budget_makes_work_wait_and_changes_no_result(samplers: Samplers
             np.testing.assert_allclose(logprobs, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget_tokens", [850, 1000, 2000])
 def test_the_budget_is_kept_at_every_step(samplers: Samplers, budget_tokens: int) -> None:
     sampler = samplers.of(budget_tokens, prefill_chunk=32)

@@ -87,6 +87,7 @@ def put(
         monkeypatch.setattr(RunningRequest, place, shortage.at(RunningRequest.response))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("every", [2, 3])
 def test_wherever_memory_runs_out_everyone_gets_what_was_asked_for(

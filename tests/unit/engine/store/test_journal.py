@@ -23,24 +23,24 @@ def accept(store: Store, run: str, seq_id: int) -> str:
     return request_id
 
 
-def ran(store: Store, turn: int, *who: tuple[str, int]) -> None:
-    store.journal.executed(
+def add_turn(store: Store, turn: int, *operations: tuple[str, int]) -> None:
+    store.journal.add_turns(
         [
             TurnEntry(turn, place, run, seq, f"{run}-{seq}", succeeded=True)
-            for place, (run, seq) in enumerate(who)
+            for place, (run, seq) in enumerate(operations)
         ]
     )
 
 
-def test_what_has_not_run_is_pending_in_the_order_of_its_numbers(store: Store) -> None:
+def test_requests_that_have_not_run_are_pending_ordered_by_seq_id(store: Store) -> None:
     for seq_id in (3, 1, 2):
         accept(store, "a", seq_id)
-    ran(store, 1, ("a", 1))
+    add_turn(store, 1, ("a", 1))
     assert [row.seq_id for row in store.journal.pending("a")] == [2, 3]
     assert store.journal.last_seq("a") == 1
 
 
-def test_a_changed_body_is_noticed(store: Store) -> None:
+def test_a_changed_body_is_detected(store: Store) -> None:
     request_id = accept(store, "a", 1)
     row = store.journal.get(request_id)
     assert row is not None
@@ -52,14 +52,14 @@ def test_a_changed_body_is_noticed(store: Store) -> None:
     assert not row.intact
 
 
-def test_runs_are_entangled_through_the_turns_they_shared(store: Store) -> None:
+def test_runs_that_shared_turns_are_found_transitively(store: Store) -> None:
     for turn, members in enumerate(["ab", "bc", "d", "de"], start=1):
         for run in members:
             accept(store, run, turn)
-        ran(store, turn, *((run, turn) for run in members))
-    assert store.journal.entangled(["a"]) == {"a", "b", "c"}
-    assert store.journal.entangled(["e"]) == {"d", "e"}
-    assert store.journal.entangled(["z"]) == {"z"}
+        add_turn(store, turn, *((run, turn) for run in members))
+    assert store.journal.runs_sharing_turns(["a"]) == {"a", "b", "c"}
+    assert store.journal.runs_sharing_turns(["e"]) == {"d", "e"}
+    assert store.journal.runs_sharing_turns(["z"]) == {"z"}
     assert [(e.turn, e.run_id) for e in store.journal.turns({"a", "b", "c"})] == [
         (1, "a"),
         (1, "b"),
@@ -68,13 +68,13 @@ def test_runs_are_entangled_through_the_turns_they_shared(store: Store) -> None:
     ]
 
 
-def test_pruning_keeps_what_came_later_and_what_has_not_run(store: Store) -> None:
+def test_pruning_keeps_later_turns_and_pending_requests(store: Store) -> None:
     for seq_id in range(1, 5):
         accept(store, "a", seq_id)
     accept(store, "b", 1)
-    ran(store, 1, ("a", 1), ("b", 1))
-    ran(store, 2, ("a", 2))
-    ran(store, 3, ("a", 3))
+    add_turn(store, 1, ("a", 1), ("b", 1))
+    add_turn(store, 2, ("a", 2))
+    add_turn(store, 3, ("a", 3))
     store.journal.use_number("a", 2)
     store.journal.use_number("a", 9)
     store.journal.prune("a", through_turn=2, next_seq=3)
@@ -83,29 +83,29 @@ def test_pruning_keeps_what_came_later_and_what_has_not_run(store: Store) -> Non
     assert store.journal.get("a-1") is None
     assert store.journal.get("b-1") is not None
     assert store.journal.used_numbers("a") == [9]
-    store.journal.forget("a")
+    store.journal.delete_run("a")
     assert store.journal.runs() == {"b"}
 
 
-def test_numbers_given_up_count_as_passed_and_refused_ones_do_not(store: Store) -> None:
+def test_dropped_seq_ids_count_as_passed_and_rejected_ones_do_not(store: Store) -> None:
     store.journal.use_number("a", 7)
     assert store.journal.last_seq("a") is None
-    store.journal.never_ran([accept(store, "a", 4)])
+    store.journal.drop_unrun([accept(store, "a", 4)])
     assert store.journal.last_seq("a") == 4
     assert store.journal.pending("a") == []
     assert store.journal.used_numbers("a") == [4, 7]
 
 
-def test_turns_are_counted_on_when_all_were_pruned(store: Store) -> None:
+def test_turn_numbers_continue_after_all_turns_were_pruned(store: Store) -> None:
     assert store.journal.last_turn() == 0
     store.savepoints.put(SavepointRow("a", 41, 3, "savepoints/x", 1, b"d"))
     assert store.journal.last_turn() == 41
     accept(store, "a", 3)
-    ran(store, 42, ("a", 3))
+    add_turn(store, 42, ("a", 3))
     assert store.journal.last_turn() == 42
 
 
-def test_a_savepoint_replaces_the_one_before(store: Store) -> None:
+def test_a_savepoint_replaces_the_previous_one(store: Store) -> None:
     first, second = (SavepointRow("a", n, n, f"savepoints/{n}", 1, b"d") for n in (1, 2))
     assert store.savepoints.put(first) is None
     assert store.savepoints.put(second) == first.file
@@ -114,7 +114,7 @@ def test_a_savepoint_replaces_the_one_before(store: Store) -> None:
     assert store.savepoints.delete("a") is None
 
 
-def test_an_interrupted_savepoint_is_never_seen(store: Store) -> None:
+def test_an_interrupted_savepoint_leaves_no_file(store: Store) -> None:
     with pytest.raises(RuntimeError), store.directories.savepoint() as writing:  # noqa: PT012 -- the block is the test
         writing.temporary.write_bytes(b"half")
         raise RuntimeError
@@ -123,11 +123,11 @@ def test_an_interrupted_savepoint_is_never_seen(store: Store) -> None:
         writing.temporary.write_bytes(b"whole")
     assert store.directories.resolve(writing.final).read_bytes() == b"whole"
     assert writing.size_bytes == 5
-    assert store.directories.clear_litter([writing.final]) == 0
-    assert store.directories.clear_litter([]) == 1
+    assert store.directories.remove_unreferenced([writing.final]) == 0
+    assert store.directories.remove_unreferenced([]) == 1
 
 
-def test_a_flush_serves_everyone_who_waits(tmp_path: Path) -> None:
+def test_concurrent_waiters_share_a_flush(tmp_path: Path) -> None:
     file = tmp_path / "log"
     file.touch()
     flusher = Flusher(file)
@@ -155,7 +155,7 @@ def test_a_failed_commit_leaves_nothing_behind_and_the_database_usable(store: St
     assert len(store.journal.pending("a")) == 1
 
 
-def test_a_file_that_is_no_database_is_refused_in_words(tmp_path: Path) -> None:
-    (tmp_path / "engine.db").write_bytes(b"this is no database, and longer than a header of one" * 40)
+def test_a_file_that_is_not_a_database_is_rejected_with_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "engine.db").write_bytes(b"this is not a database, and longer than a header" * 40)
     with pytest.raises(SetupError, match="cannot be opened"):
         Store(tmp_path)

@@ -15,7 +15,6 @@ import pytest
 
 from tinkex.engine.store import (
     HOUR_S,
-    Account,
     AuditRow,
     CheckpointKind,
     CheckpointRow,
@@ -29,11 +28,12 @@ from tinkex.engine.store import (
     SessionRow,
     Store,
     Timing,
+    UsageKey,
     UsageKind,
     check_name,
     open_users,
 )
-from tinkex.engine.store.database import IMPATIENCE_MS, PATIENCE_MS, Database
+from tinkex.engine.store.database import BUSY_TIMEOUT_MS, CONTENDED_BUSY_TIMEOUT_MS, Database
 from tinkex.engine.store.directories import Directories
 from tinkex.engine.store.migrations import MIGRATIONS
 from tinkex.errors import InvalidInput, SetupError
@@ -115,7 +115,7 @@ def test_unknown_rows_are_none(store: Store) -> None:
     assert store.samplers.get("x") is None
 
 
-def test_the_key_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
+def test_the_key_is_created_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         key = store.local_key(now=0.0)
         assert key.startswith("tml-")
@@ -127,7 +127,7 @@ def test_the_key_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> 
         assert store.local_key(now=1.0) == key
 
 
-def test_users_are_told_apart_by_their_keys(store: Store) -> None:
+def test_a_key_identifies_its_user(store: Store) -> None:
     store.users.add_key("ada", "tml-a", 0.0)
     assert store.users.find("tml-a") == "ada"
     assert store.users.find("tml-b") is None
@@ -160,12 +160,12 @@ def test_a_data_directory_that_cannot_be_written_is_a_setup_error(tmp_path: Path
 def test_a_directory_with_other_files_is_not_taken_over(tmp_path: Path) -> None:
     thesis = tmp_path / "checkpoints" / "my" / "own" / "thesis"
     thesis.mkdir(parents=True)
-    with pytest.raises(SetupError, match="holds other files"):
+    with pytest.raises(SetupError, match="contains other files"):
         Store(tmp_path)
     assert thesis.is_dir()
 
 
-def test_data_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+def test_data_of_a_newer_version_is_rejected(tmp_path: Path) -> None:
     Store(tmp_path).close()
     connection = sqlite3.connect(tmp_path / "engine.db")
     connection.execute("PRAGMA user_version = 999")
@@ -183,17 +183,17 @@ def test_an_operation_ends_once(store: Store) -> None:
     assert store.futures.pending() == []
 
 
-def test_an_operation_is_found_by_its_number(store: Store) -> None:
+def test_an_operation_is_found_by_its_seq_id(store: Store) -> None:
     store.futures.accept(future("r1", seq_id=7))
-    found = store.futures.at_turn("s:train:0", 7)
+    found = store.futures.find_by_seq_id("s:train:0", 7)
     assert found is not None
     assert found.request_id == "r1"
-    assert store.futures.at_turn("s:train:0", 8) is None
+    assert store.futures.find_by_seq_id("s:train:0", 8) is None
     with pytest.raises(sqlite3.IntegrityError):
         store.futures.accept(future("r2", seq_id=7))
 
 
-def test_operations_without_a_number_do_not_clash(store: Store) -> None:
+def test_operations_without_a_seq_id_do_not_conflict(store: Store) -> None:
     store.futures.accept(future("r1", seq_id=None))
     store.futures.accept(future("r2", seq_id=None))
     assert [f.request_id for f in store.futures.pending()] == ["r1", "r2"]
@@ -204,7 +204,7 @@ def test_results_expire_by_retention_and_pending_ones_never(store: Store) -> Non
         store.futures.accept(future(name, seq_id=number))
     outcome = Outcome.done(b"x", ResultFormat.JSON)
     store.futures.finish([("fetched", outcome), ("unfetched", outcome)], now=10.0)
-    store.futures.fetched(["fetched"], now=11.0)
+    store.futures.mark_fetched(["fetched"], now=11.0)
     assert store.futures.prune(fetched_before=12.0, finished_before=5.0, expired_before=0.0) == 1
     statuses = {
         name: row.status for name in ("fetched", "unfetched", "pending") if (row := store.futures.get(name))
@@ -232,7 +232,7 @@ def test_a_failed_transaction_leaves_nothing(store: Store) -> None:
     assert store.database.all("SELECT * FROM users") == []
 
 
-def test_many_threads_write_at_once(store: Store) -> None:
+def test_threads_write_concurrently(store: Store) -> None:
     def write(thread: int) -> None:
         for number in range(25):
             store.futures.accept(future(f"{thread}-{number}", target=str(thread), seq_id=number))
@@ -245,7 +245,7 @@ def test_many_threads_write_at_once(store: Store) -> None:
     assert len(store.futures.pending()) == 100
 
 
-def test_a_committed_operation_survives_the_death_of_its_process(tmp_path: Path) -> None:
+def test_a_committed_operation_survives_a_crash_of_the_process(tmp_path: Path) -> None:
     script = (
         "import os, pathlib, sys; from tinkex.engine.store import Store, FutureRow;"
         "Store(pathlib.Path(sys.argv[1])).futures.accept(FutureRow('r1', 'ada', 'k', 't', 1, b'', 1.0, request=b'{}'));"
@@ -294,13 +294,13 @@ def test_expired_checkpoints_are_not_listed(store: Store) -> None:
     assert [(c.name, c.public) for c in store.checkpoints.of_run("s:train:0", 10.0)] == [("old", True)]
 
 
-def test_replacing_a_checkpoint_names_the_old_directory(store: Store) -> None:
+def test_replacing_a_checkpoint_returns_the_old_directory(store: Store) -> None:
     assert store.checkpoints.put(checkpoint("c", directory="one")) is None
     assert store.checkpoints.put(checkpoint("c", directory="two")) == "one"
     assert store.checkpoints.directories() == ["two"]
 
 
-def test_the_first_reason_a_session_ends_for_stays(store: Store) -> None:
+def test_a_session_keeps_its_first_finish_reason(store: Store) -> None:
     store.sessions.add(session())
     assert store.sessions.finish("s", 5.0, "success", None)
     assert not store.sessions.finish("s", 6.0, "errored", "late")
@@ -309,19 +309,19 @@ def test_the_first_reason_a_session_ends_for_stays(store: Store) -> None:
     assert (found.finished_at, found.finish_reason, found.finish_detail) == (5.0, "success", None)
 
 
-def test_silent_and_finished_sessions_are_over_while_they_hold_something(store: Store) -> None:
+def test_inactive_and_finished_sessions_expire_while_they_hold_resources(store: Store) -> None:
     for name, seen in (("silent", 1.0), ("lively", 50.0), ("finished", 50.0), ("empty", 1.0)):
         store.sessions.add(session(name, seen_at=seen))
         if name != "empty":
             store.runs.add(run(f"{name}:train:0", session_id=name))
     store.sessions.finish("finished", 20.0, "success", None)
-    assert set(store.sessions.over(finished_before=30.0, seen_before=10.0)) == {"silent", "finished"}
-    store.sessions.seen("silent", 60.0)
+    assert set(store.sessions.expired(finished_before=30.0, seen_before=10.0)) == {"silent", "finished"}
+    store.sessions.record_heartbeat("silent", 60.0)
     store.runs.set_status("finished:train:0", RunStatus.RELEASED)
-    assert store.sessions.over(finished_before=30.0, seen_before=10.0) == []
+    assert store.sessions.expired(finished_before=30.0, seen_before=10.0) == []
 
 
-def test_releasing_a_session_frees_the_snapshots_nobody_else_uses(store: Store) -> None:
+def test_releasing_a_session_returns_the_snapshots_no_other_session_uses(store: Store) -> None:
     for name in ("s", "other"):
         store.sessions.add(session(name))
     store.samplers.add(SamplerRow("s:sample:0", "s", "ada", "base", 1.0, directory="snapshots/own"))
@@ -340,8 +340,8 @@ def test_releasing_a_session_frees_the_snapshots_nobody_else_uses(store: Store) 
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "a b", "ü", "x" * 129, "a\\b", "a\n"])
-def test_names_that_could_escape_are_refused(name: str) -> None:
-    with pytest.raises(InvalidInput, match="cannot name a checkpoint"):
+def test_names_that_could_escape_the_directory_are_rejected(name: str) -> None:
+    with pytest.raises(InvalidInput, match="not a valid checkpoint name"):
         check_name(name)
 
 
@@ -364,7 +364,7 @@ def test_a_directory_appears_complete_or_not_at_all(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "checkpoints/s~train~0/weights").iterdir()] == ["a"]
 
 
-def test_overwriting_keeps_the_old_directory_until_the_row_points_to_the_new_one(tmp_path: Path) -> None:
+def test_overwriting_keeps_the_old_directory_until_the_row_refers_to_the_new_one(tmp_path: Path) -> None:
     directories = Directories(tmp_path)
     with directories.checkpoint("r", "weights", "a") as first:
         pass
@@ -377,17 +377,17 @@ def test_overwriting_keeps_the_old_directory_until_the_row_points_to_the_new_one
     assert not directories.resolve(first.final).exists()
 
 
-def test_what_no_row_mentions_is_cleared_away(tmp_path: Path) -> None:
+def test_unreferenced_files_are_removed(tmp_path: Path) -> None:
     directories = Directories(tmp_path)
     with directories.checkpoint("r", "weights", "kept") as kept, directories.snapshot() as dropped:
         pass
     (tmp_path / "checkpoints/r/weights/.unfinished-1").mkdir()
-    assert directories.clear_litter([kept.final]) == 2
+    assert directories.remove_unreferenced([kept.final]) == 2
     assert directories.resolve(kept.final).is_dir()
     assert not directories.resolve(dropped.final).exists()
 
 
-def test_keys_of_an_older_schema_stay_in_force(tmp_path: Path) -> None:
+def test_keys_of_an_older_schema_stay_valid(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "engine.db")
     for script in MIGRATIONS[:2]:
         connection.executescript(script)
@@ -403,7 +403,7 @@ def test_keys_of_an_older_schema_stay_in_force(tmp_path: Path) -> None:
         assert (found.user_id, found.name, found.created_at, found.revoked_at) == ("ada", "ada", 2.0, None)
 
 
-def test_a_revoked_key_is_listed_and_let_in_no_more(store: Store) -> None:
+def test_a_revoked_key_is_listed_but_no_longer_accepted(store: Store) -> None:
     key, row = store.users.create_key("ada", 1.0, "laptop")
     other, _ = store.users.create_key("bob", 2.0)
     assert store.users.revoke(row.key_id, 3.0)
@@ -417,7 +417,7 @@ def test_a_revoked_key_is_listed_and_let_in_no_more(store: Store) -> None:
     ]
 
 
-def test_what_ended_is_numbered_once_and_in_order(store: Store) -> None:
+def test_ended_operations_are_numbered_once_and_in_order(store: Store) -> None:
     for number in range(3):
         store.futures.accept(FutureRow(f"r{number}", "ada", "sample", "s:sample:0", number, b"", 1.0))
     done = Outcome.done(b"12345", ResultFormat.JSON)
@@ -437,15 +437,13 @@ def test_what_ended_is_numbered_once_and_in_order(store: Store) -> None:
     store.finished.prune(before=3.0)
     finish("r2")
     (last,) = store.finished.after("s:sample:0", 0, 0, 10)
-    assert last.number > rows[1].number, "numbers do not come again"
+    assert last.number > rows[1].number, "numbers are not reused"
 
 
-def test_usage_adds_up_under_its_heading(store: Store) -> None:
-    account = Account(3600, "ada", "s", "tiny", UsageKind.TRAINING)
-    store.usage.add({account: 5})
-    store.usage.add(
-        {account: 2, replace(account, kind=UsageKind.SAMPLE): 1, replace(account, owner="bob"): 9}
-    )
+def test_usage_adds_up_per_key(store: Store) -> None:
+    key = UsageKey(3600, "ada", "s", "tiny", UsageKind.TRAINING)
+    store.usage.add({key: 5})
+    store.usage.add({key: 2, replace(key, kind=UsageKind.SAMPLE): 1, replace(key, owner="bob"): 9})
     found = [(a.kind, amount) for a, amount in store.usage.between("ada", 0, 7200)]
     assert found == [(UsageKind.SAMPLE, 1), (UsageKind.TRAINING, 7)]
     assert store.usage.between("ada", 3601, 7200) == []
@@ -465,13 +463,13 @@ def test_the_audit_log_is_read_by_user_day_and_category(store: Store) -> None:
     assert [row.at for row in store.audit.between(None, 0, 10, None, 10)] == [3.0]
 
 
-def test_users_of_a_directory_without_an_engine_are_not_invented(tmp_path: Path) -> None:
+def test_users_of_a_directory_without_engine_data_are_not_created(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="tinkex serve"), open_users(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
-def test_keys_are_made_and_looked_up_by_many_threads(store: Store) -> None:
+def test_keys_are_created_and_looked_up_concurrently(store: Store) -> None:
     made: list[str] = []
 
     def make() -> None:
@@ -490,18 +488,18 @@ def test_keys_are_made_and_looked_up_by_many_threads(store: Store) -> None:
     assert len(made) == 80
 
 
-def test_usage_is_forgotten_after_its_time(store: Store) -> None:
-    accounts = [Account(hour * HOUR_S, "ada", "s", "tiny", UsageKind.TRAINING) for hour in (1, 2, 3)]
-    store.usage.add(dict.fromkeys(accounts, 5))
+def test_usage_is_deleted_after_its_retention(store: Store) -> None:
+    keys = [UsageKey(hour * HOUR_S, "ada", "s", "tiny", UsageKind.TRAINING) for hour in (1, 2, 3)]
+    store.usage.add(dict.fromkeys(keys, 5))
     store.usage.prune(before=2.0 * HOUR_S)
-    assert [account for account, _ in store.usage.between("ada", 0, 10 * HOUR_S)] == accounts[1:]
+    assert [key for key, _ in store.usage.between("ada", 0, 10 * HOUR_S)] == keys[1:]
 
 
-def test_a_run_that_is_remembered_is_the_one_on_record(store: Store) -> None:
+def test_a_cached_run_matches_its_row(store: Store) -> None:
     store.sessions.add(SessionRow("s", "ada", 0.0, 0.0))
     store.runs.add(RunRow("s:train:0", "s", "ada", "tiny", 1.0, 1.0, RunStatus.CREATING))
 
-    def known() -> RunRow:
+    def get() -> RunRow:
         row = store.runs.get("s:train:0")
         assert row is not None
         return row
@@ -509,22 +507,22 @@ def test_a_run_that_is_remembered_is_the_one_on_record(store: Store) -> None:
     def fail() -> None:
         with store.database.transaction():
             store.runs.set_status("s:train:0", RunStatus.FAILED)
-            assert known().status is RunStatus.FAILED
+            assert get().status is RunStatus.FAILED
             raise ZeroDivisionError
 
-    assert known().status is RunStatus.CREATING
+    assert get().status is RunStatus.CREATING
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert known().status is RunStatus.CREATING
+    assert get().status is RunStatus.CREATING
     store.runs.set_status("s:train:0", RunStatus.LIVE)
-    assert known().status is RunStatus.LIVE
+    assert get().status is RunStatus.LIVE
     for moment in (5.0, 5.1, 5.2):
-        store.runs.used("s:train:0", moment)
-        assert known().used_at == moment
+        store.runs.mark_used("s:train:0", moment)
+        assert get().used_at == moment
         assert [row.used_at for row in store.runs.list("ada", 10, 0)] == [moment]
 
 
-def test_a_damaged_database_is_not_opened(tmp_path: Path) -> None:
+def test_a_corrupt_database_is_not_opened(tmp_path: Path) -> None:
     Store(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / "engine.db")) as connection:
         [[page]] = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'runs'").fetchall()
@@ -532,21 +530,21 @@ def test_a_damaged_database_is_not_opened(tmp_path: Path) -> None:
     with (tmp_path / "engine.db").open("r+b") as file:
         file.seek((page - 1) * size)
         file.write(b"\xff" * size)
-    for _ in range(2):  # and not held either
-        with pytest.raises(SetupError, match=r"damaged.*backup"):
+    for _ in range(2):  # the failed open releases the lock
+        with pytest.raises(SetupError, match=r"corrupt.*backup"):
             Store(tmp_path)
 
 
-def test_whoever_holds_the_database_is_waited_for_once(store: Store) -> None:
+def test_a_locked_database_is_waited_for_once(store: Store) -> None:
     other = sqlite3.connect(store.root / "engine.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    for patience_ms in (IMPATIENCE_MS, IMPATIENCE_MS):
+    for _ in range(2):
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             store.database.probe()
-        [[waits_ms]] = store.database.all("PRAGMA busy_timeout")
-        assert waits_ms == patience_ms
+        [[busy_timeout_ms]] = store.database.all("PRAGMA busy_timeout")
+        assert busy_timeout_ms == CONTENDED_BUSY_TIMEOUT_MS
     other.execute("ROLLBACK")
     other.close()
     store.database.probe()
-    [[waits_ms]] = store.database.all("PRAGMA busy_timeout")
-    assert waits_ms == PATIENCE_MS
+    [[busy_timeout_ms]] = store.database.all("PRAGMA busy_timeout")
+    assert busy_timeout_ms == BUSY_TIMEOUT_MS

@@ -304,6 +304,7 @@ def test_a_tensor_is_not_cut_into_more_pieces_than_allowed() -> None:
         run(using(method("unbind", name="pieces"), call("operator.getitem", ref("pieces"), 0)), size=20_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step",
     [method("unbind"), method("split", 1), call("torch.split", ref("logprobs"), split_size_or_sections=1)],
@@ -463,6 +464,7 @@ def hostile_graphs(draw: st.DrawFn) -> dict[str, Any]:
     return using(*steps)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @settings(max_examples=400, deadline=None)
 @given(hostile_graphs(), st.sampled_from([0, 1, 3, 257]))
@@ -477,6 +479,7 @@ def test_hostile_graphs_bring_a_result_or_a_refusal(graph: dict[str, Any], size:
     assert not refusal or (refusal.startswith("custom loss: ") and len(refusal) < 1500)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.recursive(

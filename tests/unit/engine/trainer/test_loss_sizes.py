@@ -70,6 +70,7 @@ def check(operation: AllowedOp, args: list[Any], kwargs: dict[str, Any]) -> bool
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("where", TABLES)
 def test_no_call_makes_more_than_was_told(where: str) -> None:

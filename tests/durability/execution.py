@@ -1,4 +1,4 @@
-"""Carries a random program out through a stubborn client, and tells what came of it in a form that can be compared."""
+"""Executes a random program through a retrying client; the results of two executions can be compared."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ import safetensors.numpy
 from tests.durability import programs
 from tests.durability.killable import MODEL
 from tests.durability.programs import ORIGIN, Body, Program, Run, Step
-from tests.durability.stubborn import Answer, NoticedError, Stubborn
+from tests.durability.retrying_client import Answer, RetryingClient, UnexpectedResponseError
 from tests.unit.engine.kernels.cores import CORES
 from tinkex._wire import proto
 from tinkex._wire import tinkex_wire_pb2 as pb
 
 Comparable = tuple[Any, ...]
-"""What an operation gave; two executions of a program give equal ones."""
+"""The result of an operation; two executions of a program give equal ones."""
 
 
 @dataclass
-class Performance:
-    """Everything one execution of a program brought, by run and place."""
+class Execution:
+    """All results of one execution of a program, by run and position."""
 
     session_id: str
     results: dict[tuple[int, int | str], Comparable] = field(default_factory=dict)
     weights: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     checkpoints: dict[int, list[str]] = field(default_factory=dict)
     accepted: dict[str, set[int]] = field(default_factory=dict)
-    """The numbers each run was promised."""
+    """The accepted seq_ids of each run."""
 
 
-async def perform(client: Stubborn, program: Program) -> Performance:
-    """Carry out a program from its first call to the download of what it trained."""
+async def execute(client: RetryingClient, program: Program) -> Execution:
+    """Execute a program from its first request to the download of the trained weights."""
     created = await client.post(lambda: Body("create_session", b'{"tags":["durability"]}'))
-    done = Performance(created.json["session_id"])
-    performer = _Performer(client, program, done)
+    done = Execution(created.json["session_id"])
+    performer = _Executor(client, program, done)
     async with asyncio.TaskGroup() as group:
         for run in program.runs:
             group.create_task(performer.run(run))
     return done
 
 
-class _Performer:
-    def __init__(self, client: Stubborn, program: Program, done: Performance) -> None:
+class _Executor:
+    def __init__(self, client: RetryingClient, program: Program, done: Execution) -> None:
         self._client = client
         self._program = program
         self._done = done
         self._samplers = itertools.count()
-        """Numbers of samplers, one for each attempt to make an unnamed one, as the official client takes them."""
+        """Numbers of samplers, one for each attempt to create an unnamed one, like the official client."""
 
     async def run(self, run: Run) -> None:
         run_id = f"{self._done.session_id}:train:{run.place}"
@@ -69,7 +69,7 @@ class _Performer:
         )
         made = await self._outcome(create)
         if made.get("model_id") != run_id:
-            raise NoticedError(f"{run_id} was not created: {made}")
+            raise UnexpectedResponseError(f"{run_id} was not created: {made}")
         self._done.accepted[run_id] = {0, ORIGIN}
         origin = await self._outcome(programs.save_body(run_id, ORIGIN, "origin"))
         results: dict[int | None, asyncio.Future[Answer | None]] = {
@@ -120,7 +120,7 @@ class _Performer:
 
         request_id = await self._client.submit(make)
         if request_id is None and step.kind != "bad":
-            raise NoticedError(f"operation {step} of {run_id} was refused")
+            raise UnexpectedResponseError(f"operation {step} of {run_id} was rejected")
         if request_id is not None:
             self._done.accepted[run_id].add(step.number)
 
@@ -165,7 +165,7 @@ class _Performer:
         return str(made.json["sampling_session_id"])
 
     async def _finish(self, run: Run, run_id: str) -> None:
-        """Save, download and sample what came out, and end the run in every other program."""
+        """Save, download and sample the result, and end the run in every other program."""
         saved = await self._outcome(programs.save_body(run_id, run.ends_at, "end"))
         end = Step(-1, "sampler", run.ends_at + 1, run.seed)
         sampler = await self._outcome(programs.sampler_body(run_id, end, None))
@@ -199,14 +199,14 @@ class _Performer:
         return outcome
 
     def _comparable(self, kind: str, answer: Answer | None) -> Comparable:
-        """What is the same whenever the same is done; ids are not."""
+        """The part of a response that is equal in every execution; ids are not."""
         if answer is None:
-            return ("refused",)
+            return ("rejected",)
         if answer.headers["content-type"] == programs.JSON:
             content = answer.json
             if "error" in content:
-                # Whether a bad request is refused at once or when its turn comes depends on what is in memory then.
-                return ("refused",) if kind == "bad" else ("failed", content["category"])
+                # A bad request is rejected immediately or when it runs, depending on which models are in memory.
+                return ("rejected",) if kind == "bad" else ("failed", content["category"])
             content.pop("sampling_session_id", None)
             return ("json", json.dumps(content, sort_keys=True).replace(self._done.session_id, "session"))
         if kind == "sample":
@@ -226,8 +226,8 @@ def _body(endpoint: str, **content: Any) -> Body:
     return Body(endpoint, json.dumps(content).encode())
 
 
-def differences(expected: Performance, actual: Performance, *, exact: bool) -> list[str]:
-    """What the second execution did otherwise than the first; without ``exact``, beyond rounding."""
+def differences(expected: Execution, actual: Execution, *, exact: bool) -> list[str]:
+    """Returns the differences between two executions; without ``exact``, those beyond rounding."""
     found = []
     for place in expected.results.keys() | actual.results.keys():
         ours, theirs = actual.results.get(place), expected.results.get(place)
@@ -253,7 +253,7 @@ def _same(ours: Comparable, theirs: Comparable, exact: bool) -> bool:
                 _same_array(mine, other, exact) for mine, other in zip(ours[2], theirs[2], strict=True)
             )
         case "sample":
-            # Weights that differ by rounding may draw another token.
+            # Weights that differ by rounding may sample another token.
             return not exact or (
                 ours[1] == theirs[1]
                 and all(_same_logprobs(mine, other) for mine, other in zip(ours[2], theirs[2], strict=True))
@@ -282,7 +282,7 @@ def _same_array(ours: np.ndarray, theirs: np.ndarray, exact: bool) -> bool:
 
 
 def _same_logprobs(ours: np.ndarray, theirs: np.ndarray) -> bool:
-    """The compiled core gives every sequence the same bits in any company; torch, which stands in for it, nearly so."""
+    """The compiled core is batch-invariant; its torch fallback nearly so."""
     if CORES:
         return _same_array(ours, theirs, exact=True)
     return ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=0, atol=1e-5)

@@ -1,4 +1,4 @@
-"""A client that does not notice: it sends the same again until it is answered, and takes no answer it should not get."""
+"""A client that retries every request until it gets a response, and fails on a response that a crash must not cause."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.durability.programs import JSON, PROTO, Body
 
 AGAIN_S = 0.05
 PATIENCE_S = 600.0
-"""How long a server may be gone, or a result may take, before the program fails."""
+"""How long a server may be down, or a result may take, before the program fails."""
 
 
-class NoticedError(AssertionError):
-    """The client got an answer that one of an undisturbed server would not get."""
+class UnexpectedResponseError(AssertionError):
+    """The client got a response that an undisturbed server would not send."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,21 @@ class Answer:
 
 
 @dataclass
-class Stubborn:
-    """Talks to one address whatever happens to who listens there. ``moved`` is called with everything that gets on."""
+class RetryingClient:
+    """Sends requests to one address while its server is killed and restarted. ``moved`` is called on every progress."""
 
     port: int
     key: str
     rng: random.Random
     moved: Callable[[], None] = lambda: None
     lost: int = 0
-    """Answers that never came."""
+    """Requests without a response."""
     repeated: int = 0
-    """Submissions sent again although they had been answered, and results fetched a second time."""
+    """Submissions and fetches that were repeated after a response."""
     _idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
 
     async def submit(self, make: Callable[[], Body]) -> str | None:
-        """The request id of an operation, or None if it was refused for good."""
+        """Returns the request id of an operation, or None if it was permanently rejected."""
         answer = await self.post(make)
         if answer.status == 400:
             return None
@@ -56,21 +56,21 @@ class Stubborn:
             self.repeated += 1
             again = await self.post(make)
             if again.status != 200 or again.json["request_id"] != request_id:
-                raise NoticedError(f"{make().endpoint} sent twice: {answer} and {again}")
+                raise UnexpectedResponseError(f"{make().endpoint} sent twice: {answer} and {again}")
         return request_id
 
     async def result(self, request_id: str) -> Answer:
-        """How an operation ended."""
+        """Returns the outcome of an operation."""
         found = await self._poll(request_id)
         if self.rng.random() < 0.1:
             self.repeated += 1
             again = await self._poll(request_id)
             if again.content != found.content:
-                raise NoticedError(f"the result of {request_id} changed: {found} and {again}")
+                raise UnexpectedResponseError(f"the result of {request_id} changed: {found} and {again}")
         return found
 
     async def post(self, make: Callable[[], Body]) -> Answer:
-        """The answer to a call: yes, or no for a reason that will not change."""
+        """Returns a success or a permanent rejection."""
 
         async def once() -> Answer | None:
             body = make()
@@ -107,7 +107,7 @@ class Stubborn:
                     answer = None
                 if answer is not None:
                     if answer.status not in allowed:
-                        raise NoticedError(f"{answer.status} {answer.content[:500]!r}")
+                        raise UnexpectedResponseError(f"{answer.status} {answer.content[:500]!r}")
                     self.moved()
                     return answer
                 await asyncio.sleep(AGAIN_S)
@@ -115,7 +115,7 @@ class Stubborn:
     async def call(
         self, method: str, path: str, content: bytes = b"", content_type: str = JSON, accept: str = JSON
     ) -> Answer:
-        """One request on a kept connection, and its answer; OSError or EOFError if there is none."""
+        """Send one request on a persistent connection; raises OSError or EOFError if there is no response."""
         if self._idle:
             reader, writer = self._idle.pop()
         else:

@@ -1,4 +1,4 @@
-"""A user's tokens a second: over it comes 429 with the time to wait; what was not used is given back."""
+"""The token rate limit per user: 429 with Retry-After; unused tokens are refunded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RATE = 1
 
 @pytest.fixture
 def slow(tiny_model: Path, tmp_path: Path) -> Iterator[Engine]:
-    """An engine that lets a user have a token a second, ten of them in advance."""
+    """An engine with a rate limit of one token per second and a burst of ten."""
     engine = Engine(
         EngineConfig(
             home=tmp_path,
@@ -40,16 +40,16 @@ def sample(client: Client, max_tokens: int, stop: list[int] | None = None) -> An
     return client.post("asample", {"base_model": "tiny", "prompt": prompt, "sampling_params": params})
 
 
-def test_a_user_who_is_too_fast_is_told_when_to_go_on_and_others_go_on_now(slow: Engine) -> None:
+def test_a_user_over_the_rate_limit_gets_retry_after_and_others_are_not_affected(slow: Engine) -> None:
     ada, bob = (Client(build_app(slow), key) for key in (slow.api_key, "tml-bob"))
     assert ada.result(sample(ada, 200)).status == 200
-    refused = sample(ada, 1)
-    assert refused.status == 429
-    assert refused.json["queue_state"] == "paused_rate_limit"
-    assert "1 tokens computed in a second" in refused.detail
+    rejected = sample(ada, 1)
+    assert rejected.status == 429
+    assert rejected.json["queue_state"] == "paused_rate_limit"
+    assert "1 tokens computed in a second" in rejected.detail
     assert (
-        60 < int(refused.headers["retry-after"]) <= 193
-    )  # 203 tokens at one a second, ten of them in advance
+        60 < int(rejected.headers["retry-after"]) <= 193
+    )  # 203 tokens at one per second, with a burst of ten
     assert bob.result(sample(bob, 4)).status == 200
     run = bob.create()
     data = [
@@ -65,7 +65,7 @@ def test_a_user_who_is_too_fast_is_told_when_to_go_on_and_others_go_on_now(slow:
     assert (second.status, second.json["queue_state"]) == (429, "paused_rate_limit")
 
 
-def test_what_a_sample_did_not_draw_is_given_back(slow: Engine) -> None:
+def test_tokens_that_a_sample_did_not_use_are_refunded(slow: Engine) -> None:
     ada = Client(build_app(slow), slow.api_key)
     (first,) = ada.result(sample(ada, 1)).json["sequences"][0]["tokens"]
     ended = ada.result(sample(ada, 200, stop=[first])).json["sequences"][0]
@@ -73,7 +73,7 @@ def test_what_a_sample_did_not_draw_is_given_back(slow: Engine) -> None:
     assert sample(ada, 200).status == 200
 
 
-def test_a_sample_that_was_given_up_costs_nothing(slow: Engine) -> None:
+def test_a_cancelled_sample_is_refunded(slow: Engine) -> None:
     ada = Client(build_app(slow), slow.api_key)
     with slow.paused():
         waiting = sample(ada, 200)
@@ -83,6 +83,6 @@ def test_a_sample_that_was_given_up_costs_nothing(slow: Engine) -> None:
     assert sample(ada, 1).status == 200
 
 
-def test_a_rate_that_lets_nothing_through_is_refused(tmp_path: Path) -> None:
+def test_a_rate_limit_of_zero_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="max_tokens_per_s_per_user is 0"):
         EngineConfig(home=tmp_path, max_tokens_per_s_per_user=0)

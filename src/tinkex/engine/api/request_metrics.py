@@ -1,6 +1,7 @@
-"""What passes through the API: every call is counted and timed, and logged if somebody listens.
+"""Request metrics: every request is counted and timed, and logged at INFO level by ``tinkex.access``.
 
-A call is named by its endpoint, never by its address, which may hold tokens; of the caller only the user is told.
+Requests are identified by their endpoint, never by their URL, which may contain tokens. The log names the user but
+nothing else of the client.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ from tinkex.types.telemetry import EventType, Severity
 logger = logging.getLogger("tinkex.access")
 
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-"""Upper ends of the classes durations are counted in."""
+"""Upper bounds of the histogram buckets."""
 EVENTS = frozenset(get_args(EventType))
 SEVERITIES = frozenset(get_args(Severity))
 REQUEST_ID = "x-request-id"
-_ids = random.Random()  # noqa: S311 -- names in a log, no secrets; the system's own source costs a call of it each time
+_ids = random.Random()  # noqa: S311 -- ids in a log, not secrets; os.urandom would cost a system call each
 _ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 
 @dataclass
 class Durations:
-    """How long the calls of one endpoint took: how many ended in each class, and all seconds together."""
+    """The histogram of one endpoint's request durations: counts per bucket, and the sum."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
     total_s: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one call.
+        """Count one request.
 
         >>> durations = Durations()
         >>> durations.add(0.005)
@@ -48,19 +49,19 @@ class Durations:
         self.total_s += seconds
 
 
-class Traffic:
-    """Counts of calls since the start. Safe to use from any thread."""
+class RequestMetrics:
+    """Counts of requests since the start. Safe on any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._calls: Counter[tuple[str, int]] = Counter()
+        self._counts: Counter[tuple[str, int]] = Counter()
         self._durations: dict[str, Durations] = {}
-        self._reports: Counter[tuple[str, str]] = Counter()
+        self._client_events: Counter[tuple[str, str]] = Counter()
 
-    def note(self, endpoint: str, status: int, seconds: float, request_id: str, user: str) -> None:
-        """Count a call that was answered."""
+    def record(self, endpoint: str, status: int, seconds: float, request_id: str, user: str) -> None:
+        """Count a request that was answered."""
         with self._lock:
-            self._calls[endpoint, status] += 1
+            self._counts[endpoint, status] += 1
             self._durations.setdefault(endpoint, Durations()).add(seconds)
         if logger.isEnabledFor(logging.INFO):
             fields = {
@@ -72,32 +73,32 @@ class Traffic:
             }
             logger.info("call", extra={"fields": fields})
 
-    def reported(self, events: Sequence[object]) -> None:
-        """Count what a client reports about itself: kind and severity, where they are those of the protocol.
+    def record_client_events(self, events: Sequence[object]) -> None:
+        """Count telemetry events of a client by type and severity; values that are not in the protocol count as other.
 
-        >>> traffic = Traffic()
-        >>> traffic.reported([{"event": "SESSION_START", "severity": "INFO"}, {"event": "a key?"}, "nonsense"])
-        >>> dict(traffic.reports)
+        >>> metrics = RequestMetrics()
+        >>> metrics.record_client_events([{"event": "SESSION_START", "severity": "INFO"}, {"event": "a key?"}, "nonsense"])
+        >>> dict(metrics.client_events)
         {('SESSION_START', 'INFO'): 1, ('other', 'other'): 2}
         """
-        told = [event if isinstance(event, dict) else {} for event in events]
+        parsed = [event if isinstance(event, dict) else {} for event in events]
         with self._lock:
-            for event in told:
-                self._reports[
+            for event in parsed:
+                self._client_events[
                     _one_of(EVENTS, event.get("event")), _one_of(SEVERITIES, event.get("severity"))
                 ] += 1
 
     @property
-    def reports(self) -> Mapping[tuple[str, str], int]:
-        """Reports of clients by kind and severity."""
+    def client_events(self) -> Mapping[tuple[str, str], int]:
+        """Telemetry events of clients by type and severity."""
         with self._lock:
-            return dict(self._reports)
+            return dict(self._client_events)
 
     @property
-    def calls(self) -> Mapping[tuple[str, int], int]:
-        """Calls by endpoint and status."""
+    def counts(self) -> Mapping[tuple[str, int], int]:
+        """Requests by endpoint and status."""
         with self._lock:
-            return dict(self._calls)
+            return dict(self._counts)
 
     @property
     def durations(self) -> Mapping[str, Durations]:
@@ -111,7 +112,7 @@ def _one_of(known: frozenset[str], value: object) -> str:
 
 
 def request_id_of(headers: Mapping[str, str]) -> str:
-    """The id a call is known by in the log: the caller's own (X-Request-Id), if it is a plain one, else a new one.
+    """Returns the id of a request in the log: the client's X-Request-Id if it is valid, or a new one.
 
     >>> request_id_of({"x-request-id": "trace-7"})
     'trace-7'

@@ -1,4 +1,4 @@
-"""A Tinker server on the loopback whose answers go wrong where a test wants it."""
+"""A Tinker server on loopback with injected faults."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tinkex._transport.base import Reply, Request
 from tinkex.testing import reply
 
 Fault = Callable[[Callable[[bytes], None], bytes], None]
-"""Gets a way to write and the answer as it would have been; afterwards the connection is closed."""
+"""Receives a write function and the correct response; then the connection is closed."""
 
 
 @dataclass
 class FaultyServer:
-    """Answers well, except that ``fault`` strikes the first ``times`` answers to ``endpoint``."""
+    """Responds correctly, except that ``fault`` is applied to the first ``times`` responses of ``endpoint``."""
 
     endpoint: str
     fault: Fault
     times: int = 1_000_000
     request_type: str | None = None
-    """Strikes only polls for results of this kind."""
+    """Applies only to polls for results of this kind."""
     scripted: ScriptedServer = field(default_factory=ScriptedServer)
     requests: list[tuple[str, Request]] = field(default_factory=list)
     struck: int = 0
@@ -68,7 +68,7 @@ def running(server: FaultyServer) -> Iterator[FaultyServer]:
                         return
                     self.wfile.write(answer)
             except ConnectionError:
-                pass  # the client had enough
+                pass  # the client disconnected
 
     class Server(socketserver.ThreadingTCPServer):
         daemon_threads = True
@@ -105,24 +105,24 @@ def wire(given: Reply) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + given.body
 
 
-# ---- what goes wrong ----
+# ---- faults ----
 
 
 def drops(write: Callable[[bytes], None], answer: bytes) -> None:
-    """The request is carried out, and the connection ends without an answer."""
+    """The request is processed, and the connection closes without a response."""
 
 
 def breaks_off(write: Callable[[bytes], None], answer: bytes) -> None:
-    """The connection ends in the middle of the answer's body."""
+    """The connection closes in the middle of the response body."""
     write(answer[:-1])
 
 
-def babbles(write: Callable[[bytes], None], answer: bytes) -> None:
+def sends_garbage(write: Callable[[bytes], None], answer: bytes) -> None:
     write(b"220 mail.example.org ESMTP\r\n\r\n")
 
 
-def boasts(write: Callable[[bytes], None], answer: bytes) -> None:
-    """The answer announces more bytes than any machine holds."""
+def sends_huge_length(write: Callable[[bytes], None], answer: bytes) -> None:
+    """The response has a huge Content-Length."""
     write(b"HTTP/1.1 200 X\r\ncontent-length: 99999999999999999\r\n\r\n{}")
 
 
@@ -131,18 +131,18 @@ def is_slow(write: Callable[[bytes], None], answer: bytes) -> None:
     write(answer)
 
 
-def refuses(status: int, said: str = "the server says no") -> Fault:
+def fails_with(status: int, detail: str = "the server says no") -> Fault:
     """An error status with an explanation."""
 
     def fault(write: Callable[[bytes], None], answer: bytes) -> None:
         headers = {"connection": "close", "retry-after-ms": "10"}
-        write(wire(reply({"detail": said}, status=status, headers=headers)))
+        write(wire(reply({"detail": detail}, status=status, headers=headers)))
 
     return fault
 
 
 def says(body: bytes, content_type: str = "application/json") -> Fault:
-    """A successful answer with another body."""
+    """A successful response with another body."""
 
     def fault(write: Callable[[bytes], None], answer: bytes) -> None:
         write(wire(Reply(200, {"content-type": content_type, "connection": "close"}, body)))

@@ -1,4 +1,4 @@
-"""A proxy between a real client and a real server that does to answers what networks do."""
+"""A proxy between a real client and a real server that injects network faults into responses."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-Mischief = Callable[["Answer"], None]
-"""Carries one answer; when it returns both sides are closed."""
+ProxyFault = Callable[["Answer"], None]
+"""Forwards one response; when it returns both sides are closed."""
 
 
 @dataclass
 class Answer:
-    """What a server says on one connection, and a way to the client."""
+    """The response of a server on one connection, and the client's socket."""
 
     server: socket.socket
     client: socket.socket
     gone: threading.Event
-    """Set when the client has hung up."""
+    """Set when the client has disconnected."""
 
-    def pieces(self) -> Iterator[bytes]:
-        """What comes from the server."""
-        while piece := self.server.recv(65_536):
-            yield piece
+    def chunks(self) -> Iterator[bytes]:
+        """Yields data from the server."""
+        while chunk := self.server.recv(65_536):
+            yield chunk
 
     def until(self, words: bytes) -> bytes:
-        """What comes up to and with these words, and not a byte more."""
-        said = b""
-        while words not in said:
-            piece = self.server.recv(65_536)
-            if not piece:
+        """Returns the data up to and including these words."""
+        data = b""
+        while words not in data:
+            chunk = self.server.recv(65_536)
+            if not chunk:
                 break
-            said += piece
-        return said[: said.find(words) + len(words)] if words in said else said
+            data += chunk
+        return data[: data.find(words) + len(words)] if words in data else data
 
 
 @dataclass
-class MischievousProxy:
-    """Passes everything on, except that ``mischief`` carries the first ``times`` answers to ``path``."""
+class FaultyProxy:
+    """Forwards everything, except that ``fault`` handles the first ``times`` responses to ``path``."""
 
     target: str
     path: str
-    mischief: Mischief
+    fault: ProxyFault
     times: int = 1_000_000
     struck: int = 0
     url: str = ""
@@ -61,7 +61,7 @@ class MischievousProxy:
 
 
 @contextmanager
-def between(proxy: MischievousProxy) -> Iterator[MischievousProxy]:
+def between(proxy: FaultyProxy) -> Iterator[FaultyProxy]:
     host, port = proxy.target.removeprefix("http://").split(":")
     listening = socket.create_server(("127.0.0.1", 0), backlog=128)
     proxy.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -83,12 +83,12 @@ def between(proxy: MischievousProxy) -> Iterator[MischievousProxy]:
                 asking.start()
                 try:
                     if proxy.carries(first):
-                        proxy.mischief(Answer(server, client, gone))
+                        proxy.fault(Answer(server, client, gone))
                     else:
                         carry(server, client)
                 finally:
                     over.set()
-                    asking.join()  # a socket that a thread waits on is not closed by closing it
+                    asking.join()  # closing a socket does not wake a thread that waits on it
 
     def accept() -> None:
         while not ended.is_set():
@@ -115,51 +115,51 @@ def between(proxy: MischievousProxy) -> Iterator[MischievousProxy]:
 def carry_requests(
     client: socket.socket, server: socket.socket, over: threading.Event, gone: threading.Event
 ) -> None:
-    """Passes on what the client says until the answer is over, or it hangs up."""
+    """Forwards the client's data until the response is complete, or it disconnects."""
     with contextlib.suppress(OSError, ValueError):
         while not over.is_set():
             if select.select([client], [], [], 0.02)[0]:
-                piece = client.recv(65_536)
-                if not piece:
+                chunk = client.recv(65_536)
+                if not chunk:
                     gone.set()
-                    server.shutdown(socket.SHUT_RDWR)  # a client that hangs up wants no answer
+                    server.shutdown(socket.SHUT_RDWR)  # the client disconnected
                     return
-                server.sendall(piece)
+                server.sendall(chunk)
 
 
 def carry(source: socket.socket, sink: socket.socket) -> None:
-    """Passes on what one side says until it ends."""
+    """Forwards data of one side until it closes."""
     with contextlib.suppress(OSError):
-        while piece := source.recv(65_536):
-            sink.sendall(piece)
+        while chunk := source.recv(65_536):
+            sink.sendall(chunk)
     with contextlib.suppress(OSError):
         sink.shutdown(socket.SHUT_WR)
 
 
 def hang_up(one: socket.socket) -> None:
-    """Ends a socket that another thread may be waiting on."""
+    """Closes a socket that another thread may be waiting on."""
     with contextlib.suppress(OSError):
         one.shutdown(socket.SHUT_RDWR)
     one.close()
 
 
-# ---- what it does ----
+# ---- faults ----
 
 
 def byte_by_byte(answer: Answer) -> None:
-    """Every byte in a segment of its own, also in the middle of characters."""
-    for piece in answer.pieces():
-        for number in range(len(piece)):
-            answer.client.sendall(piece[number : number + 1])
+    """One byte per segment, also in the middle of characters."""
+    for chunk in answer.chunks():
+        for number in range(len(chunk)):
+            answer.client.sendall(chunk[number : number + 1])
 
 
-def holds_all_back(answer: Answer) -> None:
-    """Nothing is passed on before the answer is over, as proxies that buffer do."""
-    answer.client.sendall(b"".join(answer.pieces()))
+def buffers_everything(answer: Answer) -> None:
+    """Forwards nothing before the response is complete, like a buffering proxy."""
+    answer.client.sendall(b"".join(answer.chunks()))
 
 
-def cuts_after(words: bytes) -> Mischief:
-    """The connection ends when these words have passed."""
+def cuts_after(words: bytes) -> ProxyFault:
+    """The connection closes after these words."""
 
     def cut(answer: Answer) -> None:
         answer.client.sendall(answer.until(words))
@@ -167,7 +167,7 @@ def cuts_after(words: bytes) -> Mischief:
     return cut
 
 
-def resets_after(words: bytes) -> Mischief:
+def resets_after(words: bytes) -> ProxyFault:
     """The same, by a reset."""
 
     def reset(answer: Answer) -> None:
@@ -177,22 +177,22 @@ def resets_after(words: bytes) -> Mischief:
     return reset
 
 
-def falls_silent_after(words: bytes) -> Mischief:
-    """Nothing more comes, and nobody hangs up."""
+def stalls_after(words: bytes) -> ProxyFault:
+    """No more data arrives, and the connection stays open."""
 
-    def fall_silent(answer: Answer) -> None:
+    def stall(answer: Answer) -> None:
         answer.client.sendall(answer.until(words))
         answer.gone.wait(120)
 
-    return fall_silent
+    return stall
 
 
-def rewrites(change: Callable[[bytes], bytes]) -> Mischief:
-    """Another body, in one piece and with its own length."""
+def rewrites(change: Callable[[bytes], bytes]) -> ProxyFault:
+    """Another body, with its own Content-Length."""
 
     def rewrite(answer: Answer) -> None:
-        said = b"".join(answer.pieces())
-        head, _, body = said.partition(b"\r\n\r\n")
+        data = b"".join(answer.chunks())
+        head, _, body = data.partition(b"\r\n\r\n")
         kept = [
             line
             for line in head.split(b"\r\n")
@@ -205,11 +205,11 @@ def rewrites(change: Callable[[bytes], bytes]) -> Mischief:
     return rewrite
 
 
-def says_instead(said: bytes) -> Mischief:
-    """Something else altogether, as portals that want a login do."""
+def replies_with(response: bytes) -> ProxyFault:
+    """Another response, like a captive portal's."""
 
     def say(answer: Answer) -> None:
-        answer.client.sendall(said)
+        answer.client.sendall(response)
 
     return say
 
