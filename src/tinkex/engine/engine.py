@@ -18,7 +18,6 @@ from tinkex.engine.health import Health
 from tinkex.engine.inbox import Inbox
 from tinkex.engine.intake.admission import Admission
 from tinkex.engine.integrity import CheckpointIntegrity
-from tinkex.engine.lanes.factory import make_backend
 from tinkex.engine.lanes.interface import Backend, BatchStats, WorkerLost
 from tinkex.engine.lanes.lane import Lane
 from tinkex.engine.loop import EngineLoop
@@ -60,8 +59,7 @@ class Engine:
         self.api_key = self.store.local_key(time.time())
         self.health = Health()
         self._inbox = inbox = Inbox()
-        on_silence = partial(self.health.note, "silence")
-        self.backend = backend or make_backend(config, progress, inbox.wake, on_silence)
+        self.backend = backend or self._make_backend(progress)
         self._lane = Lane("lane-0", self.backend, inbox.put)
         self.models = ServedModels(config, progress)
         self._table = OperationTable(
@@ -77,6 +75,17 @@ class Engine:
         )
         self._started_at = time.monotonic()
         self._closed = False
+
+    def _make_backend(self, progress: Progress | None) -> Backend:
+        """The backend that the configuration names; the other one need not be importable."""
+        if self.config.worker == "process":
+            from tinkex.engine.lanes.worker_process import ProcessBackend
+
+            on_silence = partial(self.health.note, "silence")
+            return ProcessBackend(self.config, progress, self._inbox.wake, on_silence)
+        from tinkex.engine.lanes.in_process import LocalBackend
+
+        return LocalBackend(self.config, progress)
 
     # ---- lifecycle
 

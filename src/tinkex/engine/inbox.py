@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from tinkex.engine.lanes.lane import Report
+from tinkex.engine.lanes.lane import Report, settle
 
 T = TypeVar("T")
 
@@ -22,12 +22,7 @@ class LoopCall:
 
     def run(self) -> None:
         """Run it, and set its result."""
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            self.future.set_result(self.function())
-        except BaseException as error:  # noqa: BLE001 -- raised where the result is awaited
-            self.future.set_exception(error)
+        settle(self.future, self.function)
 
 
 Item: TypeAlias = Report | LoopCall

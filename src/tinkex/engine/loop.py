@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.durability.commit import Commit, Committed, Committer
-from tinkex.engine.durability.replay import Replay
+from tinkex.engine.durability.replay import Replay, TrainingJob
 from tinkex.engine.durability.retention import Retention
 from tinkex.engine.durability.savepoints import SavepointJob, SavepointWriter
 from tinkex.engine.durability.unrecoverable import UnrecoverableRuns
+from tinkex.engine.encoding import failed
 from tinkex.engine.health import Health
 from tinkex.engine.inbox import Inbox, LoopCall
 from tinkex.engine.integrity import CheckpointIntegrity
@@ -21,7 +22,6 @@ from tinkex.engine.lanes.interface import WorkerLost
 from tinkex.engine.lanes.lane import Job, Lane, Report
 from tinkex.engine.lookup import run_lost
 from tinkex.engine.operation import Kind, Operation
-from tinkex.engine.outcomes import failed
 from tinkex.engine.running import spans
 from tinkex.engine.running.crashes import CrashTracker, quarantined
 from tinkex.engine.running.sampling import DecodeBatches, DecodeJob, cancelled
@@ -32,8 +32,7 @@ from tinkex.engine.running.waiters import Waiters
 from tinkex.engine.scheduler import FairShare, GapTimeout, Turn
 from tinkex.engine.served_models import ServedModels
 from tinkex.engine.store import RunStatus, Store
-from tinkex.engine.training_job import TrainingJob
-from tinkex.errors import EngineFailure
+from tinkex.errors import EngineFailure, TinkexError
 
 logger = logging.getLogger("tinkex.engine")
 
@@ -178,14 +177,15 @@ class EngineLoop:
             self._end_run(first.run_id, RunStatus.FAILED)
 
     def _failed_turn(self, report: Report) -> TurnResult:
-        """The result of a turn whose job failed outside of its operations: its runs are restored when they are next used."""
+        """The result of a turn that failed as a whole; its runs are restored when they are next used."""
         assert isinstance(report.job, TrainingJob)
-        logger.error("a training turn failed unexpectedly", exc_info=report.error)
-        operations = report.job.turn.operations
+        error, operations = report.error, report.job.turn.operations
+        if not isinstance(error, TinkexError):
+            logger.error("a training turn failed unexpectedly", exc_info=error)
+            error = EngineFailure(f"the engine failed: {type(error).__name__}: {error}")
         for operation in operations:
             self._forget_run(operation.run_id)
-        failure = failed(EngineFailure(f"the engine failed: {type(report.error).__name__}: {report.error}"))
-        return TurnResult([Result(each, failure, ran=False) for each in operations])
+        return TurnResult([Result(operation, failed(error), ran=False) for operation in operations])
 
     def _lose_lane(self, lost: WorkerLost, job: Job | None) -> None:
         """The transition of a lost lane: what ran on it is queued again or quarantined, and what it held is forgotten.

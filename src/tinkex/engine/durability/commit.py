@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tinkex.engine.encoding import failed
 from tinkex.engine.health import Health
 from tinkex.engine.operation import Kind, Operation
-from tinkex.engine.outcomes import failed
 from tinkex.engine.store import (
     HOUR_S,
     FutureStatus,

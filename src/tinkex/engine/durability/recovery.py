@@ -12,12 +12,11 @@ import time
 from tinkex._wire import json as wire_json
 from tinkex.engine.durability.savepoints import forget_ended_runs
 from tinkex.engine.durability.unrecoverable import UnrecoverableRuns, check_contents, check_files
+from tinkex.engine.encoding import decode_request, failed
 from tinkex.engine.integrity import CheckpointIntegrity
 from tinkex.engine.lanes.interface import CorruptState
 from tinkex.engine.lookup import resolve_sampler, run_lost
 from tinkex.engine.operation import Kind, Operation
-from tinkex.engine.outcomes import failed
-from tinkex.engine.request_bodies import decode_request
 from tinkex.engine.running.table import OperationTable
 from tinkex.engine.served_models import ServedModels
 from tinkex.engine.store import FutureRow, Outcome, RunRow, RunStatus, Store

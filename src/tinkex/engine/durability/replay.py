@@ -10,15 +10,18 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
 from tinkex._wire import proto as wire_proto
 from tinkex.engine.durability.savepoints import SavepointWriter
+from tinkex.engine.encoding import decode_request
 from tinkex.engine.lanes.interface import CorruptState, WorkerLost
+from tinkex.engine.lanes.lane import Lane
 from tinkex.engine.operation import Kind, Operation
-from tinkex.engine.request_bodies import decode_request
-from tinkex.engine.running.training import Result, TrainingRuns
+from tinkex.engine.running.training import Result, TrainingRuns, TurnResult
+from tinkex.engine.scheduler import Turn
 from tinkex.engine.store import FutureStatus, Outcome, ResultFormat, RunStatus, Store, TurnEntry
 
 logger = logging.getLogger("tinkex.engine")
@@ -163,6 +166,40 @@ class Replay:
                 result.operation.seq_id,
                 result.operation.run_id,
             )
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingJob:
+    """A training turn: restores the runs that are not in memory, then runs the operations."""
+
+    turn: Turn
+    number: int
+    """The number of the turn in the journal."""
+    runs: TrainingRuns
+    replay: Replay
+    savepoints: SavepointWriter
+
+    def run(self, lane: Lane) -> TurnResult:
+        """Run the turn; an operation's own error is its outcome."""
+        del lane  # the runs have their backend
+        operations = self.turn.operations
+        corrupt: dict[str, str] = {}
+        for operation in operations:
+            if operation.seq_id > 0 and operation.run_id not in self.runs.live:
+                corrupt |= self.replay.restore(operation.run_id)
+        started = time.monotonic()
+        result = self.runs.run_pass(operations) if self.turn.is_pass else self.runs.run_barrier(operations[0])
+        trained = any(operation.kind.trains for operation in operations)
+        seconds = time.monotonic() - started if trained else 0.0
+        self.savepoints.record_work({operation.run_id for operation in operations}, seconds)
+        result.unrecoverable = corrupt
+        first = result.results[0]
+        if first.operation.kind is Kind.LOAD and first.succeeded:
+            # The checkpoint may be deleted or replaced before a replay would read it again.
+            written = self.savepoints.write_now(first.operation.run_id, self.number)
+            if written is not None:
+                result.changes.append(written)
+        return result
 
 
 def same_result(one: Outcome, other: Outcome) -> bool:

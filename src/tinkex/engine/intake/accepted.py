@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 
+from tinkex.engine.encoding import encode_request
 from tinkex.engine.intake.fingerprint import fingerprint
 from tinkex.engine.lookup import sequence_ids
 from tinkex.engine.operation import Kind, Operation, OperationRequest
-from tinkex.engine.request_bodies import encode_request
 from tinkex.engine.store import FutureRow, FutureStatus, JournalRow, Store
 from tinkex.errors import InvalidInput
 from tinkex.types import CreateCustomLossRequest, SampleRequest, UntypedAPIFuture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from tinkex._wire import json as wire_json
+from tinkex.engine.encoding import succeeded
 from tinkex.engine.intake.accepted import AcceptedRequests, new_request_id
 from tinkex.engine.intake.fingerprint import fingerprint
 from tinkex.engine.lookup import find_session
-from tinkex.engine.outcomes import succeeded
 from tinkex.engine.store import FutureRow, LossRow, Store
 from tinkex.types import CreateCustomLossRequest, CreateCustomLossResponse, UntypedAPIFuture
 

@@ -179,27 +179,21 @@ class Backend(Protocol):
     @property
     def status(self) -> WorkerStatus | None:
         """The worker process; None if this process computes."""
-        ...
 
     def start(self) -> None:
         """Start, also again after the worker was lost; returns before models are loaded."""
-        ...
 
     def check(self) -> None:
         """Raise :class:`WorkerLost` if the worker has exited."""
-        ...
 
     def close(self) -> None:
         """Stop the worker, and wait until it has exited."""
-        ...
 
     def load(self, source: str) -> ModelInfo:
         """Load a base model, if it is not loaded."""
-        ...
 
     def check_loss(self, request: CreateCustomLossRequest) -> None:
         """Raise ``InvalidInput`` for an uploaded loss that cannot be run."""
-        ...
 
     # ---- runs
 
@@ -207,58 +201,45 @@ class Backend(Protocol):
         self, run_id: str, source: str, lora: LoraConfig, checkpoint: SavedWeights | None = None
     ) -> None:
         """Create a run in memory, fresh or from a checkpoint; the base model must be loaded."""
-        ...
 
     def forget(self, run_id: str) -> None:
         """Drop a run from memory, if it is there; never fails."""
-        ...
 
     def run_pass(self, jobs: Sequence[PassJob]) -> Sequence[PassResult]:
         """Run passes of runs of one base model together; each fails or succeeds alone."""
-        ...
 
     def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:
         """Run one optimizer step of a run; returns its metrics."""
-        ...
 
     def load_weights(self, run_id: str, checkpoint: SavedWeights) -> None:
         """Replace the state of a run by a checkpoint."""
-        ...
 
     def save_weights(self, run_id: str, directory: Path, base_model: str, *, optimizer: bool) -> None:
         """Write a checkpoint of a run into a directory."""
-        ...
 
     def export_weights(
         self, run_id: str, directory: Path, base_model: str, recipients: Sequence[str] | None
     ) -> None:
         """Write the weights of a run for use elsewhere into a directory."""
-        ...
 
     # ---- savepoints
 
     def capture(self, run_id: str) -> int:
         """Copy the exact state of a run, which later turns do not change; returns a number for it."""
-        ...
 
     def write_savepoint(self, capture: int, file: Path) -> bytes:
         """Write a captured state into a file, and release it; returns the file's digest."""
-        ...
 
     def restore(self, run_id: str, source: str, saved: SavepointFile) -> None:
         """Restore a run from a savepoint, bit for bit; :class:`CorruptState` if the file is not what was written."""
-        ...
 
     # ---- samples
 
     def keep_adapter(self, run_id: str, directory: str) -> None:
         """Cache the current adapter of a run as the contents of a directory, so that it need not be read; never fails."""
-        ...
 
     def drop_adapter(self, directory: str) -> None:
         """Drop a cached adapter whose directory is being deleted; never fails."""
-        ...
 
     def sample(self, source: str, step: DecodeStep) -> DecodeReport:
         """Run one decode step of a base model."""
-        ...

@@ -77,7 +77,7 @@ class Lane:
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run a function on the lane's thread between two jobs."""
         future: Future[T] = Future()
-        self._jobs.put(lambda: _settle(future, function))
+        self._jobs.put(lambda: settle(future, function))
         return future
 
     def load(self, source: str) -> ModelInfo:
@@ -102,7 +102,8 @@ class Lane:
             job()
 
 
-def _settle(future: Future[T], function: Callable[[], T]) -> None:
+def settle(future: Future[T], function: Callable[[], T]) -> None:
+    """Run a function, and set the result of a future to what it returns or raises."""
     if not future.set_running_or_notify_cancel():
         return
     try:

@@ -47,10 +47,10 @@ class RemoteCaller:
             raise content
         return content
 
-    def cast(self, name: str, *args: Any) -> None:
+    def cast(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Call a method without waiting for it; does nothing if the other end is closed, which the next call reports."""
         with self._lock, contextlib.suppress(OSError):
-            self._channel.send((CAST, name, args, {}))
+            self._channel.send((CAST, name, args, kwargs))
 
     def _handle(self, kind: str, content: Any) -> None:
         if kind == LOG:

@@ -8,6 +8,7 @@ carries heartbeats.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import queue
 import signal
@@ -19,27 +20,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from tinkex.engine.lanes import heartbeat
 from tinkex.engine.lanes.channel import Channel
-from tinkex.engine.lanes.interface import (
-    DecodeReport,
-    DecodeStep,
-    ModelInfo,
-    PassJob,
-    PassResult,
-    SavedWeights,
-    SavepointFile,
-    WorkerLost,
-    WorkerStatus,
-)
+from tinkex.engine.lanes.in_process import LocalBackend
+from tinkex.engine.lanes.interface import WorkerLost, WorkerStatus
 from tinkex.engine.lanes.messages import Disconnected, RemoteCaller
 
 if TYPE_CHECKING:
     from tinkex.engine.config import EngineConfig
     from tinkex.engine.model.progress import Progress
-    from tinkex.types import AdamParams, CreateCustomLossRequest, LoraConfig
 
 logger = logging.getLogger("tinkex.engine")
 
@@ -105,6 +96,35 @@ class _Worker:
         if num_oom_kills == self.num_oom_kills:
             return WorkerLost(f"it was terminated by {name} from outside", own_fault=False)
         return WorkerLost(f"it was terminated by {name}, probably because memory ran out", own_fault=True)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _called(
+    connection: str, method: Callable[Concatenate[LocalBackend, P], T]
+) -> Callable[Concatenate[ProcessBackend, P], T]:
+    """The method, called in the worker over a connection."""
+
+    @functools.wraps(method)
+    def call(self: ProcessBackend, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = self.call(connection, method.__name__, *args, **kwargs)
+        return result
+
+    return call
+
+
+def _cast(
+    method: Callable[Concatenate[LocalBackend, P], None],
+) -> Callable[Concatenate[ProcessBackend, P], None]:
+    """The method, called in the worker without waiting for it."""
+
+    @functools.wraps(method)
+    def cast(self: ProcessBackend, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        self.cast(method.__name__, *args, **kwargs)
+
+    return cast
 
 
 class ProcessBackend:
@@ -228,7 +248,8 @@ class ProcessBackend:
         if worker.num_missed:
             self._on_silence(None)  # it has exited, which is reported separately
 
-    def _call(self, connection: str, name: str, *args: Any, **kwargs: Any) -> Any:
+    def call(self, connection: str, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the worker's backend over one of the connections."""
         self.check()
         worker = self._worker
         assert worker is not None
@@ -239,81 +260,28 @@ class ProcessBackend:
         worker.answered = True
         return result
 
-    def _cast(self, name: str, *args: Any) -> None:
+    def cast(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Call a method of the worker's backend without waiting for it."""
         if self._worker is not None:
-            self._worker.callers["compute"].cast(name, *args)
+            self._worker.callers["compute"].cast(name, *args, **kwargs)
 
-    # ---- calls
+    # ---- calls, each made in the worker by the method of the same name
 
-    def load(self, source: str) -> ModelInfo:
-        """Load a base model in the worker, if it is not loaded."""
-        info: ModelInfo = self._call("compute", "load", source)
-        return info
-
-    def check_loss(self, request: CreateCustomLossRequest) -> None:
-        """Raise ``InvalidInput`` for an uploaded loss that cannot be run; safe on any thread."""
-        self._call("check", "check_loss", request)
-
-    def create(
-        self, run_id: str, source: str, lora: LoraConfig, checkpoint: SavedWeights | None = None
-    ) -> None:
-        """Create a run in memory, fresh or from a checkpoint."""
-        self._call("compute", "create", run_id, source, lora, checkpoint)
-
-    def forget(self, run_id: str) -> None:
-        """Drop a run from memory, if it is there."""
-        self._cast("forget", run_id)
-
-    def run_pass(self, jobs: Sequence[PassJob]) -> Sequence[PassResult]:
-        """Run passes of runs of one base model together; each fails or succeeds alone."""
-        results: Sequence[PassResult] = self._call("compute", "run_pass", jobs)
-        return results
-
-    def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:
-        """Run one optimizer step of a run; returns its metrics."""
-        metrics: dict[str, float] = self._call("compute", "optim_step", run_id, params)
-        return metrics
-
-    def load_weights(self, run_id: str, checkpoint: SavedWeights) -> None:
-        """Replace the state of a run by a checkpoint."""
-        self._call("compute", "load_weights", run_id, checkpoint)
-
-    def save_weights(self, run_id: str, directory: Path, base_model: str, *, optimizer: bool) -> None:
-        """Write a checkpoint of a run into a directory."""
-        self._call("compute", "save_weights", run_id, directory, base_model, optimizer=optimizer)
-
-    def export_weights(
-        self, run_id: str, directory: Path, base_model: str, recipients: Sequence[str] | None
-    ) -> None:
-        """Write the weights of a run for use elsewhere into a directory."""
-        self._call("compute", "export_weights", run_id, directory, base_model, recipients)
-
-    def capture(self, run_id: str) -> int:
-        """Copy the exact state of a run; returns a number for it, valid until it is written."""
-        number: int = self._call("compute", "capture", run_id)
-        return number
-
-    def write_savepoint(self, capture: int, file: Path) -> bytes:
-        """Write a captured state into a file; returns the file's digest. Passes run meanwhile."""
-        digest: bytes = self._call("write", "write_savepoint", capture, file)
-        return digest
-
-    def restore(self, run_id: str, source: str, saved: SavepointFile) -> None:
-        """Restore a run from a savepoint, bit for bit."""
-        self._call("compute", "restore", run_id, source, saved)
-
-    def keep_adapter(self, run_id: str, directory: str) -> None:
-        """Cache the current adapter of a run as the contents of a directory."""
-        self._cast("keep_adapter", run_id, directory)
-
-    def drop_adapter(self, directory: str) -> None:
-        """Drop a cached adapter whose directory is being deleted."""
-        self._cast("drop_adapter", directory)
-
-    def sample(self, source: str, step: DecodeStep) -> DecodeReport:
-        """Run one decode step of a base model: one message there, one back."""
-        report: DecodeReport = self._call("compute", "sample", source, step)
-        return report
+    load = _called("compute", LocalBackend.load)
+    check_loss = _called("check", LocalBackend.check_loss)
+    create = _called("compute", LocalBackend.create)
+    run_pass = _called("compute", LocalBackend.run_pass)
+    optim_step = _called("compute", LocalBackend.optim_step)
+    load_weights = _called("compute", LocalBackend.load_weights)
+    save_weights = _called("compute", LocalBackend.save_weights)
+    export_weights = _called("compute", LocalBackend.export_weights)
+    capture = _called("compute", LocalBackend.capture)
+    write_savepoint = _called("write", LocalBackend.write_savepoint)
+    restore = _called("compute", LocalBackend.restore)
+    sample = _called("compute", LocalBackend.sample)
+    forget = _cast(LocalBackend.forget)
+    keep_adapter = _cast(LocalBackend.keep_adapter)
+    drop_adapter = _cast(LocalBackend.drop_adapter)
 
 
 def _spawn(ends: Sequence[socket.socket]) -> subprocess.Popen[bytes]:

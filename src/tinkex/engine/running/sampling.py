@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from tinkex.engine.encoding import failed, succeeded
 from tinkex.engine.integrity import CheckpointIntegrity
 from tinkex.engine.lanes.interface import AddRequest, BatchStats, DecodeReport, DecodeStep
 from tinkex.engine.lanes.lane import Lane
 from tinkex.engine.lookup import resolve_sampler, sequence_ids
 from tinkex.engine.operation import Operation
-from tinkex.engine.outcomes import failed, succeeded
 from tinkex.engine.running.crashes import CrashTracker
 from tinkex.engine.running.feeds import TokenFeed
 from tinkex.engine.running.table import OperationTable

@@ -44,7 +44,6 @@ class OperationTable:
         self._samples: dict[str, SampleQueue] = {}
         self._running_samples: dict[str, dict[str, Operation]] = {}
         self._retried_turns: deque[Turn] = deque()
-        self._retried_samples: dict[str, deque[Operation]] = {}
         self._num_pending: Counter[str] = Counter()
         self._max_pending = max_pending
         self._rate = TokenRate[str](max_tokens_per_s)
@@ -161,25 +160,17 @@ class OperationTable:
     def models_with_samples(self) -> Sequence[str]:
         """The base models that have samples, queued or running."""
         with self._lock:
-            return [
-                model
-                for model in self._samples
-                if self._running_samples.get(model)
-                or self._retried_samples.get(model)
-                or self._samples[model]
-            ]
+            return [each for each in self._samples if self._running_samples.get(each) or self._samples[each]]
 
     def peek_retried_sample(self, model: str) -> Operation | None:
         """The interrupted sample that runs before all queued ones, or None."""
         with self._lock:
-            waiting = self._retried_samples.get(model)
-            return waiting[0] if waiting else None
+            return self._samples[model].retried
 
     def start_sample(self, model: str) -> Operation | None:
         """Start the sample that joins the batch next: one that was interrupted, or the next in the queue."""
         with self._lock:
-            retried = self._retried_samples.get(model)
-            operation = retried.popleft() if retried else self._samples[model].take()
+            operation = self._samples[model].take()
             if operation is not None:
                 _start([operation])
                 self._running_samples.setdefault(model, {})[operation.request_id] = operation
@@ -206,10 +197,7 @@ class OperationTable:
             operation.cancelled = True
             if operation.state is State.QUEUED:
                 # It leaves the queue here, so that it cannot start before it has its outcome.
-                if operation in (retried := self._retried_samples.get(operation.model, deque())):
-                    retried.remove(operation)
-                else:
-                    self._samples[operation.model].remove(operation)
+                self._samples[operation.model].remove(operation)
                 return operation
         self._on_ready()
         return None
@@ -271,7 +259,7 @@ class OperationTable:
             for operation in reversed(samples):
                 _retry([operation])
                 del self._running_samples[operation.model][operation.request_id]
-                self._retried_samples.setdefault(operation.model, deque()).appendleft(operation)
+                self._samples[operation.model].put_back(operation)
 
     # ---- views
 
@@ -292,8 +280,7 @@ class OperationTable:
             if operation is None or operation.state in {State.RUNNING, State.COMPUTED}:
                 return QueueState("active", "running now")
             if operation.kind is Kind.SAMPLE:
-                model = operation.model
-                num_waiting = len(self._samples[model]) + len(self._retried_samples.get(model, ()))
+                num_waiting = len(self._samples[operation.model])
                 return QueueState(
                     "paused_capacity", f"{num_waiting} samples wait for a place in the decode batch"
                 )

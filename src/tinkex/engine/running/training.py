@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tinkex.engine.config import EngineConfig
+from tinkex.engine.encoding import failed, passed, succeeded
 from tinkex.engine.lanes.interface import PassJob, SavedWeights, SavepointFile
 from tinkex.engine.lanes.lane import Lane
 from tinkex.engine.lookup import check_name_is_free, find_checkpoint, run_lost
 from tinkex.engine.operation import Kind, Operation
-from tinkex.engine.outcomes import failed, passed, succeeded
 from tinkex.engine.passes import read_job
 from tinkex.engine.quotas import Quotas
 from tinkex.engine.served_models import ServedModel, ServedModels
@@ -201,13 +201,13 @@ class TrainingRuns:
                 metrics = self._backend.optim_step(run.run_id, request.adam_params or AdamParams())
                 return OptimStepResponse(metrics=metrics), []
             case SaveWeightsRequest():
-                return self._save(run, request)
+                return self._save(run, CheckpointKind.WEIGHTS, request)
             case SaveWeightsForSamplerRequest() if request.path is None:
                 return self._save_snapshot(run, request)
             case SaveWeightsForSamplerRequest():
-                return self._save_for_sampler(run, request)
+                return self._save(run, CheckpointKind.SAMPLER_WEIGHTS, request)
             case SaveWeightsExternalRequest():
-                return self._save_external(run, request)
+                return self._save(run, CheckpointKind.EXTERNAL_WEIGHTS, request)
             case LoadWeightsRequest():
                 return self._load(run, request)
             case UnloadModelRequest():
@@ -243,40 +243,32 @@ class TrainingRuns:
     def _saved_weights(self, checkpoint: CheckpointRow, *, optimizer: bool) -> SavedWeights:
         return SavedWeights(self._store.directories.resolve(checkpoint.directory), optimizer)
 
-    def _save(self, run: LiveRun, request: SaveWeightsRequest) -> tuple[Value, list[Change]]:
-        assert request.path is not None, "intake rejects a save without a name"
-        row, kind = self._row(run.run_id), CheckpointKind.WEIGHTS
-        check_name_is_free(self._store, run.run_id, kind, request.path, overwrite=request.overwrite)
-        self._quotas.check_new_checkpoint(row.owner)
-        with self._store.directories.checkpoint(run.run_id, kind, request.path) as writing:
-            self._backend.save_weights(run.run_id, writing.temporary, row.base_model, optimizer=True)
-        saved = _checkpoint_row(row, kind, request, writing.final, writing.size_bytes)
-        return SaveWeightsResponse(path=saved.path), [CheckpointSaved(saved)]
-
-    def _save_for_sampler(
-        self, run: LiveRun, request: SaveWeightsForSamplerRequest
+    def _save(
+        self,
+        run: LiveRun,
+        kind: CheckpointKind,
+        request: SaveWeightsRequest | SaveWeightsForSamplerRequest | SaveWeightsExternalRequest,
     ) -> tuple[Value, list[Change]]:
-        assert request.path is not None
-        row, kind = self._row(run.run_id), CheckpointKind.SAMPLER_WEIGHTS
-        check_name_is_free(self._store, run.run_id, kind, request.path, overwrite=False)
+        assert request.path is not None, "intake rejects a save without a name"
+        row, run_id = self._row(run.run_id), run.run_id
+        overwrite = isinstance(request, SaveWeightsRequest) and request.overwrite
+        check_name_is_free(self._store, run_id, kind, request.path, overwrite=overwrite)
         self._quotas.check_new_checkpoint(row.owner)
-        with self._store.directories.checkpoint(run.run_id, kind, request.path) as writing:
-            self._backend.save_weights(run.run_id, writing.temporary, row.base_model, optimizer=False)
-        self._backend.keep_adapter(run.run_id, writing.final)
-        saved = _checkpoint_row(row, kind, request, writing.final, writing.size_bytes)
-        return SaveWeightsForSamplerResponse(path=saved.path), [CheckpointSaved(saved)]
-
-    def _save_external(self, run: LiveRun, request: SaveWeightsExternalRequest) -> tuple[Value, list[Change]]:
-        row, kind = self._row(run.run_id), CheckpointKind.EXTERNAL_WEIGHTS
-        check_name_is_free(self._store, run.run_id, kind, request.path, overwrite=False)
-        self._quotas.check_new_checkpoint(row.owner)
-        with self._store.directories.checkpoint(run.run_id, kind, request.path) as writing:
-            self._backend.export_weights(
-                run.run_id, writing.temporary, row.base_model, request.age_encryption_recipients
-            )
-        saved = _checkpoint_row(row, kind, request, writing.final, writing.size_bytes)
-        response = SaveWeightsExternalResponse(path=saved.path, size_bytes=writing.size_bytes)
-        return response, [CheckpointSaved(saved)]
+        with self._store.directories.checkpoint(run_id, kind, request.path) as writing:
+            if isinstance(request, SaveWeightsExternalRequest):
+                recipients = request.age_encryption_recipients
+                self._backend.export_weights(run_id, writing.temporary, row.base_model, recipients)
+            else:
+                optimizer = kind is CheckpointKind.WEIGHTS
+                self._backend.save_weights(run_id, writing.temporary, row.base_model, optimizer=optimizer)
+        saved = CheckpointSaved(_checkpoint_row(row, kind, request, writing.final, writing.size_bytes))
+        path = saved.checkpoint.path
+        if kind is CheckpointKind.SAMPLER_WEIGHTS:
+            self._backend.keep_adapter(run_id, writing.final)
+            return SaveWeightsForSamplerResponse(path=path), [saved]
+        if kind is CheckpointKind.EXTERNAL_WEIGHTS:
+            return SaveWeightsExternalResponse(path=path, size_bytes=writing.size_bytes), [saved]
+        return SaveWeightsResponse(path=path), [saved]
 
     def _save_snapshot(
         self, run: LiveRun, request: SaveWeightsForSamplerRequest

@@ -22,17 +22,30 @@ class SampleQueue:
 
     def __init__(self) -> None:
         self._lines: dict[str, OrderedDict[str, Operation]] = {}
+        self._retried: OrderedDict[str, Operation] = OrderedDict()
         self._shares = FairShare[str]()
 
     def __len__(self) -> int:
-        return sum(len(line) for line in self._lines.values())
+        return len(self._retried) + sum(len(line) for line in self._lines.values())
 
     def put(self, operation: Operation) -> None:
         """Add a sample at the end of its user's line."""
         self._lines.setdefault(operation.owner, OrderedDict())[operation.request_id] = operation
 
+    def put_back(self, operation: Operation) -> None:
+        """Add a sample that was interrupted: it is the next to be taken."""
+        self._retried[operation.request_id] = operation
+        self._retried.move_to_end(operation.request_id, last=False)
+
+    @property
+    def retried(self) -> Operation | None:
+        """The interrupted sample that is taken next, or None."""
+        return next(iter(self._retried.values()), None)
+
     def take(self) -> Operation | None:
         """The sample whose turn it is, or None."""
+        if self._retried:
+            return self._retried.popitem(last=False)[1]
         if not self._lines:
             return None
         self._shares.waiting(self._lines.keys())
@@ -44,8 +57,9 @@ class SampleQueue:
 
     def remove(self, operation: Operation) -> None:
         """Remove a waiting sample."""
-        del self._lines[operation.owner][operation.request_id]
-        self._drop_empty(operation.owner)
+        if self._retried.pop(operation.request_id, None) is None:
+            del self._lines[operation.owner][operation.request_id]
+            self._drop_empty(operation.owner)
 
     def _drop_empty(self, owner: str) -> None:
         if not self._lines[owner]:

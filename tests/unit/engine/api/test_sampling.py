@@ -199,7 +199,7 @@ def test_tokenizer_files_are_served_and_nothing_else(ada: Client) -> None:
 
 
 def test_metrics_that_are_not_finite_are_sent_as_text(ada: Client, engine: Engine) -> None:
-    from tinkex.engine.outcomes import succeeded
+    from tinkex.engine.encoding import succeeded
     from tinkex.types import OptimStepResponse
 
     outcome = succeeded(OptimStepResponse(metrics={"grad_norm": float("nan")}))

@@ -1,4 +1,4 @@
-"""Results and errors of operations, in the form they are stored and sent."""
+"""Requests and outcomes in the form they are stored and sent: protobuf for passes and samples, JSON for the rest."""
 
 from __future__ import annotations
 
@@ -7,11 +7,31 @@ from typing import Any
 
 from tinkex._wire import json as wire_json
 from tinkex._wire import proto as wire_proto
+from tinkex.engine.operation import REQUEST_TYPES, Kind, OperationRequest
 from tinkex.engine.store import Outcome, ResultFormat
 from tinkex.errors import EngineError, RequestErrorCategory
-from tinkex.types import OptimStepResponse, SampleResponse
+from tinkex.types import ForwardBackwardRequest, OptimStepResponse, SampleResponse
 from tinkex.types.base import Value
 from tinkex.types.plain import finite_or_text
+
+
+def encode_request(request: OperationRequest) -> bytes:
+    """A request as it is recorded."""
+    if isinstance(request, ForwardBackwardRequest):
+        return wire_proto.encode_forward_backward(request)
+    return wire_json.encode(request)
+
+
+def decode_request(kind: Kind, body: bytes) -> OperationRequest:
+    """The request in a recorded body; raises ``ValueError`` if it is not of this kind.
+
+    >>> from tinkex.types import UnloadModelRequest
+    >>> decode_request(Kind.UNLOAD, encode_request(UnloadModelRequest(model_id="m"))).model_id
+    'm'
+    """
+    if kind.packs:
+        return wire_proto.decode_forward_backward(body)
+    return wire_json.decode(body, REQUEST_TYPES[kind])
 
 
 def passed(output: bytes) -> Outcome:
