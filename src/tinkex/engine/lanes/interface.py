@@ -179,6 +179,7 @@ class Backend(Protocol):
     @property
     def status(self) -> WorkerStatus | None:
         """The worker process; None if this process computes."""
+        ...
 
     def start(self) -> None:
         """Start, also again after the worker was lost; returns before models are loaded."""
@@ -191,6 +192,7 @@ class Backend(Protocol):
 
     def load(self, source: str) -> ModelInfo:
         """Load a base model, if it is not loaded."""
+        ...
 
     def check_loss(self, request: CreateCustomLossRequest) -> None:
         """Raise ``InvalidInput`` for an uploaded loss that cannot be run."""
@@ -207,9 +209,11 @@ class Backend(Protocol):
 
     def run_pass(self, jobs: Sequence[PassJob]) -> Sequence[PassResult]:
         """Run passes of runs of one base model together; each fails or succeeds alone."""
+        ...
 
     def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:
         """Run one optimizer step of a run; returns its metrics."""
+        ...
 
     def load_weights(self, run_id: str, checkpoint: SavedWeights) -> None:
         """Replace the state of a run by a checkpoint."""
@@ -226,9 +230,11 @@ class Backend(Protocol):
 
     def capture(self, run_id: str) -> int:
         """Copy the exact state of a run, which later turns do not change; returns a number for it."""
+        ...
 
     def write_savepoint(self, capture: int, file: Path) -> bytes:
         """Write a captured state into a file, and release it; returns the file's digest."""
+        ...
 
     def restore(self, run_id: str, source: str, saved: SavepointFile) -> None:
         """Restore a run from a savepoint, bit for bit; :class:`CorruptState` if the file is not what was written."""
@@ -243,3 +249,4 @@ class Backend(Protocol):
 
     def sample(self, source: str, step: DecodeStep) -> DecodeReport:
         """Run one decode step of a base model."""
+        ...
