@@ -195,4 +195,4 @@ def test_a_server_whose_worker_was_killed_says_so_and_the_operation_completes(
         assert process.kill_workers() == 1
         again = training.forward_backward([large(0)], "cross_entropy").result(timeout=180)
         assert again.metrics["loss:sum"] == first.metrics["loss:sum"]
-    assert ("paused_capacity", "the process that computes is being started") in recorder.states
+    assert ("paused_capacity", "the worker process is being started") in recorder.states

@@ -123,7 +123,7 @@ def test_missing_checkpoints_are_skipped_and_without_any_recovery_fails(
             training.model_id, service, dataclasses.replace(policy, checkpoint=paths["two"])
         ).result(timeout=60)
     rest.delete_checkpoint_from_tinker_path(paths["one"]).result(timeout=60)
-    with pytest.raises(tinkex.RecoveryError, match="save some on the way"):
+    with pytest.raises(tinkex.RecoveryError, match="save checkpoints with save_state"):
         executor.recover(training.model_id, service, policy).result(timeout=60)
     assert [run_id for run_id, _ in failures] == [training.model_id] * 2
     step(recovered.training)  # the run created from it continues without it

@@ -116,7 +116,7 @@ def differentiate(data: Sequence[Datum], output: ForwardBackwardOutput, loss_fn:
         )
     value = float(loss.detach())
     if not math.isfinite(value):
-        raise ValueError(f"the custom loss is {value}; the gradient is unchanged")
+        raise ValueError(f"the custom loss is {value}; the accumulated gradient is unchanged")
     for lp in logprobs:
         lp.grad = None  # a loss that called backward() itself has set it, and it would count twice
     # backward() rather than grad(): the user's own parameters in the loss get their gradients as well.

@@ -176,10 +176,10 @@ class RecoveryExecutor:
         await self._call_back(job.policy.on_failure, "on_failure", job.run_id, failure)
         return failure
 
-    async def _call_back(self, callback: Callable[..., object] | None, name: str, *news: object) -> None:
+    async def _call_back(self, callback: Callable[..., object] | None, name: str, *arguments: object) -> None:
         if callback is None:
             return
         try:
-            await call_user_function(callback, *news)
+            await call_user_function(callback, *arguments)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - emitted as an event; the recovery continues
             self._sink.emit(CallbackFailed(name, f"{type(error).__name__}: {error}"))

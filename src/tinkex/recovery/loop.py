@@ -340,8 +340,8 @@ class ResilientTraining(Generic[B]):
             RunRecovered(lost.model_id, self.training.model_id, path or BEGINNING, self._attempt - 1)
         )
         lost.unload()  # if it still exists, this frees its memory
-        news = RecoveryResult(lost.model_id, self.training, path or BEGINNING, self._attempt, condition)
-        await self._call_back(self._policy.on_recovery, "on_recovery", news)
+        result = RecoveryResult(lost.model_id, self.training, path or BEGINNING, self._attempt, condition)
+        await self._call_back(self._policy.on_recovery, "on_recovery", result)
         self._open_line()
 
     async def _with_retries(
@@ -383,11 +383,11 @@ class ResilientTraining(Generic[B]):
     def _emit_started(self, run_id: str, attempt: int, path: str) -> None:
         self._sink.emit(RecoveryStarted(run_id, attempt, path))
 
-    async def _call_back(self, callback: Callable[..., Any] | None, name: str, *news: object) -> None:
+    async def _call_back(self, callback: Callable[..., Any] | None, name: str, *arguments: object) -> None:
         if callback is None:
             return
         try:
-            await call_user_function(callback, *news)
+            await call_user_function(callback, *arguments)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - emitted as an event; the recovery continues
             self._sink.emit(CallbackFailed(name, f"{type(error).__name__}: {error}"))
 

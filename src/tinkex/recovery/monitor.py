@@ -159,9 +159,9 @@ class RecoveryMonitor:
         while runs := self._monitored():
             now = time.monotonic()
             due = {run.run_id: due.get(run.run_id, now + run.policy.poll_interval_s) for run in runs}
-            asked = [run for run in runs if due[run.run_id] <= now]
-            await self._check_runs(asked)
-            for run in asked:
+            due_runs = [run for run in runs if due[run.run_id] <= now]
+            await self._check_runs(due_runs)
+            for run in due_runs:
                 due[run.run_id] = time.monotonic() + run.policy.poll_interval_s
             soonest = min(due[run.run_id] for run in runs)
             # A run added meanwhile may be due earlier: no sleep is longer than the shortest interval.

@@ -37,6 +37,8 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         """Loads a name of 0.1, with a ``DeprecationWarning``."""
+        if name.startswith("__"):  # the import system looks up __path__
+            raise AttributeError(name)
         from tinkex._moved import load_renamed
 
         return load_renamed(__name__, name)

@@ -106,9 +106,9 @@ class Dpo:
     def _log_ratios(self, pairs: Sequence[_Pair]) -> list[tuple[float, float]]:
         """Returns π_chosen − ρ_chosen and π_rejected − ρ_rejected of each pair; their difference is the margin."""
         data = [one.datum() for pair in pairs for one in (pair.chosen, pair.rejected)]
-        asked = self._context.training.forward(data, "cross_entropy")
+        future = self._context.training.forward(data, "cross_entropy")
         references = self._reference_sums(pairs)
-        sums = _answer_sums(asked.result(), [one for pair in pairs for one in (pair.chosen, pair.rejected)])
+        sums = _answer_sums(future.result(), [one for pair in pairs for one in (pair.chosen, pair.rejected)])
         return [
             (sums[2 * place] - chosen, sums[2 * place + 1] - rejected)
             for place, (chosen, rejected) in enumerate(references)
@@ -119,7 +119,7 @@ class Dpo:
         from tinkex import types
 
         new = {id(pair): pair for pair in pairs if id(pair) not in self._references}
-        asked = {
+        futures = {
             key: [
                 self._reference.compute_logprobs(types.ModelInput.from_ints(one.ids))
                 for one in (pair.chosen, pair.rejected)
@@ -127,7 +127,7 @@ class Dpo:
             for key, pair in new.items()
         }
         for key, pair in new.items():
-            chosen, rejected = (future.result() for future in asked[key])
+            chosen, rejected = (future.result() for future in futures[key])
             self._references[key] = (_learned_sum(chosen, pair.chosen), _learned_sum(rejected, pair.rejected))
         return [self._references[id(pair)] for pair in pairs]
 
@@ -155,8 +155,8 @@ class Dpo:
 
 def _answer_sums(output: ForwardBackwardOutput, tokens: Sequence[TokenizedExample]) -> list[float]:
     sums = []
-    for said, one in zip(output.loss_fn_outputs, tokens, strict=True):
-        logprobs = said["logprobs"].to_numpy()
+    for outputs, one in zip(output.loss_fn_outputs, tokens, strict=True):
+        logprobs = outputs["logprobs"].to_numpy()
         learned = one.learned[1:]
         sums.append(float(sum(float(lp) for lp, mine in zip(logprobs, learned, strict=True) if mine)))
     return sums

@@ -127,10 +127,10 @@ def _preference(where: str, line: dict[str, Any]) -> Preference:
         raise _InvalidLine(f"'chosen' and 'rejected' are required; the line has {_names(line)}")
     chosen, rejected = line["chosen"], line["rejected"]
     if "prompt" in line:
-        asked = _parse_prompt(line["prompt"])
+        prompt = _parse_prompt(line["prompt"])
     elif isinstance(chosen, list) and isinstance(rejected, list):
-        asked = _messages(chosen, "chosen")[:-1]
-        if not asked or asked != _messages(rejected, "rejected")[:-1]:
+        prompt = _messages(chosen, "chosen")[:-1]
+        if not prompt or prompt != _messages(rejected, "rejected")[:-1]:
             raise _InvalidLine(
                 "'chosen' and 'rejected' must start with the same messages if there is no 'prompt'"
             )
@@ -139,17 +139,17 @@ def _preference(where: str, line: dict[str, Any]) -> Preference:
     pair = _answer(chosen, "chosen"), _answer(rejected, "rejected")
     if pair[0] == pair[1]:
         raise _InvalidLine("'chosen' and 'rejected' are equal")
-    return Preference(where, asked, *pair)
+    return Preference(where, prompt, *pair)
 
 
 def _prompt(where: str, line: dict[str, Any]) -> Prompt:
     name = "prompt" if "prompt" in line else "messages"
     if name not in line:
         raise _InvalidLine(f"'prompt' (or 'messages') is required; the line has {_names(line)}")
-    asked = _parse_prompt(line[name])
-    if isinstance(asked, list) and asked[-1]["role"] == "assistant":
+    prompt = _parse_prompt(line[name])
+    if isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
         raise _InvalidLine("the last message must not have the role 'assistant'")
-    return Prompt(where, asked, line)
+    return Prompt(where, prompt, line)
 
 
 def _parse_prompt(value: Any) -> Messages | str:

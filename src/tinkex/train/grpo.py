@@ -75,7 +75,7 @@ class Grpo:
         settings = self._settings
         sampler = self._context.training.save_weights_and_get_sampling_client()
         tasks = [self._learn[place] for place in batch]
-        asked = [
+        futures = [
             sampler.sample(
                 types.ModelInput.from_ints(task.tokens),
                 settings.group_size,
@@ -86,7 +86,7 @@ class Grpo:
         data: list[Datum] = []
         rewards: list[float] = []
         lengths: list[int] = []
-        for task, future in zip(tasks, asked, strict=True):
+        for task, future in zip(tasks, futures, strict=True):
             sequences = future.result().sequences
             group = [self._score(task, sequence) for sequence in sequences]
             rewards += group
@@ -111,8 +111,8 @@ class Grpo:
         if not self._check:
             return None
         sampler = self._context.training.save_weights_and_get_sampling_client()
-        asked = [one.prompt for one in self._check]
-        answers = sample_greedy(sampler, self._context.renderer, asked, self._settings.max_tokens)
+        prompts = [one.prompt for one in self._check]
+        answers = sample_greedy(sampler, self._context.renderer, prompts, self._settings.max_tokens)
         scores = [
             self._reward(_as_text(one.prompt), answer, one.fields)
             for one, answer in zip(self._check, answers, strict=True)

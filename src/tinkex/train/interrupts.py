@@ -47,9 +47,9 @@ class Interrupts:
 class CriticalSection:
     """A block that defers Ctrl-C to its end. A second Ctrl-C is not deferred.
 
-    >>> held = CriticalSection()
-    >>> with held:
-    ...     held.is_open
+    >>> section = CriticalSection()
+    >>> with section:
+    ...     section.is_open
     True
     """
 

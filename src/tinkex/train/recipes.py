@@ -72,10 +72,10 @@ def sample_greedy(
     from tinkex import types
 
     params = types.SamplingParams(max_tokens=max_tokens, temperature=0.0)
-    asked = [
+    futures = [
         sampler.sample(types.ModelInput.from_ints(renderer.prompt(prompt)), 1, params) for prompt in prompts
     ]
     return [
-        renderer.tokenizer.decode(answer.result().sequences[0].tokens, skip_special_tokens=True).strip()
-        for answer in asked
+        renderer.tokenizer.decode(future.result().sequences[0].tokens, skip_special_tokens=True).strip()
+        for future in futures
     ]

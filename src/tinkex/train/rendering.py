@@ -61,21 +61,21 @@ class Renderer:
         eos = getattr(tokenizer, "eos_token", None)
         self._eos = eos if isinstance(eos, str) else ""
 
-    def prompt(self, asked: Messages | str) -> list[int]:
+    def prompt(self, prompt: Messages | str) -> list[int]:
         """Returns the tokens of a prompt, up to the start of the answer."""
-        if isinstance(asked, str) and not self.chat:
-            return self._encode(asked, special=True)
-        return self._encode(self._template(self._messages(asked), prompt=True))
+        if isinstance(prompt, str) and not self.chat:
+            return self._encode(prompt, special=True)
+        return self._encode(self._template(self._messages(prompt), prompt=True))
 
-    def pair(self, asked: Messages | str, answer: str) -> TokenizedExample:
+    def pair(self, prompt: Messages | str, answer: str) -> TokenizedExample:
         """Returns a prompt and its answer; the answer has a loss, up to its end token."""
-        prompt = self.prompt(asked)
-        if isinstance(asked, str) and not self.chat:
+        prompt_ids = self.prompt(prompt)
+        if isinstance(prompt, str) and not self.chat:
             end = self.tokenizer.eos_token_id
             reply = [*self._encode(answer), *([] if end is None else [end])]
         else:
-            reply = self._encode(self._answer_text(self._messages(asked), answer))
-        return TokenizedExample(prompt + reply, [False] * len(prompt) + [True] * len(reply))
+            reply = self._encode(self._answer_text(self._messages(prompt), answer))
+        return TokenizedExample(prompt_ids + reply, [False] * len(prompt_ids) + [True] * len(reply))
 
     def all_answers(self, messages: Messages) -> TokenizedExample:
         """Returns a whole chat; every assistant message has a loss."""
@@ -100,14 +100,14 @@ class Renderer:
             done = before + answer
         return TokenizedExample(ids, learned)
 
-    def _messages(self, asked: Messages | str) -> Messages:
-        if isinstance(asked, str):
-            return [{"role": "user", "content": asked}]
+    def _messages(self, prompt: Messages | str) -> Messages:
+        if isinstance(prompt, str):
+            return [{"role": "user", "content": prompt}]
         if not self.chat:
             raise ConfigError(
                 "the data contains chats, but this model has no chat template; use plain text, or another model"
             )
-        return asked
+        return prompt
 
     def _template(self, messages: Messages, *, prompt: bool) -> str:
         try:
@@ -118,9 +118,9 @@ class Renderer:
             raise ConfigError(f"the model's chat template rejects a chat: {error}") from error
         return str(text)
 
-    def _answer_text(self, asked: Messages, answer: str) -> str:
-        before = self._template(asked, prompt=True)
-        whole = self._template([*asked, {"role": "assistant", "content": answer}], prompt=False)
+    def _answer_text(self, prompt: Messages, answer: str) -> str:
+        before = self._template(prompt, prompt=True)
+        whole = self._template([*prompt, {"role": "assistant", "content": answer}], prompt=False)
         # Some templates render the prompt differently once it is answered; then the answer is appended directly.
         return self._up_to_end(whole[len(before) :]) if whole.startswith(before) else answer + self._eos
 

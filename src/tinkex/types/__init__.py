@@ -216,7 +216,7 @@ if not TYPE_CHECKING:  # else type checkers would find every name
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-# One value serves as what the server says and what the caller reads.
+# One type serves as the server's response and as the caller's result.
 SaveWeightsForSamplerResponseInternal = SaveWeightsForSamplerResponse
 SaveWeightsExternalResponseInternal = SaveWeightsExternalResponse
 

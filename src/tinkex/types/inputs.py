@@ -73,7 +73,7 @@ class ImageChunk(Options, frozen=True, kw_only=True):
 
     @property
     def length(self) -> int:
-        """Number of tokens the image takes, as the caller said in ``expected_tokens``."""
+        """Number of tokens of the image, from ``expected_tokens``."""
         return _expected(self.expected_tokens, "ImageChunk")
 
 
@@ -87,7 +87,7 @@ class ImageAssetPointerChunk(Options, frozen=True, kw_only=True):
 
     @property
     def length(self) -> int:
-        """Number of tokens the image takes, as the caller said in ``expected_tokens``."""
+        """Number of tokens of the image, from ``expected_tokens``."""
         return _expected(self.expected_tokens, "ImageAssetPointerChunk")
 
 

@@ -73,7 +73,7 @@ def test_a_file_of_certificates_that_is_not_there_is_named(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"nowhere\.pem' cannot be read"):
         Config(ca_file=tmp_path / "nowhere.pem")
     (tmp_path / "empty.pem").write_text("no certificate")
-    with pytest.raises(ConfigError, match="no certificate in PEM"):
+    with pytest.raises(ConfigError, match="contains no PEM certificate"):
         Config(ca_file=tmp_path / "empty.pem")
 
 

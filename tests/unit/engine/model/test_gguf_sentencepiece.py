@@ -143,13 +143,13 @@ def test_what_cannot_be_rebuilt_is_refused_by_name(changes: dict[str, Any], word
 
 def test_merges_that_do_not_fit_the_vocabulary_are_a_setup_error() -> None:
     broken = {"model": "gpt2", "merges": ["a b", "x y"], "tokens": ["a", "b", "ab"], "token_type": [1, 1, 1]}
-    with pytest.raises(SetupError, match="does not fit together"):
+    with pytest.raises(SetupError, match="is inconsistent"):
         build_tokenizer(metadata(**broken))
 
 
 def test_a_vocabulary_without_bytes_is_refused() -> None:
     tokens = [token for token in TOKENS if token != "<0x0A>"]
-    with pytest.raises(SetupError, match="single bytes"):
+    with pytest.raises(SetupError, match="byte tokens"):
         build_tokenizer(
             metadata(tokens=tokens, scores=[0.0] * len(tokens), token_type=[NORMAL] * len(tokens))
         )
