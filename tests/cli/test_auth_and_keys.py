@@ -183,7 +183,9 @@ def test_a_data_directory_that_cannot_be_used_is_a_problem_for_the_doctor(tmp_pa
         assert "TINKEX_DATA_DIR" in found["fix"]
     new = tmp_path / "new"
     well = tinkex("doctor", "--local", "--json", home=tmp_path, TINKEX_DATA_DIR=str(new / "engine")).json
-    assert "will be made" in next(one["detail"] for one in well["checks"] if one["check"] == "data directory")
+    assert "will be created" in next(
+        one["detail"] for one in well["checks"] if one["check"] == "data directory"
+    )
     assert not new.exists(), "asking leaves nothing behind"
 
 

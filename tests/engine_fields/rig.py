@@ -55,7 +55,7 @@ class Rig:
         return Run(self.ada, self.ada.create(**lora))
 
     def sampler(self, client: Client | None = None, **weights: Any) -> str:
-        """A new sampler, on the base model unless told otherwise."""
+        """A new sampler, on the base model by default."""
         client = client or self.ada
         request = {
             "session_id": client.session(),

@@ -47,7 +47,7 @@ INFORMATION = {
             "SampledProvenanceSpan.offset",
             "SampledProvenanceSpan.length",
         ),
-        "where tokens came from; only the loss stable_reinforce asks, and that is refused by name",
+        "where tokens came from; only the loss stable_reinforce asks, and that is rejected, with an error that names the field",
     ),
 }
 

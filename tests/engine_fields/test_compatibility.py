@@ -80,7 +80,9 @@ def test_cross_entropy_takes_any_real_weights_and_answers_in_the_shape_of_its_ta
     assert output.metrics["loss:sum"] == pytest.approx(-answered.to_numpy().sum(), rel=1e-5)
 
 
-def test_a_run_resumes_by_its_weights_info_and_adam_really_starts_anew_without_its_state(rig: Rig) -> None:
+def test_a_run_resumes_by_its_weights_info_and_adam_really_starts_from_zero_without_its_state(
+    rig: Rig,
+) -> None:
     source = rig.run(rank=3, train_mlp=False)
     source.train()
     path = source.save()
@@ -101,7 +103,7 @@ def test_a_run_resumes_by_its_weights_info_and_adam_really_starts_anew_without_i
     assert losses[True][1] == source.train(2) != losses[False][1]
 
 
-def test_a_checkpoint_of_another_shape_is_refused_where_it_is_loaded(rig: Rig) -> None:
+def test_a_checkpoint_of_another_shape_is_rejected_where_it_is_loaded(rig: Rig) -> None:
     path = rig.run(rank=3).save()
     run = rig.run(rank=4)
     failed = rig.ada.result(run.submit("load_weights", path=path)).json
@@ -153,6 +155,6 @@ def test_a_prompt_of_hundreds_of_one_token_chunks_is_the_prompt_of_one_chunk(rig
     )
 
 
-def test_an_option_of_other_samplers_is_refused_by_name(rig: Rig) -> None:
+def test_an_option_of_other_samplers_is_rejected_and_named(rig: Rig) -> None:
     for option, value in (("min_p", 0.1), ("repetition_penalty", 1.2), ("typical_p", 0.9), ("n", 2)):
         refused(rig.submit_sample({option: value}), option)

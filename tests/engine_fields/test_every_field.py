@@ -31,12 +31,12 @@ def test_every_proof_is_of_a_field_that_exists() -> None:
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_a_field_changes_the_outcome_or_is_refused(rig: Rig, name: str) -> None:
+def test_a_field_changes_the_outcome_or_is_rejected(rig: Rig, name: str) -> None:
     RUNNABLE[name](rig)
 
 
 @pytest.mark.parametrize("kind", TAGGED, ids=lambda kind: kind.__name__)
-def test_a_request_under_another_ones_name_is_refused(kind: Any) -> None:
+def test_a_request_under_another_ones_name_is_rejected(kind: Any) -> None:
     with pytest.raises(wire_json.Malformed, match="type"):
         wire_json.decode(json.dumps({"type": "something else"}).encode(), kind)
 
@@ -60,7 +60,7 @@ OPERATIONS = [
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_field_nobody_knows_is_refused_by_name(rig: Rig, name: str) -> None:
+def test_a_field_that_does_not_exist_is_rejected_and_named(rig: Rig, name: str) -> None:
     refused(rig.ada.post(name, {"quantum_mode": True}), "quantum_mode")
 
 
@@ -80,7 +80,7 @@ def test_what_clients_tell_about_themselves_is_taken(rig: Rig) -> None:
 
 
 def test_requests_that_nothing_is_wrong_with_are_accepted(rig: Rig) -> None:
-    """The proofs would show nothing if the rig's own requests were refused."""
+    """The proofs would show nothing if the rig's own requests were rejected."""
     run = Run(rig.ada, rig.ada.create())
     assert run.output().metrics["loss:sum"] > 0
     assert run.step()
