@@ -264,7 +264,10 @@ def test_what_cannot_work_is_refused_with_a_reason(ada: Caller, request_: Any, m
         (lambda run: OptimStepRequest(model_id=run, seq_id=1), "adam_params"),
         (lambda run: OptimStepRequest(model_id=run, seq_id=1, optimizer_params={"type": "dimuon"}), "dimuon"),
         (lambda run: SaveWeightsRequest(model_id=run, seq_id=1), "name"),
-        (lambda run: SaveWeightsRequest(model_id=run, seq_id=1, path="../../x"), "not a valid checkpoint name"),
+        (
+            lambda run: SaveWeightsRequest(model_id=run, seq_id=1, path="../../x"),
+            "not a valid checkpoint name",
+        ),
         (lambda run: SaveWeightsRequest(model_id=run, seq_id=1, path="x", ttl_seconds=0), "ttl_seconds"),
         (lambda run: SaveWeightsForSamplerRequest(model_id=run, seq_id=1), "sampling_session_seq_id"),
         (
