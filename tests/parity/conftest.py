@@ -8,10 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.sessions import close_official_sessions
+
 
 @pytest.fixture(autouse=True, scope="module")
 def collect_what_the_official_client_left() -> Iterator[None]:
     yield
+    close_official_sessions()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
