@@ -199,7 +199,9 @@ def start_afresh(server: KillableServer) -> None:
 
 @pytest.mark.slow
 def test_a_server_that_lost_its_data_raises_an_error_that_says_what_to_do(server: KillableServer) -> None:
-    with pytest.raises(tinkex.RecoveryError, match=r"no longer has a checkpoint of the training 'gone'.*resume='never'"):
+    with pytest.raises(
+        tinkex.RecoveryError, match=r"no longer has a checkpoint of the training 'gone'.*resume='never'"
+    ):
         program(server, "gone", once(4, lambda: start_afresh(server)))
 
 
