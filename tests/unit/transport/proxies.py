@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -121,16 +122,17 @@ async def _tunnel(
     server_reader: asyncio.StreamReader,
     server_writer: asyncio.StreamWriter,
 ) -> None:
-    await asyncio.gather(_pour(reader, server_writer), _pour(server_reader, writer))
+    try:
+        await asyncio.gather(_pour(reader, server_writer), _pour(server_reader, writer))
+    finally:
+        server_writer.transport.abort()
 
 
 async def _pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    finally:
-        writer.close()
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
 
 
 @contextmanager
@@ -140,6 +142,7 @@ def _listening(serve: Serve, files: Certificates | None) -> Iterator[int]:
     if files is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(files.server, files.key)
+    tasks: set[asyncio.Task[None]] = set()
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -149,10 +152,24 @@ def _listening(serve: Serve, files: Certificates | None) -> Iterator[int]:
         finally:
             writer.close()
 
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(converse(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        task.add_done_callback(lambda _: writer.transport.abort() if stopping.is_set() else None)
+
+    stopping = threading.Event()
+
     async def run(stop: asyncio.Event) -> None:
-        server = await asyncio.start_server(converse, sock=listening, ssl=context)
+        server = await asyncio.start_server(accept, sock=listening, ssl=context)
         await stop.wait()
+        stopping.set()
         server.close()
+        for task in (open_ones := list(tasks)):
+            task.cancel()
+        await asyncio.gather(*open_ones, return_exceptions=True)
+        for _ in range(3):  # aborted sockets are closed in the next rounds of the loop
+            await asyncio.sleep(0)
 
     with in_background(run):
         yield listening.getsockname()[1]

@@ -74,8 +74,8 @@ class Servers:
         return f"{self.storage}/api/v1/downloads/signed-token/{name}?signature=a%2Fb%3D"
 
 
-@pytest.fixture(params=["http", "https"])
-def servers(request: pytest.FixtureRequest, files: Certificates) -> Iterator[Servers]:
+@pytest.fixture(scope="module", params=["http", "https"])
+def running(request: pytest.FixtureRequest, files: Certificates) -> Iterator[Servers]:
     api, stored = ScriptedServer(), Storage()
     body = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in EVENTS)
     api.answers["stream_sample"] = lambda *_: Reply(200, {"content-type": "text/event-stream"}, body.encode())
@@ -88,6 +88,15 @@ def servers(request: pytest.FixtureRequest, files: Certificates) -> Iterator[Ser
             found = Servers(urls[0], urls[1], stored, [])
         api.answers["audit_log"] = lambda *_: Reply(302, {"location": found.signed("audit")})
         yield found
+
+
+@pytest.fixture
+def servers(running: Servers) -> Servers:
+    """The servers, with nothing recorded."""
+    running.stored.requests.clear()
+    for server in running.secured:
+        server.peers.clear()
+    return running
 
 
 def use_everything(config: Config, servers: Servers, directory: Path) -> None:
@@ -141,6 +150,7 @@ def check_nothing_private(servers: Servers) -> None:
 BASIC = "Basic " + base64.b64encode(b"user:pass word").decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tls", [False, True], ids=["over http", "over https"])
 @pytest.mark.parametrize(
     ("user", "headers", "authorization"),
@@ -177,6 +187,7 @@ def test_everything_goes_through_an_http_proxy_with_its_headers(
         assert any(target.startswith(f"{servers.api}/api/v1/samplers/s:sample:0") for target in asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("login", [None, ("us@er", "pass word")], ids=["open", "password"])
 @pytest.mark.parametrize("scheme", ["socks5", "socks5h"])
 def test_everything_goes_through_a_socks_proxy(
