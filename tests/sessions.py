@@ -35,12 +35,14 @@ def close_sessions(base_url: str | None = None) -> None:
     background().run(close_all())
 
 
-def close_official_sessions() -> None:
-    """Ends the heartbeats of the official client's sessions in this process."""
-    for holder in _instances("tinker.lib.internal_client_holder", "InternalClientHolder"):
+def close_official_sessions() -> bool:
+    """Ends the heartbeats of the official client's sessions in this process; returns whether there are any clients."""
+    holders = _instances("tinker.lib.internal_client_holder", "InternalClientHolder")
+    for holder in holders:
         with contextlib.suppress(AssertionError):  # one without a session, which all REST clients share
             holder.get_session_id()
             holder.close()
+    return bool(holders)
 
 
 def _instances(module: str, name: str) -> list[Any]:

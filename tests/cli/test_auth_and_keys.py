@@ -141,6 +141,7 @@ def test_a_directory_without_a_server_is_rejected(tmp_path: Path) -> None:
     assert "tinkex serve" in done.err
 
 
+@pytest.mark.slow
 def test_the_doctor_reports_findings_and_fixes(server: tuple[ServedEngine, Path], tmp_path: Path) -> None:
     engine, _ = server
     port = engine.url.rsplit(":", 1)[1]

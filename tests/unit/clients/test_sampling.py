@@ -171,6 +171,7 @@ def test_what_is_wrong_with_a_call_is_said_at_the_call(
     assert not server.values("asample")
 
 
+@pytest.mark.slow
 def test_push_back_pauses_and_sends_the_same_number_again(server: ScriptedServer) -> None:
     refusals = [reply({"detail": "full"}, status=429), reply({"detail": "full"}, status=429)]
     events: list[Event] = []
@@ -192,6 +193,7 @@ def test_push_back_pauses_and_sends_the_same_number_again(server: ScriptedServer
     ] * 2
 
 
+@pytest.mark.slow
 def test_a_lost_submission_is_sent_again_under_its_number(
     server: ScriptedServer, sampler: SamplingClient
 ) -> None:
@@ -377,6 +379,7 @@ def test_a_closed_client_refuses(service: ServiceClient, sampler: SamplingClient
         sampler.get_base_model()
 
 
+@pytest.mark.slow
 def test_a_pickled_client_samples_in_a_process_that_never_made_a_service(server: ScriptedServer) -> None:
     program = """
     import pickle, sys

@@ -47,6 +47,7 @@ def test_what_the_compiler_reports_is_part_of_the_error(tmp_path: Path) -> None:
         build_core(tmp_path / "core.so", extra_flags=("-include", "no-such-header.h"))
 
 
+@pytest.mark.slow
 @has_compiler
 def test_the_package_gets_the_core_or_the_reason_why_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

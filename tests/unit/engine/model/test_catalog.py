@@ -171,6 +171,7 @@ def test_a_download_that_breaks_off_leaves_no_model_and_can_be_repeated(
     assert not any(request.startswith("GET") and "model-00001" in request for request in hub.requests)
 
 
+@pytest.mark.slow
 def test_a_wheel_stands_in_for_a_hub_out_of_reach(tmp_path: Path) -> None:
     path = write_gguf(tiny_llama(tmp_path / "tiny"), tmp_path / "tiny.gguf")
     wheel = _wheel(tmp_path / "links", path.read_bytes())
@@ -196,6 +197,7 @@ def test_a_wheel_stands_in_for_a_hub_out_of_reach(tmp_path: Path) -> None:
     assert list((tmp_path / "home" / ".partial").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tamper", "words"),
     [
@@ -215,6 +217,7 @@ def test_a_wheel_that_is_not_what_was_asked_for_is_rejected(tmp_path: Path, tamp
     assert not (tmp_path / "home" / "tests--tiny").exists()
 
 
+@pytest.mark.slow
 def test_without_network_and_cache_the_error_names_every_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_target_that_cannot_be_written_is_named(tiny_model: Path, tmp_path: Pa
         export_model(tiny_model, tmp_path / "file" / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from Linux's /proc")
 def test_memory_holds_a_few_tensors_not_the_model(tmp_path: Path) -> None:
     """Twenty layers of 3 MB, written one tensor at a time."""
