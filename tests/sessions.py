@@ -39,7 +39,8 @@ def close_official_sessions() -> bool:
     """Ends the heartbeats of the official client's sessions in this process; returns whether there are any clients."""
     holders = _instances("tinker.lib.internal_client_holder", "InternalClientHolder")
     for holder in holders:
-        with contextlib.suppress(AssertionError):  # one without a session, which all REST clients share
+        # Without a session, which all REST clients share, or not constructed completely.
+        with contextlib.suppress(AssertionError, AttributeError):
             holder.get_session_id()
             holder.run_coroutine_threadsafe(holder.aclose()).result(timeout=30)
     return bool(holders)
