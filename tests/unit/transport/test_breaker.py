@@ -86,7 +86,7 @@ def test_after_a_while_exactly_one_of_many_callers_may_probe() -> None:
     assert len(probes) == 1
 
 
-def test_a_probe_closes_or_opens_it_again_and_one_that_is_given_up_leaves_its_place() -> None:
+def test_a_probe_closes_or_reopens_the_breaker_and_a_cancelled_probe_is_replaced() -> None:
     clock = Clock()
     breaker = Breaker(failure_threshold=1, reset_timeout_s=5, clock=clock)
     fail(breaker)
@@ -103,7 +103,7 @@ def test_a_probe_closes_or_opens_it_again_and_one_that_is_given_up_leaves_its_pl
     assert breaker.state == "closed"
 
 
-def test_those_turned_away_while_one_tries_are_not_told_to_come_back_at_once() -> None:
+def test_calls_rejected_during_a_probe_have_a_positive_retry_after() -> None:
     """Else a program that sleeps as long as it is told would spin until the probe ends, which may hang."""
     clock = Clock()
     breaker = Breaker(failure_threshold=1, reset_timeout_s=5, clock=clock)
@@ -164,7 +164,7 @@ def ask(caller: Caller, row: object = HEALTH) -> object:
     return background().run(caller.call(row))  # type: ignore[arg-type]
 
 
-def test_a_server_that_dies_is_left_alone_and_found_again_when_it_comes_back() -> None:
+def test_the_circuit_opens_when_a_server_fails_and_closes_when_it_recovers() -> None:
     heard, scripted = Heard(), ScriptedServer()
     scripted.answers["get_server_capabilities"] = lambda v, r: reply({}, 503)
     with over_http(scripted) as url:
@@ -191,7 +191,7 @@ def test_a_server_that_dies_is_left_alone_and_found_again_when_it_comes_back() -
         background().run(caller.close())
 
 
-def test_connections_that_fail_count_and_refusals_do_not() -> None:
+def test_connection_failures_count_and_client_errors_do_not() -> None:
     heard, scripted = Heard(), ScriptedServer()
     scripted.answers["get_server_capabilities"] = lambda v, r: reply({"detail": "no"}, 404)
     with over_http(scripted) as url:
@@ -209,7 +209,7 @@ def test_connections_that_fail_count_and_refusals_do_not() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 402, 404, 408, 409, 410, 413, 422, 429, 501, 507])
-def test_refusals_of_every_kind_are_no_failure_and_close_a_breaker_that_probes(status: int) -> None:
+def test_client_errors_are_no_failures_and_close_a_half_open_breaker(status: int) -> None:
     clock, scripted = Clock(), ScriptedServer()
     scripted.answers["get_server_capabilities"] = lambda v, r: reply({"detail": "no"}, status)
     heard = Heard()
@@ -243,7 +243,7 @@ class Raising(Heard):
 
 @pytest.mark.parametrize("how", ["call", "stream"])
 @pytest.mark.parametrize("what", ["a sink that raises", "a caller that gives up"])
-async def test_a_probe_that_never_comes_to_its_end_leaves_its_place_to_the_next(how: str, what: str) -> None:
+async def test_a_cancelled_probe_is_replaced_by_the_next_call(how: str, what: str) -> None:
     """Else an open breaker would stay open for ever."""
     clock, known = Clock(), BreakerRegistry()
     url, raises = "http://mock.invalid", what == "a sink that raises"

@@ -38,7 +38,7 @@ async def test_bytes_side_by_side_are_bounded() -> None:
     assert await most_at_once(Limiter(100), 20, num_bytes=30) == 4  # 90 fit, and one more may overshoot
 
 
-async def test_a_push_back_pauses_everybody_and_then_lets_a_few_through() -> None:
+async def test_a_429_pauses_all_submissions_and_then_admits_a_few() -> None:
     limiter = Limiter(10**9)
     pause = limiter.report_backpressure(100)
     assert pause == SHORT_PAUSE_S
