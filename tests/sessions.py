@@ -6,41 +6,43 @@ import asyncio
 import contextlib
 import gc
 import sys
+import threading
 from typing import Any
 
 
 def close_sessions(base_url: str | None = None) -> None:
-    """Closes the open sessions of this process: those at ``base_url``, or all, the official client's among them.
+    """Closes the open sessions of our client in this process: those at ``base_url``, or all.
 
     Clients that nothing refers to any more count: their heartbeats keep the session alive.
     """
+    if not any(thread.name == "tinkex" for thread in threading.enumerate()):
+        return  # without the client's event loop there is no session
+    from tinkex._runtime import background
+    from tinkex.errors import ClosedError
+
+    if not asyncio.all_tasks(background().loop):
+        return  # without a task there is no heartbeat, and finding sessions takes a while
     sessions = _instances("tinkex.clients.session", "Session")
     chosen = [each for each in sessions if base_url in {None, each.caller.config.base_url}]
-    if chosen:
-        from tinkex._runtime import background
-        from tinkex.errors import ClosedError
 
-        async def close(session: Any) -> None:
-            with contextlib.suppress(ClosedError):  # another session on the same connections has closed them
-                await session.close("success")
+    async def close(session: Any) -> None:
+        with contextlib.suppress(ClosedError):  # another session on the same connections has closed them
+            await session.close("success")
 
-        async def close_all() -> None:
-            await asyncio.gather(*map(close, chosen))
+    async def close_all() -> None:
+        await asyncio.gather(*map(close, chosen))
 
-        background().run(close_all())
-    if base_url is None:
-        for holder in _instances("tinker.lib.internal_client_holder", "InternalClientHolder"):
-            if _has_session(holder):
-                holder.close()
+    background().run(close_all())
 
 
-def _has_session(holder: Any) -> bool:
-    """Whether it sends heartbeats; those without a session are shared by all REST clients, and stay open."""
-    try:
-        holder.get_session_id()
-    except AssertionError:
-        return False
-    return True
+def close_official_sessions() -> bool:
+    """Ends the heartbeats of the official client's sessions in this process; returns whether there are any clients."""
+    holders = _instances("tinker.lib.internal_client_holder", "InternalClientHolder")
+    for holder in holders:
+        with contextlib.suppress(AssertionError):  # one without a session, which all REST clients share
+            holder.get_session_id()
+            holder.close()
+    return bool(holders)
 
 
 def _instances(module: str, name: str) -> list[Any]:

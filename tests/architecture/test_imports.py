@@ -135,6 +135,7 @@ def test_the_architecture_names_every_door_to_the_engine() -> None:
     assert set(re.findall(r"`([\w/]+)\.py`", text)) == {door.replace(".", "/") for door in doors}
 
 
+@pytest.mark.slow
 def test_only_the_module_that_serves_needs_the_engine_to_be_imported() -> None:
     """Every other door is a function that imports the engine when it is called."""
     names = {

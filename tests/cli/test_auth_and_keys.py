@@ -141,6 +141,7 @@ def test_a_directory_without_a_server_is_rejected(tmp_path: Path) -> None:
     assert "tinkex serve" in done.err
 
 
+@pytest.mark.slow
 def test_the_doctor_reports_findings_and_fixes(server: tuple[ServedEngine, Path], tmp_path: Path) -> None:
     engine, _ = server
     port = engine.url.rsplit(":", 1)[1]
@@ -181,8 +182,10 @@ def test_the_doctor_reports_an_unusable_data_directory(tmp_path: Path) -> None:
         assert "TINKEX_DATA_DIR" in found["fix"]
     new = tmp_path / "new"
     well = tinkex("doctor", "--local", "--json", home=tmp_path, TINKEX_DATA_DIR=str(new / "engine")).json
-    assert "will be made" in next(one["detail"] for one in well["checks"] if one["check"] == "data directory")
-    assert not new.exists(), "the check creates nothing"
+    assert "will be created" in next(
+        one["detail"] for one in well["checks"] if one["check"] == "data directory"
+    )
+    assert not new.exists(), "asking leaves nothing behind"
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ def run_of(path: str) -> str:
     return path.removeprefix("tinker://").split("/")[0]
 
 
+@pytest.mark.slow
 def test_models_are_listed_filtered_and_described(served_engine: ServedEngine) -> None:
     listed = tinkex("model", "list", "--json", server=served_engine, process=True).json
     assert [model["model_name"] for model in listed["models"]] == [MODEL]
@@ -189,6 +190,7 @@ def test_usage_and_storage_are_shown_and_written_as_csv(
     assert tinkex("billing", "checkpoint-storage", "--json", server=served_engine).json["data"]
 
 
+@pytest.mark.slow
 def test_prompts_come_as_argument_file_or_stdin(served_engine: ServedEngine, tmp_path: Path) -> None:
     common = ("--max-tokens", "4", "--temperature", "0", "--json")
     chat = tinkex("sample", "The sea", *common, server=served_engine, process=True).json

@@ -54,6 +54,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     opened.close()
 
 
+@pytest.mark.slow
 def test_bash_completes_commands_options_choices_and_files(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "my-chats.jsonl").touch()
     shell.type('source <(tinkex completion bash); echo lo"ad"ed\n', r"loaded\s+ready> ")

@@ -54,7 +54,7 @@ def test_files_of_every_form_become_part_of_a_prompt(backend: Backend, tmp_path:
         with pytest.raises(tinkex.BadRequestError, match="reads text only"):
             sampler.sample(prompt, 1, types.SamplingParams(max_tokens=1)).result(60)
         rest.delete_asset(asset.asset_id).result(30)
-        with pytest.raises(tinkex.NotFoundError, match="there is no image"):
+        with pytest.raises(tinkex.NotFoundError, match="you have no image"):
             sampler.sample(prompt, 1, types.SamplingParams(max_tokens=1)).result(60)
     rest.delete_asset(several[1].asset_id).result(30)
 
@@ -99,7 +99,7 @@ class Large(io.RawIOBase):
 
 def test_a_file_that_is_too_large_is_rejected_before_it_is_sent_completely(backend: Backend) -> None:
     file = Large(200 * MIB)
-    with pytest.raises(tinkex.PayloadTooLargeError, match="larger than 67108864 bytes"):
+    with pytest.raises(tinkex.PayloadTooLargeError, match="limit of 67108864 bytes"):
         backend.rest().upload_asset(("large.png", file)).result(120)
     assert file.at < file.size
 

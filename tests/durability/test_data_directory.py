@@ -66,6 +66,7 @@ def assert_close(found: Any, expected: Any, where: str) -> None:
         assert found == expected, where
 
 
+@pytest.mark.slow
 def test_what_0_1_0_had_queued_completes_with_its_numbers(ada: Caller, tmp_path: Path) -> None:
     facts = json.loads((tmp_path / "expected.json").read_text())
     a, b = facts["runs"]["a"], facts["runs"]["b"]

@@ -117,6 +117,7 @@ def test_the_server_responds_while_there_is_no_worker(server: KillableServer) ->
     wait_until(lambda: health(server)["status"] == "ok")
 
 
+@pytest.mark.slow
 def test_a_stream_resumes_where_it_was(server: KillableServer) -> None:
     with tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service:
         sampler = service.create_sampling_client(base_model=MODEL)
@@ -147,6 +148,7 @@ def test_a_worker_exits_with_its_server(tiny_model: Path, tmp_path: Path) -> Non
         assert not worker.is_running()
 
 
+@pytest.mark.slow
 def test_signals_for_the_server_do_not_stop_the_worker(server: KillableServer) -> None:
     worker = next_worker(server)
     for _ in range(100):  # from the start, before it can install signal handlers

@@ -29,6 +29,7 @@ def test_sampled_logprobs_are_of_the_scaled_distribution_and_those_of_prompts_at
         assert np.allclose(scored[len(TOKENS) :], sequence.logprobs, atol=1e-4) is not scaled
 
 
+@pytest.mark.slow
 def test_the_output_includes_the_stop_sequence_and_eos_stops_in_addition_to_stop_sequences(rig: Rig) -> None:
     tokenizer = rig.engine.models.all[0].tokenizer
     [eos] = tokenizer.eos_token_ids

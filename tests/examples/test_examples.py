@@ -403,7 +403,7 @@ def file_upload_multipart(out: str) -> None:
     assert len({tuple(rest) for _, *rest in uploads}) == 1, "equal content has the same asset id"
     assert "names: a%22b%0D%0AX: 1.png and large" in out
     assert "2 different images on the server" in out
-    assert "rejected: a str is neither a path" in out
+    assert "rejected: a str is ambiguous" in out
     assert "images are not supported:" in out
     assert "reads text only" in out
 

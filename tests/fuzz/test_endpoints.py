@@ -287,6 +287,7 @@ def test_arbitrary_queries_never_make_the_server_fail(endpoint: Endpoint, fuzzed
     check()
 
 
+@pytest.mark.slow
 def test_decompression_bombs_are_rejected_before_they_fill_the_memory(fuzzed: Client) -> None:
     plain = b" " * (64 << 20)
     bombs = {

@@ -70,6 +70,7 @@ def test_twenty_seeded_steps_follow_the_committed_curve(model: Transformer, loss
         np.testing.assert_allclose(values, committed[name], rtol=RELATIVE, atol=ABSOLUTE, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_fn", NAMES)
 def test_fp32_follows_the_curve_of_fp64(model: Transformer, loss_fn: str) -> None:
     single, double = curve_of(model, loss_fn), curve_of(in_double(model), loss_fn)
@@ -77,6 +78,7 @@ def test_fp32_follows_the_curve_of_fp64(model: Transformer, loss_fn: str) -> Non
         np.testing.assert_allclose(values, double[name], rtol=RELATIVE / 10, atol=ABSOLUTE / 10, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_fn", ["cross_entropy", "gspo"])
 def test_the_same_steps_again_give_the_same_bits(model: Transformer, loss_fn: str) -> None:
     assert curve_of(model, loss_fn) == curve_of(model, loss_fn)

@@ -1,4 +1,4 @@
-"""The compiled core against torch: the same hidden states, logits and samples, in every family and any company."""
+"""The compiled core against torch: the same hidden states, logits and samples, in every family and any batch."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_prompts_and_steps_have_the_logprobs_of_a_plain_forward(
             slot.length += 1
 
 
-def test_a_row_has_the_same_bits_in_any_company(model: Transformer, compiled: CompiledCompute) -> None:
+def test_a_row_has_the_same_bits_in_any_batch(model: Transformer, compiled: CompiledCompute) -> None:
     """Alone or among others, on one thread or three, a row's numbers are the same to the last bit."""
     adapter = trained_adapter(model, 4, 1)
     prompts = [random_tokens(length, length) for length in (20, 64, 65, 130, *range(1, 60))]
@@ -185,7 +185,7 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(
 
 
 def test_a_step_has_the_bits_it_would_have_in_a_prompt(model: Transformer, compiled: CompiledCompute) -> None:
-    """So a sequence that gave up its memory, and is read again as a prompt, goes on as if nothing had happened."""
+    """So a preempted sequence, whose output becomes part of its prompt, resumes as if nothing had happened."""
     adapter, tokens = trained_adapter(model, 4, 1), random_tokens(150, 1)
     _, whole = prefilled(compiled, model, tokens, [150], adapter)
     kv, _ = prefilled(compiled, model, tokens[:37], [37], adapter)

@@ -169,7 +169,7 @@ def test_an_adapter_stored_in_half_precision_is_read_exactly(tmp_path: Path, dty
         ({"target_modules": ["q_proj"], "lora_bias": True}, "lora_bias"),
     ],
 )
-def test_an_adapter_of_peft_that_is_not_plain_lora_is_refused_by_name(
+def test_an_adapter_of_peft_that_is_not_plain_lora_is_rejected_and_named(
     tmp_path: Path, settings: dict[str, Any], name: str
 ) -> None:
     directory = tiny_llama(tmp_path / "model", tie=False, layers=1)

@@ -35,7 +35,7 @@ SETTINGS = [
 
 
 def reference(logits: npt.NDArray[np.float64], settings: RowSettings) -> npt.NDArray[np.float64]:
-    """The distribution by the definitions: scale, keep the k likeliest, keep the smallest head that holds p."""
+    """The distribution by the definitions: scale, keep the top k, keep the nucleus that holds p."""
     scaled = np.exp((logits - logits.max()) / settings.temperature)
     probabilities = scaled / scaled.sum()
     order = np.argsort(-probabilities, kind="stable")

@@ -8,13 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.sessions import close_official_sessions
+
 
 @pytest.fixture(autouse=True, scope="module")
 def collect_what_the_official_client_left() -> Iterator[None]:
     yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+    if close_official_sessions():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
 
 
 def pytest_sessionfinish() -> None:

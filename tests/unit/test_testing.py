@@ -46,6 +46,7 @@ def test_replies_are_json_or_protobuf() -> None:
     assert reply(status=503).body == b""
 
 
+@pytest.mark.slow
 def test_a_real_engine_on_a_tiny_model_is_one_line_away() -> None:
     with local_engine() as engine:
         with engine.service() as service:

@@ -1,4 +1,4 @@
-"""``tinkex doctor``: what is there, what is missing, and what to do about it."""
+"""``tinkex doctor``: checks the installation, the engine and the server, and says how to fix what it finds."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tinkex.errors import SetupError, TinkexError
 
 State = Literal["ok", "note", "problem"]
 MARKS: dict[State, str] = {"ok": "✓", "note": "·", "problem": "✗"}
-LEAST_FREE_BYTES = 2 << 30
+MIN_FREE_BYTES = 2 << 30
 ENGINE_FILES = ("engine.db", "engine.lock", "api_key", "checkpoints")
 
 EXTRAS = {
     "engine": (("torch", "safetensors", "starlette", "uvicorn"), "run models on this machine"),
-    "hub": (("huggingface_hub",), "fetch models from the hub and push to it"),
+    "hub": (("huggingface_hub",), "download models from the hub and push to it"),
     "plots": (("matplotlib",), "draw loss curves as PNG"),
     "kimi": (("tiktoken",), "tokenize for Kimi models"),
 }
@@ -33,7 +33,7 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found. A ``note`` is worth knowing; a ``problem`` keeps something from working."""
+    """The result of one check. A ``note`` is information; a ``problem`` prevents something from working."""
 
     check: str
     state: State
@@ -47,11 +47,11 @@ class Finding:
     type=click.IntRange(0, 65535),
     default=8787,
     show_default=True,
-    help="Port that 'tinkex serve' shall use.",
+    help="Port for 'tinkex serve'.",
 )
 @pass_invocation
 def doctor(invocation: Invocation, port: int) -> None:
-    """Check the installation, the engine and the server. Exit code 1 if something must be fixed.
+    """Check the installation, the engine and the server. Exits with code 1 if there is a problem.
 
     \b
     Examples:
@@ -59,7 +59,7 @@ def doctor(invocation: Invocation, port: int) -> None:
       tinkex doctor --base-url http://127.0.0.1:8787 --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     findings: list[Finding] = []
-    for finding in _all(invocation, port):
+    for finding in _check_all(invocation, port):
         findings.append(finding)
         if not invocation.as_json and not (invocation.quiet and finding.state != "problem"):
             click.echo(f"{MARKS[finding.state]} {finding.check}: {finding.detail}")
@@ -70,10 +70,10 @@ def doctor(invocation: Invocation, port: int) -> None:
         invocation.json({"ok": not problems, "checks": [asdict(finding) for finding in findings]})
     if problems:
         names = ", ".join(finding.check for finding in problems)
-        raise SetupError(f"{len(problems)} of {len(findings)} checks failed: {names}. The fixes are above.")
+        raise SetupError(f"{len(problems)} of {len(findings)} checks failed: {names}. See the fixes above.")
 
 
-def _all(invocation: Invocation, port: int) -> Iterator[Finding]:
+def _check_all(invocation: Invocation, port: int) -> Iterator[Finding]:
     from tinkex._version import __version__
 
     number = ".".join(str(part) for part in sys.version_info[:3])
@@ -89,7 +89,7 @@ def _all(invocation: Invocation, port: int) -> Iterator[Finding]:
 
 
 def extras() -> Iterator[Finding]:
-    """Which optional parts are installed."""
+    """Which extras are installed."""
     for name, (modules, purpose) in EXTRAS.items():
         missing = [module for module in modules if find_spec(module) is None]
         if missing:
@@ -115,7 +115,7 @@ def compiled_core() -> Finding:
         variant = load_core().variant
     except CoreUnavailable as error:
         if compute == "compiled":
-            wanted = "TINKEX_SAMPLER_COMPUTE=compiled asks for it"
+            wanted = "TINKEX_SAMPLER_COMPUTE=compiled requires it"
             return Finding(check, "problem", f"not available: {error.reason}; {wanted}", error.fix)
         return Finding(check, "note", f"not available: {error.reason}; {slow}", error.fix)
     if variant == "portable" and platform.machine().lower() in {"x86_64", "amd64"}:
@@ -127,7 +127,7 @@ def compiled_core() -> Finding:
 
 
 def cached_model() -> Finding:
-    """Whether the default model is here already."""
+    """Whether the default model is on this machine."""
     from tinkex.engine.model.cache import ModelCache
     from tinkex.engine.model.catalog import DEFAULT_MODEL
     from tinkex.engine.model.hub import cached_snapshot
@@ -136,41 +136,41 @@ def cached_model() -> Finding:
     try:
         found = ModelCache(_home() / "models").find(key) or cached_snapshot(DEFAULT_MODEL, None)
     except OSError as error:
-        fix = "make it readable for you, or set TINKEX_HOME to a directory that is"
+        fix = "make it readable, or set TINKEX_HOME to a directory that is"
         return Finding("default model", "problem", f"{error.filename}: {error.strerror}", fix)
     if found is None:
-        fix = "it is fetched at first use (about 100 MB), or now with: tinkex model pull " + DEFAULT_MODEL
+        fix = "it is downloaded at first use (about 100 MB), or now with: tinkex model pull " + DEFAULT_MODEL
         return Finding("default model", "note", f"{DEFAULT_MODEL} is not on this machine", fix)
     return Finding("default model", "ok", f"{DEFAULT_MODEL} at {found}")
 
 
 def data_directory() -> Finding:
-    """Whether the engine can write its data, and nobody else does."""
+    """Whether the data directory is writable, and not in use by another engine."""
     from tinkex.engine.config import EngineConfig
     from tinkex.engine.store.lock import DirectoryLock
 
     directory = EngineConfig().engine_dir
-    nearest = _nearest(directory)
-    obstacle = _obstacle(nearest)
-    if obstacle is not None:
-        fix = "make it writable for you, or set TINKEX_HOME or TINKEX_DATA_DIR to a directory that is"
-        return Finding("data directory", "problem", f"{directory} cannot be written: {obstacle}", fix)
+    nearest = _nearest_existing(directory)
+    error = _write_error(nearest)
+    if error is not None:
+        fix = "make it writable, or set TINKEX_HOME or TINKEX_DATA_DIR to a directory that is"
+        return Finding("data directory", "problem", f"{directory} cannot be written: {error}", fix)
     if nearest != directory:
-        return Finding("data directory", "ok", f"{directory} will be made at first use")
+        return Finding("data directory", "ok", f"{directory} will be created at first use")
     try:
         with DirectoryLock(directory):
-            damage = _damage(directory / "engine.db")
-    except SetupError as error:
-        fix = "give its address with --base-url, or use another directory with TINKEX_DATA_DIR"
-        return Finding("data directory", "note", str(error), fix)
-    if damage is not None:
-        fix = "restore engine.db from a backup, or start anew with TINKEX_DATA_DIR set to another directory"
-        return Finding("data directory", "problem", f"{directory / 'engine.db'}: {damage}", fix)
-    return Finding("data directory", "ok", f"{directory} is free")
+            corruption = _database_error(directory / "engine.db")
+    except SetupError as in_use:
+        fix = "use its address with --base-url, or another directory with TINKEX_DATA_DIR"
+        return Finding("data directory", "note", str(in_use), fix)
+    if corruption is not None:
+        fix = "restore engine.db from a backup, or set TINKEX_DATA_DIR to an empty directory"
+        return Finding("data directory", "problem", f"{directory / 'engine.db'}: {corruption}", fix)
+    return Finding("data directory", "ok", f"{directory} is not in use")
 
 
-def _damage(database: Path) -> str | None:
-    """What keeps a database from being read."""
+def _database_error(database: Path) -> str | None:
+    """Why a database cannot be read; None if it can."""
     import sqlite3
     from contextlib import closing
 
@@ -184,31 +184,31 @@ def _damage(database: Path) -> str | None:
     return None
 
 
-def _nearest(directory: Path) -> Path:
-    """The directory, or the nearest one above it that is there."""
+def _nearest_existing(directory: Path) -> Path:
+    """The directory, or its nearest parent that exists."""
     while True:
-        with suppress(OSError):  # what lies below a directory that is closed to us is not seen
+        with suppress(OSError):  # the children of a directory without permissions are not visible
             if directory.exists() or directory.parent == directory:
                 return directory
         directory = directory.parent
 
 
-def _obstacle(directory: Path) -> str | None:
-    """What keeps us from making a directory in this one, and from writing what lies in it; found by trying."""
+def _write_error(directory: Path) -> str | None:
+    """Why a directory or the engine's files in it cannot be written, found by trying; None if they can."""
     import tempfile
 
     try:
         with tempfile.TemporaryDirectory(prefix=".tinkex-doctor-", dir=directory):
             pass
-        closed = [file.name for file in directory.iterdir() if not os.access(file, os.W_OK)]
+        read_only = [file.name for file in directory.iterdir() if not os.access(file, os.W_OK)]
     except OSError as error:
         return f"{directory}: {error.strerror or error}"
-    ours = [name for name in closed if name in ENGINE_FILES]
-    return f"{directory / ours[0]} may not be written by you" if ours else None
+    ours = [name for name in read_only if name in ENGINE_FILES]
+    return f"no permission to write {directory / ours[0]}" if ours else None
 
 
 def port_free(port: int) -> Finding:
-    """Whether a server could listen there."""
+    """Whether a server can listen on the port."""
     import socket
 
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
@@ -216,47 +216,47 @@ def port_free(port: int) -> Finding:
         try:
             trial.bind(("127.0.0.1", port))
         except OSError as error:
-            fix = "a server may run there already; else choose another port with: tinkex serve --port 0"
-            return Finding(f"port {port}", "note", f"taken ({error.strerror})", fix)
+            fix = "a server may already be running; otherwise use another port: tinkex serve --port 0"
+            return Finding(f"port {port}", "note", f"in use ({error.strerror})", fix)
     return Finding(f"port {port}", "ok", "free")
 
 
 def free_space(home: Path) -> Finding:
-    """Whether models and checkpoints have room."""
+    """Whether there is disk space for models and checkpoints."""
     from tinkex.cli.render import size
 
-    directory = _nearest(home)
+    directory = _nearest_existing(home)
     free = shutil.disk_usage(directory).free
-    if free < LEAST_FREE_BYTES:
-        fix = f"make room ({size(LEAST_FREE_BYTES)} at least), or set TINKEX_HOME to another disk"
+    if free < MIN_FREE_BYTES:
+        fix = f"free disk space (at least {size(MIN_FREE_BYTES)}), or set TINKEX_HOME to another disk"
         return Finding("disk", "problem", f"{size(free)} free at {directory}", fix)
     return Finding("disk", "ok", f"{size(free)} free at {directory}")
 
 
 def server(invocation: Invocation) -> Iterator[Finding]:
-    """Whether the chosen server answers, and accepts the key."""
+    """Whether the configured server responds, and accepts the key."""
     from tinkex.config import Config
 
     try:
         config = Config.resolve(base_url=invocation.base_url, api_key=invocation.api_key, needs_key=False)
     except TinkexError as error:
-        yield Finding("settings", "problem", str(error), "correct it, or unset it")
+        yield Finding("settings", "problem", str(error), "fix it, or unset it")
         return
     if config.is_local:
         yield Finding("server", "ok", "none: the engine runs in this process")
         return
     if config.api_key is None and config.credential_cmd is None:
-        asked = invocation.base_url is not None or "TINKER_BASE_URL" in os.environ
+        explicit = invocation.base_url is not None or "TINKER_BASE_URL" in os.environ
         fix = "tinkex auth login, or set TINKER_API_KEY; --local needs no key"
-        yield Finding("key", "problem" if asked else "note", f"none for {config.base_url}", fix)
+        yield Finding("key", "problem" if explicit else "note", f"none for {config.base_url}", fix)
         return
     config = Config.resolve(
         base_url=invocation.base_url, api_key=invocation.api_key, max_retries=1, timeout=10.0
     )
-    yield from _asked(config)
+    yield from _check_server(config)
 
 
-def _asked(config: object) -> Iterator[Finding]:
+def _check_server(config: object) -> Iterator[Finding]:
     from tinkex.clients.rest import RestClient
     from tinkex.config import Config
     from tinkex.errors import AuthenticationError
@@ -266,14 +266,16 @@ def _asked(config: object) -> Iterator[Finding]:
     try:
         rest.get_health().result()
     except TinkexError as error:
-        fix = "check the address (--base-url, TINKER_BASE_URL) and that the server runs"
-        yield Finding("server", "problem", f"{config.base_url} does not answer: {error}", fix)
+        fix = "check the address (--base-url, TINKER_BASE_URL) and that the server is running"
+        yield Finding("server", "problem", f"{config.base_url} does not respond: {error}", fix)
         return
-    yield Finding("server", "ok", f"{config.base_url} answers")
+    yield Finding("server", "ok", f"{config.base_url} responds")
     try:
         rest.list_training_runs(limit=1).result()
     except AuthenticationError:
-        yield Finding("key", "problem", f"{config.base_url} refuses it", "tinkex auth login with a valid key")
+        yield Finding(
+            "key", "problem", f"{config.base_url} rejects it", "run tinkex auth login with a valid key"
+        )
     except TinkexError as error:
         yield Finding("key", "problem", f"it could not be checked: {error}", "see the message")
     else:

@@ -314,4 +314,4 @@ class Engine:
     def delete_checkpoint(self, checkpoint: CheckpointRow) -> None:
         """Delete a checkpoint now, and its files as soon as no job uses them."""
         forget_checkpoint(self.store, checkpoint)
-        self._inbox.call(lambda: self._loop.remove_weights(checkpoint.directory))
+        self._loop.remove_weights(checkpoint.directory)

@@ -247,6 +247,7 @@ class EngineLoop:
         for each in committed:
             for obsolete in each.obsolete:
                 for directory in obsolete.weights:
+                    self._store.directories.remove(directory)  # the lane is idle
                     self.remove_weights(directory)
                 for file in obsolete.savepoints:
                     self._store.directories.remove_savepoint(file)
@@ -287,12 +288,16 @@ class EngineLoop:
         self._lane.call(lambda: self._runs.forget(run_id))
 
     def remove_weights(self, directory: str) -> None:
-        """Remove a directory of weights that nothing refers to any more, from disk and memory, as soon as no job uses it."""
-        if self._lane.busy:
-            self._lane.call(lambda: self._store.directories.remove(directory))
-        else:
+        """Remove a directory of weights that nothing refers to any more, from memory and disk; safe on any thread.
+
+        It happens on the lane: after the running job, and before every job that is dispatched from now on.
+        """
+
+        def remove() -> None:
+            self._lane.backend.drop_adapter(directory)
             self._store.directories.remove(directory)
-        self._lane.call(lambda: self._lane.backend.drop_adapter(directory))
+
+        self._lane.call(remove)
 
     @property
     def num_live_runs(self) -> int:

@@ -66,6 +66,7 @@ def test_every_kind_arrives_as_the_same_adapter(
     assert (found["training"].directory / "optimizer.safetensors").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning:peft")
 def test_what_is_downloaded_gives_the_same_logprobs_in_peft(
     config: Config, saved: dict[str, str], tiny_model: Path, tmp_path: Path

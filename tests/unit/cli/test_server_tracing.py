@@ -96,6 +96,7 @@ with set_up_tracing():
 """
 
 
+@pytest.mark.slow
 def test_the_last_spans_are_exported_at_shutdown() -> None:
     with collecting() as collector:
         run(EXPORTING, **{**collector.settings, "OTEL_BSP_SCHEDULE_DELAY": "60000"})

@@ -60,6 +60,7 @@ class Poller:
         return reply({"completions": self.finished[value.prev_cursor :], "cursor": len(self.finished)})
 
 
+@pytest.mark.slow
 def test_one_poll_serves_many_samples() -> None:
     poller = Poller()
     with ServiceClient(transport=poller.server.transport) as service:

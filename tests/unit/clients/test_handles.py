@@ -32,6 +32,7 @@ def service(server: ScriptedServer) -> Iterator[ServiceClient]:
         yield service
 
 
+@pytest.mark.slow
 def test_a_handle_samples_in_a_process_that_never_made_a_service(server: ScriptedServer) -> None:
     program = """
     import sys

@@ -89,6 +89,7 @@ async def test_as_long_as_something_finishes_nothing_is_stuck() -> None:
         await again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "offer"),
     [
@@ -224,6 +225,7 @@ class Paused:
             self.heard.set()
 
 
+@pytest.mark.slow
 def test_a_429_pauses_all_clients_of_that_server_and_key_and_no_others() -> None:
     arrivals: list[tuple[str, float]] = []
     paused = Paused()

@@ -171,6 +171,7 @@ def test_what_is_wrong_with_a_call_is_said_at_the_call(
     assert not server.values("asample")
 
 
+@pytest.mark.slow
 def test_a_429_pauses_and_resubmits_the_same_number(server: ScriptedServer) -> None:
     refusals = [reply({"detail": "full"}, status=429), reply({"detail": "full"}, status=429)]
     events: list[Event] = []
@@ -192,6 +193,7 @@ def test_a_429_pauses_and_resubmits_the_same_number(server: ScriptedServer) -> N
     ] * 2
 
 
+@pytest.mark.slow
 def test_a_lost_submission_is_sent_again_under_its_number(
     server: ScriptedServer, sampler: SamplingClient
 ) -> None:
@@ -379,6 +381,7 @@ def test_a_closed_client_raises(service: ServiceClient, sampler: SamplingClient)
         sampler.get_base_model()
 
 
+@pytest.mark.slow
 def test_a_pickled_client_samples_in_a_process_that_never_made_a_service(server: ScriptedServer) -> None:
     program = """
     import pickle, sys

@@ -284,6 +284,7 @@ async def test_a_session_that_was_never_opened_closes_without_a_request() -> Non
     assert server.calls == []
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_gone_does_not_keep_a_program_from_ending() -> None:
     def gone(_: Any, request: Request) -> Reply:
         raise APIConnectionError(None, "cut")

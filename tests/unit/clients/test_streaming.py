@@ -331,6 +331,7 @@ def test_a_sampler_that_is_gone_is_not_mistaken_for_missing_streaming(heard: Hea
     assert not [e for e in heard.events if isinstance(e, StreamingUnavailable)]
 
 
+@pytest.mark.slow
 def test_a_429_pauses_and_resubmits_the_same_sample(heard: Heard) -> None:
     busy = reply({"detail": "slow down"}, 429)
     server = StreamingServer(busy, told(ACCEPTED, token(0), DONE_AT_ONE))

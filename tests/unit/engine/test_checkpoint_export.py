@@ -47,13 +47,13 @@ def test_an_exported_checkpoint_says_in_transformers_what_it_said_in_training(
     )
 
 
-def test_a_damaged_checkpoint_is_not_exported(
+def test_a_corrupt_checkpoint_is_not_exported(
     trained: tuple[Path, list[float]], tiny_model: Path, tmp_path: Path
 ) -> None:
     checkpoint, _ = trained
     weights = bytearray((checkpoint / WEIGHTS_FILE).read_bytes())
     weights[-1] ^= 1
     (checkpoint / WEIGHTS_FILE).write_bytes(weights)
-    with pytest.raises(EngineFailure, match="damaged"):
+    with pytest.raises(EngineFailure, match="corrupt"):
         export_checkpoint(checkpoint, tmp_path / "merged", base=tiny_model)
     assert not (tmp_path / "merged").exists()

@@ -144,7 +144,7 @@ class TestHostileSources:
         return tmp_path / "adapter"
 
     def refused(self, source: Path, base: Path, words: str) -> None:
-        """The import is refused and leaves nothing behind."""
+        """The import is rejected and leaves nothing behind."""
         target = source.parent / "out" / "checkpoint"
         with pytest.raises(InvalidInput, match=words):
             import_adapter(source, target, base=base, base_model="tiny")
@@ -160,11 +160,11 @@ class TestHostileSources:
         (adapter.parent / "link").symlink_to(adapter)
         self.refused(adapter.parent / "link", tiny_model, "not a link")
 
-    def test_a_pickle_is_refused_by_its_name(self, adapter: Path, tiny_model: Path) -> None:
+    def test_a_pickle_is_rejected_and_named(self, adapter: Path, tiny_model: Path) -> None:
         (adapter / WEIGHTS_FILE).rename(adapter / "adapter_model.bin")
         self.refused(adapter, tiny_model, r"adapter_model\.bin")
 
-    def test_a_file_that_is_no_file_is_refused(self, adapter: Path, tiny_model: Path) -> None:
+    def test_a_file_that_is_not_regular_is_rejected(self, adapter: Path, tiny_model: Path) -> None:
         (adapter / CONFIG_FILE).unlink()
         (adapter / CONFIG_FILE).mkdir()
         self.refused(adapter, tiny_model, "not a regular file")
@@ -172,22 +172,22 @@ class TestHostileSources:
         os.mkfifo(adapter / CONFIG_FILE)
         self.refused(adapter, tiny_model, "not a regular file")
 
-    def test_an_enormous_config_is_refused(self, adapter: Path, tiny_model: Path) -> None:
+    def test_an_enormous_config_is_rejected(self, adapter: Path, tiny_model: Path) -> None:
         with (adapter / CONFIG_FILE).open("ab") as file:
             file.truncate(2 << 20)
         self.refused(adapter, tiny_model, "bytes, and at most")
 
-    def test_numbers_that_are_not_finite_are_refused(self, adapter: Path, tiny_model: Path) -> None:
+    def test_numbers_that_are_not_finite_are_rejected(self, adapter: Path, tiny_model: Path) -> None:
         tensors = load_file(adapter / WEIGHTS_FILE)
         next(iter(tensors.values()))[0, 0] = float("nan")
         save_file(tensors, adapter / WEIGHTS_FILE)
         self.refused(adapter, tiny_model, "not finite")
 
-    def test_an_adapter_of_another_model_is_refused(self, adapter: Path, tmp_path: Path) -> None:
+    def test_an_adapter_of_another_model_is_rejected(self, adapter: Path, tmp_path: Path) -> None:
         other = tiny_llama(tmp_path / "other", intermediate=96)
         self.refused(adapter, other, "use the base model")
 
-    def test_an_unembedding_of_its_own_is_refused(self, tiny_model: Path, tmp_path: Path) -> None:
+    def test_an_own_unembedding_is_rejected(self, tiny_model: Path, tmp_path: Path) -> None:
         made_by_peft(tiny_model, tmp_path / "adapter", target_modules=["lm_head"])
         tensors = load_file(tmp_path / "adapter" / WEIGHTS_FILE)
         tensors["base_model.model.lm_head.base_layer.weight"][5, 5] += 1

@@ -53,6 +53,7 @@ def test_a_model_directory_on_this_machine_is_used_as_it_is(tiny_model: Path) ->
     assert "tokenizer_file" not in server.names()
 
 
+@pytest.mark.slow
 def test_a_server_of_one_s_own_gives_its_files_once(home: Path, tiny_model: Path) -> None:
     server = serving_files(tiny_model)
     with service_on(server, "two") as service:
@@ -144,6 +145,7 @@ def run(program: str, **environment: str) -> str:
     return out.stdout
 
 
+@pytest.mark.slow
 def test_a_process_that_loads_many_tokenizers_keeps_the_newest(tiny_model: Path, tmp_path: Path) -> None:
     clear_tokenizer_cache()
     links = [tmp_path / str(number) for number in range(MAX_CACHED + 1)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from tinkex._transport.limiter import (
     LARGE_PROMPT_BYTES,
     LONG_PAUSE_S,
@@ -38,6 +40,7 @@ async def test_bytes_side_by_side_are_bounded() -> None:
     assert await most_at_once(Limiter(100), 20, num_bytes=30) == 4  # 90 fit, and one more may overshoot
 
 
+@pytest.mark.slow
 async def test_a_429_pauses_all_submissions_and_then_admits_a_few() -> None:
     limiter = Limiter(10**9)
     pause = limiter.report_backpressure(100)
@@ -48,6 +51,7 @@ async def test_a_429_pauses_all_submissions_and_then_admits_a_few() -> None:
     assert await submissions <= MAX_SUBMISSIONS_UNDER_BACKPRESSURE
 
 
+@pytest.mark.slow
 async def test_who_waits_in_line_when_the_server_pushes_back_does_not_go_out_before_the_pause_is_over() -> (
     None
 ):
@@ -75,6 +79,7 @@ async def test_who_waits_in_line_when_the_server_pushes_back_does_not_go_out_bef
     assert time.monotonic() >= until
 
 
+@pytest.mark.slow
 async def test_a_success_ends_no_pause() -> None:
     limiter = Limiter(10**9)
     may_answer = asyncio.Event()

@@ -107,6 +107,7 @@ def test_a_missing_extra_comes_with_the_command_that_installs_it() -> None:
     assert "pip install 'tinkex[engine]'" in out.stdout
 
 
+@pytest.mark.slow
 def test_at_the_end_of_a_program_its_clients_go_before_the_engine(tmp_path: Path, tiny_model: Path) -> None:
     program = """
 import tinkex

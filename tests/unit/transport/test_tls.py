@@ -42,6 +42,7 @@ def use(config: Config) -> None:
         assert [s.result(30).sequences[0].tokens for s in samples] == [[place, 7] for place in range(100)]
 
 
+@pytest.mark.slow
 def test_over_tls_requests_share_a_few_connections_by_http_2(files: Certificates) -> None:
     with secure(ScriptedServer(), files) as server:
         use(Config(api_key=KEY, base_url=server.url, ca_file=files.authority))

@@ -114,6 +114,7 @@ def assert_same(a: types.ForwardBackwardRequest, b: types.ForwardBackwardRequest
             assert tensor.tolist() == other.tolist()
 
 
+@pytest.mark.slow
 @given(requests())
 def test_a_request_round_trips(request: types.ForwardBackwardRequest) -> None:
     again = proto.decode_forward_backward(proto.encode_forward_backward(request))
@@ -131,6 +132,7 @@ def test_we_read_what_the_official_client_writes(request: types.ForwardBackwardR
     )
 
 
+@pytest.mark.slow
 @given(requests())
 def test_the_official_schema_reads_what_we_write(request: types.ForwardBackwardRequest) -> None:
     theirs = official_pb.ForwardBackwardRequest.FromString(proto.encode_forward_backward(request))
@@ -230,6 +232,7 @@ def test_random_bytes_never_escape_the_codec(data: bytes) -> None:
             reader(data)
 
 
+@pytest.mark.slow
 @given(requests(), st.data())
 def test_damaged_messages_never_escape_the_codec(
     request: types.ForwardBackwardRequest, data: st.DataObject

@@ -36,7 +36,7 @@ _FLAGS = (
     "-Wall",
     "-Wextra",
 )
-# The oldest processor of the architecture, whatever the compiler was configured for: what every variant may assume.
+# Every variant starts from the baseline of the architecture, even if the compiler has another default.
 _X86_BASELINE = ("-march=x86-64",)
 _X86_VARIANTS = {"avx2": ("-mavx2", "-mfma", "-mf16c"), "avx512": ("-mavx512f", "-mfma")}
 

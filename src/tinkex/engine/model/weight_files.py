@@ -93,5 +93,5 @@ def _header(entries: Sequence[WeightEntry]) -> bytes:
             "data_offsets": [start, end],
         }
     encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)  # the format wants the data aligned to 8 bytes
+    encoded += b" " * (-len(encoded) % 8)  # the format aligns the data to 8 bytes
     return struct.pack("<Q", len(encoded)) + encoded

@@ -148,14 +148,14 @@ def _check_counts(job: SampleJob, arch: Architecture) -> None:
         raise InvalidInput(
             f"num_samples is {job.num_samples}, and {len(job.sequence_ids)} sequence ids were given"
         )
-    most = min(MAX_TOPK_LOGPROBS, arch.vocab_size)
+    max_topk = min(MAX_TOPK_LOGPROBS, arch.vocab_size)
     for name, value in (
         ("topk_prompt_logprobs", job.topk_prompt_logprobs),
         ("topk_sample_logprobs", job.topk_sample_logprobs),
         ("prompt_alt_tokens_k", job.prompt_alt_tokens_k),
     ):
-        if not 0 <= value <= most:
-            raise InvalidInput(f"{name} must lie in 0…{most}, and is {value}")
+        if not 0 <= value <= max_topk:
+            raise InvalidInput(f"{name} must lie in 0…{max_topk}, and is {value}")
     num_new = max_new_tokens(len(job.prompt_P), job.params.max_tokens, arch.max_context)
     for name, k, num_tokens in (
         ("topk_prompt_logprobs", job.topk_prompt_logprobs, len(job.prompt_P)),

@@ -63,7 +63,7 @@ class RowSettings:
         if self.greedy:
             return "greedy", TOP_K_OFF
         if self.top_k == TOP_K_OFF and self.top_p >= 1:
-            return "whole", TOP_K_OFF
+            return "full", TOP_K_OFF
         return "truncated", self.top_k
 
 
@@ -147,8 +147,8 @@ def draw(logits_BV: Tensor, settings: Sequence[RowSettings], uniforms: Sequence[
         part_BV = distribution_BV if len(groups) == 1 else distribution_BV[picked]
         if kind == "greedy":
             tokens_B[picked] = part_BV.argmax(dim=-1)
-        elif kind == "whole":
-            tokens_B[picked] = _draw_whole(part_BV, uniforms_B[picked])
+        elif kind == "full":
+            tokens_B[picked] = _draw_full(part_BV, uniforms_B[picked])
         else:
             top_p_B = torch.tensor([settings[row].top_p for row in rows], dtype=torch.float64)
             tokens_B[picked] = _draw_truncated(part_BV, top_k, top_p_B, uniforms_B[picked])
@@ -185,7 +185,7 @@ def _draw_rows(logits_RV: Tensor, temperature: float, uniforms_Rk: Tensor) -> Te
     return torch.searchsorted(ends_RV, target_Rk, right=True).clamp(max=logits_RV.shape[1] - 1)
 
 
-def _draw_whole(logprobs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
+def _draw_full(logprobs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     """Draws from the untruncated distributions: first a block of the vocabulary, then a token in it.
 
     A cumulative sum over the blocks instead of the vocabulary reads each probability once.

@@ -61,7 +61,7 @@ STRINGS = frozenset(
         *("floor", "trunc"),  # how a division is rounded
         *("ij", "xy"),  # how a grid is laid out
         *("constant", "reflect", "replicate", "circular"),  # how a tensor is padded
-        *("linear", "lower", "higher", "midpoint", "nearest"),  # what lies between two quantiles
+        *("linear", "lower", "higher", "midpoint", "nearest"),  # how quantiles are interpolated
         *("left", "right"),  # which side of a boundary
         *("fro", "tanh"),  # a norm, an approximation of gelu
         "cpu",  # where tensors are
@@ -192,8 +192,8 @@ _MAX_BITS = 63
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    whole = isinstance(base, int) and isinstance(exponent, int)
-    if whole and exponent > 0 and base.bit_length() * exponent > 2 * _MAX_BITS:
+    integers = isinstance(base, int) and isinstance(exponent, int)
+    if integers and exponent > 0 and base.bit_length() * exponent > 2 * _MAX_BITS:
         raise ValueError(f"{base} to the power of {exponent} is too large")
     return base**exponent
 
@@ -227,7 +227,7 @@ _OPERATOR: Mapping[str, AllowedOp] = {
 }
 
 _NAMESPACES: tuple[tuple[str, Mapping[str, AllowedOp]], ...] = (
-    # the longest first; torch names a function by the module it was made in
+    # the longest first; torch names a function by the module that defines it
     ("torch._C._special.special_", _SPECIAL),
     ("torch._C._linalg.linalg_", _LINALG),
     ("torch.nn.functional.", _NN),

@@ -193,7 +193,7 @@ def encoded(args: Args, kwargs: Kwargs) -> Cost:
     """``one_hot(tensor, num_classes)``."""
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
     if classes < 1:
-        raise ValueError("without num_classes the size of its result is not known; give it")
+        raise ValueError("without num_classes the size of its result is not known; set it")
     return _cost(args[0].numel() * _whole(classes), args[:1])
 
 
@@ -231,7 +231,7 @@ def indexed(args: Args, kwargs: Kwargs) -> Cost:
                 raise ValueError("a list in an index must contain integers; give several indices as a tuple")
             fancy.append(Shape([len(item)]))
     masks = [item for item in items if isinstance(item, Tensor) and item.dtype == torch_bool]
-    found = sum(mask.numel() * mask.ndim for mask in masks)  # a mask is turned into positions first
+    found = sum(mask.numel() * mask.ndim for mask in masks)  # a mask is converted to positions first
     return _cost(kept * _product(sizes) * _broadcast(fancy) + found, tensors_in(args))
 
 

@@ -1,8 +1,8 @@
 """The losses: a formula per target token, summed over tokens and datums, in fp32.
 
-Every formula sees one value per target token: ``lp`` is the learner's logprob of the target, ``q`` the caller's
-``logprobs``, ``A`` the ``advantages`` and ``r = exp(lp − q)``. Settings such as clip thresholds arrive per
-token too, because a datum may carry its own. Gradients with respect to ``lp`` come from autograd.
+Every formula gets one value per target token: ``lp`` is the learner's logprob of the target, ``q`` the caller's
+``logprobs``, ``A`` the ``advantages`` and ``r = exp(lp − q)``. Settings such as clip thresholds are per token
+too, because a datum can have its own. Gradients with respect to ``lp`` come from autograd.
 
 The inputs and settings of a loss can be read without torch; only the formulas import it.
 
@@ -253,7 +253,7 @@ CUSTOM = Loss(
     many_targets=True,
     sequence_level=True,
 )
-"""A loss that a graph computes; see ``loss_graph``."""
+"""A custom loss, computed by a graph; see ``loss_graph``."""
 
 
 def find_loss(name: str) -> Loss:

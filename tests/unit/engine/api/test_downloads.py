@@ -293,7 +293,10 @@ def test_other_calls_on_the_loop_complete_while_an_archive_is_written(engine: En
 
 
 def test_a_checkpoint_deleted_while_its_archive_is_written_is_gone(engine: Engine, ada: Client) -> None:
-    path = save(ada, ada.create(), 1)
+    run_id = ada.create()
+    path = save(ada, run_id, 1)
+    (checkpoint,) = engine.store.checkpoints.of_run(run_id, time.time())
+    directory = engine.store.directories.resolve(checkpoint.directory)
     embedded = Client(ada.app, ada.key, host=None)
     before = set(engine.store.directories.downloads().iterdir())
 
@@ -302,6 +305,8 @@ def test_a_checkpoint_deleted_while_its_archive_is_written_is_gone(engine: Engin
             writing = await started(engine, embedded.acall("GET", archive_path(path)))
             deleted = await embedded.acall("DELETE", archive_path(path).removesuffix("/archive"))
             assert deleted.status == 200
+            while directory.exists():  # noqa: ASYNC110 -- the engine thread removes it
+                await asyncio.sleep(0.01)
             release()
             return await writing
 

@@ -351,6 +351,7 @@ def locked(engine: Engine) -> Iterator[None]:
         other.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", [full_disk, locked])
 def test_what_cannot_be_recorded_is_refused_and_can_be_sent_again(
     tiny_model: Path, tmp_path: Path, trouble: Any
@@ -367,6 +368,7 @@ def test_what_cannot_be_recorded_is_refused_and_can_be_sent_again(
         assert ada.engine.health.status == "ok"
 
 
+@pytest.mark.slow
 def test_results_that_cannot_be_recorded_are_told_when_they_are(tiny_model: Path, tmp_path: Path) -> None:
     with running(tmp_path, tiny_model) as ada:
         sampler = ada.sampler(base_model="tiny")

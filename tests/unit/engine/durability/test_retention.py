@@ -23,6 +23,7 @@ def full() -> sqlite3.OperationalError:
     return error
 
 
+@pytest.mark.slow
 def test_on_a_full_disk_the_files_of_a_checkpoint_go_before_its_record(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

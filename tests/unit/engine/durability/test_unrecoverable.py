@@ -106,6 +106,7 @@ def replays_step_of(run: str) -> Condition:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whose", [0, 1])
 def test_a_run_whose_replay_ends_the_worker_every_time_is_lost_alone(
     tiny_model: Path, tmp_path: Path, whose: int
@@ -146,6 +147,7 @@ def test_a_run_whose_replay_ends_the_worker_every_time_is_lost_alone(
     engine.close()
 
 
+@pytest.mark.slow
 def test_a_replay_that_somebody_ends_goes_on_as_it_was(tiny_model: Path, tmp_path: Path) -> None:
     engine, _ = crashing_engine(tmp_path, tiny_model, threads=2)
     ada = Caller(engine)

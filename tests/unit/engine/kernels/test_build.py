@@ -27,16 +27,14 @@ def test_the_sources_compile_without_a_warning_and_the_result_loads(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["core.so"]
 
 
-def test_a_compiler_that_is_not_there_is_said_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiler_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc --flag")
     with pytest.raises(BuildError, match="/nowhere/cc"):
         build_core(tmp_path / "core.so")
     assert not list(tmp_path.iterdir())
 
 
-def test_no_compiler_at_all_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_compiler_at_all_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BuildError, match="no C compiler"):
@@ -44,11 +42,12 @@ def test_no_compiler_at_all_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @has_compiler
-def test_what_the_compiler_complains_about_is_passed_on(tmp_path: Path) -> None:
+def test_what_the_compiler_reports_is_part_of_the_error(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="no-such-header"):
         build_core(tmp_path / "core.so", extra_flags=("-include", "no-such-header.h"))
 
 
+@pytest.mark.slow
 @has_compiler
 def test_the_package_gets_the_core_or_the_reason_why_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -79,7 +78,7 @@ def test_a_package_without_a_core_says_what_would_give_one(tmp_path: Path) -> No
         load_core(tmp_path / "core.so")
 
 
-def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_library_is_rejected(tmp_path: Path) -> None:
     broken = tmp_path / "core.so"
     broken.write_bytes(b"not a library")
     with pytest.raises(CoreUnavailable, match="cannot be loaded"):
@@ -88,7 +87,7 @@ def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @has_compiler
-def test_a_core_of_other_sources_is_refused(tmp_path: Path) -> None:
+def test_a_core_of_other_sources_is_rejected(tmp_path: Path) -> None:
     stale = build_core(tmp_path / "core.so", extra_flags=("-O0",))
     stale.write_bytes(stale.read_bytes().replace(sources_digest().encode(), b"0" * 16))
     with pytest.raises(CoreUnavailable, match="built from other sources"):

@@ -60,7 +60,7 @@ def test_a_token_without_mass_is_never_drawn(compiled: CompiledCompute, uniform:
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
 @pytest.mark.parametrize("setting", [RowSettings(), RowSettings(temperature=0), RowSettings(top_k=3)])
-def test_logits_that_are_not_finite_are_told(
+def test_logits_that_are_not_finite_are_reported(
     compiled: CompiledCompute, poison: float, setting: RowSettings
 ) -> None:
     logits = logits_of(3, 1)
@@ -70,7 +70,7 @@ def test_logits_that_are_not_finite_are_told(
     assert 0 <= int(drawn.tokens_B[1]) < 512
 
 
-def test_the_likeliest_token_is_the_first_of_equals(compiled: CompiledCompute) -> None:
+def test_the_argmax_is_the_first_of_equals(compiled: CompiledCompute) -> None:
     logits = torch.zeros(1, 512)
     logits[0, [40, 41, 300]] = 2.0
     assert compiled.draw(logits, [RowSettings(temperature=0)], [0.9]).tokens_B.tolist() == [40]

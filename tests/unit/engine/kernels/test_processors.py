@@ -51,6 +51,7 @@ def test_this_processor_computes_the_reference(selftest: Path) -> None:
         assert variant_of(selftest, slower) == slower
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not ON_X86 or not shutil.which("qemu-x86_64"), reason="needs x86-64 and qemu-x86_64")
 @pytest.mark.parametrize(
     ("processor", "variant"),
@@ -68,6 +69,7 @@ def test_an_x86_processor_gets_the_fastest_variant_it_can_run(
     assert variant_of("qemu-x86_64", "-cpu", processor, selftest) == variant
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not shutil.which(ARM64_COMPILER) or not shutil.which("qemu-aarch64"),
     reason=f"needs {ARM64_COMPILER} and qemu-aarch64",

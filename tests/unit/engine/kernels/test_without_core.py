@@ -14,6 +14,8 @@ import pytest
 import tinkex
 from tinkex.engine.kernels.build import LIBRARY, build_error_file
 
+pytestmark = pytest.mark.slow
+
 SAMPLE_TWICE = """
 import sys
 from pathlib import Path

@@ -16,6 +16,8 @@ from tests.unit.engine.test_engine import Caller, config, forward_backward, opti
 from tinkex.engine.engine import Engine
 from tinkex.engine.lanes import heartbeat
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,8 @@ from tinkex.types import (
     SaveWeightsRequest,
 )
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 60.0
 
 

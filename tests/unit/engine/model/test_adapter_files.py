@@ -93,7 +93,7 @@ def test_the_unembedding_may_be_called_unembed_tokens(saved: Path, arch: Archite
         ({"lora_alpha": float("nan")}, "lora_alpha"),
     ],
 )
-def test_options_that_cannot_be_honoured_are_refused_by_name(
+def test_options_that_cannot_be_honoured_are_rejected_and_named(
     saved: Path, arch: Architecture, fields: dict[str, Any], name: str
 ) -> None:
     _change_config(saved, **fields)
@@ -121,7 +121,7 @@ def test_rank_stabilized_scaling_is_honoured(saved: Path, arch: Architecture) ->
         ("base_model.model.lm_head.base_layer.weight", torch.zeros(600, 64), "resized vocabulary"),
     ],
 )
-def test_tensors_without_a_place_are_refused_by_name(
+def test_tensors_without_a_place_are_rejected_and_named(
     saved: Path, arch: Architecture, name: str, tensor: torch.Tensor | None, words: str
 ) -> None:
     tensors = load_file(saved / WEIGHTS_FILE)
@@ -149,7 +149,7 @@ def test_a_rank_that_the_tensors_do_not_have_takes_no_memory(saved: Path, arch: 
         load_adapter(saved, arch)
 
 
-def test_a_pickled_adapter_is_refused_by_its_name(saved: Path, arch: Architecture) -> None:
+def test_a_pickled_adapter_is_rejected_and_named(saved: Path, arch: Architecture) -> None:
     (saved / WEIGHTS_FILE).rename(saved / "adapter_model.bin")
     with pytest.raises(InvalidInput, match=r"only in adapter_model\.bin, which can run code"):
         load_adapter(saved, arch)
@@ -202,7 +202,7 @@ def test_modules_whose_alpha_is_zero_add_nothing(
         torch.testing.assert_close(b @ a * loaded.spec.scale, wanted)
 
 
-def test_a_damaged_file_is_an_input_error(saved: Path, arch: Architecture) -> None:
+def test_a_corrupt_file_is_an_input_error(saved: Path, arch: Architecture) -> None:
     (saved / WEIGHTS_FILE).write_bytes(b"nothing")
     with pytest.raises(InvalidInput, match="cannot be read as safetensors"):
         load_adapter(saved, arch)

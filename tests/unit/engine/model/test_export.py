@@ -18,7 +18,7 @@ def adapter(tiny_model: Path) -> Adapter:
     return Adapter.create(read_architecture(tiny_model), LoraSpec(rank=2, seed=0))
 
 
-def test_an_existing_target_is_refused_and_left_as_it_was(tiny_model: Path, tmp_path: Path) -> None:
+def test_an_existing_target_is_rejected_and_left_as_it_was(tiny_model: Path, tmp_path: Path) -> None:
     target = tmp_path / "mine"
     target.mkdir()
     (target / "notes.txt").write_text("keep")
@@ -56,20 +56,20 @@ def test_an_export_that_is_broken_off_leaves_nothing(
 @pytest.mark.parametrize(
     ("options", "words"), [({"dtype": "int8"}, "int8"), ({"max_shard_bytes": 0}, "max_shard_bytes")]
 )
-def test_options_that_make_no_sense_are_refused_by_name(
+def test_options_that_make_no_sense_are_rejected_and_named(
     tiny_model: Path, tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidInput, match=words):
         export_model(tiny_model, tmp_path / "out", **options)
 
 
-def test_an_adapter_of_another_model_is_refused(tmp_path: Path, adapter: Adapter) -> None:
+def test_an_adapter_of_another_model_is_rejected(tmp_path: Path, adapter: Adapter) -> None:
     other = tiny_llama(tmp_path / "other", layers=1)
     with pytest.raises(InvalidInput, match="another model"):
         export_model(other, tmp_path / "out", adapter)
 
 
-def test_weights_that_are_not_finite_or_too_large_for_float16_are_refused(
+def test_weights_that_are_not_finite_or_too_large_for_float16_are_rejected(
     tiny_model: Path, tmp_path: Path, adapter: Adapter
 ) -> None:
     for params, dtype, words in (
@@ -87,6 +87,7 @@ def test_a_target_that_cannot_be_written_is_named(tiny_model: Path, tmp_path: Pa
         export_model(tiny_model, tmp_path / "file" / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from Linux's /proc")
 def test_memory_holds_a_few_tensors_not_the_model(tmp_path: Path) -> None:
     """Twenty layers of 3 MB, written one tensor at a time."""

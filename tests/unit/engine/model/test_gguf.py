@@ -451,7 +451,7 @@ def test_a_rope_factor_without_a_type_is_linear(tmp_path: Path, extra: dict[str,
         ({"tensors": {"blk.0.ffn_gate_exps.weight": np.zeros((64, 64), np.float32)}}, "ffn_gate_exps"),
     ],
 )
-def test_what_cannot_be_rebuilt_exactly_is_refused_by_name(
+def test_what_cannot_be_rebuilt_exactly_is_rejected_and_named(
     tmp_path: Path, settings: dict[str, Any], words: str
 ) -> None:
     original = tiny_llama(tmp_path / "original")
@@ -462,7 +462,7 @@ def test_what_cannot_be_rebuilt_exactly_is_refused_by_name(
 @pytest.mark.parametrize(
     "content", [b"", b"GGUF", b"GGUF\x03\x00\x00\x00" + b"\xff" * 64, b"something else entirely"]
 )
-def test_a_damaged_file_is_a_setup_error(tmp_path: Path, content: bytes) -> None:
+def test_a_corrupt_file_is_a_setup_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
     with pytest.raises(SetupError, match="cannot be read as a GGUF file"):

@@ -136,7 +136,7 @@ def test_the_saved_tokenizer_has_the_bytes_of_every_token_and_loads_in_transform
         ({"model": "t5"}, "'t5'"),
     ],
 )
-def test_what_cannot_be_rebuilt_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_rebuilt_is_rejected_and_named(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(SetupError, match=words):
         build_tokenizer(metadata(**changes))
 
@@ -147,7 +147,7 @@ def test_merges_that_do_not_fit_the_vocabulary_are_a_setup_error() -> None:
         build_tokenizer(metadata(**broken))
 
 
-def test_a_vocabulary_without_bytes_is_refused() -> None:
+def test_a_vocabulary_without_bytes_is_rejected() -> None:
     tokens = [token for token in TOKENS if token != "<0x0A>"]
     with pytest.raises(SetupError, match="byte tokens"):
         build_tokenizer(

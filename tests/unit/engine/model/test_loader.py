@@ -72,7 +72,7 @@ def test_redundant_tensors_of_old_checkpoints_are_accepted(tmp_path: Path) -> No
     [torch.zeros(512, 64), torch.zeros(511, 64), torch.zeros(512, 64).half()],
     ids=["values", "shape", "type"],
 )
-def test_a_head_beside_the_one_it_is_tied_to_is_refused(tmp_path: Path, head: torch.Tensor) -> None:
+def test_a_head_beside_the_one_it_is_tied_to_is_rejected(tmp_path: Path, head: torch.Tensor) -> None:
     """Versions of transformers disagree on which of the two such a model uses."""
     directory = tiny_llama(tmp_path / "model")
     _rewrite(directory, {"lm_head.weight": head})
@@ -125,7 +125,7 @@ def test_an_index_cannot_reach_out_of_its_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weight_map", [{"model.norm.weight": 5}, {"model.norm.weight": None, "b": "c"}])
-def test_an_index_without_file_names_is_refused(tmp_path: Path, weight_map: dict[str, object]) -> None:
+def test_an_index_without_file_names_is_rejected(tmp_path: Path, weight_map: dict[str, object]) -> None:
     directory = tiny_llama(tmp_path / "model", num_shards=2)
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(SetupError, match="has no weight_map"):
@@ -163,7 +163,7 @@ def test_a_truncated_file_is_a_setup_error(tmp_path: Path) -> None:
         ("model.safetensors", None, "only safetensors weights are read"),
     ],
 )
-def test_a_directory_that_is_no_model_is_a_setup_error(
+def test_a_directory_that_is_not_a_model_is_a_setup_error(
     tmp_path: Path, name: str, content: str | None, words: str
 ) -> None:
     directory = tiny_llama(tmp_path / "model")

@@ -89,6 +89,6 @@ def test_rows_without_an_adapter_stay_as_they_are(arch: Architecture) -> None:
 @pytest.mark.parametrize(
     "settings", [{"rank": 0}, {"rank": 4, "train_mlp": False, "train_attn": False, "train_unembed": False}]
 )
-def test_a_spec_that_trains_nothing_is_refused(settings: dict[str, int]) -> None:
+def test_a_spec_that_trains_nothing_is_rejected(settings: dict[str, int]) -> None:
     with pytest.raises(InvalidInput):
         LoraSpec(**settings)  # type: ignore[arg-type]

@@ -98,7 +98,7 @@ def test_the_default_of_several_named_templates_is_used(tmp_path: Path) -> None:
     assert EngineTokenizer(directory).render_chat_template(CHAT) == "yes"
 
 
-def test_messages_without_a_template_are_refused(tmp_path: Path) -> None:
+def test_messages_without_a_template_are_rejected(tmp_path: Path) -> None:
     directory = tiny_tokenizer(tmp_path)
     (directory / "tokenizer_config.json").unlink()
     with pytest.raises(InvalidInput, match="no chat template"):

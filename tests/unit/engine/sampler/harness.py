@@ -34,7 +34,7 @@ def one_thread() -> Iterator[None]:
 def job(
     prompt: Sequence[int], *, adapter: Adapter | None = None, num_samples: int = 1, **options: Any
 ) -> SampleJob:
-    """A job for ``prompt``; sampling parameters and job fields are told apart by name."""
+    """A job for ``prompt``; sampling parameters and job fields are distinguished by name."""
     params = {
         name: options.pop(name)
         for name in ("max_tokens", "seed", "stop", "temperature", "top_k", "top_p")

@@ -1,4 +1,4 @@
-"""Adapters as the compiled core reads them: where torch keeps them, or turned, with the same bits."""
+"""Adapters as the compiled core reads them: in torch's memory, or transposed, with the same bits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def tables_of(model: Transformer, core: Core, **options: int) -> AdapterTables:
 
 @pytest.mark.parametrize("variant", CORES)
 @pytest.mark.parametrize("ranks", [(1, 32), (14, 16), (20, 33)], ids=str)
-def test_turned_pairs_give_the_same_bits(model: Transformer, variant: str, ranks: tuple[int, int]) -> None:
+def test_transposed_copies_give_the_same_bits(
+    model: Transformer, variant: str, ranks: tuple[int, int]
+) -> None:
     core = CORES[variant]
     segments = [(trained_adapter(model, rank, rank), MAX_ROWS - n) for n, rank in enumerate(ranks)]
     num_rows = sum(rows for _, rows in segments)

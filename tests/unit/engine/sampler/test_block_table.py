@@ -46,7 +46,7 @@ def test_a_sequence_that_grows_stays_where_it_is_and_gets_one_block_more() -> No
 def test_what_is_promised_for_one_sequence_is_what_it_takes_at_most(
     length: int, num_new: int, data: st.DataObject
 ) -> None:
-    """Undisturbed or having given way once anywhere, a sequence never takes more than the promise, and can take all of it."""
+    """Preempted once anywhere or not, a sequence never allocates more than its peak, and can allocate all of it."""
     promise = SlotSizes(paged=True).peak_tokens(length, num_new)
     given_way = data.draw(st.integers(0, num_new - 2))
     assert taken(length + given_way, num_new - given_way) <= promise

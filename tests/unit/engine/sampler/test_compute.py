@@ -28,14 +28,14 @@ def test_the_core_is_used_where_there_is_one(model: Transformer, tokenizer: Engi
     assert Sampler(model, tokenizer, compute="compiled").computes_with == f"compiled ({fastest})"
 
 
-def test_a_model_with_its_own_way_is_computed_that_way(model: Transformer) -> None:
+def test_a_model_with_its_own_forward_pass_is_computed_by_torch(model: Transformer) -> None:
     script = ScriptedModel(model.arch, [9])
     assert choose_compute(script).description == "torch (ScriptedModel has its own forward pass)"
     with pytest.raises(SetupError, match="ScriptedModel"):
         choose_compute(script, "compiled")
 
 
-def test_a_way_that_does_not_exist_is_refused(model: Transformer) -> None:
+def test_a_compute_that_does_not_exist_is_rejected(model: Transformer) -> None:
     with pytest.raises(SetupError, match="'magic'"):
         choose_compute(model, "magic")
 
@@ -54,7 +54,7 @@ def test_the_engine_setting_for_memory_reaches_the_sampler(tiny_model: Path, tmp
 
 
 @has_core
-def test_both_ways_draw_the_same_samples(model: Transformer, tokenizer: EngineTokenizer) -> None:
+def test_both_computes_draw_the_same_samples(model: Transformer, tokenizer: EngineTokenizer) -> None:
     adapters = [None, trained_adapter(model, 4, 1), trained_adapter(model, 9, 2)]
     jobs = [
         job(

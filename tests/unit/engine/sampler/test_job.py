@@ -44,7 +44,7 @@ def targets(*rows: list[int]) -> TensorData:
         ({"target_prompt_logprobs": TensorData([1, 2, 3], "float32", [3, 1])}, "must contain int64"),
     ],
 )
-def test_what_cannot_be_sampled_is_refused_by_name(
+def test_what_cannot_be_sampled_is_rejected_and_named(
     sampler: Sampler, change: dict[str, Any], message: str
 ) -> None:
     options = {"prompt": [1, 5, 9, 11], **change}
@@ -63,7 +63,7 @@ def test_what_cannot_be_sampled_is_refused_by_name(
         ("top_p", 1.5),
     ],
 )
-def test_settings_that_slipped_past_their_type_are_refused_too(
+def test_settings_that_slipped_past_their_type_are_rejected_too(
     sampler: Sampler, field: str, value: float
 ) -> None:
     params = SamplingParams()
@@ -76,7 +76,7 @@ def with_params(base: SampleJob, params: SamplingParams) -> SampleJob:
     return SampleJob(base.request_id, None, base.prompt_P, 1, params, base.sequence_ids)
 
 
-def test_a_refused_job_leaves_the_sampler_as_it_was(sampler: Sampler) -> None:
+def test_a_rejected_job_leaves_the_sampler_as_it_was(sampler: Sampler) -> None:
     with pytest.raises(InvalidInput):
         sampler.add(job([]))
     assert not sampler.busy
@@ -90,7 +90,7 @@ def test_alternatives_are_bounded_over_the_whole_prompt(model: Transformer) -> N
         check_job(job([1] * 2049, prompt_alt_tokens_k=1024), wide, [2])
 
 
-def test_tables_of_likeliest_tokens_are_bounded_over_a_whole_request(model: Transformer) -> None:
+def test_tables_of_top_k_tokens_are_bounded_over_a_whole_request(model: Transformer) -> None:
     wide = replace(model.arch, vocab_size=5000, max_context=40_000)
     check_job(job([1] * 32_768, topk_prompt_logprobs=1024, max_tokens=1), wide, [2])
     with pytest.raises(InvalidInput, match=r"topk_prompt_logprobs is 1024 .* at most 33554432"):
@@ -127,7 +127,7 @@ def test_a_job_is_read_from_a_request(sampler: Sampler) -> None:
     assert (read.topk_prompt_logprobs, read.topk_sample_logprobs) == (2, 3)
 
 
-def test_a_prompt_that_is_not_text_is_refused_by_the_kind_of_its_chunks() -> None:
+def test_a_prompt_that_is_not_text_is_rejected_by_the_kind_of_its_chunks() -> None:
     picture = ImageChunk(data=b"x", format="png", expected_tokens=3)
     request = SampleRequest(prompt=ModelInput(chunks=[picture]), sampling_params=SamplingParams())
     with pytest.raises(InvalidInput, match="image chunks"):

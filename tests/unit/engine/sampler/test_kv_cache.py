@@ -119,7 +119,9 @@ def test_a_pass_that_is_repeated_gives_the_same() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from(["join", "leave", "grow", "trim"]), st.integers(0, 300)), max_size=40)
 )
-def test_sequences_keep_their_tokens_whoever_joins_and_leaves(actions: list[tuple[str, int]]) -> None:
+def test_sequences_keep_their_tokens_whatever_else_is_added_or_removed(
+    actions: list[tuple[str, int]],
+) -> None:
     slots = table()
     held: dict[float, Slot] = {}
     for mark, (action, number) in enumerate(actions, start=1):

@@ -13,7 +13,7 @@ def random_logits(rows: int, vocab: int = 700, seed: int = 0) -> torch.Tensor:
     return 3 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
 
 
-def test_temperature_zero_takes_the_likeliest_token_and_reports_its_logprob_at_temperature_one() -> None:
+def test_temperature_zero_takes_the_argmax_and_reports_its_logprob_at_temperature_one() -> None:
     logits = random_logits(4)
     drawn = draw(logits, [RowSettings(temperature=0)] * 4, [0.9] * 4)
     assert torch.equal(drawn.tokens_B, logits.argmax(-1))
@@ -93,7 +93,7 @@ def test_the_nucleus_after_top_k_is_that_of_the_renormalised_distribution() -> N
 @pytest.mark.parametrize(
     "settings", [RowSettings(), RowSettings(temperature=0), RowSettings(top_k=3), RowSettings(top_p=0.5)]
 )
-def test_logits_that_are_not_finite_are_told_and_do_not_touch_other_rows(
+def test_logits_that_are_not_finite_are_reported_and_do_not_touch_other_rows(
     bad: float, settings: RowSettings
 ) -> None:
     logits = random_logits(2)

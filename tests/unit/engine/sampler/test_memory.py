@@ -44,7 +44,7 @@ def samplers(model: Transformer, tokenizer: EngineTokenizer, compute: str) -> Sa
 
 
 def hungry(number: int, **options: Any) -> list[SampleJob]:
-    """Jobs that outgrow a small budget together, each with random numbers of its own."""
+    """Jobs that outgrow a small budget together, each with its own random numbers."""
     return [
         job(random_tokens(20 + 10 * n, n), num_samples=1 + n % 3, max_tokens=90, seed=n, stop=[], **options)
         for n in range(number)
@@ -143,7 +143,7 @@ def test_a_prompt_that_could_only_begin_with_a_kept_one_drops_it_instead_of_wait
     )
 
 
-def test_a_request_that_could_never_fit_is_refused_with_the_way_out(samplers: Samplers) -> None:
+def test_a_request_that_could_never_fit_is_rejected_with_a_hint(samplers: Samplers) -> None:
     sampler = samplers.of(300)
     greedy = job(random_tokens(60, 1), max_tokens=200)
     for refuse in (sampler.check, sampler.add):
@@ -159,7 +159,7 @@ def test_a_prompt_that_fills_the_budget_still_gets_its_one_token(samplers: Sampl
     assert len(response.sequences[0].tokens) == 1
 
 
-def test_what_the_refusal_says_would_fit_does(samplers: Samplers) -> None:
+def test_what_the_rejection_says_would_fit_does(samplers: Samplers) -> None:
     sampler = samplers.of(300)
     with pytest.raises(InvalidInput) as refused:
         sampler.check(job(random_tokens(60, 1), max_tokens=200))

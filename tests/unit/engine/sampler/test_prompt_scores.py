@@ -47,7 +47,7 @@ def test_only_the_last_prompt_logprobs_are_shown(
     np.testing.assert_allclose(got[50 - shown :], wanted[49 - shown :], atol=1e-4)
 
 
-def test_the_likeliest_tokens_of_every_prompt_position_and_none_for_the_first(
+def test_the_top_k_tokens_of_every_prompt_position_and_none_for_the_first(
     sampler: Sampler, expected: torch.Tensor
 ) -> None:
     got = sample(sampler, PROMPT, max_tokens=1, topk_prompt_logprobs=3)
@@ -63,7 +63,7 @@ def test_the_likeliest_tokens_of_every_prompt_position_and_none_for_the_first(
 
 
 @pytest.mark.parametrize("last_n", [1, 5, 49])
-def test_only_the_last_prompt_positions_have_their_likeliest_tokens_shown(
+def test_only_the_last_prompt_positions_have_their_top_k_tokens_shown(
     sampler: Sampler, expected: torch.Tensor, last_n: int
 ) -> None:
     options = {"prompt_logprobs": True, "prompt_logprobs_last_n": last_n, "topk_prompt_logprobs": 2}
@@ -172,19 +172,19 @@ def test_alternatives_leave_the_samples_as_they_are(sampler: Sampler) -> None:
     assert [s.tokens for s in asked.sequences] == [s.tokens for s in plain.sequences]
 
 
-def test_greedy_alternatives_are_the_likeliest_token(sampler: Sampler, expected: torch.Tensor) -> None:
+def test_greedy_alternatives_are_the_argmax(sampler: Sampler, expected: torch.Tensor) -> None:
     got = sample(sampler, PROMPT, max_tokens=1, temperature=0, prompt_alt_tokens_k=2).prompt_alt_tokens
     assert got is not None
     assert got.tokens.tolist() == expected[:-1].argmax(-1, keepdim=True).expand(-1, 2).tolist()
 
 
-def test_nothing_is_computed_for_a_prompt_nobody_asks_about() -> None:
+def test_nothing_is_computed_for_a_prompt_without_prompt_logprobs() -> None:
     scores = PromptScores(job(PROMPT))
     assert list(scores.rows_needed(0, 50)) == []
     assert scores.target_logprobs is None
 
 
-def test_the_table_of_likeliest_tokens_takes_no_memory_while_the_prompt_waits() -> None:
+def test_the_table_of_top_k_tokens_takes_no_memory_while_the_prompt_waits() -> None:
     waiting = job([1] * 2000, topk_prompt_logprobs=1000)  # a table of 16 MB
     tracemalloc.start()
     scores = PromptScores(waiting)

@@ -176,7 +176,7 @@ def test_types_are_those_of_the_protocol(sampler: Sampler) -> None:
     assert response.prompt_alt_tokens is None
 
 
-def test_a_greedy_token_is_the_likeliest_of_its_topk(sampler: Sampler) -> None:
+def test_a_greedy_token_is_the_first_of_its_topk(sampler: Sampler) -> None:
     [sequence] = sample(
         sampler, [5, 6], max_tokens=10, temperature=0, topk_sample_logprobs=3, stop=[]
     ).sequences
@@ -250,7 +250,7 @@ def test_the_number_of_sequences_counts_those_in_line(model: Transformer, tokeni
     assert (sampler.busy, sampler.num_sequences) == (False, 0)
 
 
-def test_a_request_id_in_use_is_refused(sampler: Sampler) -> None:
+def test_a_request_id_in_use_is_rejected(sampler: Sampler) -> None:
     sampler.add(job([5], request_id="twice"))
     with pytest.raises(Conflict, match="'twice'"):
         sampler.add(job([5], request_id="twice"))

@@ -52,7 +52,7 @@ def make(model: Transformer, tokenizer: EngineTokenizer, compute: str) -> Callab
 
 
 def jobs() -> list[SampleJob]:
-    """Some that go on for several blocks, some that share a prompt, one with more samples than are drawn at once."""
+    """Some that decode for several blocks, some that share a prompt, one with more samples than are drawn together."""
     return [
         job(random_tokens(20, 1), num_samples=3, max_tokens=90, seed=1, stop=[], topk_sample_logprobs=2),
         job(random_tokens(70, 2), num_samples=2, max_tokens=70, seed=2, stop=[], prompt_logprobs=True),
@@ -90,7 +90,7 @@ def put(
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("every", [2, 3])
-def test_wherever_memory_runs_out_everyone_gets_what_was_asked_for(
+def test_wherever_memory_runs_out_every_request_completes(
     make: Callable[[], Sampler], place: str, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tinkex.engine.sampler.logits import RowSettings

@@ -55,12 +55,12 @@ def test_end_tokens_stop_also_beside_stop_strings_and_stop_tokens() -> None:
         (["\ud800"], "surrogate"),
     ],
 )
-def test_a_stop_that_makes_no_sense_is_refused_by_name(stop: object, message: str) -> None:
+def test_a_stop_that_makes_no_sense_is_rejected_and_named(stop: object, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         rule(stop)
 
 
-def test_more_strings_than_can_be_looked_for_in_time_are_refused() -> None:
+def test_more_strings_than_can_be_looked_for_in_time_are_rejected() -> None:
     strings = [f"stop {number}" for number in range(MAX_STOP_STRINGS)]
     assert len(rule(strings + strings).strings) == MAX_STOP_STRINGS
     with pytest.raises(InvalidInput, match=f"{MAX_STOP_STRINGS + 1} strings, and at most {MAX_STOP_STRINGS}"):

@@ -535,6 +535,7 @@ def test_a_corrupt_database_is_not_opened(tmp_path: Path) -> None:
             Store(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_locked_database_is_waited_for_once(store: Store) -> None:
     other = sqlite3.connect(store.root / "engine.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

@@ -105,7 +105,7 @@ def run_one(trainer: Trainer, job: TrainJob) -> ForwardBackwardOutput:
 
 
 def naive_logprobs(model: Transformer, state: TrainState, datum: Datum, leaf: Tensor | None = None) -> Tensor:
-    """Logprobs of a datum's targets, in their shape: the datum alone, all logits at once."""
+    """Logprobs of a datum's targets, in their shape: the datum alone, all logits together."""
     tokens = torch.tensor(datum.model_input.to_ints())
     adapter = state.adapter if leaf is None else state.adapter.with_params(leaf)
     lora = LoraRows([(adapter, len(tokens))])

@@ -1,4 +1,4 @@
-"""Random low-rank pairs, and what a way of computing them makes of random rows."""
+"""Random LoRA matrices, and what a kernel computes from them for random rows."""
 
 from __future__ import annotations
 

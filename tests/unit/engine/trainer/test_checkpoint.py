@@ -1,4 +1,4 @@
-"""Checkpoints are whole or refused, and say what does not fit."""
+"""Checkpoints are complete or rejected, and say what does not fit."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_checkpoint_is_a_peft_directory_with_a_manifest(saved: Path) -> None:
     assert set(json.loads((saved / "manifest.json").read_text())["files"]) == names - {"manifest.json"}
 
 
-def test_loading_without_the_optimizer_starts_adam_anew(trainer: Trainer, saved: Path) -> None:
+def test_loading_without_the_optimizer_starts_adam_from_zero(trainer: Trainer, saved: Path) -> None:
     state = trainer.create(LoraConfig(rank=4))
     state.grad = torch.ones_like(state.adapter.params)
     trainer.optim_step(state, AdamParams())
@@ -58,7 +58,9 @@ def test_loading_without_the_optimizer_starts_adam_anew(trainer: Trainer, saved:
     assert (state.step, state.exp_avg, state.exp_avg_sq, state.grad) == (0, None, None, None)
 
 
-def test_a_checkpoint_without_optimizer_is_refused_where_one_is_wanted(trainer: Trainer, saved: Path) -> None:
+def test_a_checkpoint_without_optimizer_is_rejected_where_one_is_wanted(
+    trainer: Trainer, saved: Path
+) -> None:
     state = trained_state(trainer)
     trainer.save(state, saved, "tiny", optimizer=False)
     trainer.load(state, saved, optimizer=False)
@@ -76,7 +78,7 @@ def test_a_state_that_never_stepped_is_saved_as_such(trainer: Trainer, tmp_path:
 @pytest.mark.parametrize(
     "name", ["adapter_model.safetensors", "optimizer.safetensors", "adapter_config.json"]
 )
-def test_a_damaged_file_is_named_and_nothing_is_loaded(trainer: Trainer, saved: Path, name: str) -> None:
+def test_a_corrupt_file_is_named_and_nothing_is_loaded(trainer: Trainer, saved: Path, name: str) -> None:
     damaged = bytearray((saved / name).read_bytes())
     damaged[len(damaged) // 2] ^= 1
     (saved / name).write_bytes(damaged)
@@ -94,20 +96,20 @@ def test_a_missing_file_is_named(saved: Path) -> None:
         verify_manifest(saved)
 
 
-def test_a_checkpoint_whose_writing_never_finished_is_refused(trainer: Trainer, saved: Path) -> None:
+def test_a_checkpoint_that_is_incomplete_is_rejected(trainer: Trainer, saved: Path) -> None:
     (saved / "manifest.json").unlink()
     with pytest.raises(EngineFailure, match="incomplete"):
         trainer.load(trained_state(trainer), saved, optimizer=True)
 
 
-def test_a_damaged_manifest_is_refused(saved: Path) -> None:
+def test_a_corrupt_manifest_is_rejected(saved: Path) -> None:
     (saved / "manifest.json").write_text('{"files": [')
     with pytest.raises(EngineFailure, match="cannot be read"):
         verify_manifest(saved)
 
 
 @pytest.mark.parametrize("lora", [{"rank": 8}, {"rank": 4, "train_mlp": False}])
-def test_another_kind_of_adapter_is_refused_naming_both(
+def test_another_kind_of_adapter_is_rejected_naming_both(
     trainer: Trainer, saved: Path, lora: dict[str, int]
 ) -> None:
     state = trainer.create(LoraConfig(**lora))
@@ -117,7 +119,7 @@ def test_another_kind_of_adapter_is_refused_naming_both(
     assert f"rank={state.adapter.spec.rank}" in str(caught.value)
 
 
-def test_moments_of_another_adapter_are_refused(trainer: Trainer, saved: Path) -> None:
+def test_moments_of_another_adapter_are_rejected(trainer: Trainer, saved: Path) -> None:
     from safetensors.torch import save_file
 
     save_file(

@@ -1,4 +1,4 @@
-"""What a caller can get wrong is refused by name, before any compute."""
+"""What a caller can get wrong is rejected, with an error that names the field, before any compute."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def sparse(shape: list[int], values: list[float], columns: list[int], dtype: Any
     return TensorData(values, dtype, shape, [0, *[len(values)] * shape[0]], columns)
 
 
-def test_sparse_targets_that_no_memory_holds_are_refused_by_their_shape() -> None:
+def test_sparse_targets_that_no_memory_holds_are_rejected_by_their_shape() -> None:
     shape = [3, 10**12]
     told = refusal(datum(target_tokens=sparse(shape, [2], [0])))
     assert "data[0].loss_fn_inputs['target_tokens']" in told
@@ -79,7 +79,7 @@ def test_sparse_inputs_of_a_custom_loss_are_bounded_too() -> None:
         read_examples([given], CUSTOM, {}, LIMITS, Declared())
 
 
-def test_a_cell_that_is_listed_twice_is_refused() -> None:
+def test_a_cell_that_is_listed_twice_is_rejected() -> None:
     targets = np.ones((3, 4), dtype=np.int64)
     told = refusal(datum(target_tokens=targets, weights=sparse([3, 4], [1.0, 2.0], [1, 1], "float32")))
     assert "'weights'" in told
@@ -102,11 +102,11 @@ def test_settings_and_per_token_thresholds_reach_every_token() -> None:
     assert own.inputs["clip_high_threshold"] == pytest.approx([1.1, 1.2, 1.3])
 
 
-def test_no_data_is_refused() -> None:
+def test_no_data_is_rejected() -> None:
     assert "data is empty" in refusal()
 
 
-def test_an_empty_datum_is_refused_with_its_index() -> None:
+def test_an_empty_datum_is_rejected_with_its_index() -> None:
     assert "data[1].model_input is empty" in refusal(datum(), datum(tokens=()))
 
 
@@ -142,46 +142,46 @@ def test_shapes_that_do_not_fit_are_both_named(wrong: dict[str, Any], shapes: tu
     assert all(shape in message for shape in shapes), message
 
 
-def test_many_targets_are_refused_where_the_loss_takes_one() -> None:
+def test_many_targets_are_rejected_where_the_loss_takes_one() -> None:
     message = refusal(policy(target_tokens=np.ones((3, 2), dtype=np.int64)), loss_fn="ppo")
     assert "ppo takes (N,)" in message
 
 
-def test_token_ids_outside_the_vocabulary_are_refused() -> None:
+def test_token_ids_outside_the_vocabulary_are_rejected() -> None:
     assert "data[0].model_input has token id 10 at flat position 2" in refusal(datum(tokens=(1, 2, 10)))
     assert "['target_tokens'] has token id -1 at flat position 0" in refusal(datum(target_tokens=[-1, 2, 3]))
     assert "0…9" in refusal(datum(target_tokens=[1, 2, 11]))
 
 
-def test_a_datum_longer_than_the_context_is_refused_with_the_limit() -> None:
+def test_a_datum_longer_than_the_context_is_rejected_with_the_limit() -> None:
     message = refusal(datum(tokens=range(5), target_tokens=[1] * 5))
     assert "5 tokens" in message
     assert "context is 4" in message
 
 
-def test_targets_of_the_wrong_dtype_are_refused() -> None:
+def test_targets_of_the_wrong_dtype_are_rejected() -> None:
     targets = TensorData(data=[1.0, 2.0, 3.0], dtype="float32")
     assert "dtype float32; token ids must be int64" in refusal(datum(target_tokens=targets))
 
 
-def test_chunks_that_are_not_text_are_refused() -> None:
+def test_chunks_that_are_not_text_are_rejected() -> None:
     chunks = [EncodedTextChunk(tokens=[1]), DmelChunk(dmel=b"\x00\x01\x02")]
     audio = Datum(model_input=ModelInput(chunks=chunks), loss_fn_inputs={"target_tokens": [1, 2, 3]})
     assert "chunks[1] is of type 'dmel'" in refusal(audio)
 
 
-def test_values_that_are_not_finite_are_refused_with_their_position() -> None:
+def test_values_that_are_not_finite_are_rejected_with_their_position() -> None:
     message = refusal(datum(weights=[1.0, float("nan"), float("inf")]))
     assert "data[0].loss_fn_inputs['weights'] is not finite at flat position 1" in message
 
 
-def test_crossed_thresholds_are_refused() -> None:
+def test_crossed_thresholds_are_rejected() -> None:
     assert "clip_low_threshold 2" in refusal(policy(), loss_fn="ppo", config={"clip_low_threshold": 2.0})
     crossed = policy(clip_low_threshold=[0.8, 0.8, 1.3])
     assert "at position 2" in refusal(crossed, loss_fn="ppo")
 
 
-def test_an_empty_sequence_mask_with_advantages_is_refused() -> None:
+def test_an_empty_sequence_mask_with_advantages_is_rejected() -> None:
     assert "marks no token" in refusal(policy(sequence_ratio_mask=[0.0] * 3), loss_fn="gspo")
 
 
@@ -189,7 +189,7 @@ def test_an_empty_sequence_mask_without_advantages_is_fine() -> None:
     read(policy(sequence_ratio_mask=[0.0] * 3, advantages=[0.0] * 3), loss_fn="gspo")
 
 
-def test_a_loss_whose_formula_is_not_public_is_refused_by_name() -> None:
+def test_a_loss_whose_formula_is_not_public_is_rejected_and_named() -> None:
     with pytest.raises(InvalidInput, match="'stable_reinforce' is not supported: its formula is not public"):
         find_loss("stable_reinforce")
 
@@ -211,7 +211,7 @@ def test_an_unknown_loss_lists_the_known_ones() -> None:
         ("dro", {"beta": -1.0}, "must be ≥ 0"),
     ],
 )
-def test_settings_the_loss_cannot_honour_are_refused(
+def test_settings_the_loss_cannot_honour_are_rejected(
     loss_fn: str, config: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidInput, match=message):

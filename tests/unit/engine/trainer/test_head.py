@@ -1,4 +1,4 @@
-"""Logprobs and gradients of the unembedding, chunk by chunk, against all logits at once."""
+"""Logprobs and gradients of the unembedding, chunk by chunk, against all logits together."""
 
 from __future__ import annotations
 

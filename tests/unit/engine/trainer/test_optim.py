@@ -1,4 +1,4 @@
-"""When a step is refused, and what it leaves alone."""
+"""When a step is rejected, and what it leaves alone."""
 
 from __future__ import annotations
 

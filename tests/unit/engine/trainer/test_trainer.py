@@ -153,7 +153,9 @@ def test_two_jobs_of_one_model_in_one_call_add_up(trainer: Trainer) -> None:
     np.testing.assert_allclose(state.grad.numpy(), reference.grad.numpy(), rtol=1e-4, atol=2e-5)
 
 
-def test_an_adapter_that_ran_away_is_told_from_bad_data_and_harms_nobody(trainer: Trainer) -> None:
+def test_an_adapter_that_ran_away_is_distinguished_from_bad_data_and_harms_no_other_job(
+    trainer: Trainer,
+) -> None:
     lost, good = trained_state(trainer, seed=1), trained_state(trainer, seed=2)
     lost.adapter.params.fill_(float("nan"))
     inputs = {"target_tokens": [2, 3], "logprobs": [-1.0, -1.0], "advantages": [0.0, 0.0]}
@@ -217,7 +219,7 @@ def test_a_job_that_overflows_in_the_model_fails_alone(trainer: Trainer) -> None
     np.testing.assert_allclose(good.grad.numpy(), alone.grad.numpy(), rtol=1e-4, atol=2e-5)
 
 
-def test_a_refused_job_does_not_stop_the_others(trainer: Trainer) -> None:
+def test_a_rejected_job_does_not_stop_the_others(trainer: Trainer) -> None:
     state = trained_state(trainer)
     graph_error, output = trainer.run(
         [TrainJob(state, [], "cross_entropy"), TrainJob(state, sft_data(4), "cross_entropy")]
@@ -226,7 +228,7 @@ def test_a_refused_job_does_not_stop_the_others(trainer: Trainer) -> None:
     assert not isinstance(output, Exception)
 
 
-def test_check_refuses_what_run_would_refuse(trainer: Trainer) -> None:
+def test_check_rejects_what_run_would_reject(trainer: Trainer) -> None:
     state = trained_state(trainer)
     trainer.check(TrainJob(state, sft_data(4), "cross_entropy"))
     with pytest.raises(InvalidInput, match="nll"):
@@ -237,7 +239,7 @@ def test_check_refuses_what_run_would_refuse(trainer: Trainer) -> None:
         trainer.check(TrainJob(state, [sft_datum([1] * 66)], "cross_entropy"))
 
 
-def test_a_deterministic_trainer_gives_the_same_bits_whoever_shares_the_call(model: Transformer) -> None:
+def test_a_deterministic_trainer_gives_the_same_bits_in_any_call(model: Transformer) -> None:
     trainer = Trainer(model, max_tokens_per_pass=24, deterministic=True)
 
     def job() -> TrainJob:
@@ -399,7 +401,7 @@ def test_a_fresh_adapter_changes_nothing_and_its_seed_decides_it(
     )
 
 
-def test_an_absurd_rank_is_refused(trainer: Trainer) -> None:
+def test_an_absurd_rank_is_rejected(trainer: Trainer) -> None:
     with pytest.raises(InvalidInput, match="rank"):
         trainer.create(LoraConfig(rank=MAX_RANK + 1))
 

@@ -149,6 +149,7 @@ def test_however_often_it_is_hurried_there_is_one_sender() -> None:
         assert background().run(tasks_of_it()) == 1
 
 
+@pytest.mark.slow
 def test_one_reporter_serves_all_clients_of_a_session_until_it_ends() -> None:
     collector = Collector()
     with over_http(collector) as url, service_of(url) as service:
@@ -342,6 +343,7 @@ def test_a_report_that_cannot_be_sent_is_counted_and_does_not_end_those_after_it
     assert collector.names == ["SESSION_START", "half a character ?", "after it", "SESSION_END"]
 
 
+@pytest.mark.slow
 def test_a_forked_child_reports_for_itself_and_nothing_of_its_parents_twice() -> None:
     program = """
 import os, sys, tinkex
@@ -405,6 +407,7 @@ def test_a_batch_is_what_the_protocol_says() -> None:
     assert tick["timestamp"].endswith("Z") or "+00:00" in tick["timestamp"]
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_by_an_exception_reports_it_on_its_way_out() -> None:
     program = """
 import sys, tinkex
@@ -425,6 +428,7 @@ with capture(service, fatal=True):
     assert collector.events[1]["severity"] == "CRITICAL"
 
 
+@pytest.mark.slow
 def test_a_program_ends_although_the_server_never_takes_its_reports() -> None:
     program = """
 import sys, tinkex

@@ -28,7 +28,7 @@ typedef struct {
     const float *mlp_norm;
     const float *q_norm;
     const float *k_norm;
-    int64_t window; /* positions a query sees, its own included; 0 means all before it */
+    int64_t window; /* positions a query attends to, its own included; 0 means all before it */
 } tinkex_layer;
 
 typedef struct {
