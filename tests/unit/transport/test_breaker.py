@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
 import subprocess
 import sys
@@ -213,12 +212,11 @@ def test_client_errors_are_no_failures_and_close_a_half_open_breaker(status: int
     clock, scripted = Clock(), ScriptedServer()
     scripted.answers["get_server_capabilities"] = lambda v, r: reply({"detail": "no"}, status)
     heard = Heard()
-    breaker = Breaker(failure_threshold=3, reset_timeout_s=10.0, clock=clock)
-    known = BreakerRegistry()
+    known = BreakerRegistry(failure_threshold=3, reset_timeout_s=10.0, clock=clock)
     with over_http(scripted) as url:
         config = Config(api_key="tml-test", base_url=url)
         circuit = Circuit(url, known, heard)
-        known._breakers[os.getpid(), normalized_url(url), "rest"] = breaker
+        breaker = known.get(normalized_url(url), "rest")
         caller = Caller(SharedHttp(config), config, sink=heard, policy=NO_RETRIES, circuit=circuit)
         for _ in range(5):
             with pytest.raises(APIStatusError):
@@ -228,7 +226,7 @@ def test_client_errors_are_no_failures_and_close_a_half_open_breaker(status: int
         clock.now += 11.0
         with pytest.raises(APIStatusError):
             ask(caller, CAPABILITIES)
-        assert breaker.state == "closed", "a server that refuses is there"
+        assert breaker.state == "closed", "a server that replies is not failing"
         background().run(caller.close())
 
 
@@ -244,12 +242,11 @@ class Raising(Heard):
 @pytest.mark.parametrize("how", ["call", "stream"])
 @pytest.mark.parametrize("what", ["a sink that raises", "a caller that gives up"])
 async def test_a_cancelled_probe_is_replaced_by_the_next_call(how: str, what: str) -> None:
-    """Else an open breaker would stay open for ever."""
-    clock, known = Clock(), BreakerRegistry()
+    """Otherwise an open breaker would stay open for ever."""
+    clock = Clock()
+    known = BreakerRegistry(failure_threshold=1, clock=clock)
     url, raises = "http://mock.invalid", what == "a sink that raises"
-    breaker = known._breakers[os.getpid(), normalized_url(url), "rest"] = Breaker(
-        failure_threshold=1, clock=clock
-    )
+    breaker = known.get(normalized_url(url), "rest")
     heard: Heard = Raising() if raises else Heard()
     asked = asyncio.Event()
 
