@@ -41,7 +41,7 @@ def close_official_sessions() -> bool:
     for holder in holders:
         with contextlib.suppress(AssertionError):  # one without a session, which all REST clients share
             holder.get_session_id()
-            holder.close()
+            holder.run_coroutine_threadsafe(holder.aclose()).result(timeout=30)
     return bool(holders)
 
 

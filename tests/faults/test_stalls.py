@@ -85,7 +85,7 @@ def test_incomplete_headers_are_rejected_and_a_silent_connection_is_closed(impat
     with connected(impatient) as half, connected(impatient) as silent:
         half.sendall(b"POST /api/v1/create_session HTTP/1.1\r\nHost: x\r\nX-A")
         status, detail = read_answer(rest_of(half))
-        assert (status, detail) == (408, "the headers of this call did not come in time; send it again.")
+        assert (status, detail) == (408, "the headers of this request did not arrive in time; send it again.")
         assert rest_of(silent) == b""
 
 
