@@ -302,7 +302,7 @@ def test_interactive_commands_retry_a_few_times_and_training_retries_longer(
         with pytest.raises(APIConnectionError):
             invocation.service()
     finally:
-        invocation.leave()
+        invocation.restore()
 
 
 @pytest.mark.parametrize(
