@@ -1,4 +1,4 @@
-"""Operations that finish later: the futures users hold, and how their results are fetched.
+"""Operations that finish later: the futures that users hold, and the polling of their results.
 
 The polling state machine is :func:`next_step`, a pure function; :class:`Results` drives it over a caller.
 """
@@ -48,12 +48,12 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 POLL_TIMEOUT_S = 45.0
-HELD_S = 1.0
-"""A poll answered sooner was not held by the server: the next one waits, so that nobody spins."""
-SETBACK_CAP_S = 30.0
-MAX_REFUSALS = 3
-REPORT_EVERY_S = 60.0
-"""How often a result that does not come is told to those who watch."""
+MIN_LONG_POLL_S = 1.0
+"""A faster reply was not a long poll: the client waits before the next one, so that it never spins."""
+MAX_FAILURE_BACKOFF_S = 30.0
+MAX_BAD_REQUESTS = 3
+REPORT_INTERVAL_S = 60.0
+"""How often ``StillWaiting`` is emitted for a pending result."""
 
 
 # ---- what users hold ----
@@ -72,7 +72,7 @@ class APIFuture(ABC, Generic[T_co]):
 
     @abstractmethod
     async def result_async(self, timeout: float | None = None) -> T_co:
-        """The result, for callers with an event loop."""
+        """The result, for asynchronous callers."""
 
     def __await__(self) -> Generator[Any, None, T_co]:
         return self.result_async().__await__()
@@ -110,7 +110,7 @@ class AwaitableConcurrentFuture(APIFuture[T]):
         return self._future.done()
 
     def cancel(self) -> bool:
-        """Stops waiting for the result; an operation that was called is still carried out in its turn."""
+        """Stops waiting for the result; the operation itself is still executed in its turn."""
         return self._future.cancel()
 
     def __repr__(self) -> str:
@@ -118,7 +118,7 @@ class AwaitableConcurrentFuture(APIFuture[T]):
 
 
 def gather(*futures: APIFuture[T]) -> AwaitableConcurrentFuture[list[T]]:
-    """All results in the order of the futures; the first error to happen is raised at once.
+    """All results in the order of the futures; the first error is raised immediately.
 
     >>> a, b = Future(), Future()
     >>> a.set_result(1); b.set_result(2)
@@ -127,11 +127,11 @@ def gather(*futures: APIFuture[T]) -> AwaitableConcurrentFuture[list[T]]:
     """
 
     async def all_results() -> list[T]:
-        waiting = [asyncio.ensure_future(future.result_async()) for future in futures]
+        tasks = [asyncio.ensure_future(future.result_async()) for future in futures]
         try:
-            return list(await asyncio.gather(*waiting))
+            return list(await asyncio.gather(*tasks))
         finally:
-            for task in waiting:
+            for task in tasks:
                 task.cancel()
 
     return AwaitableConcurrentFuture(background().submit(all_results()))
@@ -142,28 +142,28 @@ def gather(*futures: APIFuture[T]) -> AwaitableConcurrentFuture[list[T]]:
 
 @dataclass(frozen=True, slots=True)
 class Polled:
-    """What is being polled for."""
+    """The operation that is polled."""
 
     request_id: str
     wants_proto: bool
     about: HttpRequest
     payment_pause_s: float = 0.0
     backoff: tuple[float, float] = POLL_BACKOFF
-    """The first and the longest wait after answers that the server gave at once."""
+    """The initial and the maximum wait after fast replies."""
 
 
 @dataclass(frozen=True, slots=True)
 class PollState:
-    """Where polling stands; every field but ``iteration`` counts events in a row."""
+    """The state of polling; all counters but ``iteration`` count consecutive events."""
 
     iteration: int = 0
     allow_metadata: bool = True
-    hurries: int = 0
-    """Answers without a result that the server gave at once."""
-    setbacks: int = 0
-    """Polls that were not answered, or answered 429."""
-    refusals: int = 0
-    """Polls answered 400."""
+    fast_replies: int = 0
+    """Replies without a result that came in less than ``MIN_LONG_POLL_S``."""
+    failures: int = 0
+    """Polls without a reply, or with a 429."""
+    bad_requests: int = 0
+    """Polls with a 400."""
     payment_waited_s: float = 0.0
 
 
@@ -172,132 +172,135 @@ class Ready:
     """The result is in this reply."""
 
     reply: Reply
-    plain: Any = None
+    parsed: Any = None
     """The parsed JSON, for results that are not protobuf."""
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class PollAgain:
     """Poll again after so many seconds."""
 
     after: float
     state: PollState
     queue: tuple[str, str | None] | None = None
-    """The queue state and its reason, when the server said so."""
+    """The queue state and its reason, if the server sent one."""
     payload_bytes: int | None = None
-    """The size of a result that is ready and must find room first."""
-    trouble: str | None = None
-    """Why this poll was lost, when it was."""
+    """The size of a finished result, which must fit into the byte budget first."""
+    failure: str | None = None
+    """Why this poll failed, if it did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Polling is over; this error goes to the caller."""
+    """Polling ends with this error."""
 
     error: TinkexError
 
 
 def next_step(
-    state: PollState, got: Reply | APIConnectionError, held_s: float, polled: Polled
-) -> Ready | Again | Failed:
-    """What to do after a poll that took ``held_s`` seconds and brought a reply, or none.
+    state: PollState, outcome: Reply | APIConnectionError, duration_s: float, polled: Polled
+) -> Ready | PollAgain | Failed:
+    """What to do after a poll that took ``duration_s`` seconds.
 
     ====================================  ==================================================================
     200 protobuf / JSON                   the result
-    200 ``try_again``, 408, 5xx           poll again; at once if the server held the poll, else backing off
-    200 ``complete_metadata``             poll again for the payload, once there is room for it
+    200 ``try_again``, 408, 5xx           poll again; immediately after a long poll, else with back-off
+    200 ``complete_metadata``             poll again for the payload, once the byte budget has room for it
     200 with ``error``                    ``RequestFailedError``
-    no answer, empty 400, 429             poll again after 1, 2, 4 … 30 s
-    400                                   poll again, at most three times in a row
-    402                                   poll again every 5 s while the payment pause lasts
+    no reply, empty 400, 429              poll again after 1, 2, 4 … 30 s
+    400                                   poll again, at most three consecutive times
+    402                                   poll again every 5 s during the payment pause
     410                                   ``ResultExpiredError``
     any other status                      its typed error
     ====================================  ==================================================================
     """
     if (
-        not isinstance(got, APIConnectionError)
-        and got.status == 200
-        and _is_proto(got)
+        not isinstance(outcome, APIConnectionError)
+        and outcome.status == 200
+        and _is_proto(outcome)
         and polled.wants_proto
     ):
-        return Ready(got)  # the usual case comes first: it is what fast loops wait for
+        return Ready(outcome)  # the usual case comes first, for speed
     state = replace(state, iteration=state.iteration + 1)
-    if isinstance(got, APIConnectionError):
-        return _setback(state, got.message)
-    if got.status == 200:
-        return _answered(replace(state, setbacks=0, payment_waited_s=0.0), got, held_s, polled)
-    if is_proxy_error(got):
-        return _setback(state, "an empty 400, as proxies send")
-    if got.status == 429:
-        return _setback(state, "status 429", retry_after(got.headers, 60.0) or 0.0)
-    calm = replace(state, setbacks=0)
-    if got.status == 408 or (got.status >= 500 and is_transient(got.status)):
-        trouble = None if got.status == 408 else f"status {got.status}"
-        return _not_yet(replace(calm, refusals=0), held_s, polled, _queue_of(got), trouble)
-    if got.status == 400 and state.refusals < MAX_REFUSALS:
-        return _not_yet(replace(calm, refusals=state.refusals + 1), held_s, polled, None, "status 400")
-    if got.status == 402 and state.payment_waited_s < polled.payment_pause_s:
-        waited = replace(calm, payment_waited_s=state.payment_waited_s + PAYMENT_PAUSE_S)
-        return Again(PAYMENT_PAUSE_S, waited, trouble="the account cannot pay (402)")
-    if got.status == 410:
+    if isinstance(outcome, APIConnectionError):
+        return _after_failure(state, outcome.message)
+    if outcome.status == 200:
+        return _after_reply(replace(state, failures=0, payment_waited_s=0.0), outcome, duration_s, polled)
+    if is_proxy_error(outcome):
+        return _after_failure(state, "an empty 400, probably of a proxy")
+    if outcome.status == 429:
+        return _after_failure(state, "status 429", retry_after(outcome.headers, 60.0) or 0.0)
+    recovered = replace(state, failures=0)
+    if outcome.status == 408 or (outcome.status >= 500 and is_transient(outcome.status)):
+        failure = None if outcome.status == 408 else f"status {outcome.status}"
+        return _pending(replace(recovered, bad_requests=0), duration_s, polled, _queue_of(outcome), failure)
+    if outcome.status == 400 and state.bad_requests < MAX_BAD_REQUESTS:
+        counted = replace(recovered, bad_requests=state.bad_requests + 1)
+        return _pending(counted, duration_s, polled, None, "status 400")
+    if outcome.status == 402 and state.payment_waited_s < polled.payment_pause_s:
+        waited = replace(recovered, payment_waited_s=state.payment_waited_s + PAYMENT_PAUSE_S)
+        return PollAgain(PAYMENT_PAUSE_S, waited, failure="the account cannot pay (402)")
+    if outcome.status == 410:
         return Failed(
             ResultExpiredError(
-                f"the server no longer holds the result of request {polled.request_id}; submit the operation again",
+                f"the server has deleted the result of request {polled.request_id}; submit the operation again",
                 polled.request_id,
             )
         )
-    return Failed(error_of(got, polled.about))
+    return Failed(error_of(outcome, polled.about))
 
 
-def _answered(state: PollState, reply: Reply, held_s: float, polled: Polled) -> Ready | Again | Failed:
+def _after_reply(
+    state: PollState, reply: Reply, duration_s: float, polled: Polled
+) -> Ready | PollAgain | Failed:
     if _is_proto(reply):
-        return _unreadable(reply, polled, "protobuf instead of JSON")
+        return _invalid(reply, polled, "protobuf instead of JSON")
     try:
-        plain = json.decode_any(reply.body)
+        parsed = json.decode_any(reply.body)
     except json.Malformed as error:
-        return _unreadable(reply, polled, str(error))
-    if not isinstance(plain, dict):
-        return _unreadable(reply, polled, "no JSON object")
-    if plain.get("type") == "try_again":
-        return _not_yet(replace(state, refusals=0), held_s, polled, _queue_state(plain))
-    if plain.get("status") == "complete_metadata":
+        return _invalid(reply, polled, str(error))
+    if not isinstance(parsed, dict):
+        return _invalid(reply, polled, "not a JSON object")
+    if parsed.get("type") == "try_again":
+        return _pending(replace(state, bad_requests=0), duration_s, polled, _queue_state(parsed))
+    if parsed.get("status") == "complete_metadata":
         if not state.allow_metadata:
-            return _unreadable(reply, polled, "the size of the result where the result itself was asked for")
-        size = plain.get("response_payload_size")
-        asked = replace(state, allow_metadata=False, hurries=0)
-        return Again(0.0, asked, payload_bytes=size if isinstance(size, int) and size > 0 else 0)
-    if "error" in plain:
-        category = RequestErrorCategory.parse(plain.get("category"))
-        return Failed(RequestFailedError(str(plain["error"]), polled.request_id, category))
+            return _invalid(reply, polled, "the size of the result instead of the result")
+        size = parsed.get("response_payload_size")
+        waiting = replace(state, allow_metadata=False, fast_replies=0)
+        return PollAgain(0.0, waiting, payload_bytes=size if isinstance(size, int) and size > 0 else 0)
+    if "error" in parsed:
+        category = RequestErrorCategory.parse(parsed.get("category"))
+        return Failed(RequestFailedError(str(parsed["error"]), polled.request_id, category))
     if polled.wants_proto:
-        return _unreadable(reply, polled, "JSON instead of protobuf")
-    return Ready(reply, plain)
+        return _invalid(reply, polled, "JSON instead of protobuf")
+    return Ready(reply, parsed)
 
 
 def _is_proto(reply: Reply) -> bool:
     return PROTOBUF in reply.headers.get("content-type", "")
 
 
-def _not_yet(
+def _pending(
     state: PollState,
-    held_s: float,
+    duration_s: float,
     polled: Polled,
     queue: tuple[str, str | None] | None,
-    trouble: str | None = None,
-) -> Again:
-    if held_s >= HELD_S:
-        return Again(0.0, replace(state, hurries=0), queue, trouble=trouble)
-    first, longest = polled.backoff
-    after = min(first * 2.0 ** min(state.hurries, 60), longest)
-    return Again(after, replace(state, hurries=state.hurries + 1), queue, trouble=trouble)
+    failure: str | None = None,
+) -> PollAgain:
+    if duration_s >= MIN_LONG_POLL_S:
+        return PollAgain(0.0, replace(state, fast_replies=0), queue, failure=failure)
+    initial_s, max_s = polled.backoff
+    after = min(initial_s * 2.0 ** min(state.fast_replies, 60), max_s)
+    return PollAgain(after, replace(state, fast_replies=state.fast_replies + 1), queue, failure=failure)
 
 
-def _setback(state: PollState, trouble: str, asked_s: float = 0.0) -> Again:
-    own = min(2.0 ** min(state.setbacks, 60), SETBACK_CAP_S)
-    return Again(max(own, asked_s), replace(state, setbacks=state.setbacks + 1), trouble=trouble)
+def _after_failure(state: PollState, failure: str, retry_after_s: float = 0.0) -> PollAgain:
+    own = min(2.0 ** min(state.failures, 60), MAX_FAILURE_BACKOFF_S)
+    return PollAgain(max(own, retry_after_s), replace(state, failures=state.failures + 1), failure=failure)
 
 
-def _unreadable(reply: Reply, polled: Polled, what: str) -> Failed:
+def _invalid(reply: Reply, polled: Polled, what: str) -> Failed:
     response = HttpResponse(reply.status, reply.headers, "", polled.about)
     message = f"the result of request {polled.request_id} does not follow the protocol: {what}"
     return Failed(APIResponseValidationError(response, None, message))
@@ -305,18 +308,18 @@ def _unreadable(reply: Reply, polled: Polled, what: str) -> Failed:
 
 def _queue_of(reply: Reply) -> tuple[str, str | None] | None:
     try:
-        plain = json.decode_any(reply.body)
+        parsed = json.decode_any(reply.body)
     except json.Malformed:
         return None
-    return _queue_state(plain) if isinstance(plain, dict) else None
+    return _queue_state(parsed) if isinstance(parsed, dict) else None
 
 
-def _queue_state(plain: dict[str, Any]) -> tuple[str, str | None] | None:
-    state = plain.get("queue_state")
+def _queue_state(parsed: dict[str, Any]) -> tuple[str, str | None] | None:
+    state = parsed.get("queue_state")
     if not isinstance(state, str):
         return None
     known = state if state in {"active", "paused_capacity", "paused_rate_limit"} else "unknown"
-    reason = plain.get("queue_state_reason")
+    reason = parsed.get("queue_state_reason")
     return known, reason if isinstance(reason, str) else None
 
 
@@ -324,7 +327,7 @@ def _queue_state(plain: dict[str, Any]) -> tuple[str, str | None] | None:
 
 
 class Results:
-    """Fetches the results of operations a server has accepted."""
+    """Fetches the results of operations that a server has accepted."""
 
     def __init__(
         self,
@@ -332,12 +335,12 @@ class Results:
         inflight: ByteBudget,
         *,
         payment_pause_s: float = 0.0,
-        report_every_s: float = REPORT_EVERY_S,
+        report_interval_s: float = REPORT_INTERVAL_S,
     ) -> None:
         self._caller = caller
         self._inflight = inflight
         self._payment_pause_s = payment_pause_s
-        self._report_every_s = report_every_s
+        self._report_interval_s = report_interval_s
         self._about = caller.about(_RETRIEVE)
 
     def _queue_changed(
@@ -350,7 +353,7 @@ class Results:
 
     async def fetch(
         self,
-        row: Endpoint,
+        endpoint: Endpoint,
         accepted: UntypedAPIFuture,
         *,
         request_type: str | None = None,
@@ -359,18 +362,18 @@ class Results:
         client: str = "",
         payload_bytes: int = 0,
     ) -> Any:
-        """Polls until the operation is done and returns a value of ``row.result``, or raises its error.
+        """Polls until the operation has ended and returns a value of ``endpoint.result``, or raises its error.
 
-        ``client`` is the run or sampler the operation belongs to, for those who watch; ``payload_bytes`` is the
-        size of the result where that is known already.
+        ``client`` is the run or sampler of the operation, for events; ``payload_bytes`` is the size of the result if it is
+        already known.
         """
-        kind = request_type or row.request_type or row.name
+        kind = request_type or endpoint.request_type or endpoint.name
         operation = current()
         if operation is not None:
             operation.add_request_id(accepted.request_id)
         polled = Polled(
             accepted.request_id,
-            row.result_wire == "proto",
+            endpoint.result_wire == "proto",
             self._about,
             self._payment_pause_s,
             self._caller.config.poll_backoff,
@@ -380,50 +383,52 @@ class Results:
         began = reported = time.monotonic()
         if payload_bytes:
             await self._inflight.acquire(payload_bytes)
-        held_bytes = payload_bytes
+        reserved_bytes = payload_bytes
         try:
             while True:
                 step = await self._poll(state, polled, kind, submit_s)
                 if isinstance(step, Failed):
                     raise step.error
                 if isinstance(step, Ready):
-                    return _value(row, step, accepted, polled)
+                    return _value(endpoint, step, accepted, polled)
                 state = step.state
                 if step.queue is not None and step.queue != queue:
                     queue = step.queue
                     changed = QueueStateChanged(polled.request_id, kind, *queue, client)
                     self._queue_changed(changed, operation, on_queue)
                 now = time.monotonic()
-                if now - reported >= self._report_every_s:
+                if now - reported >= self._report_interval_s:
                     reported = now
-                    said, reason = queue or (None, None)
+                    queue_state, reason = queue or (None, None)
                     self._caller.sink.emit(
-                        StillWaiting(polled.request_id, kind, now - began, said, reason, client)
+                        StillWaiting(polled.request_id, kind, now - began, queue_state, reason, client)
                     )
-                if step.trouble is not None:
-                    tries = max(state.setbacks, state.hurries, state.refusals) - 1
-                    self._caller.sink.emit(RetryScheduled(_RETRIEVE.name, tries, step.after, step.trouble))
+                if step.failure is not None:
+                    attempt = max(state.failures, state.fast_replies, state.bad_requests) - 1
+                    self._caller.sink.emit(RetryScheduled(_RETRIEVE.name, attempt, step.after, step.failure))
                 if step.payload_bytes is not None:
                     await self._inflight.acquire(step.payload_bytes)
-                    held_bytes = step.payload_bytes
+                    reserved_bytes = step.payload_bytes
                 if step.after > 0:
                     async with self._caller.closable(_RETRIEVE):
                         await asyncio.sleep(step.after)
         finally:
-            if held_bytes:
-                self._inflight.release(held_bytes)
+            if reserved_bytes:
+                self._inflight.release(reserved_bytes)
 
-    async def ask(self, row: Endpoint, request_id: str, client: str, on_queue: QueueCallback) -> None:
-        """Asks once for the queue state of an operation, and emits it; its result is left where it is."""
-        kind = row.request_type or row.name
-        polled = Polled(request_id, row.result_wire == "proto", self._about)
+    async def poll_queue(
+        self, endpoint: Endpoint, request_id: str, client: str, on_queue: QueueCallback
+    ) -> None:
+        """Polls once for the queue state of an operation and emits it; a result stays on the server."""
+        kind = endpoint.request_type or endpoint.name
+        polled = Polled(request_id, endpoint.result_wire == "proto", self._about)
         step = await self._poll(PollState(), polled, kind, None)
-        if isinstance(step, Again) and step.queue is not None:
+        if isinstance(step, PollAgain) and step.queue is not None:
             self._queue_changed(QueueStateChanged(request_id, kind, *step.queue, client), None, on_queue)
 
     async def _poll(
         self, state: PollState, polled: Polled, kind: str, submit_s: float | None
-    ) -> Ready | Again | Failed:
+    ) -> Ready | PollAgain | Failed:
         from tinkex.types import FutureRetrieveRequest
 
         headers = {"x-tinker-request-iteration": str(state.iteration), "x-tinker-request-type": kind}
@@ -433,36 +438,36 @@ class Results:
             headers["x-tinker-create-promise-roundtrip-time"] = f"{submit_s:.6f}"
         body = json.encode(
             FutureRetrieveRequest(request_id=polled.request_id, allow_metadata_only=state.allow_metadata),
-            omit_none=False,  # there is none
+            omit_none=False,  # no field is None
         )
         began = time.monotonic()
-        got: Reply | APIConnectionError
+        outcome: Reply | APIConnectionError
         try:
-            got = await self._caller.attempt(_RETRIEVE, body, headers=headers, timeout=POLL_TIMEOUT_S)
+            outcome = await self._caller.attempt(_RETRIEVE, body, headers=headers, timeout=POLL_TIMEOUT_S)
         except APIConnectionError as error:
-            got = error
-        return next_step(state, got, time.monotonic() - began, polled)
+            outcome = error
+        return next_step(state, outcome, time.monotonic() - began, polled)
 
 
 _RETRIEVE = endpoint("retrieve_future")
 
 
-def _value(row: Endpoint, ready: Ready, accepted: UntypedAPIFuture, polled: Polled) -> Any:
+def _value(endpoint: Endpoint, ready: Ready, accepted: UntypedAPIFuture, polled: Polled) -> Any:
     try:
-        if row.result_wire == "proto":
-            return _proto_value(row, ready.reply.body, accepted.sample_sequence_ids or [])
+        if endpoint.result_wire == "proto":
+            return _proto_value(endpoint, ready.reply.body, accepted.sample_sequence_ids or [])
         from tinkex.types.plain import from_plain
 
-        assert row.result is not None
-        return from_plain(ready.plain, row.result)
+        assert endpoint.result is not None
+        return from_plain(ready.parsed, endpoint.result)
     except ValueError as error:
-        failed = _unreadable(ready.reply, polled, str(error))
+        failed = _invalid(ready.reply, polled, str(error))
         raise failed.error from error
 
 
-def _proto_value(row: Endpoint, body: bytes, sequence_ids: Sequence[str]) -> Any:
+def _proto_value(endpoint: Endpoint, body: bytes, sequence_ids: Sequence[str]) -> Any:
     from tinkex._wire import proto
 
-    if row.name == "asample":
+    if endpoint.name == "asample":
         return proto.decode_sample_response(body, sequence_ids)
     return proto.decode_forward_backward_output(body)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.commands import tinkex
 from tests.servers import ServedEngine
-from tinkex.cli.invocation import FEW, Invocation
+from tinkex.cli.invocation import INTERACTIVE_RETRIES, Invocation
 from tinkex.errors import APIConnectionError
 
 MODEL = "tiny/llama"
@@ -294,7 +294,7 @@ def test_interactive_commands_retry_a_few_times_and_training_retries_longer(
 ) -> None:
     monkeypatch.delenv("TINKEX_MAX_RETRIES", raising=False)
     invocation = Invocation(base_url="http://127.0.0.1:9", api_key="tml-x")
-    assert invocation.rest()._caller.config.max_retries == FEW
+    assert invocation.rest()._caller.config.max_retries == INTERACTIVE_RETRIES
     assert invocation.config().max_retries is None
     monkeypatch.setenv("TINKEX_MAX_RETRIES", "0")
     assert invocation.rest()._caller.config.max_retries == 0
@@ -302,7 +302,7 @@ def test_interactive_commands_retry_a_few_times_and_training_retries_longer(
         with pytest.raises(APIConnectionError):
             invocation.service()
     finally:
-        invocation.leave()
+        invocation.restore()
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_a_run_is_notified_of_its_queued_operations_and_another_one_is_not(limit
 def waiting_sampler(service: tinkex.ServiceClient) -> tinkex.SamplingClient:
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
     assert sampler._completions is not None
-    sampler._completions._ask_every_s = 0.0  # by itself it asks every 20 s
+    sampler._completions._queue_poll_interval_s = 0.0  # the default is 20 s
     return sampler
 
 

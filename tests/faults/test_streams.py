@@ -87,7 +87,7 @@ def test_a_connection_lost_between_tokens_is_an_error_with_the_received_tokens(
         assert proxy.struck == 1, "delivered tokens are not sampled again"
         assert tuple(caught.value.received) == tuple(stream.received)
         assert [token.index for token in stream.received] == [0, 1, 2]
-        assert "the stream broke off after" in str(caught.value)
+        assert "the stream was interrupted after" in str(caught.value)
     nothing_is_sampled(served_engine)
 
 

@@ -36,10 +36,10 @@ from tinkex.errors import (
     UnprocessableEntityError,
 )
 from tinkex.futures import (
-    Again,
     APIFuture,
     AwaitableConcurrentFuture,
     Failed,
+    PollAgain,
     Polled,
     PollState,
     Ready,
@@ -78,64 +78,64 @@ def test_a_result_is_ready() -> None:
         (reply(status=503), None),
     ],
 )
-def test_not_ready_is_polled_again_at_once_only_if_the_server_held_the_poll(
+def test_a_pending_result_is_polled_again_immediately_only_after_a_long_poll(
     got: Reply, queue: tuple[str, str | None] | None
 ) -> None:
     held = next_step(FRESH, got, HELD, PROTO_RESULT)
-    assert isinstance(held, Again)
-    assert (held.after, held.queue, held.state.hurries) == (0.0, queue, 0)
+    assert isinstance(held, PollAgain)
+    assert (held.after, held.queue, held.state.fast_replies) == (0.0, queue, 0)
     state, waits = FRESH, []
     for _ in range(10):
         step = next_step(state, got, 0.001, PROTO_RESULT)
-        assert isinstance(step, Again)
+        assert isinstance(step, PollAgain)
         waits.append(step.after)
         state = step.state
     assert waits == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
     calm = next_step(state, got, HELD, PROTO_RESULT)
-    assert isinstance(calm, Again)
-    assert calm.state.hurries == 0
+    assert isinstance(calm, PollAgain)
+    assert calm.state.fast_replies == 0
 
 
 @pytest.mark.parametrize("got", [APIConnectionError(None, "cut"), reply(status=429), reply(status=400)])
-def test_lost_polls_are_repeated_at_growing_distances_without_end(got: Reply | APIConnectionError) -> None:
+def test_failed_polls_are_repeated_with_growing_back_off(got: Reply | APIConnectionError) -> None:
     state, waits = FRESH, []
     for _ in range(8):
         step = next_step(state, got, 0.0, JSON_RESULT)
-        assert isinstance(step, Again)
-        assert step.trouble
+        assert isinstance(step, PollAgain)
+        assert step.failure
         waits.append(step.after)
         state = step.state
     assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
     calm = next_step(state, reply(status=408), HELD, JSON_RESULT)
-    assert isinstance(calm, Again)
-    assert calm.state.setbacks == 0
+    assert isinstance(calm, PollAgain)
+    assert calm.state.failures == 0
 
 
-def test_a_server_that_asks_for_a_longer_wait_gets_it() -> None:
+def test_a_longer_retry_after_is_respected() -> None:
     step = next_step(FRESH, reply(status=429, headers={"retry-after": "12"}), 0.0, JSON_RESULT)
-    assert isinstance(step, Again)
+    assert isinstance(step, PollAgain)
     assert step.after == 12
 
 
-def test_a_400_is_believed_the_fourth_time() -> None:
+def test_the_fourth_consecutive_400_is_raised() -> None:
     refusal = reply({"detail": "bad"}, status=400)
     state = FRESH
     for _ in range(3):
         step = next_step(state, refusal, HELD, JSON_RESULT)
-        assert isinstance(step, Again)
+        assert isinstance(step, PollAgain)
         state = step.state
     failed = next_step(state, refusal, HELD, JSON_RESULT)
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, BadRequestError)
     reset = next_step(state, reply(status=408), HELD, JSON_RESULT)
-    assert isinstance(reset, Again)
-    assert reset.state.refusals == 0
+    assert isinstance(reset, PollAgain)
+    assert reset.state.bad_requests == 0
 
 
 def test_a_large_result_is_announced_and_then_fetched() -> None:
     announced = reply({"status": "complete_metadata", "response_payload_size": 5000})
     step = next_step(FRESH, announced, 0.0, PROTO_RESULT)
-    assert isinstance(step, Again)
+    assert isinstance(step, PollAgain)
     assert (step.after, step.payload_bytes, step.state.allow_metadata) == (0.0, 5000, False)
     again = next_step(step.state, announced, 0.0, PROTO_RESULT)
     assert isinstance(again, Failed)
@@ -148,7 +148,7 @@ def test_an_account_that_cannot_pay_is_waited_for_as_long_as_the_server_says() -
     state = FRESH
     for _ in range(2):
         step = next_step(state, unpaid, 0.0, patient)
-        assert isinstance(step, Again)
+        assert isinstance(step, PollAgain)
         assert step.after == 5.0
         state = step.state
     failed = next_step(state, unpaid, 0.0, patient)
@@ -179,7 +179,7 @@ def test_a_failed_operation_says_whose_fault_it_was(category: str | None, expect
         (501, TinkexError),
     ],
 )
-def test_other_refusals_end_polling_with_their_typed_error(status: int, kind: type[TinkexError]) -> None:
+def test_other_client_errors_end_polling_with_their_typed_error(status: int, kind: type[TinkexError]) -> None:
     step = next_step(FRESH, reply({"detail": "no"}, status=status), 0.0, JSON_RESULT)
     assert isinstance(step, Failed)
     assert isinstance(step.error, kind)
@@ -215,12 +215,12 @@ class Recorder:
 def results(
     handler: Callable[[Request], Reply],
     sink: Recorder | None = None,
-    report_every_s: float = 60.0,
+    report_interval_s: float = 60.0,
     **settings: Any,
 ) -> tuple[Results, MockTransport]:
     transport = MockTransport(handler)
     caller = Caller(transport, Config(api_key="tml-x", base_url="http://mock", **settings), sink=sink)
-    return Results(caller, ByteBudget(100), report_every_s=report_every_s), transport
+    return Results(caller, ByteBudget(100), report_interval_s=report_interval_s), transport
 
 
 ACCEPTED = types.UntypedAPIFuture(request_id="req-1", sample_sequence_ids=["seq-0"])
@@ -240,7 +240,7 @@ async def test_polling_ends_with_a_typed_value() -> None:
     assert (first.purpose, first.timeout) == ("retrieve", 45.0)
 
 
-async def test_a_sample_is_asked_for_in_protobuf_and_gets_its_ids() -> None:
+async def test_a_sample_is_requested_in_protobuf_and_gets_its_ids() -> None:
     sequence = types.SampledSequence("stop", "", np.array([1, 2], np.int32))
     body = proto.encode_sample_response(types.SampleResponse([sequence]))
     answers = [reply({"status": "complete_metadata", "response_payload_size": 10**6}), reply(body)]
@@ -258,7 +258,7 @@ async def test_a_result_that_cannot_be_read_is_a_validation_error() -> None:
         await fetcher.fetch(endpoint("optim_step"), ACCEPTED)
 
 
-async def test_queue_states_are_told_when_they_change() -> None:
+async def test_queue_states_are_emitted_when_they_change() -> None:
     paused = reply(TRY_AGAIN, status=408)
     answers = [paused, paused, reply({"type": "try_again", "queue_state": "active"}), reply({"metrics": {}})]
     recorder = Recorder()
@@ -271,10 +271,12 @@ async def test_queue_states_are_told_when_they_change() -> None:
     ]
 
 
-async def test_a_result_that_does_not_come_is_told_again_and_again_with_what_the_server_says() -> None:
+async def test_a_pending_result_is_reported_periodically_with_its_queue_state() -> None:
     answers = [reply(TRY_AGAIN, status=408)] * 4 + [reply({"metrics": {}})]
     recorder = Recorder()
-    fetcher, _ = results(lambda _: answers.pop(0), recorder, report_every_s=0.0, poll_backoff=(0.001, 0.001))
+    fetcher, _ = results(
+        lambda _: answers.pop(0), recorder, report_interval_s=0.0, poll_backoff=(0.001, 0.001)
+    )
     await fetcher.fetch(endpoint("optim_step"), ACCEPTED)
     told = [event for event in recorder.events if isinstance(event, StillWaiting)]
     assert [(e.request_id, e.request_type, e.state, e.reason) for e in told] == [
@@ -284,12 +286,12 @@ async def test_a_result_that_does_not_come_is_told_again_and_again_with_what_the
 
 
 @pytest.mark.parametrize("answer", [reply(TRY_AGAIN, status=408), reply({"type": "try_again"})])
-async def test_polls_answered_at_once_wait_as_long_as_the_setting_says(answer: Reply) -> None:
+async def test_fast_replies_are_followed_by_the_configured_back_off(answer: Reply) -> None:
     polled = Polled("req-1", wants_proto=False, about=JSON_RESULT.about, backoff=(0.5, 3.0))
     state, waits = PollState(), []
     for _ in range(5):
         step = next_step(state, answer, 0.0, polled)
-        assert isinstance(step, Again)
+        assert isinstance(step, PollAgain)
         waits.append(step.after)
         state = step.state
     assert waits == [0.5, 1.0, 2.0, 3.0, 3.0]
@@ -297,7 +299,7 @@ async def test_polls_answered_at_once_wait_as_long_as_the_setting_says(answer: R
     assert fetcher._caller.config.poll_backoff == (0.5, 3.0)
 
 
-async def test_lost_polls_are_told_with_their_reason() -> None:
+async def test_failed_polls_are_emitted_with_their_reason() -> None:
     answers = [reply(status=503), reply({"metrics": {}})]
     recorder = Recorder()
     fetcher, _ = results(lambda _: answers.pop(0), recorder)
@@ -352,7 +354,7 @@ def test_a_timeout_cancels_nothing() -> None:
     assert future.result(timeout=5) == "done"
 
 
-def test_errors_come_out_of_every_door() -> None:
+def test_errors_are_raised_by_every_accessor() -> None:
     async def fail() -> None:
         raise RequestFailedError("too long", "req-1", RequestErrorCategory.User)
 
@@ -376,7 +378,7 @@ def test_cancelling_stops_the_wait() -> None:
         future.result(timeout=5)
 
 
-def test_waiting_on_the_client_s_own_loop_is_refused() -> None:
+def test_waiting_on_the_client_s_own_loop_raises() -> None:
     async def forever() -> None:
         await asyncio.Event().wait()
 

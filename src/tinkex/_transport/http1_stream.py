@@ -1,7 +1,6 @@
 """Streamed requests and responses over HTTP/1.1 without TLS: each has a connection of its own.
 
-Closing the connection is how the server learns that nobody reads the response any more, and a slow reader delays
-no other request.
+Closing the connection cancels the request on the server, and a slow reader delays no other request.
 """
 
 from __future__ import annotations

@@ -73,12 +73,12 @@ class Form:
         """Whether the body can be sent (again): a file object that cannot be rewound is read only once."""
         return all(source.repeatable for _, source in self._parts)
 
-    def read(self) -> FormReader:
+    def read(self) -> FormBodyReader:
         """Reads the body from its beginning; raises ``UploadError`` if a file object cannot be rewound."""
-        return FormReader(self._parts, self._end)
+        return FormBodyReader(self._parts, self._end)
 
 
-class FormReader:
+class FormBodyReader:
     """One pass over the body of a form; closing it closes the files that it opened."""
 
     def __init__(self, parts: Sequence[tuple[bytes, UploadSource]], end: bytes) -> None:

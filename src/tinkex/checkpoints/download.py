@@ -140,7 +140,7 @@ def _download_archive(
 
     archive, content, url = work / "archive.tar", work / "content", archive_url()
     on_disk = local_file(url, config)
-    if on_disk is not None:  # the engine in this process has written it: another copy would serve nobody
+    if on_disk is not None:  # the engine in this process has written it: no copy is needed
         extract(on_disk, content)
         if progress is not None:
             size = on_disk.stat().st_size

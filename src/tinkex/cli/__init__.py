@@ -87,11 +87,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 -- every error becomes one line and an exit code
         from tinkex.cli.failures import failure_of
 
-        failure = failure_of(error, if_interrupted=invocation.if_interrupted)
+        failure = failure_of(error, interrupt_hint=invocation.interrupt_hint)
         failure.show(as_json=invocation.as_json or _wants_json(arguments))
         return failure.exit_code
     finally:
-        invocation.leave()
+        invocation.restore()
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tinkex.cli.groups import CommandGroup
-from tinkex.cli.invocation import FEW, Invocation, pass_invocation
+from tinkex.cli.invocation import INTERACTIVE_RETRIES, Invocation, pass_invocation
 from tinkex.errors import APIStatusError, ConfigError, SetupError, TinkexError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def login(invocation: Invocation, with_key: str | None) -> None:
     if stored.default is not None:
         raise SetupError("already logged in; log out first with: tinkex auth logout")
     if with_key is None:
-        invocation.remark(f"Create an API key at {CONSOLE_KEYS}, or take the one that 'tinkex serve' prints.")
+        invocation.status(f"Create an API key at {CONSOLE_KEYS}, or take the one that 'tinkex serve' prints.")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # without a terminal nothing is echoed
             with_key = click.prompt("Paste your API key", hide_input=True, err=True)
@@ -174,7 +174,7 @@ def _own_key(invocation: Invocation, key: str, method: str) -> dict[str, Any]:
     from tinkex._wire.endpoints import endpoint
     from tinkex.clients._connection import connect
 
-    config = replace(invocation, api_key=key).config(max_retries=FEW)
+    config = replace(invocation, api_key=key).config(max_retries=INTERACTIVE_RETRIES)
     if config.is_local:
         raise SetupError("the engine in this process needs no key; give a server with --base-url")
     caller: Caller = connect(config=config, transport=None, events=None)

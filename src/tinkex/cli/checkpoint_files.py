@@ -123,10 +123,10 @@ def download(invocation: Invocation, path: str, output: Path | None, force: bool
     from tinkex.cli.progress import transfer_bar
     from tinkex.cli.render import size
 
-    invocation.if_interrupted = "run the same command again to resume the download"
+    invocation.interrupt_hint = "run the same command again to resume the download"
     with transfer_bar(invocation, "checkpoint") as show:
         found = download_checkpoint(
-            path, output, force=force, route=via, progress=show, config=invocation.patient_config()
+            path, output, force=force, route=via, progress=show, config=invocation.verified_config()
         )
     value = {
         "checkpoint_path": path,
@@ -188,7 +188,7 @@ def push_hf(
     from tinkex.checkpoints.push import push_checkpoint
     from tinkex.cli.progress import hub_bars, transfer_bar
 
-    invocation.if_interrupted = "the repository is unchanged; run the same command again"
+    invocation.interrupt_hint = "the repository is unchanged; run the same command again"
     with hub_bars(invocation), transfer_bar(invocation, "checkpoint") as show:
         pushed = push_checkpoint(
             path,
@@ -202,7 +202,7 @@ def push_hf(
             add_model_card=not no_model_card,
             hf_token=hf_token,
             progress=show,
-            config=invocation.patient_config(),
+            config=invocation.verified_config(),
         )
     value = {
         "checkpoint_path": path,

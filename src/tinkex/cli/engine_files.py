@@ -64,7 +64,7 @@ def merge_adapter(
             from tinkex.checkpoints import download_checkpoint
 
             path = CheckpointPath().convert(source, None, None)
-            found = download_checkpoint(path, Path(folder), config=invocation.patient_config())
+            found = download_checkpoint(path, Path(folder), config=invocation.verified_config())
             adapter_dir = found.directory
             if base_model is None:
                 base_model = invocation.rest().get_weights_info_by_tinker_path(path).result().base_model

@@ -1,4 +1,4 @@
-"""What a command says when it fails: a line and a hint for people, one JSON object with ``--json``; on stderr."""
+"""The error output of a failed command, on stderr: one line and a hint, or one JSON object with ``--json``."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ HINTS: tuple[tuple[type[TinkexError], str], ...] = (
         NotFoundError,
         "see what this key has with: tinkex run list, tinkex checkpoint list or tinkex session list",
     ),
-    (RateLimitError, "the server is busy; try again in a while"),
+    (RateLimitError, "the server is at capacity; try again later"),
     (
         InternalServerError,
-        "the server failed; its log says more. Try again, and check it with: tinkex doctor",
+        "the server failed; see its log. Try again, and check it with: tinkex doctor",
     ),
     (
         APIConnectionError,
@@ -49,12 +49,12 @@ HINTS: tuple[tuple[type[TinkexError], str], ...] = (
         ),
     ),
 )
-"""The next step by kind of error, the first that fits; errors of other kinds say theirs in their message."""
+"""The next step for each type of error; the first match counts. Other errors have it in their message."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The end of a command that did not do what it was asked."""
+    """The error of a failed command."""
 
     type: str
     message: str
@@ -62,7 +62,7 @@ class Failure:
     exit_code: int
 
     def show(self, *, as_json: bool) -> None:
-        """Says it on stderr."""
+        """Prints it on stderr."""
         if as_json:
             click.echo(json.dumps(asdict(self), ensure_ascii=False), err=True)
             return
@@ -71,8 +71,8 @@ class Failure:
             click.echo(f"Hint: {self.hint}", err=True)
 
 
-def failure_of(error: BaseException, *, if_interrupted: str | None = None) -> Failure:
-    """The failure that an error means; ``if_interrupted`` says how to go on after a Ctrl-C.
+def failure_of(error: BaseException, *, interrupt_hint: str | None = None) -> Failure:
+    """The failure for an error; ``interrupt_hint`` says how to resume after a Ctrl-C.
 
     >>> failure_of(click.UsageError("no such option")).exit_code
     2
@@ -81,7 +81,7 @@ def failure_of(error: BaseException, *, if_interrupted: str | None = None) -> Fa
     """
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return Failure(
-            "Interrupted", "interrupted by Ctrl-C, or by the end of the input", if_interrupted, 130
+            "Interrupted", "interrupted by Ctrl-C, or by the end of the input", interrupt_hint, 130
         )
     if isinstance(error, click.UsageError):
         hint = None if error.ctx is None else f"see: {error.ctx.command_path} -h"
@@ -89,25 +89,27 @@ def failure_of(error: BaseException, *, if_interrupted: str | None = None) -> Fa
     if isinstance(error, click.ClickException):
         return Failure(type(error).__name__, error.format_message(), None, error.exit_code)
     if isinstance(error, OSError):
-        return Failure(type(error).__name__, _of_the_system(error), None, 1)
+        return Failure(type(error).__name__, _os_message(error), None, 1)
     if not isinstance(error, TinkexError):
-        return _unforeseen(error)
-    return Failure(type(error).__name__, _said(error), _hint(error), 1)
+        return _unexpected(error)
+    return Failure(type(error).__name__, _message(error), _hint(error), 1)
 
 
-def _of_the_system(error: OSError) -> str:
-    """What the system refused, and to which file; without a file it was the output of the command."""
-    said = error.strerror or str(error) or type(error).__name__
-    return f"the output cannot be written ({said})" if error.filename is None else f"{error.filename}: {said}"
+def _os_message(error: OSError) -> str:
+    """The message of an OS error, with its file; without a file it concerns the output of the command."""
+    cause = error.strerror or str(error) or type(error).__name__
+    return (
+        f"the output cannot be written ({cause})" if error.filename is None else f"{error.filename}: {cause}"
+    )
 
 
-def _unforeseen(error: BaseException) -> Failure:
-    """A fault of ours: said in a line, with the trace for those who ask for it."""
+def _unexpected(error: BaseException) -> Failure:
+    """A bug of tinkex: one line, and the traceback with TINKER_LOG=debug."""
     if os.environ.get("TINKER_LOG", "").strip().lower() == "debug":
         import traceback
 
         traceback.print_exception(error)
-    hint = "this is a fault of tinkex, not of yours; please report it with what TINKER_LOG=debug shows"
+    hint = "this is a bug in tinkex; please report it with the output of TINKER_LOG=debug"
     return Failure(type(error).__name__, f"{type(error).__name__}: {error}", hint, 1)
 
 
@@ -115,8 +117,8 @@ def _hint(error: BaseException) -> str | None:
     return next((hint for kind, hint in HINTS if isinstance(error, kind)), None)
 
 
-def _said(error: BaseException) -> str:
-    """The server's own words without their wrapping; other errors as they are."""
+def _message(error: BaseException) -> str:
+    """The detail that the server sent, if any; else the message of the error."""
     if isinstance(error, APIStatusError) and isinstance(error.body, dict):
         detail = error.body.get("detail")
         if isinstance(detail, str) and detail:

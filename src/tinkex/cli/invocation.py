@@ -1,4 +1,4 @@
-"""One run of the command line: which server is meant, how to print, and the clients that commands use."""
+"""One run of a command: its server, its output, and the clients it uses."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ if TYPE_CHECKING:
 
 __all__ = ["Invocation", "pass_invocation"]
 
-FEW = 3
-"""Tries after the first, for commands with somebody waiting at the terminal: about four seconds."""
+INTERACTIVE_RETRIES = 3
+"""For commands that a user waits for: about four seconds."""
 
 
 @dataclass
 class Invocation:
-    """What the common options said. Results go to stdout, everything else to stderr."""
+    """The values of the common options. Results are written to stdout, everything else to stderr."""
 
     base_url: str | None = None
     api_key: str | None = None
     as_json: bool = False
     quiet: bool = False
-    if_interrupted: str | None = None
-    """What to do after a Ctrl-C to go on; commands say it when there is something to go on with."""
+    interrupt_hint: str | None = None
+    """How to resume after a Ctrl-C; set by commands that can be resumed."""
     _level: int | None = None
     _light: bool = False
 
     @property
-    def where(self) -> str:
-        """The options that a further command needs to reach the same server."""
+    def server_options(self) -> str:
+        """The options with which another command reaches the same server."""
         if self.base_url is None:
             return ""
         return " --local" if self.base_url == "local" else f" --base-url {self.base_url}"
 
     # ---- printing ----
 
-    def remark(self, text: str) -> None:
-        """Says something about the way to the result, on stderr; nothing with ``--quiet`` or ``--json``."""
+    def status(self, text: str) -> None:
+        """Prints a status message on stderr; nothing with ``--quiet`` or ``--json``."""
         if not (self.quiet or self.as_json):
             click.echo(text, err=True)
 
     @property
     def shows_progress(self) -> bool:
-        """Whether bars may be drawn on stderr."""
+        """Whether progress bars are shown on stderr."""
         return not (self.quiet or self.as_json) and sys.stderr.isatty()
 
     def result(self, text: str, value: Mapping[str, Any]) -> None:
@@ -89,13 +89,13 @@ class Invocation:
     def properties(
         self, value: Mapping[str, Any], rows: Sequence[tuple[str, str]], title: str | None = None
     ) -> None:
-        """Prints what is known of one thing."""
+        """Prints the properties of one object."""
         from tinkex.cli.render import PROPERTIES
 
         self.table(value, PROPERTIES, rows, title)
 
-    def hush(self) -> None:
-        """Keeps loading lines and warnings off stderr until :meth:`leave`."""
+    def silence(self) -> None:
+        """Suppresses loading lines and warnings on stderr until :meth:`restore`."""
         import logging
 
         from tinkex.observability.terminal.loading import set_quiet
@@ -106,8 +106,8 @@ class Invocation:
             self._level = logger.level
             logger.setLevel(logging.ERROR)
 
-    def leave(self) -> None:
-        """Leaves the process as it was; a program may run several commands."""
+    def restore(self) -> None:
+        """Restores the state of the process; a program may run several commands."""
         if self._level is not None:
             import logging
 
@@ -124,13 +124,13 @@ class Invocation:
     # ---- clients ----
 
     def config(self, *, max_retries: int | None = None) -> Config:
-        """The settings of this run; a missing key is an error that names every way to give one."""
+        """The settings of this command; without a key raises an error that names every way to give one."""
         from tinkex.config import Config
 
         if self.quiet or self.as_json:
-            self.hush()
+            self.silence()
         if os.environ.get("TINKEX_MAX_RETRIES", "").strip():
-            max_retries = None  # the user has said it
+            max_retries = None  # the user has set it
         try:
             return Config.resolve(base_url=self.base_url, api_key=self.api_key, max_retries=max_retries)
         except MissingApiKeyError as error:
@@ -143,29 +143,29 @@ class Invocation:
         """A client for runs, checkpoints and sessions."""
         from tinkex.clients.rest import RestClient
 
-        return RestClient(config=self.config(max_retries=FEW))
+        return RestClient(config=self.config(max_retries=INTERACTIVE_RETRIES))
 
     def admin(self) -> AdminClient:
         """A client for usage."""
         from tinkex.clients.admin import AdminClient
 
-        return AdminClient(config=self.config(max_retries=FEW))
+        return AdminClient(config=self.config(max_retries=INTERACTIVE_RETRIES))
 
     def service(self, display_name: str | None = None) -> ServiceClient:
-        """A client that trains and samples: patient with a server, once that has answered."""
+        """A client that trains and samples, with all retries once the server has replied."""
         from tinkex.clients.service import ServiceClient
         from tinkex.tokenizers import prefer_light
 
-        config = self.patient_config()
-        prefer_light()  # a command should not wait for an import of seconds
+        config = self.verified_config()
+        prefer_light()  # a command must not wait seconds for an import
         self._light = True
         return ServiceClient(config=config, display_name=display_name)
 
-    def patient_config(self) -> Config:
-        """The settings of long work: patient with a server, once that has answered."""
+    def verified_config(self) -> Config:
+        """The settings of long commands: with all retries, after a health check with few, so that a wrong URL fails fast."""
         config = self.config()
         if not config.is_local:
-            with suppress(APIStatusError):  # it answers; what it has to say is said to the call that matters
+            with suppress(APIStatusError):  # the server replies; the command itself raises its error
                 self.rest().get_health().result()
         return config
 

@@ -56,7 +56,7 @@ def create(invocation: Invocation, user: str, name: str | None, data_dir: Path |
     if invocation.as_json:
         invocation.json({"key": key, **_value(row)})
         return
-    invocation.remark(f"Key {row.key_id} of {user}; it cannot be shown again:")
+    invocation.status(f"Key {row.key_id} of {user}; it cannot be shown again:")
     click.echo(key)
 
 

@@ -74,7 +74,7 @@ def pull(invocation: Invocation, source: str) -> None:
     resolve = _catalog().resolve
     from tinkex.engine.config import tinkex_home
 
-    invocation.if_interrupted = "run the same command again to resume the download"
+    invocation.interrupt_hint = "run the same command again to resume the download"
     line = LoadingLine(sys.stderr)
     silent = invocation.quiet or invocation.as_json
     try:

@@ -178,7 +178,7 @@ def sample(
         output.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise SetupError(f"{output} cannot be written ({error.strerror}); choose another file") from error
-    invocation.remark(f"Wrote {output}")
+    invocation.status(f"Wrote {output}")
 
 
 def _print_stream(stream: Iterable[SampleStreamEvent], tokenizer: Tokenizer) -> None:

@@ -107,7 +107,7 @@ def export_trace(invocation: Invocation, session_id: str, output: Path | None, u
     from tinkex.cli.render import size
 
     rest = invocation.rest()
-    invocation.remark(f"Exporting the trace of session {session_id}; this may take a while.")
+    invocation.status(f"Exporting the trace of session {session_id}; this may take a while.")
     try:
         url = rest.export_session_trace(session_id).result()
     except RuntimeError as error:
@@ -121,7 +121,7 @@ def export_trace(invocation: Invocation, session_id: str, output: Path | None, u
             click.echo(url)
         return
     target = output or Path.cwd() / f"{session_id.replace('/', '_')}.pftrace"
-    invocation.if_interrupted = "run the same command again to resume the download"
+    invocation.interrupt_hint = "run the same command again to resume the download"
     with transfer_bar(invocation, "trace") as show:
         num_bytes = fetch(Source(url), target, config=invocation.config(), progress=show, replace=True)
     value = {"session_id": session_id, "destination": str(target), "file_size_bytes": num_bytes}

@@ -179,8 +179,8 @@ def _train(invocation: Invocation, recipe: str, options: dict[str, Any]) -> None
             if settings.start_from is None and settings.model is None:
                 settings = _settings(recipe, data, {**options, "model": choose_base_model(service, None)})
             directory = settings.output
-        invocation.if_interrupted = (
-            f"resume with: tinkex train {recipe} --resume {directory}{invocation.where}"
+        invocation.interrupt_hint = (
+            f"resume with: tinkex train {recipe} --resume {directory}{invocation.server_options}"
         )
         if settings is not None:
             report = run(service, settings, display)
@@ -192,8 +192,10 @@ def _train(invocation: Invocation, recipe: str, options: dict[str, Any]) -> None
         click.echo(report.text)
         click.echo(f"Report              {report.output}")
         if not (report.output / "curve.png").exists():
-            invocation.remark("(to save the curve as PNG: pip install 'tinkex[plots]')")
-        click.echo(f'\nTry it: tinkex sample "…" --model-path {report.sampler_checkpoint}{invocation.where}')
+            invocation.status("(to save the curve as PNG: pip install 'tinkex[plots]')")
+        click.echo(
+            f'\nTry it: tinkex sample "…" --model-path {report.sampler_checkpoint}{invocation.server_options}'
+        )
 
 
 def _settings(recipe: str, data: Path, options: Mapping[str, Any]) -> Settings:

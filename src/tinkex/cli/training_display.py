@@ -27,7 +27,7 @@ class TrainingDisplay(TrainingCallback):
         """Starts the live line."""
         self._headline = headline
         if first_step:
-            self._invocation.remark(f"Resuming after step {first_step} of {total_steps}")
+            self._invocation.status(f"Resuming after step {first_step} of {total_steps}")
         if not (self._invocation.quiet or self._invocation.as_json):
             self._line = TrainingLine(total_steps, sys.stderr, first_step=first_step, label=headline)
 
@@ -60,4 +60,4 @@ class TrainingDisplay(TrainingCallback):
     def _print(self, text: str) -> None:
         if self._line is not None:
             self._line.interrupt()
-        self._invocation.remark(text)
+        self._invocation.status(text)

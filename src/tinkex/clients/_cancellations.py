@@ -1,4 +1,4 @@
-"""Tells the server which samples nobody waits for any more, a batch at a time."""
+"""Cancels abandoned samples on the server, a batch at a time."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["Cancellations"]
 
 TIMEOUT_S = 30.0
-_ROW = endpoint("cancel_future")
+_CANCEL = endpoint("cancel_future")
 
 
 class Cancellations:
-    """The samples to be cancelled of one session; used on the background loop only.
+    """The samples of one session to be cancelled; used on the background loop only.
 
-    At most a batch is on its way at once, so that a program that drops thousands of samples does not
-    flood the server that it wants to spare.
+    At most one batch of requests is in flight, so that a program that abandons thousands of samples does not
+    flood the server.
     """
 
     def __init__(self, caller: Caller, limits: Callable[[], types.ClientDynamicConfigResponse]) -> None:
@@ -36,7 +36,7 @@ class Cancellations:
         self._draining: asyncio.Task[None] | None = None
 
     def add(self, request_id: str) -> None:
-        """Has the server told about one sample, if it wants to know."""
+        """Cancels one sample on the server, if that supports it."""
         if not self._limits().sample_cancel_enabled:
             return
         self._pending.append(request_id)
@@ -47,11 +47,13 @@ class Cancellations:
         while self._pending:
             size = max(self._limits().sample_cancel_max_batch_size, 1)
             batch = [self._pending.popleft() for _ in range(min(size, len(self._pending)))]
-            await asyncio.gather(*(self._tell(request_id) for request_id in batch))
+            await asyncio.gather(*(self._cancel(request_id) for request_id in batch))
 
-    async def _tell(self, request_id: str) -> None:
+    async def _cancel(self, request_id: str) -> None:
         try:
-            await self._caller.call(_ROW, types.CancelFutureRequest(request_id=request_id), timeout=TIMEOUT_S)
+            await self._caller.call(
+                _CANCEL, types.CancelFutureRequest(request_id=request_id), timeout=TIMEOUT_S
+            )
         except TinkexError as error:
-            # The server drops results that nobody fetches by itself; nobody is left to be told.
-            self._caller.sink.emit(RetryScheduled(_ROW.name, 0, 0.0, str(error)))
+            # The server deletes results that are not retrieved anyway, and the caller is gone.
+            self._caller.sink.emit(RetryScheduled(_CANCEL.name, 0, 0.0, str(error)))

@@ -1,4 +1,4 @@
-"""What no server could accept is refused here, before anything is sent."""
+"""Validates arguments before anything is sent."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from tinkex.types.coercion import as_float, as_int
 
 __all__ = ["check_data", "check_loss", "check_name", "check_prompt_options", "check_sample", "check_ttl"]
 
-LONGEST_PATH_NAME = 200
+MAX_NAME_CHARS = 200
 
 
 def check_name(name: str) -> None:
-    """Refuses names that cannot be part of a checkpoint's path."""
-    if not isinstance(name, str) or not name or len(name) > LONGEST_PATH_NAME or set(name) & set("/?#\\ "):
+    """Rejects names that cannot be part of a checkpoint's path."""
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME_CHARS or set(name) & set("/?#\\ "):
         raise ValueError(
-            f"a checkpoint name is 1–{LONGEST_PATH_NAME} characters without slashes, spaces, '?' or '#'; got {name!r}"
+            f"a checkpoint name is 1–{MAX_NAME_CHARS} characters without slashes, spaces, '?' or '#'; got {name!r}"
         )
 
 
 def check_ttl(ttl_seconds: int | None) -> None:
-    """Refuses lifetimes that are over before they begin."""
+    """Rejects lifetimes that are not positive."""
     if ttl_seconds is not None and as_int(ttl_seconds, "ttl_seconds") <= 0:
         raise ValueError(
-            f"ttl_seconds is the life of the checkpoint in seconds, and positive; got {ttl_seconds}"
+            f"ttl_seconds is the lifetime of the checkpoint in seconds, and positive; got {ttl_seconds}"
         )
 
 
 def check_data(data: Iterable[Datum]) -> list[Datum]:
-    """The datums as a list of our own; refuses anything but datums that can be trained on."""
+    """Returns the datums as a new list; rejects everything but datums that can be trained on."""
     if isinstance(data, Datum) or not isinstance(data, Iterable):
         raise TypeError(
             f"the data is a list of Datum, got {type(data).__name__}; put a single one into a list"
@@ -44,7 +44,7 @@ def check_data(data: Iterable[Datum]) -> list[Datum]:
             raise TypeError(f"data[{index}] is a {type(datum).__name__}; every item must be a Datum")
         if any(isinstance(chunk, ImageAssetPointerChunk) for chunk in datum.model_input.chunks):
             raise ValueError(
-                f"data[{index}] points to an image by its location, which cannot be trained on; "
+                f"data[{index}] refers to an image by its location, which cannot be trained on; "
                 "send the image itself as an ImageChunk"
             )
     return data
@@ -53,7 +53,7 @@ def check_data(data: Iterable[Datum]) -> list[Datum]:
 def check_loss(
     loss_fn: str, loss_fn_config: Mapping[str, float | str] | None
 ) -> dict[str, float | str] | None:
-    """A copy of the loss's configuration, if it and the loss's name can be sent."""
+    """Returns a copy of the loss's configuration; rejects a name or configuration that cannot be sent."""
     if not isinstance(loss_fn, str) or not loss_fn:
         raise TypeError(f"loss_fn is the name of a loss such as 'cross_entropy', got {loss_fn!r}")
     if loss_fn_config is None:
@@ -63,7 +63,7 @@ def check_loss(
     for key, given in loss_fn_config.items():
         where = f"loss_fn_config[{key!r}]"
         if not isinstance(key, str) or not (isinstance(given, str) or hasattr(given, "__float__")):
-            raise TypeError(f"{where} must be a number or a text, got {type(given).__name__}")
+            raise TypeError(f"{where} must be a number or a string, got {type(given).__name__}")
         value = given if isinstance(given, str | int) else as_float(given, where)
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{where} must be finite, got {value}")
@@ -72,7 +72,7 @@ def check_loss(
 
 
 def check_sample(prompt: Any, num_samples: Any, sampling_params: Any) -> None:
-    """Refuses samples without a prompt, a number or settings."""
+    """Rejects samples without a prompt, a number of samples or sampling parameters."""
     if not isinstance(prompt, ModelInput | Mapping):
         raise TypeError(
             f"the prompt is a ModelInput, got {type(prompt).__name__}; build one with ModelInput.from_ints(tokens)"
@@ -80,11 +80,11 @@ def check_sample(prompt: Any, num_samples: Any, sampling_params: Any) -> None:
     if not isinstance(sampling_params, SamplingParams | Mapping):
         raise TypeError(f"sampling_params is a SamplingParams, got {type(sampling_params).__name__}")
     if as_int(num_samples, "num_samples") < 1:
-        raise ValueError(f"num_samples is a whole number ≥ 1, got {num_samples!r}")
+        raise ValueError(f"num_samples is an integer ≥ 1, got {num_samples!r}")
 
 
 def check_prompt_options(request: SampleRequest) -> None:
-    """Refuses questions about the prompt that contradict each other."""
+    """Rejects options for the prompt that contradict each other."""
     targets, last_n = request.target_prompt_logprobs, request.prompt_logprobs_last_n
     if targets is not None and (targets.dtype != "int64" or targets.shape is None or len(targets.shape) != 2):
         raise ValueError("target_prompt_logprobs is an int64 tensor of two dimensions (prompt length − 1, K)")
@@ -93,4 +93,4 @@ def check_prompt_options(request: SampleRequest) -> None:
     if last_n is not None and last_n < 1:
         raise ValueError(f"prompt_logprobs_last_n is at least 1, got {last_n}")
     if last_n is not None and not request.prompt_logprobs:
-        raise ValueError("prompt_logprobs_last_n only makes sense with include_prompt_logprobs=True")
+        raise ValueError("prompt_logprobs_last_n needs include_prompt_logprobs=True")

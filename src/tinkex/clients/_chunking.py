@@ -1,4 +1,4 @@
-"""Splitting the data of one call into requests that servers accept."""
+"""Splits the data of one call into requests of the size that servers accept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tinkex.types import Datum, DmelChunk, EncodedTextChunk, ImageAssetPointerCh
 if TYPE_CHECKING:
     from tinkex.types import ModelInput, TensorData
 
-__all__ = ["Piece", "datum_bytes", "prompt_bytes", "split"]
+__all__ = ["DataChunk", "datum_bytes", "prompt_bytes", "split"]
 
 BYTES_PER_TRAINED_TOKEN = 4
 BYTES_PER_PROMPT_TOKEN = 10
@@ -19,38 +19,38 @@ BYTES_PER_INDEX = 8
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Data that goes out in one request, and about how large it is on the wire."""
+class DataChunk:
+    """The data of one request, and its approximate size on the wire."""
 
     data: list[Datum]
     num_bytes: int
 
 
-def split(data: Sequence[Datum], *, max_datums: int, max_bytes: int) -> list[Piece]:
-    """The data in order, in as few pieces as the limits allow; a datum larger than a piece goes alone.
+def split(data: Sequence[Datum], *, max_datums: int, max_bytes: int) -> list[DataChunk]:
+    """The data in order, in as few chunks as the limits allow; a datum over the limit gets a chunk of its own.
 
     >>> from tinkex.types import ModelInput
     >>> three = [Datum(ModelInput.from_ints([1, 2, 3]))] * 3
-    >>> [(len(piece.data), piece.num_bytes) for piece in split(three, max_datums=2, max_bytes=1000)]
+    >>> [(len(chunk.data), chunk.num_bytes) for chunk in split(three, max_datums=2, max_bytes=1000)]
     [(2, 24), (1, 12)]
     """
-    pieces: list[Piece] = []
-    piece: list[Datum] = []
-    piece_bytes = 0
+    chunks: list[DataChunk] = []
+    chunk: list[Datum] = []
+    chunk_bytes = 0
     for datum in data:
         num_bytes = datum_bytes(datum)
-        if piece and (len(piece) >= max_datums or piece_bytes + num_bytes > max_bytes):
-            pieces.append(Piece(piece, piece_bytes))
-            piece, piece_bytes = [], 0
-        piece.append(datum)
-        piece_bytes += num_bytes
-    if piece:
-        pieces.append(Piece(piece, piece_bytes))
-    return pieces
+        if chunk and (len(chunk) >= max_datums or chunk_bytes + num_bytes > max_bytes):
+            chunks.append(DataChunk(chunk, chunk_bytes))
+            chunk, chunk_bytes = [], 0
+        chunk.append(datum)
+        chunk_bytes += num_bytes
+    if chunk:
+        chunks.append(DataChunk(chunk, chunk_bytes))
+    return chunks
 
 
 def datum_bytes(datum: Datum) -> int:
-    """About how large a datum is on the wire: its input, and every stored number of its loss inputs.
+    """The approximate size of a datum on the wire: its input, and every stored number of its loss inputs.
 
     >>> from tinkex.types import ModelInput
     >>> datum_bytes(Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [1.0, 1.0]}))
@@ -62,7 +62,7 @@ def datum_bytes(datum: Datum) -> int:
 
 
 def prompt_bytes(prompt: ModelInput) -> int:
-    """About how large a prompt is on the wire, where tokens are written as text.
+    """The approximate size of a prompt on the wire, where tokens are written as text.
 
     >>> from tinkex.types import ModelInput
     >>> prompt_bytes(ModelInput.from_ints([1, 2, 3]))

@@ -1,4 +1,4 @@
-"""From settings to a caller: which transport carries the calls of a client."""
+"""Chooses the transport of a client from its settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def connect(
     """A caller for these settings: over the given transport, in-process for ``local``, else over HTTP."""
     given = sorted(name for name, value in settings.items() if value is not None)
     if config is not None and given:
-        raise TypeError(f"config holds all settings; {given[0]!r} was given as well")
+        raise TypeError(f"config contains all settings; {given[0]!r} was given as well")
     if config is None:
         config = Config.resolve(needs_key=transport is None, **settings)
     if config.log_level is not None:
@@ -33,7 +33,7 @@ def connect(
 
 
 def _log_at(level: str) -> None:
-    """Lets the client's logger say that much, on stderr where the program has set up no logging itself."""
+    """Sets the level of the client's logger, which writes to stderr unless the program has set up logging."""
     logger = logging.getLogger("tinkex")
     logger.setLevel(level.upper())
     if not logger.hasHandlers():

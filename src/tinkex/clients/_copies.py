@@ -55,15 +55,15 @@ def make_copy(
     record_stability_info: bool,
     dynamic_config: types.ClientDynamicConfigResponse,
 ) -> None:
-    """Makes ``client``, new or brought along by a fork, such a copy."""
+    """Makes ``client``, new or inherited by a fork, such a copy."""
     session = Session(connect(config=config, transport=None, events=None))
     session.dynamic_config = dynamic_config
-    client.__init__(  # type: ignore[misc]  # all that it holds belongs to the other process
+    client.__init__(  # type: ignore[misc]  # its state belongs to the other process
         session,
         session.join(session_id, client_config),
         sampling_session_id=sampling_session_id,
         retry_config=retry_config,
         record_stability_info=record_stability_info,
-        # Copies number their samples apart, or a server would take one's for a repetition of the other's.
-        copy=None if client_config.sample_join_sampling_session else random.randrange(1, COPIES),  # noqa: S311 - no secret
+        # Copies have separate ranges of sequence numbers, or a server would treat their samples as duplicates.
+        copy=None if client_config.sample_join_sampling_session else random.randrange(1, COPIES),  # noqa: S311 - not a secret
     )

@@ -1,4 +1,4 @@
-"""Losses of the user's own: what a session knows of them, and what a pass with one needs."""
+"""Custom losses: their registration in a session, and how a pass uses one."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from tinkex.losses.custom import CustomLoss, Surrogate
     from tinkex.observability.events import Sink
 
-__all__ = ["CustomLosses", "CustomPass", "custom_pass"]
+__all__ = ["CustomLossRegistry", "CustomPass", "custom_pass"]
 
-_ROW = endpoint("create_custom_loss")
+_CREATE = endpoint("create_custom_loss")
 
 
-class CustomLosses:
-    """The losses of one session: each is made known to the server once."""
+class CustomLossRegistry:
+    """The custom losses of one session; each is created once."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -36,11 +36,11 @@ class CustomLosses:
         self._seq_ids = itertools.count()
 
     async def create(self, opened: OpenSession, traced: LossHandle) -> LossHandle:
-        """The handle of a loss in this session; uploads its graph where the server runs losses itself."""
+        """Returns the handle of a loss in this session; uploads its graph if the server runs losses itself."""
         key = traced.key
         if key in self._known:
             raise ValueError(
-                f"create_custom_loss: this session made the same loss already, as {self._known[key]!r}; "
+                f"create_custom_loss: this session has already created this loss as {self._known[key]!r}; "
                 "keep its LossHandle and use that"
             )
         handle = replace(traced, session_id=opened.session_id)
@@ -50,7 +50,7 @@ class CustomLosses:
         try:
             return replace(handle, loss_id=await self._upload(opened, handle))
         except BaseException:
-            del self._known[key]  # what the server does not have can be made again
+            del self._known[key]  # it can be created again
             raise
 
     async def _upload(self, opened: OpenSession, handle: LossHandle) -> str:
@@ -62,33 +62,33 @@ class CustomLosses:
             graph=write_graph(handle),
         )
         began = time.monotonic()
-        accepted: types.UntypedAPIFuture = await self._caller.call(_ROW, request)
+        accepted: types.UntypedAPIFuture = await self._caller.call(_CREATE, request)
         created: types.CreateCustomLossResponse = await opened.results.fetch(
-            _ROW, accepted, submit_s=time.monotonic() - began
+            _CREATE, accepted, submit_s=time.monotonic() - began
         )
         return created.loss_id
 
 
 @dataclass(frozen=True)
 class CustomPass:
-    """How a pass with a custom loss goes: on the server under an id, or by its gradient from here."""
+    """How a pass runs a custom loss: on the server by its id, or here by its gradient."""
 
     loss_id: str | None = None
-    asked: Sequence[types.Datum] = ()
-    """What a first pass asks the logprobs of, where the loss runs here."""
+    forward_data: Sequence[types.Datum] = ()
+    """The data of the first pass, which returns the logprobs for a loss that runs here."""
     function: CustomLoss | None = None
-    may_wait: bool = False
+    may_block: bool = False
 
     def surrogate(self, data: Sequence[types.Datum], output: types.ForwardBackwardOutput) -> Surrogate:
-        """Runs the loss on the logprobs of the first pass and takes its gradient."""
+        """Runs the loss on the logprobs of the first pass and computes its gradient."""
         assert self.function is not None
         return differentiate(data, output, self.function)
 
     async def surrogate_async(
         self, data: Sequence[types.Datum], output: types.ForwardBackwardOutput
     ) -> Surrogate:
-        """As :meth:`surrogate`; what may wait for something does so without holding up the caller's loop."""
-        if not self.may_wait:
+        """As :meth:`surrogate`; a loss that may block runs in a thread, so that it does not block the caller's loop."""
+        if not self.may_block:
             return self.surrogate(data, output)
         return await asyncio.to_thread(self.surrogate, data, output)
 
@@ -102,15 +102,15 @@ def custom_pass(
     session_id: str,
     events: Sink | None = None,
 ) -> CustomPass:
-    """Checks the data and the loss, and says how the pass goes; with regularizers the loss runs here."""
+    """Validates the data and the loss, and decides where the loss runs: here, if there are regularizers."""
     if loss_type_input not in {None, "logprobs"}:
-        raise ValueError(f"loss_type_input is 'logprobs', the only kind there is; got {loss_type_input!r}")
+        raise ValueError(f"loss_type_input is 'logprobs', the only supported one; got {loss_type_input!r}")
     if not isinstance(loss_fn, LossHandle) and not callable(loss_fn):
         raise TypeError(
             f"a custom loss is a function of (data, logprobs) or a LossHandle, got {type(loss_fn).__name__}"
         )
     if len(check_data(data)) and not isinstance(data, Sequence):
-        raise TypeError("the data of a custom loss is a list, for it is gone through more than once")
+        raise TypeError("the data of a custom loss is a list, because it is read more than once")
     require_torch()
     function = loss_fn
     if isinstance(loss_fn, LossHandle):
@@ -128,5 +128,7 @@ def custom_pass(
 
         function = with_regularizers(cast("CustomLoss", function), regularizers, events=events)
     return CustomPass(
-        asked=data_for_logprobs(data), function=cast("CustomLoss", function), may_wait=bool(regularizers)
+        forward_data=data_for_logprobs(data),
+        function=cast("CustomLoss", function),
+        may_block=bool(regularizers),
     )

@@ -1,6 +1,6 @@
-"""Handles: a sampler as a line of text that any process with a key of its own can sample from.
+"""Handles: a sampler as a string from which any process with an API key can sample.
 
-The text is URL-safe base64 of a JSON object, the same that the official client writes and reads. It holds no
+The string is URL-safe base64 of a JSON object, the same that the official client writes and reads. It contains no
 credentials.
 """
 
@@ -21,7 +21,7 @@ __all__ = ["SamplerHandle"]
 
 @dataclass(frozen=True)
 class SamplerHandle:
-    """What a handle says.
+    """The content of a handle.
 
     >>> handle = SamplerHandle("s", "s:sample:0", "http://127.0.0.1:8787")
     >>> SamplerHandle.parse(handle.text()) == handle
@@ -38,13 +38,13 @@ class SamplerHandle:
     record_stability_info: bool = False
 
     def text(self) -> str:
-        """The handle as text."""
+        """The handle as a string."""
         plain = {
             "session_id": self.session_id,
             "sampling_session_id": self.sampling_session_id,
             "holder": {
                 "base_url": self.base_url,
-                "default_headers_overrides": {},  # headers may hold secrets: they stay in this process
+                "default_headers_overrides": {},  # headers may hold secrets: they are not part of the handle
                 "client_config": to_plain(self.client_config, omit_none=True),
                 "client_dynamic_config": to_plain(self.dynamic_config, omit_none=True),
                 "api_key": None,
@@ -80,5 +80,5 @@ class SamplerHandle:
             AttributeError,
         ) as error:
             raise ValueError(
-                "this is no sampler handle; pass the whole text that get_sampler_handle() returned"
+                "this is not a sampler handle; pass the whole string that get_sampler_handle() returned"
             ) from error

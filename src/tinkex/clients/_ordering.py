@@ -1,4 +1,4 @@
-"""The turnstile: operations of one run get their numbers when they are called, and go out in that order."""
+"""The order of submissions: operations of one run get their numbers when they are called, and are submitted in that order."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-__all__ = ["Send", "Turn", "Turnstile"]
+__all__ = ["Send", "Sequencer", "Submission"]
 
 Send: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
-"""Submits the operations of a turn, in its turn."""
+"""Submits the operations of a submission, in its turn."""
 
 
-class Turn:
-    """The right to submit the operations numbered ``seq_ids``, once all earlier ones have been submitted.
+class Submission:
+    """The operations numbered ``seq_ids``, to be submitted once all earlier ones have been.
 
-    Used as ``async with turn:`` on the background loop. However the block ends, the next turn comes.
+    Used as ``async with submission:`` on the background loop. However the block ends, the next submission follows.
     """
 
-    def __init__(self, seq_ids: range, after: Turn | None) -> None:
+    def __init__(self, seq_ids: range, predecessor: Submission | None) -> None:
         self.seq_ids = seq_ids
-        self.after = after
-        self.passed = asyncio.Event()
-        self.heir: Turn | None = None
-        """The turn after it, where that was given up."""
+        self.predecessor = predecessor
+        self.done = asyncio.Event()
+        self.cancelled_successor: Submission | None = None
+        """The next submission, if it was cancelled while it waited for this one."""
         self.send: Send | None = None
-        """What submits it; None as soon as it has begun."""
+        """Submits it; None as soon as it has started."""
         self.context = contextvars.copy_context()
-        """That of the call, whoever sends it."""
+        """The context of the call, in whatever task it is sent."""
 
     async def __aenter__(self) -> Self:
-        if self.after is not None:
+        if self.predecessor is not None:
             try:
-                await self.after.passed.wait()
+                await self.predecessor.done.wait()
             except asyncio.CancelledError:
-                # Given up while waiting, it still comes after the earlier ones, and only then lets others by.
-                self.after.heir = self
-                if self.after.passed.is_set():
-                    self._pass()
+                # Cancelled while waiting, it keeps its place: the next one still waits for the earlier ones.
+                self.predecessor.cancelled_successor = self
+                if self.predecessor.done.is_set():
+                    self._finish()
                 raise
-            self.after = None  # turns that are over must not keep all earlier ones in memory
+            self.predecessor = None  # finished submissions must not keep all earlier ones in memory
         return self
 
     async def __aexit__(
@@ -51,48 +51,48 @@ class Turn:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._pass()
+        self._finish()
 
-    def _pass(self) -> None:
-        turn: Turn | None = self
-        while turn is not None:
-            turn.passed.set()
-            turn = turn.heir
+    def _finish(self) -> None:
+        submission: Submission | None = self
+        while submission is not None:
+            submission.done.set()
+            submission = submission.cancelled_successor
 
 
-class Turnstile:
-    """Hands out turns; several threads may ask at once.
+class Sequencer:
+    """Assigns sequence numbers; thread-safe.
 
-    >>> turnstile = Turnstile()
+    >>> sequencer = Sequencer()
     >>> async def send() -> None: ...
-    >>> turnstile.take(2, lambda turn: send)
-    >>> [turn.seq_ids for turn in turnstile.due()]
+    >>> sequencer.add(2, lambda submission: send)
+    >>> [submission.seq_ids for submission in sequencer.unsent()]
     [range(1, 3)]
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last: Turn | None = None
+        self._last: Submission | None = None
 
-    def take(self, count: int, prepare: Callable[[Turn], Send]) -> None:
-        """Puts a turn for the next ``count`` numbers in line; the first number of a run is 1.
+    def add(self, count: int, prepare: Callable[[Submission], Send]) -> None:
+        """Queues a submission with the next ``count`` numbers; the first number of a run is 1.
 
-        ``prepare`` makes the requests ready. If it fails, no number is used up: servers wait for a number
+        ``prepare`` makes the requests ready. If it raises, no number is used: servers wait for a number
         that never comes.
         """
         with self._lock:
             last = self._last
             first = 1 if last is None else last.seq_ids.stop
-            turn = Turn(range(first, first + count), last)
-            turn.send = prepare(turn)
-            # The one step that takes the numbers and puts them in line: Ctrl-C finds both done, or neither.
-            self._last = turn
+            submission = Submission(range(first, first + count), last)
+            submission.send = prepare(submission)
+            # One step takes the numbers and queues the submission: an interrupt finds both done, or neither.
+            self._last = submission
 
-    def due(self) -> list[Turn]:
-        """The turns in line that nobody has begun, in their order; asked on the background loop."""
-        turns = []
-        turn = self._last
-        while turn is not None and turn.send is not None:
-            turns.append(turn)
-            turn = turn.after
-        return turns[::-1]
+    def unsent(self) -> list[Submission]:
+        """The queued submissions that have not started, in order; called on the background loop."""
+        submissions = []
+        submission = self._last
+        while submission is not None and submission.send is not None:
+            submissions.append(submission)
+            submission = submission.predecessor
+        return submissions[::-1]

@@ -1,4 +1,4 @@
-"""Submits samples at the pace the server can take: while it pushes back (429, 402), the same one waits and goes again."""
+"""Submits samples at the rate that the server accepts: after a 429 or 402 the same request is submitted again after a pause."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from tinkex._transport.caller import Caller
     from tinkex.clients.session import OpenSession
 
-__all__ = ["paced"]
+__all__ = ["submit_paced"]
 
 T = TypeVar("T")
 
 _SAMPLE = endpoint("asample")
 
 
-async def paced(opened: OpenSession, caller: Caller, submission: Callable[[], Awaitable[T]], size: int) -> T:
-    """What a submission of a prompt of this size returns, once the server takes it; ``ClosedError`` with the client."""
+async def submit_paced(
+    opened: OpenSession, caller: Caller, submission: Callable[[], Awaitable[T]], size: int
+) -> T:
+    """Returns the result of a submission of a prompt of this size; raises ``ClosedError`` if the client is closed."""
     limiter = opened.sampling
 
     async def pause() -> None:
@@ -31,12 +33,12 @@ async def paced(opened: OpenSession, caller: Caller, submission: Callable[[], Aw
             await limiter.wait()
 
     began = time.monotonic()
-    longest_s = opened.client_config.billing_exception_max_pause_duration_sec
+    max_pause_s = opened.client_config.billing_exception_max_pause_duration_sec
     while True:
         try:
             return await limiter.admit(size, submission, pause)
         except (RateLimitError, BillingError) as error:
-            if isinstance(error, BillingError) and time.monotonic() - began >= longest_s:
+            if isinstance(error, BillingError) and time.monotonic() - began >= max_pause_s:
                 raise
             pause_s = limiter.report_backpressure(size, retry_after(error.response.headers, 60.0))
             caller.sink.emit(SamplingPaused(opened.session_id, pause_s))

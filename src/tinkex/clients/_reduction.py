@@ -1,4 +1,4 @@
-"""Putting the results of a split call together again: outputs in order, metrics by their reduction."""
+"""Combines the results of the chunks of one call: outputs in order, metrics by their reduction."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tinkex.types import ForwardBackwardOutput, LossFnOutput
 __all__ = ["combine", "combine_metrics"]
 
 Reduce = Callable[[Sequence[float], Sequence[int]], float]
-"""Values of one metric and the number of datums behind each, to one value."""
+"""Reduces the values of one metric, with the number of datums of each, to one value."""
 
 
 def combine(outputs: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
-    """One output for a call that was sent in pieces, as if it had been sent whole."""
+    """One output for a call that was sent in chunks, as if it had been sent whole."""
     joined: list[LossFnOutput] = []
     for output in outputs:
         joined.extend(output.loss_fn_outputs)
@@ -27,19 +27,19 @@ def combine(outputs: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
 
 
 def combine_metrics(metrics: Sequence[Mapping[str, float]], num_datums: Sequence[int]) -> dict[str, float]:
-    """The metrics of all pieces, each combined as the part of its name after the colon says.
+    """The metrics of all chunks, each reduced as the part of its name after the colon says.
 
-    A metric that some piece lacks, or whose reduction is unknown, cannot be combined and is left out;
-    with a single piece there is nothing to combine and it stays.
+    A metric that a chunk lacks, or whose reduction is unknown, is left out; with a single chunk there is nothing to
+    reduce and it is kept.
 
     >>> combine_metrics([{"loss:sum": 1.0, "kl:mean": 0.5}, {"loss:sum": 2.0, "kl:mean": 2.0}], [1, 2])
     {'loss:sum': 3.0, 'kl:mean': 1.5}
     """
     combined: dict[str, float] = {}
     for name in metrics[0]:
-        if not all(name in piece for piece in metrics):
+        if not all(name in chunk for chunk in metrics):
             continue
-        values = [piece[name] for piece in metrics]
+        values = [chunk[name] for chunk in metrics]
         _, _, reduction = name.partition(":")
         if reduction == "unique":
             combined[name] = values[0]
@@ -53,7 +53,7 @@ def combine_metrics(metrics: Sequence[Mapping[str, float]], num_datums: Sequence
 
 def _mean(values: Sequence[float], num_datums: Sequence[int]) -> float:
     total = sum(num_datums)
-    if total == 0:  # outputs without datums carry no weights: every piece counts the same
+    if total == 0:  # outputs without datums have no weights: every chunk counts the same
         return sum(values) / len(values)
     return sum(value * count for value, count in zip(values, num_datums, strict=True)) / total
 

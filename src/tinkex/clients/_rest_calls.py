@@ -43,22 +43,21 @@ T = TypeVar("T")
 AccessScope = Literal["owned", "accessible"]
 AuditEvents = Literal["all", "checkpoints", "projects", "teams", "organizations"]
 
-SAID = "x-sdk-method"
-TRACE_POLL_S = 5.0
-"""How often the export of a trace is asked after."""
+METHOD_HEADER = "x-sdk-method"
+TRACE_POLL_INTERVAL_S = 5.0
 
 logger = logging.getLogger("tinkex")
 
 
 class RestCalls:
-    """Makes the requests; ``said`` is the public method that servers log as the one who asks."""
+    """Makes the requests; ``method`` is the public method, which servers log."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
-        self._asked = False
+        self._checked_tokens = False
 
     async def weights_info(self, tinker_path: str) -> types.WeightsInfoResponse:
-        with self._operating("get_weights_info_by_tinker_path"):
+        with self._trace("get_weights_info_by_tinker_path"):
             await self._ready()
             return await weights_info(self.caller, tinker_path)
 
@@ -66,13 +65,13 @@ class RestCalls:
         return await self._get("healthz", types.HealthResponse, "get_health")
 
     async def capabilities(self) -> types.GetServerCapabilitiesResponse:
-        row = "get_server_capabilities"
-        return await self._get(row, types.GetServerCapabilitiesResponse, row)
+        method = "get_server_capabilities"
+        return await self._get(method, types.GetServerCapabilitiesResponse, method)
 
-    async def training_run(self, run_id: str, access_scope: AccessScope, said: str) -> types.TrainingRun:
+    async def training_run(self, run_id: str, access_scope: AccessScope, method: str) -> types.TrainingRun:
         query = {"access_scope": _scope(access_scope)}
         return await self._get(
-            "get_training_run", types.TrainingRun, said, {"training_run_id": run_id}, query
+            "get_training_run", types.TrainingRun, method, {"training_run_id": run_id}, query
         )
 
     async def training_runs(
@@ -88,22 +87,22 @@ class RestCalls:
         return await self._get("list_checkpoints", types.CheckpointsListResponse, "list_checkpoints", path)
 
     async def user_checkpoints(self, limit: int, offset: int) -> types.CheckpointsListResponse:
-        said = "list_user_checkpoints"
-        return await self._get(said, types.CheckpointsListResponse, said, query=_page(limit, offset))
+        method = "list_user_checkpoints"
+        return await self._get(method, types.CheckpointsListResponse, method, query=_page(limit, offset))
 
     async def change_checkpoint(
-        self, row: str, parsed: types.ParsedCheckpointTinkerPath, said: str, value: Any = None
+        self, name: str, parsed: types.ParsedCheckpointTinkerPath, method: str, value: Any = None
     ) -> None:
-        """Deletes, publishes, unpublishes, or sets how long a checkpoint is kept."""
+        """Deletes, publishes or unpublishes a checkpoint, or sets its time to live."""
         path = {"training_run_id": parsed.training_run_id, "checkpoint_id": parsed.checkpoint_id}
-        # A time to live of None is said, not left out: it means without an end.
+        # A time to live of None is sent, not left out: the checkpoint then never expires.
         body = None if value is None else wire_json.encode(value, omit_none=False)
-        await self._send(endpoint(row), body, path=path, headers=_said(said))
+        await self._send(endpoint(name), body, path=path, headers=_headers(method))
 
     async def delete_checkpoint(self, run_id: str, checkpoint_id: str) -> None:
         path = {"training_run_id": run_id, "checkpoint_id": checkpoint_id}
-        said = "delete_checkpoint"
-        await self._send(endpoint(said), path=path, headers=_said(said))
+        method = "delete_checkpoint"
+        await self._send(endpoint(method), path=path, headers=_headers(method))
 
     async def external_weights_urls(self, tinker_path: str) -> types.ExternalWeightsUrlsResponse:
         return await self._get(
@@ -116,9 +115,9 @@ class RestCalls:
     async def archive_url(self, tinker_path: str) -> types.CheckpointArchiveUrlResponse:
         """The URL of the archive: in the body of the reply, or the target of its redirect."""
         path = _checkpoint(tinker_path)
-        said = _said("get_checkpoint_archive_url_from_tinker_path")
+        method = _headers("get_checkpoint_archive_url_from_tinker_path")
         try:
-            found = await self._send(endpoint("checkpoint_archive"), path=path, headers=said)
+            found = await self._send(endpoint("checkpoint_archive"), path=path, headers=method)
         except APIStatusError as error:
             location = redirect_target(error)
             if location is None:
@@ -133,8 +132,8 @@ class RestCalls:
     async def copy_weights(
         self, path: str, project_id: str, ttl_seconds: int | None, weights_access_token: str | None
     ) -> str:
-        # One key for all tries: a copy whose answer got lost is found, not made twice.
-        headers = {**_said("copy_weights"), "x-idempotency-key": str(uuid.uuid4())}
+        # One key for all attempts: a copy whose reply was lost is found, not made twice.
+        headers = {**_headers("copy_weights"), "x-idempotency-key": str(uuid.uuid4())}
         if weights_access_token:
             headers["x-tinker-weights-access-token"] = weights_access_token
         request = types.CopyWeightsRequest(
@@ -151,9 +150,9 @@ class RestCalls:
     async def upload_assets(self, form: Form, timeout: float | None) -> list[types.Asset]:
         return await self._upload(form, timeout, "upload_assets")
 
-    async def _upload(self, form: Form, timeout: float | None, said: str) -> list[types.Asset]:
+    async def _upload(self, form: Form, timeout: float | None, method: str) -> list[types.Asset]:
         made: types.AssetsResponse = await self._send(
-            endpoint("upload_assets"), headers=_said(said), upload=form, timeout=timeout
+            endpoint("upload_assets"), headers=_headers(method), upload=form, timeout=timeout
         )
         return made.assets
 
@@ -161,12 +160,12 @@ class RestCalls:
         return await self._get("get_asset", types.Asset, "get_asset", {"asset_id": asset_id})
 
     async def assets(self, limit: int, offset: int) -> types.AssetsListResponse:
-        said = "list_assets"
-        return await self._get(said, types.AssetsListResponse, said, query=_page(limit, offset))
+        method = "list_assets"
+        return await self._get(method, types.AssetsListResponse, method, query=_page(limit, offset))
 
     async def delete_asset(self, asset_id: str) -> None:
-        said = "delete_asset"
-        await self._send(endpoint(said), path={"asset_id": asset_id}, headers=_said(said))
+        method = "delete_asset"
+        await self._send(endpoint(method), path={"asset_id": asset_id}, headers=_headers(method))
 
     async def session(self, session_id: str, access_scope: AccessScope) -> types.GetSessionResponse:
         query = {"access_scope": _scope(access_scope)}
@@ -178,34 +177,34 @@ class RestCalls:
         return await self._get("list_sessions", types.ListSessionsResponse, "list_sessions", query=query)
 
     async def search(self, request: types.SessionSearchRequest) -> types.SessionSearchResponse:
-        said = "search_sessions"
-        found = await self._send(endpoint(said), request, headers=_said(said))
+        method = "search_sessions"
+        found = await self._send(endpoint(method), request, headers=_headers(method))
         assert isinstance(found, types.SessionSearchResponse)
         return found
 
     async def assign_project(self, session_id: str, project_id: str) -> None:
-        said = "assign_session_project"
+        method = "assign_session_project"
         request = types.AssignProjectRequest(project_id=project_id)
-        await self._send(endpoint(said), request, path={"session_id": session_id}, headers=_said(said))
+        await self._send(endpoint(method), request, path={"session_id": session_id}, headers=_headers(method))
 
     async def export_trace(self, session_id: str) -> str:
-        """Asks until the trace is built."""
-        with self._operating("export_session_trace"):
+        """Polls until the trace is built."""
+        with self._trace("export_session_trace"):
             return await self._exported_trace(session_id)
 
     async def _exported_trace(self, session_id: str) -> str:
-        said = "export_session_trace"
-        told = False
+        method = "export_session_trace"
+        warned = False
         while True:
-            export = await self._get(said, types.TraceExportResponse, said, {"session_id": session_id})
+            export = await self._get(method, types.TraceExportResponse, method, {"session_id": session_id})
             if export.status == "failed":
                 raise RuntimeError(f"the trace of session {session_id} could not be exported: {export.error}")
             if export.status == "ready" and export.url is not None:
                 return export.url
-            if not told:
+            if not warned:
                 logger.warning("the trace of session %s is being built; this may take a while", session_id)
-                told = True
-            await asyncio.sleep(TRACE_POLL_S)
+                warned = True
+            await asyncio.sleep(TRACE_POLL_INTERVAL_S)
 
     async def sampler(self, sampler_id: str) -> types.GetSamplerResponse:
         return await self._get(
@@ -213,16 +212,16 @@ class RestCalls:
         )
 
     async def whoami(self) -> types.WhoamiResponse:
-        """Who the token names; a plain key is exchanged for one where the server does that."""
+        """The owner that the token names; a plain key is exchanged for a token if the server issues them."""
         key = self.caller.config.api_key or ""
         if self.caller.tokens is None and key.startswith("eyJ"):
             return _identity(key)
-        with self._operating("whoami"):
+        with self._trace("whoami"):
             await self._ready(always=True)
             if self.caller.tokens is None:
                 raise RuntimeError(
-                    "this server hands out no identity tokens, and a plain API key does not say whose it is; "
-                    "ask whoever runs the server"
+                    "this server issues no identity tokens, and a plain API key does not name its owner; "
+                    "ask the operator of the server"
                 )
             return _identity(await self.caller.tokens.current())
 
@@ -264,58 +263,58 @@ class RestCalls:
 
     async def _get(
         self,
-        row: str,
+        name: str,
         kind: type[T],
-        said: str,
+        method: str,
         path: Mapping[str, str] | None = None,
         query: Mapping[str, Any] | None = None,
     ) -> T:
-        value = await self._send(endpoint(row), path=path, query=query, headers=_said(said))
+        value = await self._send(endpoint(name), path=path, query=query, headers=_headers(method))
         assert isinstance(value, kind)
         return value
 
     async def _send(
-        self, row: Endpoint, value: Any = None, *, headers: Mapping[str, str], **more: Any
+        self, endpoint: Endpoint, value: Any = None, *, headers: Mapping[str, str], **more: Any
     ) -> Any:
-        with self._operating(headers[SAID]):
+        with self._trace(headers[METHOD_HEADER]):
             await self._ready()
-            return await self.caller.call(row, value, headers=headers, **more)
+            return await self.caller.call(endpoint, value, headers=headers, **more)
 
-    def _operating(self, name: str) -> AbstractContextManager[OperationSpan | None]:
+    def _trace(self, name: str) -> AbstractContextManager[OperationSpan | None]:
         return trace_operation(name, on=self.caller.config.tracing)
 
     async def _ready(self, *, always: bool = False) -> None:
-        """Asks once whether the server wants tokens; servers of your own take the key and are not asked."""
+        """Requests once whether the server uses tokens; servers of your own accept the key, and are not asked."""
         config = self.caller.config
-        wanted = (
+        needed = (
             always or config.credential_cmd is not None or (config.is_hosted and config.api_key is not None)
         )
-        if self._asked or self.caller.tokens is not None or not wanted:
+        if self._checked_tokens or self.caller.tokens is not None or not needed:
             return
-        asked = types.ClientConfigRequest(sdk_version=PROTOCOL_VERSION)
-        use_tokens(self.caller, await self.caller.call(endpoint("client_config"), asked))
-        self._asked = True
+        request = types.ClientConfigRequest(sdk_version=PROTOCOL_VERSION)
+        use_tokens(self.caller, await self.caller.call(endpoint("client_config"), request))
+        self._checked_tokens = True
 
 
 async def weights_info(caller: Caller, tinker_path: str) -> types.WeightsInfoResponse:
-    """What a checkpoint holds, by its path."""
+    """What a checkpoint contains, by its path."""
     parsed_path(tinker_path)
     info: types.WeightsInfoResponse = await caller.call(
         endpoint("weights_info"),
         types.WeightsInfoRequest(tinker_path=tinker_path),
-        headers=_said("get_weights_info_by_tinker_path"),
+        headers=_headers("get_weights_info_by_tinker_path"),
     )
     return info
 
 
 def parsed_path(tinker_path: str) -> types.ParsedCheckpointTinkerPath:
-    """The parts of a checkpoint path, or a ValueError that shows the right form."""
+    """The parts of a checkpoint path; raises a ``ValueError`` that shows the right form."""
     return types.ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
 
 
-def _said(method: str) -> dict[str, str]:
-    """Which method of the SDK makes the call, as servers log it."""
-    return {"x-sdk-version": PROTOCOL_VERSION, SAID: method}
+def _headers(method: str) -> dict[str, str]:
+    """The headers that name the public method, which servers log."""
+    return {"x-sdk-version": PROTOCOL_VERSION, METHOD_HEADER: method}
 
 
 def _checkpoint(tinker_path: str) -> dict[str, str]:
@@ -351,13 +350,13 @@ def _identity(jwt: str) -> types.WhoamiResponse:
 def billing_window(
     starting_on: datetime | str, ending_before: datetime | str
 ) -> types.GetBillingUsageRequest:
-    """The window of a billing question, from dates or RFC 3339 texts."""
+    """The window of a billing request, from datetimes or RFC 3339 strings."""
     try:
         window: types.GetBillingUsageRequest = msgspec.convert(
             {"starting_on": starting_on, "ending_before": ending_before}, types.GetBillingUsageRequest
         )
     except msgspec.ValidationError as error:
         raise ValueError(
-            f"the window is two dates, as datetime or as text such as 2026-07-13T00:00:00Z: {error}"
+            f"the window is two datetimes, or strings such as 2026-07-13T00:00:00Z: {error}"
         ) from error
     return window

@@ -1,4 +1,4 @@
-"""What a sampling client does after a failure, the same for whole samples and for streams."""
+"""The retries of a sampling client, for whole samples and for streams."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ __all__ = ["Retries"]
 
 @dataclass(frozen=True)
 class Retries:
-    """The way one client tries again: its settings, and what its server allows."""
+    """The retries of one client: its settings, and what its server allows."""
 
     config: RetryConfig
     policy: RetryPolicy
     allowed: bool
-    """False where the server wants no second tries."""
+    """False if the server does not allow retries."""
     session: Session
 
     @property
     def kinds(self) -> tuple[type[Exception], ...]:
-        """The errors to ask :meth:`pause` about."""
+        """The errors that :meth:`pause` decides about."""
         return (APIStatusError, *self.config.retryable_exceptions)
 
     async def pause(self, operation: str, error: Exception, attempt: int, elapsed: float) -> None:
-        """Waits before another try, or raises the error when another try makes no sense."""
+        """Waits before the next attempt, or raises the error if it must not be retried."""
         outcome = self.config.outcome(error)
         if outcome is None or not self.allowed or not self.config.enable_retry_logic:
             raise error
@@ -47,4 +47,4 @@ class Retries:
         caller.sink.emit(RetryScheduled(operation, attempt, step.after, str(error)))
         async with caller.closable(endpoint(operation)):
             await asyncio.sleep(step.after)
-        self.session.check_open()  # no program waits for tries of a client that it closed
+        self.session.check_open()  # a closed client does not retry

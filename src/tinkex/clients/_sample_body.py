@@ -1,4 +1,4 @@
-"""A sample as the bytes that go out; its own module because bursts of samples spend their time here."""
+"""Encodes the request of a sample; a module of its own because bursts of samples spend their time here."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def sample_body(request: types.SampleRequest, seq_id: int) -> bytes:
     """
     if any(type(chunk) is not types.EncodedTextChunk for chunk in request.prompt.chunks):
         return json.encode(request.model_copy(update={"seq_id": seq_id}))
-    # Text holds no None, and it is long: everything else is small enough to be walked through.
-    shell = {name: value for name in _FIELDS if (value := getattr(request, name)) is not None}
+    # Text contains no None and is long; everything else is small enough to be traversed.
+    fields = {name: value for name in _FIELDS if (value := getattr(request, name)) is not None}
     params = request.sampling_params
-    shell["sampling_params"] = {
+    fields["sampling_params"] = {
         name: value for name in _PARAMS if (value := getattr(params, name)) is not None
     }
-    shell["seq_id"] = seq_id
-    return json.encode(shell, omit_none=False)
+    fields["seq_id"] = seq_id
+    return json.encode(fields, omit_none=False)
 
 
 _FIELDS = types.SampleRequest.__struct_fields__

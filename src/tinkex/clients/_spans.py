@@ -1,4 +1,4 @@
-"""What the spans of a client's operations say: ids, numbers and settings, never data."""
+"""The attributes of the spans of a client's operations: ids, counts and parameters, never data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def follow(operation: OperationSpan | None, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-    """Starts a coroutine as the work of an operation, if there is one; the operation ends with it."""
+    """Starts a coroutine in the span of an operation, if there is one; the span ends with it."""
     if operation is None:
         return background().submit(coroutine)
     with operation.activate():
@@ -30,7 +30,7 @@ def follow(operation: OperationSpan | None, coroutine: Coroutine[Any, Any, T]) -
 
 
 def note_submitted(opened: OpenSession, values: Sequence[Any], seq_ids: Sequence[int]) -> None:
-    """Adds what is submitted to the span of the current operation, if there is one."""
+    """Adds the attributes of a submission to the span of the current operation, if there is one."""
     operation = current()
     if operation is not None:
         facts = _facts(values)
@@ -40,7 +40,7 @@ def note_submitted(opened: OpenSession, values: Sequence[Any], seq_ids: Sequence
 def sampling_span(
     name: str, session: Session, opened: OpenSession, request: types.SampleRequest
 ) -> OperationSpan | None:
-    """The span of a sample that is called here; None where nothing is traced."""
+    """Starts the span of a sample; None if nothing is traced."""
     operation = start_operation(name, on=session.caller.config.tracing)
     if operation is not None:
         params = request.sampling_params
@@ -60,7 +60,7 @@ def sampling_span(
 
 
 def note_sampled(response: types.SampleResponse) -> None:
-    """Adds what came of a sample to the span of the current operation, if there is one."""
+    """Adds the attributes of a result to the span of the current operation, if there is one."""
     operation = current()
     if operation is not None:
         drawn = response.sequences
@@ -73,7 +73,7 @@ def note_sampled(response: types.SampleResponse) -> None:
 
 
 def spanning(name: str) -> Callable[[F], F]:
-    """Traces a method that makes several operations as one: theirs are inside of it, until its future is done."""
+    """Traces a method of several operations as one span: theirs are its children, and it ends with them."""
 
     def decorate(method: F) -> F:
         if inspect.iscoroutinefunction(method):
@@ -125,5 +125,5 @@ def _facts(values: Sequence[Any]) -> dict[str, Value | None]:
 def _length(inputs: Sequence[types.ModelInput]) -> int | None:
     try:
         return sum(each.length for each in inputs)
-    except ValueError:  # an image whose size only the server knows
+    except ValueError:  # the number of tokens of an image is unknown here
         return None

@@ -1,4 +1,4 @@
-"""Samples token by token: the stream of one sample, and its two faces for plain and for asynchronous code."""
+"""Streamed samples: the events of one sample, and its wrappers for plain and for asynchronous code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tinkex._wire.endpoints import endpoint
 from tinkex._wire.sse import EventParser, ServerSentEvent
 from tinkex.clients._checks import check_sample
 from tinkex.clients._chunking import prompt_bytes
-from tinkex.clients._pacing import paced
+from tinkex.clients._pacing import submit_paced
 from tinkex.clients._sample_body import sample_body
 from tinkex.clients._spans import sampling_span
 from tinkex.errors import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tinkex.clients._retries import Retries
     from tinkex.clients.session import OpenSession, Session
 
-__all__ = ["AsyncSampleStream", "Road", "SampleStream", "StreamSource"]
+__all__ = ["AsyncSampleStream", "SampleStream", "StreamContext", "StreamSource"]
 
 _STREAM = endpoint("stream_sample")
 NO_SUCH_ENDPOINT = frozenset({404, 405, 501})
@@ -51,29 +51,29 @@ BACKPRESSURE = {"x-tinker-sampling-backpressure": "1"}
 
 
 @dataclass(frozen=True)
-class Road:
-    """What a stream needs of its client."""
+class StreamContext:
+    """What a stream needs from its client."""
 
     session: Session
     opened: OpenSession
     in_flight: Slots
     next_seq_id: Callable[[], Awaitable[int]]
     sample: Callable[[types.SampleRequest], Awaitable[types.SampleResponse]]
-    """The same sample as one future."""
+    """Runs the same sample without streaming."""
     retries: Retries
 
 
 class StreamSource:
-    """Where the events of one sample come from; used on the background loop only.
+    """The events of one sample; used on the background loop only.
 
-    Until the first token a failure is tried again like that of any sample. From then on it is an error,
-    because the tokens were handed out.
+    Until the first token a failure is retried like that of any sample. After that it is an error,
+    because tokens were already returned.
     """
 
     def __init__(
-        self, road: Road, request: types.SampleRequest, operation: OperationSpan | None = None
+        self, context: StreamContext, request: types.SampleRequest, operation: OperationSpan | None = None
     ) -> None:
-        self._road = road
+        self._context = context
         self._request = request
         self._operation = operation
         self._done: types.SampleStreamDone | None = None
@@ -82,11 +82,11 @@ class StreamSource:
         self._parser = EventParser()
         self._holds_slot = False
         self._counts = [0] * request.num_samples
-        """How many tokens of each sample were read."""
+        """The number of tokens read of each sample."""
         self._failure: Exception | None = None
-        """What ends the stream once the tokens before it were handed out."""
+        """The error that ends the stream after the tokens before it."""
         self._reading: asyncio.Task[object] | None = None
-        """Who waits for the next events."""
+        """The task that waits for the next events."""
         self.over = False
         self.streamed = True
         self.request_id: str | None = None
@@ -95,15 +95,15 @@ class StreamSource:
     @classmethod
     def of(
         cls,
-        road: Road,
+        context: StreamContext,
         prompt: types.ModelInput,
         num_samples: int,
         params: types.SamplingParams,
         sampling_session_id: str,
         record_stability_info: bool,
     ) -> StreamSource:
-        """The source of a sample, checked; nothing is sent before the first event is asked for."""
-        road.session.check_open()
+        """The source of a sample, validated; nothing is sent before the first event is requested."""
+        context.session.check_open()
         check_sample(prompt, num_samples, params)
         request = types.SampleRequest(
             prompt=prompt,
@@ -112,10 +112,10 @@ class StreamSource:
             sampling_session_id=sampling_session_id,
             record_stability_info=record_stability_info,
         )
-        return cls(road, request, sampling_span("sample_stream", road.session, road.opened, request))
+        return cls(context, request, sampling_span("sample_stream", context.session, context.opened, request))
 
     async def next_events(self) -> Sequence[types.SampleStreamEvent]:
-        """The events that came since the last call, at least one; none when the stream is over."""
+        """The events since the last call, at least one; none at the end of the stream."""
         if self.over:
             return ()
         self._reading = reading = asyncio.current_task()
@@ -130,7 +130,7 @@ class StreamSource:
             if was_closed and isinstance(error, asyncio.CancelledError) and reading.uncancel() == 0:
                 return ()  # close() cancelled the wait, not the task that waits
             if was_closed and isinstance(error, TinkexError):
-                return ()  # whoever closed the stream wants no more of it
+                return ()  # the stream was closed on purpose
             raise
         finally:
             self._reading = None
@@ -145,11 +145,11 @@ class StreamSource:
         return events
 
     def _is_closed(self) -> bool:
-        """Whether somebody has ended the stream, maybe while this one waited."""
+        """Whether the stream was closed, maybe while this task waited."""
         return self.over
 
     async def close(self) -> None:
-        """Ends the sample, on the server too."""
+        """Cancels the sample, on the server too."""
         self.over = True
         if self._operation is not None:
             done = self._done
@@ -164,12 +164,12 @@ class StreamSource:
         stream, self._stream = self._stream, None
         if self._holds_slot:
             self._holds_slot = False
-            self._road.in_flight.release(1)
+            self._context.in_flight.release(1)
         if stream is not None:
             await stream.close()
         reading, self._reading = self._reading, None
         if reading is not None and reading is not asyncio.current_task():
-            reading.cancel()  # it may be held back for long: by the server, by a limit, by a pause before another try
+            reading.cancel()  # it may wait for long: for the server, for a limit, or for a retry
 
     async def _next(self) -> Sequence[types.SampleStreamEvent]:
         began, attempt = time.monotonic(), 0
@@ -180,46 +180,46 @@ class StreamSource:
                 return await self._read()
             except APIStatusError as error:
                 if error.status_code in NO_SUCH_ENDPOINT:
-                    return await self._all_at_once(error.status_code)
+                    return await self._without_streaming(error.status_code)
                 await self._pause(error, attempt, time.monotonic() - began)
             except APIConnectionError as error:
                 if self.received:
                     raise StreamInterruptedError(
                         error.request,
-                        f"the stream broke off after {len(self.received)} tokens: {error.message}",
+                        f"the stream was interrupted after {len(self.received)} tokens: {error.message}",
                         tuple(self.received),
                     ) from error
                 await self._pause(error, attempt, time.monotonic() - began)
-            except self._road.retries.kinds as error:
+            except self._context.retries.kinds as error:
                 await self._pause(error, attempt, time.monotonic() - began)
             attempt += 1
         return ()
 
     async def _open(self, attempt: int) -> None:
-        road = self._road
+        context = self._context
         if not self._holds_slot:
-            await road.in_flight.acquire(1)
+            await context.in_flight.acquire(1)
             self._holds_slot = True
-            self._check_wanted()
-        # A try that broke off may have been cancelled on the server: the next one is a sample of its own.
-        body = sample_body(self._request, await road.next_seq_id())
+            self._check_not_closed()
+        # The server may have cancelled an interrupted attempt: the next one is a sample of its own.
+        body = sample_body(self._request, await context.next_seq_id())
         self._parser, self._failure = EventParser(), None
         self._counts = [0] * self._request.num_samples
         submission = functools.partial(
-            road.session.caller.stream, _STREAM, body, headers=BACKPRESSURE, attempt=attempt
+            context.session.caller.stream, _STREAM, body, headers=BACKPRESSURE, attempt=attempt
         )
-        self._stream = await paced(road.opened, road.session.caller, submission, self._size)
-        self._check_wanted()
+        self._stream = await submit_paced(context.opened, context.session.caller, submission, self._size)
+        self._check_not_closed()
         kind = self._stream.content_type
         if kind and EVENT_STREAM not in kind.lower():
             raise APIResponseValidationError(
                 None,
                 None,
-                f"the answer to {_STREAM.name} is {kind!r} and no stream; look at what is on the way to the server",
+                f"the reply to {_STREAM.name} is {kind!r} and not a stream; check the proxies in front of the server",
             )
 
-    def _check_wanted(self) -> None:
-        """Ends what was begun for a stream that was closed meanwhile; ``close`` cleans up after it."""
+    def _check_not_closed(self) -> None:
+        """Raises ``ClosedError`` if the stream was closed meanwhile."""
         if self.over:
             raise ClosedError("the stream was closed")
 
@@ -229,25 +229,25 @@ class StreamSource:
                 raise self._failure
             if self._stream is None:
                 raise ClosedError("the stream was closed")
-            piece = await self._stream.read()
-            if not piece:
+            chunk = await self._stream.read()
+            if not chunk:
                 raise APIConnectionError(
-                    self._road.session.caller.about(_STREAM),
-                    "the server ended the stream before the sample",
+                    self._context.session.caller.about(_STREAM),
+                    "the server ended the stream before the end of the sample",
                 )
-            events = self._take(piece)
+            events = self._parse(chunk)
             if events:
                 return events
 
-    def _take(self, piece: bytes) -> list[types.SampleStreamEvent]:
-        """The events of a piece, up to the last of the sample; what goes wrong among them is kept for the next call."""
+    def _parse(self, chunk: bytes) -> list[types.SampleStreamEvent]:
+        """The events in a chunk, up to the last of the sample; an error among them is raised by the next call."""
         events: list[types.SampleStreamEvent] = []
         try:
-            for event in self._parser.feed(piece):
-                told = self._event(event)
-                if told is not None:
-                    events.append(told)
-                if isinstance(told, types.SampleStreamDone):
+            for event in self._parser.feed(chunk):
+                parsed = self._event(event)
+                if parsed is not None:
+                    events.append(parsed)
+                if isinstance(parsed, types.SampleStreamDone):
                     break
         except RequestFailedError as error:
             self._failure = error
@@ -269,52 +269,54 @@ class StreamSource:
                 if self._operation is not None:
                     self._operation.add_request_id(self.request_id)
             case "error":
-                said = json.decode_any(event.data)
-                if not isinstance(said, dict):
-                    raise ValueError("an error that is no object")
+                error = json.decode_any(event.data)
+                if not isinstance(error, dict):
+                    raise ValueError("an error that is not an object")
                 raise RequestFailedError(
-                    f"the sample failed after {sum(self._counts)} tokens: {said.get('error', 'no reason given')}",
+                    f"the sample failed after {sum(self._counts)} tokens: {error.get('error', 'no reason given')}",
                     self.request_id or "",
-                    RequestErrorCategory.parse(said.get("category")),
+                    RequestErrorCategory.parse(error.get("category")),
                 )
             case _:
-                pass  # news of a newer server
+                pass  # an event of a newer server
         return None
 
     def _in_order(self, token: types.SampledToken) -> types.SampledToken:
         if not 0 <= token.sample < len(self._counts):
-            raise ValueError(f"a token of sample {token.sample}, and there are {len(self._counts)}")
+            raise ValueError(f"a token of sample {token.sample}, but there are {len(self._counts)} samples")
         expected = self._counts[token.sample]
         if token.index != expected:
-            raise ValueError(f"token {token.index} of sample {token.sample} came where {expected} was due")
+            raise ValueError(f"token {token.index} of sample {token.sample} instead of token {expected}")
         self._counts[token.sample] += 1
         return token
 
     def _complete(self, done: types.SampleStreamDone) -> types.SampleStreamDone:
         if done.num_tokens != sum(self._counts) or len(done.stop_reasons) != len(self._counts):
             raise ValueError(
-                f"it ends after {sum(self._counts)} tokens of {len(self._counts)} samples and says that there were "
+                f"{sum(self._counts)} tokens of {len(self._counts)} samples arrived, and its last event counts "
                 f"{done.num_tokens} of {len(done.stop_reasons)}"
             )
         return done
 
     async def _pause(self, error: Exception, attempt: int, elapsed: float) -> None:
-        """Waits before another try, or raises the error when another try makes no sense."""
+        """Waits before the next attempt, or raises the error if it must not be retried."""
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.close()
         if self.received:
             raise error
-        await self._road.retries.pause(_STREAM.name, error, attempt, elapsed)
+        await self._context.retries.pause(_STREAM.name, error, attempt, elapsed)
 
-    async def _all_at_once(self, status: int) -> Sequence[types.SampleStreamEvent]:
-        """The same sample as one future, for servers without streaming."""
-        road = self._road
+    async def _without_streaming(self, status: int) -> Sequence[types.SampleStreamEvent]:
+        """The same sample without streaming, for servers that do not support it."""
+        context = self._context
         self._holds_slot = False
-        road.in_flight.release(1)  # the sample takes its own
-        response = await road.sample(self._request)
+        context.in_flight.release(1)  # the sample acquires its own
+        response = await context.sample(self._request)
         self.streamed = False
-        road.session.caller.sink.emit(StreamingUnavailable(self._request.sampling_session_id or "", status))
+        context.session.caller.sink.emit(
+            StreamingUnavailable(self._request.sampling_session_id or "", status)
+        )
         events: list[types.SampleStreamEvent] = []
         for sample, sequence in enumerate(response.sequences):
             last = len(sequence.tokens) - 1
@@ -339,33 +341,33 @@ class StreamSource:
         return [*events, done]
 
 
-class _Face:
-    """What both faces of a stream share."""
+class _StreamWrapper:
+    """What both wrappers share."""
 
     def __init__(self, source: StreamSource) -> None:
         self._source = source
         self._events: deque[types.SampleStreamEvent] = deque()
-        # A stream that is forgotten ends on the server too.
+        # A stream that is garbage collected is cancelled on the server too.
         weakref.finalize(self, _close_later, source).atexit = False
 
     @property
     def streamed(self) -> bool:
-        """False once it is known that the server has no streaming, and the tokens come all at once."""
+        """False if the server does not support streaming: then all tokens come together."""
         return self._source.streamed
 
     @property
     def request_id(self) -> str | None:
-        """The server's name for the sample, once it has accepted it."""
+        """The server's id of the sample, once the server has accepted it."""
         return self._source.request_id
 
     @property
     def received(self) -> Sequence[types.SampledToken]:
-        """The tokens that have come so far."""
+        """The tokens received so far."""
         return tuple(self._source.received)
 
 
-class SampleStream(_Face):
-    """The tokens of a sample as they are drawn; close it, or leave its ``with`` block, to end the sample."""
+class SampleStream(_StreamWrapper):
+    """The tokens of a sample as they are sampled; close it, or leave its ``with`` block, to cancel the sample."""
 
     def __iter__(self) -> Self:
         return self
@@ -378,7 +380,7 @@ class SampleStream(_Face):
         return self._events.popleft()
 
     def close(self) -> None:
-        """Ends the sample; closing twice does nothing."""
+        """Cancels the sample; closing twice does nothing."""
         self._events.clear()
         background().run(self._source.close())
 
@@ -391,8 +393,8 @@ class SampleStream(_Face):
         self.close()
 
 
-class AsyncSampleStream(_Face):
-    """The tokens of a sample as they are drawn, for callers with an event loop."""
+class AsyncSampleStream(_StreamWrapper):
+    """The tokens of a sample as they are sampled, for asynchronous code."""
 
     def __aiter__(self) -> Self:
         return self
@@ -407,7 +409,7 @@ class AsyncSampleStream(_Face):
         return self._events.popleft()
 
     async def aclose(self) -> None:
-        """Ends the sample; closing twice does nothing."""
+        """Cancels the sample; closing twice does nothing."""
         self._events.clear()
         await await_future(background().submit(self._source.close()))
 

@@ -1,4 +1,4 @@
-"""Short-lived tokens on a connection, where the server hands them out."""
+"""Short-lived tokens for a caller, if the server issues them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ __all__ = ["use_tokens"]
 
 
 def use_tokens(caller: Caller, client_config: types.ClientConfigResponse) -> None:
-    """Lets a caller send tokens instead of its key, if the server's configuration says so."""
+    """Makes a caller send tokens instead of its key, if the server's configuration says so."""
     config = caller.config
     if not client_config.pjwt_auth_enabled:
         if config.api_key is None and config.credential_cmd is not None:
             raise ConfigError(
-                f"{config.base_url} hands out no short-lived tokens, so TINKER_CREDENTIAL_CMD is not used; "
-                "put what it prints into TINKER_API_KEY"
+                f"{config.base_url} issues no short-lived tokens, so TINKER_CREDENTIAL_CMD is not used; "
+                "set TINKER_API_KEY to its output"
             )
         return
     by_command = client_config.credential_default_source == "credential_cmd"
 
     async def fetch(credential: str) -> str:
-        answer: types.AuthTokenResponse = await caller.call(
+        response: types.AuthTokenResponse = await caller.call(
             endpoint("auth_token"), b"{}", headers={"x-api-key": credential}
         )
-        return answer.jwt
+        return response.jwt
 
     caller.tokens = TokenProvider(
         lambda: credential_of(config.api_key, config.credential_cmd, by_command=by_command), fetch

@@ -1,4 +1,4 @@
-"""How stubborn a sampling client is."""
+"""The retry settings of a sampling client."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["RetryConfig"]
 
 @dataclass(unsafe_hash=True)
 class RetryConfig:
-    """How stubbornly a sampling client tries; the defaults suit runs that last days.
+    """How often a sampling client retries; the defaults suit runs that last days.
 
-    Failures that may pass are tried again as long as some sample of this client finishes within
-    ``progress_timeout`` seconds. ``max_connections`` bounds the samples under way at once (None: as many as
-    the server takes); the server may allow fewer. ``retryable_exceptions`` says which errors may pass,
-    besides the answers 408, 409, 429 and 5xx, which always may::
+    Transient failures are retried as long as some sample of this client finishes within
+    ``progress_timeout`` seconds. ``max_connections`` bounds the samples in flight (None: as many as
+    the server accepts); the server may allow fewer. ``retryable_exceptions`` are the errors that are retried
+    besides the statuses 408, 409, 429 and 5xx, which always are::
 
         patient = tinkex.RetryConfig(retryable_exceptions=(tinkex.APIConnectionError, tinkex.RequestFailedError))
         sampler = service.create_sampling_client(base_model="toy", retry_config=patient)
@@ -52,7 +52,7 @@ class RetryConfig:
             raise TypeError(f"retryable_exceptions must be a tuple of exception classes, got {kinds!r}")
 
     def policy(self, *, watched: bool) -> RetryPolicy:
-        """The policy for samples; ``watched``: give up when there has been no progress for too long."""
+        """The policy for samples; ``watched``: give up after too long without progress."""
         return RetryPolicy(
             total_s=self.progress_timeout if watched else float("inf"),
             base_s=self.retry_delay_base,
@@ -61,15 +61,15 @@ class RetryConfig:
         )
 
     def outcome(self, error: Exception) -> Outcome | None:
-        """The failure as the retry policy sees it; None where another try makes no sense.
+        """The failure as the retry policy sees it; None if it must not be retried.
 
         >>> RetryConfig().outcome(ValueError("no")), RetryConfig().outcome(TimeoutError())
         (None, NoReply())
         """
-        named = isinstance(error, self.retryable_exceptions)
+        retryable = isinstance(error, self.retryable_exceptions)
         if not isinstance(error, APIStatusError):
-            return NoReply() if named else None
+            return NoReply() if retryable else None
         headers = error.response.headers
-        if named and not is_transient(error.status_code):
-            headers = {**headers, "x-should-retry": "true"}  # the caller knows better than the status
+        if retryable and not is_transient(error.status_code):
+            headers = {**headers, "x-should-retry": "true"}  # the setting overrides the status
         return ErrorStatus(error.status_code, headers)

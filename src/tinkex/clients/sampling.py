@@ -1,4 +1,4 @@
-"""The sampling client: continuations of prompts, and logprobs, from one fixed set of weights."""
+"""The sampling client: samples and logprobs from one fixed set of weights."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tinkex.clients._chunking import prompt_bytes
 from tinkex.clients._completions import Completions
 from tinkex.clients._copies import SEQ_IDS_PER_COPY, make_copy, restored
 from tinkex.clients._handles import SamplerHandle
-from tinkex.clients._pacing import paced
-from tinkex.clients._progress import Progress
-from tinkex.clients._queues import QueueWatching
+from tinkex.clients._pacing import submit_paced
+from tinkex.clients._queue_state import QueueStateMixin
 from tinkex.clients._retries import Retries
 from tinkex.clients._sample_body import sample_body
 from tinkex.clients._spans import follow, note_sampled, sampling_span
-from tinkex.clients._streaming import AsyncSampleStream, Road, SampleStream, StreamSource
+from tinkex.clients._streaming import AsyncSampleStream, SampleStream, StreamContext, StreamSource
 from tinkex.clients._twins import async_call, async_result, blocking
+from tinkex.clients._watchdog import ProgressWatchdog
 from tinkex.clients.retry_config import RetryConfig
 from tinkex.errors import APIResponseValidationError
 from tinkex.futures import AwaitableConcurrentFuture
@@ -45,7 +45,7 @@ UNBOUNDED = 1_000_000_000
 BACKPRESSURE = {"x-tinker-sampling-backpressure": "1"}
 
 
-class SamplingClient(QueueWatching):
+class SamplingClient(QueueStateMixin):
     """Samples from one fixed set of weights: a base model, a checkpoint, or a snapshot of a run.
 
     ::
@@ -54,7 +54,7 @@ class SamplingClient(QueueWatching):
         for sequence in future.result().sequences:
             print(tokenizer.decode(sequence.tokens))
 
-    Any number of calls may be under way; the client paces itself by what the server can take. It can be
+    Any number of calls may be in flight; the client limits their submission to the rate that the server accepts. It can be
     pickled into another process, API key included, and samples from the same weights there.
     """
 
@@ -75,8 +75,8 @@ class SamplingClient(QueueWatching):
         self._retry_config = retry_config or RetryConfig()
         self._record_stability_info = record_stability_info
         self._copy = copy
-        """Which copy of the original client (0) this is; None until the server has said it."""
-        self._joining = asyncio.Lock()
+        """The number of this copy, 0 for the original client; None until the server has assigned it."""
+        self._join_lock = asyncio.Lock()
         self._numbers = itertools.count()
         self._completions: Completions | None = None
         server_limit = opened.client_config.sample_max_concurrent_requests
@@ -86,21 +86,21 @@ class SamplingClient(QueueWatching):
                 lambda: types.SamplingSessionFuturesTarget(
                     sampling_session_id=sampling_session_id, cloned_sampler_id=self._copy or 0
                 ),
-                lambda request_id: opened.results.ask(
-                    _SAMPLE, request_id, sampling_session_id, self._hear_queue
+                lambda request_id: opened.results.poll_queue(
+                    _SAMPLE, request_id, sampling_session_id, self._notify_queue_state
                 ),
             )
-            server_limit = UNBOUNDED  # samples that wait hold no connection
+            server_limit = UNBOUNDED  # pending samples use no connection
         own_limit = None if retry_config is None else retry_config.max_connections
         self._in_flight = Slots(server_limit if own_limit is None else min(own_limit, server_limit))
-        # Push-back pauses every sample of the session, so the call itself does not wait it out.
+        # Backpressure pauses every sample of the session, so the call itself is not retried.
         self._submit_policy = replace(
             session.caller.policy, raised_statuses=frozenset({402, 429}), payment_pause_s=0.0
         )
         watched = (
             self._retry_config.enable_stuck_detection and opened.client_config.sample_enable_stuck_detection
         )
-        self._progress = Progress(self._retry_config.progress_timeout if watched else None)
+        self._watchdog = ProgressWatchdog(self._retry_config.progress_timeout if watched else None)
         self._retries = Retries(
             self._retry_config,
             self._retry_config.policy(watched=watched),
@@ -120,10 +120,10 @@ class SamplingClient(QueueWatching):
         prompt_alt_tokens_k: int = 0,
         prompt_logprobs_last_n: int | None = None,
     ) -> Future[types.SampleResponse]:
-        """Continues a prompt ``num_samples`` times; the future can be cancelled.
+        """Samples ``num_samples`` continuations of a prompt; cancelling the future cancels the sample.
 
         ``include_prompt_logprobs`` adds the logprob of every prompt token, or of the last
-        ``prompt_logprobs_last_n``; the top-k arguments add the most likely tokens at each position.
+        ``prompt_logprobs_last_n``; the top-k arguments add the top-k tokens at each position.
         """
         self._check_usable()
         check_sample(prompt, num_samples, sampling_params)
@@ -148,7 +148,7 @@ class SamplingClient(QueueWatching):
     def sample_stream(
         self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
     ) -> SampleStream:
-        """Continues a prompt and hands out every token as it is drawn; closing the stream ends the sample.
+        """Samples continuations of a prompt and returns every token as it is sampled; closing the stream cancels the sample.
 
         ::
 
@@ -163,7 +163,7 @@ class SamplingClient(QueueWatching):
     async def sample_stream_async(
         self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
     ) -> AsyncSampleStream:
-        """As :meth:`sample_stream`, for callers with an event loop: an async iterator."""
+        """As :meth:`sample_stream`; the stream is an async iterator."""
         return AsyncSampleStream(self._stream(prompt, num_samples, sampling_params))
 
     def compute_logprobs(
@@ -215,7 +215,7 @@ class SamplingClient(QueueWatching):
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
     ) -> APIFuture[SamplingClient]:
-        """A sampling client in the session of ``holder``, on new weights or on a sampler that is there already."""
+        """A sampling client in the session of ``holder``, with a new sampler or an existing one."""
         return AwaitableConcurrentFuture(
             background().submit(
                 open_sampling_client(
@@ -230,11 +230,11 @@ class SamplingClient(QueueWatching):
         )
 
     def get_sampler_handle(self) -> str:
-        """A text from which :meth:`from_sampler_handle` makes a client of this sampler, in any process.
+        """A string from which :meth:`from_sampler_handle` creates a client of this sampler, in any process.
 
-        It holds no credentials, unlike a pickled client.
+        It contains no credentials, unlike a pickled client.
         """
-        self._check_can_leave()
+        self._check_transferable()
         return SamplerHandle(
             self._opened.session_id,
             self._sampling_session_id,
@@ -261,7 +261,7 @@ class SamplingClient(QueueWatching):
         )
 
     def get_telemetry(self) -> Reporter | None:
-        """What reports about this session; None before it is open, and where nothing is reported."""
+        """The telemetry of this session; None before the session is open, and if telemetry is off."""
         return self._session.telemetry
 
     @property
@@ -273,7 +273,7 @@ class SamplingClient(QueueWatching):
         return f"SamplingClient(sampling_session_id={self._sampling_session_id!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._check_can_leave()
+        self._check_transferable()
         return restored, (
             self._session.caller.config,
             self._opened.session_id,
@@ -284,47 +284,47 @@ class SamplingClient(QueueWatching):
             self._session.dynamic_config,
         )
 
-    def _check_can_leave(self) -> None:
+    def _check_transferable(self) -> None:
         from tinkex._transport.shared import SharedHttp
 
         if not isinstance(self._session.caller.transport, SharedHttp):
             raise TypeError(
-                "this sampling client cannot leave its process, because the engine it uses is in it; "
+                "this sampling client cannot be used in another process, because its engine is in this one; "
                 "start one with 'tinkex serve' and give its address as base_url"
             )
 
     def _check_usable(self) -> None:
-        """Refuses where the session was closed; in a forked child the client becomes what a pickled one is there."""
+        """Raises ``ClosedError`` if the session was closed; in a forked child the client becomes a copy, as if pickled."""
         if self._session.pid != os.getpid():
             make_copy(self, *self.__reduce__()[1])
         self._session.check_open()
 
-    # ---- the way a sample goes ----
+    # ---- submission ----
 
     def _stream(self, prompt: types.ModelInput, number: int, params: types.SamplingParams) -> StreamSource:
         self._check_usable()
-        road = Road(
+        context = StreamContext(
             self._session, self._opened, self._in_flight, self._next_seq_id, self._sample, self._retries
         )
         return StreamSource.of(
-            road, prompt, number, params, self._sampling_session_id, self._record_stability_info
+            context, prompt, number, params, self._sampling_session_id, self._record_stability_info
         )
 
     async def _sample(self, request: types.SampleRequest) -> types.SampleResponse:
-        """Submits and polls, again with a new number when the result got lost or the server failed."""
+        """Submits and polls; again with a new number if the result expired or the server failed."""
         size = prompt_bytes(request.prompt)
         attempt = 0
-        async with self._progress.of_this_call(), self._in_flight:
+        async with self._watchdog.watch(), self._in_flight:
             while True:
                 try:
                     return await self._sample_once(request, await self._next_seq_id(), size)
                 except self._retries.kinds as error:
-                    await self._retries.pause(_SAMPLE.name, error, attempt, self._progress.silent_s)
+                    await self._retries.pause(_SAMPLE.name, error, attempt, self._watchdog.idle_s)
                     attempt += 1
 
-    def _hear_queue(self, queue_state: str, queue_state_reason: str | None) -> None:
-        self._progress.heard(queue_state, queue_state_reason)
-        super()._hear_queue(queue_state, queue_state_reason)
+    def _notify_queue_state(self, queue_state: str, queue_state_reason: str | None) -> None:
+        self._watchdog.record_queue_state(queue_state, queue_state_reason)
+        super()._notify_queue_state(queue_state, queue_state_reason)
 
     async def _sample_once(
         self, request: types.SampleRequest, seq_id: int, size: int
@@ -338,7 +338,7 @@ class SamplingClient(QueueWatching):
             raise APIResponseValidationError(
                 None,
                 None,
-                f"the server took a request for {request.num_samples} samples and named "
+                f"the server accepted a request for {request.num_samples} samples and returned "
                 f"{len(ids or [])} sample_sequence_ids; it is older than protocol 0.36",
             )
         finished_size = 0
@@ -349,7 +349,7 @@ class SamplingClient(QueueWatching):
                 _SAMPLE,
                 accepted,
                 submit_s=submit_s,
-                on_queue=self._hear_queue,
+                on_queue=self._notify_queue_state,
                 client=self._sampling_session_id,
                 payload_bytes=finished_size,
             )
@@ -360,14 +360,14 @@ class SamplingClient(QueueWatching):
             raise
         if request.prompt_alt_tokens_k > 0 and response.prompt_alt_tokens is None:
             raise APIResponseValidationError(
-                None, None, "the server left out the prompt_alt_tokens asked for"
+                None, None, "the reply has no prompt_alt_tokens, which were requested"
             )
         note_sampled(response)
         return response
 
     async def _next_seq_id(self) -> int:
         if self._copy is None:
-            async with self._joining:
+            async with self._join_lock:
                 if self._copy is None:
                     joined: types.JoinSamplingSessionResponse = await self._session.caller.call(
                         endpoint("join_sampling_session"),
@@ -377,17 +377,19 @@ class SamplingClient(QueueWatching):
         return self._copy * SEQ_IDS_PER_COPY + next(self._numbers)
 
     async def _submit(self, body: bytes, size: int) -> types.UntypedAPIFuture:
-        """Submits one sample; while the server pushes back (429, 402), the same request waits and goes again."""
+        """Submits one sample; after a 429 or 402 the same request is submitted again when the pause is over."""
         send = functools.partial(
             self._session.caller.call, _SAMPLE, body, headers=BACKPRESSURE, policy=self._submit_policy
         )
-        accepted: types.UntypedAPIFuture = await paced(self._opened, self._session.caller, send, size)
+        accepted: types.UntypedAPIFuture = await submit_paced(self._opened, self._session.caller, send, size)
         return accepted
 
     async def _logprobs(self, request: types.SampleRequest) -> list[float | None]:
         logprobs = (await self._sample(request)).prompt_logprobs
         if logprobs is None:
-            raise APIResponseValidationError(None, None, "the server left out the prompt logprobs asked for")
+            raise APIResponseValidationError(
+                None, None, "the reply has no prompt logprobs, which were requested"
+            )
         return logprobs
 
     async def _base_model(self) -> str:
@@ -412,7 +414,7 @@ async def open_sampling_client(
     retry_config: RetryConfig | None = None,
     record_stability_info: bool = False,
 ) -> SamplingClient:
-    """Opens a sampler on a checkpoint or a base model, or takes one that is open."""
+    """Opens a sampler on a checkpoint or a base model, or uses an existing one."""
     if sampling_session_id is not None:
         return SamplingClient(
             session,
@@ -425,7 +427,7 @@ async def open_sampling_client(
         raise ValueError("a sampling client needs a model_path (tinker://…) or a base_model")
     if model_path is not None and not model_path.startswith("tinker://"):
         raise ValueError(
-            f"model_path starts with tinker://, got {model_path!r}; a base model goes into base_model"
+            f"model_path starts with tinker://, got {model_path!r}; give a base model as base_model"
         )
     with trace_operation("create_sampling_client", on=session.caller.config.tracing) as operation:
         opened = await session.opened()

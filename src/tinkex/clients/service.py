@@ -1,4 +1,4 @@
-"""The service client: where every program starts."""
+"""The service client: the entry point of every program."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class ServiceClient:
         with tinkex.ServiceClient(base_url="local") as service:
             training = service.create_lora_training_client("HuggingFaceTB/SmolLM2-135M-Instruct", rank=8)
 
-    Making one sends nothing: the session opens at first use. Leaving the ``with`` block, or :meth:`close`,
-    ends it. Settings not given here come from the environment; ``config`` replaces them all. ``transport``
-    and ``events`` are for tests and tools: where requests go, and who watches them.
+    The constructor sends nothing: the session is opened at first use. Leaving the ``with`` block, or :meth:`close`,
+    ends it. Settings that are not given come from the environment; ``config`` replaces them all. ``transport``
+    and ``events`` are for tests and tools: what sends the requests, and what receives their events.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class ServiceClient:
 
     @blocking
     def get_server_capabilities(self) -> Future[types.GetServerCapabilitiesResponse]:
-        """The base models the server offers; needs no session."""
+        """The base models that the server offers; needs no session."""
         return background().submit(self._capabilities())
 
     get_server_capabilities_async = async_call(get_server_capabilities)
@@ -188,11 +188,11 @@ class ServiceClient:
     def create_custom_loss(
         self, fn: PerDatumLossFn, input_ranks: Mapping[str, types.CustomLossInputRank]
     ) -> APIFuture[LossHandle]:
-        """A loss of your own as a graph that the server runs, where it can; else it runs here.
+        """A custom loss as a graph that the server runs; a server without support for it runs it in this process.
 
-        ``fn(logprobs, …)`` is called once per datum, for one recording: after ``logprobs`` its parameters name
-        ``loss_fn_inputs``, and ``input_ranks`` gives the number of dimensions of each. It returns a loss of one
-        number and metrics named ``custom/<name>:sum`` or ``:mean``, all tensors, by torch and math only::
+        ``fn(logprobs, …)`` is traced once and applied to each datum: after ``logprobs`` its parameters name
+        ``loss_fn_inputs``, and ``input_ranks`` gives the number of dimensions of each. It returns a scalar loss
+        and metrics named ``custom/<name>:sum`` or ``:mean``, all tensors, computed with torch and math only::
 
             def neg_ll(logprobs, weights):
                 loss = -(logprobs * weights).sum()
@@ -201,7 +201,7 @@ class ServiceClient:
             handle = service.create_custom_loss(neg_ll, {"logprobs": 1, "weights": 1}).result()
             training.forward_backward_custom(data, handle).result()
 
-        A session makes each loss once; keep its handle.
+        A session creates each loss once; keep its handle.
         """
         from tinkex.losses.traced import trace_loss
 
@@ -213,32 +213,32 @@ class ServiceClient:
         return self._session.console_url()
 
     def get_telemetry(self) -> Reporter | None:
-        """What reports about this session; None before it is open, and where nothing is reported."""
+        """The telemetry of this session; None before the session is open, and if telemetry is off."""
         return self._session.telemetry
 
     @property
     def holder(self) -> Session:
-        """The session, opened if it is not yet; for programs written for older SDKs."""
+        """The session, opened if necessary; for programs written for older SDKs."""
         background().run(self._session.opened())
         return self._session
 
     @blocking
     def renew_session(self) -> Future[bool]:
-        """Opens another session if the server has forgotten or ended this one; whether it did.
+        """Opens a new session if the server has deleted or ended this one; returns whether it did.
 
-        Clients of the old session stay what they are: make new ones, from checkpoints. Programs that use
+        Clients of the old session stay bound to it: create new ones, from checkpoints. Programs that use
         ``resilient_training`` or a recovery monitor need not call it.
         """
         return background().submit(self._session.renew_if_lost())
 
     renew_session_async = async_call(renew_session)
 
-    # ---- the end ----
+    # ---- closing ----
 
     def close(self, status: FinishStatus, detail: str | None = None) -> AwaitableConcurrentFuture[None]:
-        """Ends the session, saying how the program went; later calls raise ``ClosedError``.
+        """Ends the session with the outcome of the program; later calls raise ``ClosedError``.
 
-        Operations under way end with ``ClosedError`` too, so collect their results first. Closing again
+        Operations in flight raise ``ClosedError`` too, so collect their results first. Closing again
         returns the same future.
         """
         if status not in {"success", "errored", "interrupted"}:
@@ -280,10 +280,10 @@ class ServiceClient:
     ) -> TrainingClient:
         with trace_operation("create_lora_training_client", on=self._caller.config.tracing) as operation:
             opened = await self._session.opened()
-            row = endpoint("create_model")
+            create = endpoint("create_model")
             model_seq_id = self._session.next_model_seq_id()
             accepted: types.UntypedAPIFuture = await self._caller.call(
-                row,
+                create,
                 types.CreateModelRequest(
                     session_id=opened.session_id,
                     model_seq_id=model_seq_id,
@@ -293,7 +293,7 @@ class ServiceClient:
                     optimizer_config=optimizer,
                 ),
             )
-            created: types.CreateModelResponse = await opened.results.fetch(row, accepted)
+            created: types.CreateModelResponse = await opened.results.fetch(create, accepted)
             if operation is not None:
                 facts = {"session.id": opened.session_id, "gen_ai.request.model": base_model}
                 operation.set_attributes(
@@ -335,7 +335,7 @@ class ServiceClient:
     ) -> TrainingClient:
         info = await weights_info(self._caller, path)
         if not info.is_lora or info.lora_rank is None:
-            raise ValueError(f"{path} holds no LoRA weights, so no training run can start from it")
+            raise ValueError(f"{path} has no LoRA weights, so no training run can start from it")
         lora = types.LoraConfig(
             rank=info.lora_rank,
             train_mlp=info.train_mlp is not False,
@@ -350,7 +350,7 @@ class ServiceClient:
             await load(path, weights_access_token)
         except TinkexError:
             with contextlib.suppress(ClosedError):
-                client.unload()  # a run without its weights is of use to nobody; the server need not keep it
+                client.unload()  # a run without its weights is useless; the server need not keep it
             raise
         return client
 
@@ -360,9 +360,9 @@ class ServiceClient:
 
     async def _capabilities(self) -> types.GetServerCapabilitiesResponse:
         self._session.check_open()
-        row = endpoint("get_server_capabilities")
-        with trace_operation(row.name, on=self._caller.config.tracing):
-            found: types.GetServerCapabilitiesResponse = await self._caller.call(row)
+        call = endpoint("get_server_capabilities")
+        with trace_operation(call.name, on=self._caller.config.tracing):
+            found: types.GetServerCapabilitiesResponse = await self._caller.call(call)
         return found
 
 
@@ -379,12 +379,12 @@ def _optimizer(optimizer: Mapping[str, Any] | types.AdamOptimizerConfig | None) 
         return {"type": "adamw"}
     config = optimizer.model_dump() if isinstance(optimizer, types.AdamOptimizerConfig) else dict(optimizer)
     if not isinstance(config.get("type"), str):
-        raise ValueError("the optimizer names its 'type', such as {'type': 'adamw'}")
+        raise ValueError("the optimizer needs a 'type', such as {'type': 'adamw'}")
     return config
 
 
 def _ending(error: BaseException | None) -> tuple[FinishStatus, str | None]:
-    """How a ``with`` block went; the error's text stays here, for it may quote the user's data."""
+    """The outcome of a ``with`` block; without the error's message, which may quote the user's data."""
     if error is None:
         return "success", None
     return "errored" if isinstance(error, Exception) else "interrupted", type(error).__name__

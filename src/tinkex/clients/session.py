@@ -1,4 +1,4 @@
-"""A session: one program's life on a server, opened at first use and kept alive by heartbeats."""
+"""A session of one program on a server: opened at first use and kept alive by heartbeats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tinkex._transport.retry import NO_RETRIES, RetryPolicy, is_transient
 from tinkex._transport.shared import SharedHttp
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._cancellations import Cancellations
-from tinkex.clients._custom_losses import CustomLosses
+from tinkex.clients._custom_losses import CustomLossRegistry
 from tinkex.clients._tokens import use_tokens
 from tinkex.errors import (
     APIConnectionError,
@@ -47,25 +47,26 @@ __all__ = ["FinishStatus", "OpenSession", "Session"]
 FinishStatus = Literal["success", "errored", "interrupted"]
 
 CONSOLE_URL = "https://tinker.thinkingmachines.ai"
-HEARTBEAT_S = 10.0
+HEARTBEAT_INTERVAL_S = 10.0
+HEARTBEAT_TIMEOUT_S = 10.0
 HEARTBEAT_WARNING_S = 120.0
-SHORTEST_REFRESH_S = 10.0
+MIN_REFRESH_INTERVAL_S = 10.0
 LOST = frozenset({404, 410})
-"""What a server answers to the heartbeat of a session that it does not have, or has ended."""
+"""Statuses of the heartbeat of a session that does not exist, or has ended."""
 FINISH = RetryPolicy(max_retries=2, total_s=15.0)
 
 
 @dataclass(frozen=True)
 class OpenSession:
-    """What is known once a server has accepted the session."""
+    """The state of a session that the server has accepted."""
 
     session_id: str
     client_config: types.ClientConfigResponse
     results: Results
     training_bytes: ByteBudget
-    """Bytes of training data being submitted at once."""
+    """Limits the bytes of training data in submission."""
     sampling: Limiter
-    """Gates the submission of samples of this session."""
+    """Limits the submission of samples."""
 
 
 class Session:
@@ -79,26 +80,26 @@ class Session:
         caller: Caller,
         *,
         display_name: str | None = None,
-        heartbeat_s: float = HEARTBEAT_S,
+        heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S,
         heartbeat_warning_s: float = HEARTBEAT_WARNING_S,
-        shortest_refresh_s: float = SHORTEST_REFRESH_S,
+        min_refresh_interval_s: float = MIN_REFRESH_INTERVAL_S,
     ) -> None:
         self.pid = os.getpid()
-        """The process it belongs to: its numbers are counted there."""
+        """The process of this session, which counts its sequence numbers."""
         self.caller = caller
         self.dynamic_config = types.ClientDynamicConfigResponse()
         self._display_name = display_name
-        self._heartbeat_s = heartbeat_s
+        self._heartbeat_interval_s = heartbeat_interval_s
         self._heartbeat_warning_s = heartbeat_warning_s
-        self._shortest_refresh_s = shortest_refresh_s
+        self._min_refresh_interval_s = min_refresh_interval_s
         self._opening: asyncio.Task[OpenSession] | None = None
         self._open: OpenSession | None = None
-        self._heart: asyncio.Task[None] | None = None
+        self._heartbeats: asyncio.Task[None] | None = None
         self._closed = False
         self._telemetry_sink: TelemetrySink | None = None
         self.telemetry: Reporter | None = None
-        """Reports about this session; None before it is open, and where nothing may be reported."""
-        self.custom_losses = CustomLosses(caller)
+        """The telemetry of this session; None before the session is open, and if telemetry is off."""
+        self.custom_losses = CustomLossRegistry(caller)
         self.cancellations = Cancellations(caller, lambda: self.dynamic_config)
         self._model_seq_ids = itertools.count()
         self._sampling_session_seq_ids = itertools.count()
@@ -114,12 +115,12 @@ class Session:
             raise ClosedError("this ServiceClient was closed; make a new one")
 
     async def opened(self) -> OpenSession:
-        """The open session; the first caller opens it and the others wait for that."""
+        """Returns the open session; the first call opens it, and concurrent ones wait for that."""
         self.check_open()
         if self._open is not None:
             return self._open
         if self._opening is None:
-            self._opening = asyncio.create_task(self._open_it())
+            self._opening = asyncio.create_task(self._open_session())
         opening = self._opening
         try:
             return await asyncio.shield(opening)
@@ -129,48 +130,48 @@ class Session:
             raise
         finally:
             if opening.done() and self._opening is opening:
-                self._opening = None  # a failure is tried again by the next caller
+                self._opening = None  # after a failure the next call opens it again
 
     async def renew_if_lost(self) -> bool:
-        """Opens another session where the server has forgotten or ended this one; whether it did.
+        """Opens a new session if the server has deleted or ended this one; returns whether it did.
 
-        What was made in the old session stays bound to it. A server that cannot say so raises its error.
+        Clients of the old session stay bound to it. Other errors of the server are raised.
         """
         self.check_open()
-        held = self._open
-        if held is None:
-            return False  # the next call opens one in any case
+        opened = self._open
+        if opened is None:
+            return False  # the next call opens one anyway
         try:
             await self.caller.call(
                 endpoint("session_heartbeat"),
-                types.SessionHeartbeatRequest(session_id=held.session_id),
-                timeout=HEARTBEAT_S,
+                types.SessionHeartbeatRequest(session_id=opened.session_id),
+                timeout=HEARTBEAT_TIMEOUT_S,
             )
         except APIStatusError as error:
             if error.status_code not in LOST:
                 raise
-            if self._open is held:  # unless somebody else has noticed it, too
-                self._let_go(held, error.message)
+            if self._open is opened:  # unless another call has replaced it
+                self._drop(opened, error.message)
             await self.opened()
             return True
         return False
 
-    def _let_go(self, held: OpenSession, reason: str) -> None:
-        if self._heart is not None and not self._heart.done():
-            self._heart.cancel()
-            self.caller.sink.emit(SessionLost(held.session_id, reason))
+    def _drop(self, opened: OpenSession, reason: str) -> None:
+        if self._heartbeats is not None and not self._heartbeats.done():
+            self._heartbeats.cancel()
+            self.caller.sink.emit(SessionLost(opened.session_id, reason))
         if self.telemetry is not None:
             assert self._telemetry_sink is not None
             self.caller.sink.unsubscribe(self._telemetry_sink)
             create_detached_task(self.telemetry.close())
             self.telemetry = None
-        self.custom_losses = CustomLosses(self.caller)  # the next session knows none of them
+        self.custom_losses = CustomLossRegistry(self.caller)  # they belong to the old session
         self._open = None
 
     def join(self, session_id: str, client_config: types.ClientConfigResponse) -> OpenSession:
-        """Takes part in a session that another process opened: nothing is sent, and heartbeats begin."""
+        """Joins a session that another process opened: nothing is sent, and heartbeats start."""
         use_tokens(self.caller, client_config)
-        background().start(self._beat(session_id), detached=True)
+        background().start(self._send_heartbeats(session_id), detached=True)
         return self._enter(session_id, client_config)
 
     def next_model_seq_id(self) -> int:
@@ -187,7 +188,7 @@ class Session:
         return (opened if opened is not None else background().run(self.opened())).session_id
 
     def console_url(self, page: str | None = None) -> str:
-        """The address of a page in the hosted service's console, by default this session's own."""
+        """The URL of a page in the hosted service's console, by default this session's page."""
         if not self.caller.config.is_hosted:
             raise SetupError(
                 f"{self.caller.config.base_url} has no console; only the hosted service has one. "
@@ -198,15 +199,15 @@ class Session:
         return f"{CONSOLE_URL}/{page}"
 
     async def close(self, status: FinishStatus, detail: str | None = None) -> None:
-        """Tells the server how the program ended, stops the heartbeats and closes the connections.
+        """Reports to the server how the program ended, stops the heartbeats and closes the connections.
 
-        A server that cannot be told ends the session by itself when the heartbeats stay away, so that
-        failure is an event, not an error. Closing twice does nothing.
+        The server ends a session without heartbeats by itself, so that a failure of the report is an event and not an
+        error. Closing twice does nothing.
         """
         if self._closed:
             return
         self._closed = True
-        for task in (self._opening, self._heart):
+        for task in (self._opening, self._heartbeats):
             if task is not None:
                 task.cancel()
         if self._open is not None:
@@ -218,7 +219,7 @@ class Session:
                         endpoint("finish_session"),
                         types.FinishSessionRequest(reason=types.FinishReason(type=status), detail=detail),
                         path={"session_id": session_id},
-                        timeout=HEARTBEAT_S,
+                        timeout=HEARTBEAT_TIMEOUT_S,
                         policy=FINISH,
                     )
             except APIError as error:
@@ -228,7 +229,7 @@ class Session:
             await self.telemetry.close()
         await self.caller.close()
 
-    async def _open_it(self) -> OpenSession:
+    async def _open_session(self) -> OpenSession:
         request = types.ClientConfigRequest(sdk_version=PROTOCOL_VERSION)
         client_config: types.ClientConfigResponse = await self.caller.call(endpoint("client_config"), request)
         use_tokens(self.caller, client_config)
@@ -257,7 +258,7 @@ class Session:
             text = getattr(created, f"{level}_message")
             if text:
                 self.caller.sink.emit(ServerMessage(created.session_id, level, text))
-        self._heart = create_detached_task(self._beat(created.session_id))
+        self._heartbeats = create_detached_task(self._send_heartbeats(created.session_id))
         return opened
 
     def _enter(self, session_id: str, client_config: types.ClientConfigResponse) -> OpenSession:
@@ -273,32 +274,32 @@ class Session:
         )
         return opened
 
-    async def _beat(self, session_id: str) -> None:
-        """Heartbeats until the server wants no more, and refreshes the dynamic configuration on the way."""
-        heard = warned = refreshed = time.monotonic()
+    async def _send_heartbeats(self, session_id: str) -> None:
+        """Sends heartbeats until the server rejects them, and refreshes the dynamic configuration."""
+        last_success = warned = refreshed = time.monotonic()
         while True:
-            await asyncio.sleep(self._heartbeat_s)
+            await asyncio.sleep(self._heartbeat_interval_s)
             try:
                 await self.caller.call(
                     endpoint("session_heartbeat"),
                     types.SessionHeartbeatRequest(session_id=session_id),
-                    timeout=HEARTBEAT_S,
+                    timeout=HEARTBEAT_TIMEOUT_S,
                     policy=NO_RETRIES,
                 )
-                heard = warned = time.monotonic()
+                last_success = warned = time.monotonic()
             except APIStatusError as error:
                 if _ends_session(error.status_code):
                     self.caller.sink.emit(SessionLost(session_id, error.message))
                     return
             except APIError:
-                pass  # the time since the last success says it all
+                pass  # it counts as time since the last success
             except ClosedError:
-                return  # the connections are gone, and with them whoever could be told
+                return  # the client is closed
             now = time.monotonic()
             if now - warned >= self._heartbeat_warning_s:
                 warned = now
-                self.caller.sink.emit(HeartbeatLost(session_id, now - heard))
-            if now - refreshed >= max(self.dynamic_config.refresh_interval_sec, self._shortest_refresh_s):
+                self.caller.sink.emit(HeartbeatLost(session_id, now - last_success))
+            if now - refreshed >= max(self.dynamic_config.refresh_interval_sec, self._min_refresh_interval_s):
                 refreshed = now
                 await self._refresh()
 
@@ -306,14 +307,14 @@ class Session:
         request = types.ClientConfigRequest(sdk_version=PROTOCOL_VERSION)
         try:
             self.dynamic_config = await self.caller.call(
-                endpoint("client_dynamic_config"), request, timeout=HEARTBEAT_S, policy=NO_RETRIES
+                endpoint("client_dynamic_config"), request, timeout=HEARTBEAT_TIMEOUT_S, policy=NO_RETRIES
             )
         except (APIConnectionError, APIStatusError):
-            return  # the old values stay in force
+            return  # the old values stay in use
 
 
 def _ends_session(status: int) -> bool:
-    """A client error says that the server will never take this heartbeat; anything else passes.
+    """Whether a status ends the session: after a client error the server never accepts this heartbeat again.
 
     >>> [status for status in (400, 402, 404, 408, 410, 429, 500) if _ends_session(status)]
     [400, 404, 410]

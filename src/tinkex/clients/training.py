@@ -12,8 +12,8 @@ from tinkex._wire.endpoints import endpoint
 from tinkex.clients._checks import check_data, check_loss, check_name, check_ttl
 from tinkex.clients._chunking import split
 from tinkex.clients._custom_losses import CustomPass, custom_pass
-from tinkex.clients._operations import Operations
-from tinkex.clients._queues import QueueWatching
+from tinkex.clients._operations import OperationSubmitter
+from tinkex.clients._queue_state import QueueStateMixin
 from tinkex.clients._reduction import combine
 from tinkex.clients._spans import spanning
 from tinkex.clients._twins import async_call, blocking
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 __all__ = ["TrainingClient"]
 
 
-class TrainingClient(QueueWatching):
+class TrainingClient(QueueStateMixin):
     """Trains one model: a base model with its own adapter, optimizer state and run id.
 
-    Operations take effect in the order they are called, whether or not their results are awaited; so the
-    next batch can be on its way while the last one runs::
+    Operations take effect in the order of the calls, whether or not their results are awaited, so that the
+    next batch can be submitted while the last one runs::
 
         backward = client.forward_backward(batch, "cross_entropy")
         step = client.optim_step(tinkex.AdamParams(learning_rate=1e-4))
@@ -56,7 +56,7 @@ class TrainingClient(QueueWatching):
         self.model_seq_id = model_seq_id
         self._session = session
         self._opened = opened
-        self._operations = Operations(session, opened, model_id, self._hear_queue)
+        self._operations = OperationSubmitter(session, opened, model_id, self._notify_queue_state)
 
     # ---- passes ----
 
@@ -79,8 +79,8 @@ class TrainingClient(QueueWatching):
     ) -> APIFuture[types.ForwardBackwardOutput]:
         """Computes the loss and adds its gradient to what the next :meth:`optim_step` applies.
 
-        Gradients of several calls add up. Large data is sent in pieces and comes back as one output. If one
-        piece fails, the gradients of the others may already have been added.
+        Gradients of several calls add up. Large data is sent in chunks, and the result is one output. If one
+        chunk fails, the gradients of the others may already have been added.
         """
         return self._pass(data, loss_fn, loss_fn_config, forward_only=False)
 
@@ -95,10 +95,10 @@ class TrainingClient(QueueWatching):
         loss_type_input: Literal["logprobs"] | None = None,
         regularizers: Sequence[types.RegularizerSpec] = (),
     ) -> APIFuture[types.ForwardBackwardOutput]:
-        """As :meth:`forward_backward` with a loss of your own, written with PyTorch.
+        """As :meth:`forward_backward` with a custom loss, written with PyTorch.
 
-        ``loss_fn(data, logprobs)`` gets one tensor per datum, of the shape of its ``target_tokens``, and
-        returns the loss and a dictionary of metrics. It is called once, here, after a forward pass that this
+        ``loss_fn(data, logprobs)`` receives one tensor per datum, of the shape of its ``target_tokens``, and
+        returns the loss and a dictionary of metrics. It is called once, in this process, after a forward pass that this
         call waits for. If it fails, nothing is added to the gradient::
 
             def squared(data, logprobs):
@@ -106,13 +106,13 @@ class TrainingClient(QueueWatching):
 
             client.forward_backward_custom(batch, squared).result().metrics["loss:sum"]
 
-        A ``LossHandle`` from ``ServiceClient.create_custom_loss`` runs on the server, in one pass, if it can.
-        ``regularizers`` are added to the loss, each with its weight, and reported; they run here.
+        A ``LossHandle`` from ``ServiceClient.create_custom_loss`` runs on the server, in one pass, if the server supports it.
+        ``regularizers`` are added to the loss, each with its weight, and reported as metrics; they run in this process.
         """
         loss = self._custom(data, loss_fn, loss_type_input, regularizers)
         if loss.loss_id is not None:
             return self.forward_backward(data, "custom", {"loss_id": loss.loss_id})
-        surrogate = loss.surrogate(data, self.forward(loss.asked, SURROGATE).result())
+        surrogate = loss.surrogate(data, self.forward(loss.forward_data, SURROGATE).result())
         return self._pass(surrogate.data, SURROGATE, None, forward_only=False, finish=surrogate.finish)
 
     # Not derived: between its two passes the sync form blocks the caller's thread, and this one awaits on the caller's loop.
@@ -129,7 +129,7 @@ class TrainingClient(QueueWatching):
         loss = self._custom(data, loss_fn, loss_type_input, regularizers)
         if loss.loss_id is not None:
             return await self.forward_backward_async(data, "custom", {"loss_id": loss.loss_id})
-        surrogate = await loss.surrogate_async(data, await self.forward(loss.asked, SURROGATE))
+        surrogate = await loss.surrogate_async(data, await self.forward(loss.forward_data, SURROGATE))
         return self._pass(surrogate.data, SURROGATE, None, forward_only=False, finish=surrogate.finish)
 
     def optim_step(
@@ -138,13 +138,13 @@ class TrainingClient(QueueWatching):
         *,
         adam_params: types.AdamParams | None = None,
     ) -> APIFuture[types.OptimStepResponse]:
-        """Applies the accumulated gradient once, with these settings, and clears it.
+        """Applies the accumulated gradient once, with these parameters, and clears it.
 
         ``optim_params`` is an ``AdamParams``, or for another optimizer a mapping with its ``type``.
         ``adam_params`` is the older spelling of the same argument.
         """
         if optim_params is not None and adam_params is not None:
-            raise ValueError("optim_step takes its settings once: optim_step(AdamParams(learning_rate=…))")
+            raise ValueError("optim_step takes its parameters once: optim_step(AdamParams(learning_rate=…))")
         params = optim_params if optim_params is not None else adam_params
         adam, other = None, None
         if isinstance(params, types.AdamParams):
@@ -173,7 +173,7 @@ class TrainingClient(QueueWatching):
         overwrite: bool = False,
         user_metadata: Mapping[str, str] | None = None,
     ) -> APIFuture[types.SaveWeightsResponse]:
-        """Saves weights and optimizer state under a name; the result's ``path`` is what loads them again."""
+        """Saves weights and optimizer state under a name; load them again by the result's ``path``."""
         check_name(name)
         check_ttl(ttl_seconds)
         return self._operations.start(
@@ -217,7 +217,7 @@ class TrainingClient(QueueWatching):
     def load_state(
         self, path: str, weights_access_token: str | None = None
     ) -> APIFuture[types.LoadWeightsResponse]:
-        """Replaces this run's weights by saved ones and starts the optimizer anew."""
+        """Replaces this run's weights by saved ones and resets the optimizer."""
         return self._load(path, weights_access_token, optimizer=False)
 
     load_state_async = async_call(load_state)
@@ -225,7 +225,7 @@ class TrainingClient(QueueWatching):
     def load_state_with_optimizer(
         self, path: str, weights_access_token: str | None = None
     ) -> APIFuture[types.LoadWeightsResponse]:
-        """Replaces this run's weights and optimizer state by saved ones, to go on exactly from there."""
+        """Replaces this run's weights and optimizer state by saved ones, to continue exactly from there."""
         return self._load(path, weights_access_token, optimizer=True)
 
     load_state_with_optimizer_async = async_call(load_state_with_optimizer)
@@ -262,7 +262,7 @@ class TrainingClient(QueueWatching):
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
     ) -> Future[SamplingClient]:
-        """A sampling client on the weights as they are now; training on does not change what it samples."""
+        """A sampling client on the current weights; further training does not change them."""
         if name is not None:
             warn_caller(
                 "save_weights_and_get_sampling_client makes an unnamed snapshot and does not use 'name'; "
@@ -298,7 +298,7 @@ class TrainingClient(QueueWatching):
     create_sampling_client_async = async_call(create_sampling_client)
 
     def unload(self) -> APIFuture[types.UnloadModelResponse]:
-        """Frees the live weights on the server, after all operations called before; checkpoints stay."""
+        """Frees the live weights on the server, after all operations called before; checkpoints are kept."""
         return self._operations.start_all(
             endpoint("unload_model"),
             lambda _: [types.UnloadModelRequest(model_id=self.model_id)],
@@ -309,11 +309,11 @@ class TrainingClient(QueueWatching):
 
     unload_async = async_call(unload)
 
-    # ---- facts ----
+    # ---- properties ----
 
     @blocking
     def get_info(self) -> Future[types.GetInfoResponse]:
-        """What this run is: base model, tokenizer, adapter rank."""
+        """The properties of this run: base model, tokenizer, adapter rank."""
         return background().submit(self._info())
 
     get_info_async = async_call(get_info)
@@ -332,7 +332,7 @@ class TrainingClient(QueueWatching):
         return self._session.console_url(f"training_runs/{self.model_id}")
 
     def get_telemetry(self) -> Reporter | None:
-        """What reports about this session; None before it is open, and where nothing is reported."""
+        """The telemetry of this session; None before the session is open, and if telemetry is off."""
         return self._session.telemetry
 
     @property
@@ -343,7 +343,7 @@ class TrainingClient(QueueWatching):
     def __repr__(self) -> str:
         return f"TrainingClient(model_id={self.model_id!r})"
 
-    # ---- the ways they go ----
+    # ---- submission ----
 
     def _pass(
         self,
@@ -357,7 +357,7 @@ class TrainingClient(QueueWatching):
         data = check_data(data)
         config = check_loss(loss_fn, loss_fn_config)
         limits = self._opened.client_config
-        pieces = split(
+        chunks = split(
             data, max_datums=limits.fwdbwd_max_chunk_len, max_bytes=limits.fwdbwd_max_chunk_bytes_count
         )
         return self._operations.start_all(
@@ -366,15 +366,15 @@ class TrainingClient(QueueWatching):
                 types.ForwardBackwardRequest(
                     model_id=self.model_id,
                     seq_id=seq_id,
-                    data=piece.data,
+                    data=chunk.data,
                     loss_fn=loss_fn,
                     loss_fn_config=config,
                     forward_only=forward_only,
                 )
-                for seq_id, piece in zip(seq_ids, pieces, strict=True)
+                for seq_id, chunk in zip(seq_ids, chunks, strict=True)
             ],
             combine if finish is None else lambda outputs: finish(combine(outputs)),
-            sizes=[piece.num_bytes for piece in pieces],
+            sizes=[chunk.num_bytes for chunk in chunks],
             request_type="Forward" if forward_only else None,
         )
 
@@ -393,8 +393,8 @@ class TrainingClient(QueueWatching):
             ),
         )
 
-    def _custom(self, *asked: Any) -> CustomPass:
-        return custom_pass(*asked, session_id=self._opened.session_id, events=self._session.caller.sink)
+    def _custom(self, *arguments: Any) -> CustomPass:
+        return custom_pass(*arguments, session_id=self._opened.session_id, events=self._session.caller.sink)
 
     def _snapshot_sampler(
         self, retry_config: RetryConfig | None, record_stability_info: bool
@@ -426,7 +426,7 @@ def _require(
     saved: types.SaveWeightsForSamplerResponse, field: str, what: str
 ) -> types.SaveWeightsForSamplerResponse:
     if getattr(saved, field) is None:
-        raise APIResponseValidationError(None, None, f"the server answered {what} without a {field}")
+        raise APIResponseValidationError(None, None, f"the reply to {what} has no {field}")
     return saved
 
 

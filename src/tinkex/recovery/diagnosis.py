@@ -34,23 +34,23 @@ RUN_ENDPOINTS = frozenset(
 """Calls that refer to nothing but a run: a 404 or 410 to one of them means that the run is missing, or the result of one of its
 operations, which a server deletes only together with the run or later."""
 
-Answer: TypeAlias = TrainingRun | Exception
+StatusReply: TypeAlias = TrainingRun | Exception
 
 
-def condition_of(answer: Answer, silent_s: float, unreachable_after_s: float) -> Condition | None:
+def condition_of(reply: StatusReply, no_reply_s: float, unreachable_after_s: float) -> Condition | None:
     """The condition of a run, from the latest reply about it and the time since the last reply; None while it is usable.
 
-    >>> condition_of(APIConnectionError(), silent_s=400.0, unreachable_after_s=300.0)
+    >>> condition_of(APIConnectionError(), no_reply_s=400.0, unreachable_after_s=300.0)
     'unreachable'
     """
-    if isinstance(answer, TrainingRun):
-        return "corrupted" if answer.corrupted else None
-    if says_gone(answer):
+    if isinstance(reply, TrainingRun):
+        return "corrupted" if reply.corrupted else None
+    if says_gone(reply):
         return "lost"
-    silent = isinstance(answer, APIConnectionError | TimeoutError) or (
-        isinstance(answer, APIStatusError) and is_transient(answer.status_code)
+    unreachable = isinstance(reply, APIConnectionError | TimeoutError) or (
+        isinstance(reply, APIStatusError) and is_transient(reply.status_code)
     )
-    return "unreachable" if silent and silent_s >= unreachable_after_s else None
+    return "unreachable" if unreachable and no_reply_s >= unreachable_after_s else None
 
 
 def says_gone(error: BaseException) -> bool:

@@ -65,7 +65,7 @@ class TrackedTraining(TrainingClient):
 
     def __init__(self, client: TrainingClient) -> None:
         self.__dict__.update(client.__dict__)  # the same run, the same order of operations
-        self._operations.on_queue = self._hear_queue
+        self._operations.on_queue = self._notify_queue_state
         self._pending: list[TrackedFuture[Any]] = []
         self.step = 0
         """The index of the step that operations belong to."""

@@ -22,5 +22,5 @@ def test_a_missing_key_names_the_command_that_stores_one() -> None:
 
 
 def test_other_wrong_settings_stay_what_they_are() -> None:
-    with pytest.raises(ConfigError, match="must start with 'tml-'"):
+    with pytest.raises(ConfigError, match="start with 'tml-'"):
         Invocation(base_url="http://127.0.0.1:1", api_key="no API key").config()

@@ -21,27 +21,27 @@ def text(length: int) -> types.Datum:
     max_datums=st.integers(1, 5),
     max_bytes=st.integers(1, 200),
 )
-def test_pieces_hold_all_data_in_order_within_the_limits(
+def test_chunks_contain_all_data_in_order_within_the_limits(
     lengths: list[int], max_datums: int, max_bytes: int
 ) -> None:
     data = [text(length) for length in lengths]
-    pieces = split(data, max_datums=max_datums, max_bytes=max_bytes)
-    assert [datum for piece in pieces for datum in piece.data] == data
-    for piece in pieces:
-        assert piece.num_bytes == sum(map(datum_bytes, piece.data))
-        assert 1 <= len(piece.data) <= max_datums
-        assert len(piece.data) == 1 or piece.num_bytes <= max_bytes
-    for piece, following in pairwise(pieces):
-        full = len(piece.data) == max_datums
-        assert full or piece.num_bytes + datum_bytes(following.data[0]) > max_bytes
+    chunks = split(data, max_datums=max_datums, max_bytes=max_bytes)
+    assert [datum for chunk in chunks for datum in chunk.data] == data
+    for chunk in chunks:
+        assert chunk.num_bytes == sum(map(datum_bytes, chunk.data))
+        assert 1 <= len(chunk.data) <= max_datums
+        assert len(chunk.data) == 1 or chunk.num_bytes <= max_bytes
+    for chunk, following in pairwise(chunks):
+        full = len(chunk.data) == max_datums
+        assert full or chunk.num_bytes + datum_bytes(following.data[0]) > max_bytes
 
 
-def test_an_oversized_first_datum_makes_no_empty_piece() -> None:
+def test_an_oversized_first_datum_makes_no_empty_chunk() -> None:
     data = [text(100), text(1), text(1)]
-    assert [len(piece.data) for piece in split(data, max_datums=10, max_bytes=50)] == [1, 2]
+    assert [len(chunk.data) for chunk in split(data, max_datums=10, max_bytes=50)] == [1, 2]
 
 
-def test_nothing_makes_no_piece() -> None:
+def test_no_data_makes_no_chunk() -> None:
     assert split([], max_datums=1, max_bytes=1) == []
 
 

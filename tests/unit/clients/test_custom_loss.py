@@ -126,7 +126,7 @@ def test_a_failing_function_uses_up_no_number(server: ScriptedServer, client: Tr
         (lambda data, lps: ((lps[0] * 0).sqrt().sum(), {}), ValueError, r"not finite for data\[0\]"),
     ],
 )
-def test_what_is_no_loss_is_refused_and_nothing_is_trained(
+def test_what_is_not_a_loss_is_rejected_and_nothing_is_trained(
     server: ScriptedServer, client: TrainingClient, loss: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):

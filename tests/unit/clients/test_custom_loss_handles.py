@@ -86,16 +86,16 @@ async def test_the_async_form_uses_the_uploaded_loss_too() -> None:
 
 
 @pytest.mark.parametrize("client_config", [runs_losses, lambda value, request: reply({})])
-def test_a_session_makes_a_loss_once(client_config: Any) -> None:
+def test_a_session_creates_a_loss_once(client_config: Any) -> None:
     with connected(client_config=client_config) as (server, service):
         server.answers["create_custom_loss"] = known(server)
         service.create_custom_loss(weighted, RANKS).result(timeout=10)
-        with pytest.raises(ValueError, match="made the same loss already"):
+        with pytest.raises(ValueError, match="has already created this loss"):
             service.create_custom_loss(weighted, RANKS).result(timeout=10)
     assert len(server.values("create_custom_loss")) <= 1
 
 
-def test_a_loss_that_did_not_reach_the_server_can_be_made_again() -> None:
+def test_a_loss_that_did_not_reach_the_server_can_be_created_again() -> None:
     with connected(client_config=runs_losses) as (server, service):
         refused: list[int] = []
 
@@ -112,14 +112,14 @@ def test_a_loss_that_did_not_reach_the_server_can_be_made_again() -> None:
     assert [one.custom_loss_seq_id for one in server.values("create_custom_loss")] == [0, 1]
 
 
-def test_a_bad_function_is_refused_before_anything_is_sent() -> None:
+def test_an_invalid_function_is_rejected_before_anything_is_sent() -> None:
     with connected() as (server, service):
         with pytest.raises(ValueError, match="have logprobs as its first parameter"):
             service.create_custom_loss(lambda weights: (weights.sum(), {}), {"weights": 1})
         assert server.calls == []
 
 
-def test_a_handle_of_another_session_is_refused() -> None:
+def test_a_handle_of_another_session_is_rejected() -> None:
     with connected() as (_, service):
         handle = service.create_custom_loss(weighted, RANKS).result(timeout=10)
     with connected(create_session=lambda value, request: reply({"session_id": "sess-2"})) as (
@@ -132,7 +132,7 @@ def test_a_handle_of_another_session_is_refused() -> None:
         assert server.values("forward_backward") == []
 
 
-def test_data_the_loss_was_not_made_for_is_refused_before_anything_is_sent() -> None:
+def test_data_that_does_not_match_the_loss_is_rejected_before_anything_is_sent() -> None:
     with connected() as (server, service):
         training = service.create_lora_training_client("toy", rank=8)
         handle = service.create_custom_loss(weighted, RANKS).result(timeout=10)

@@ -77,13 +77,13 @@ def test_a_handle_carries_no_credentials_and_no_headers(server: ScriptedServer) 
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "e30=", "ü", "bnVsbA=="])
-def test_what_is_no_handle_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no sampler handle"):
+def test_what_is_not_a_handle_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match="not a sampler handle"):
         SamplingClient.from_sampler_handle(text, api_key="tml-x")
 
 
 def test_a_client_bound_to_this_process_has_no_handle(service: ServiceClient) -> None:
-    with pytest.raises(TypeError, match="cannot leave its process"):
+    with pytest.raises(TypeError, match="cannot be used in another process"):
         service.create_sampling_client(base_model="toy").get_sampler_handle()
 
 
@@ -111,7 +111,7 @@ def test_a_client_can_be_made_for_a_sampler_that_is_there(
     assert service.holder.get_session_id() == client.holder.get_session_id() == "sess-1"
 
 
-def test_an_overridden_method_hears_of_a_paused_queue() -> None:
+def test_an_overridden_method_is_called_when_the_queue_is_paused() -> None:
     heard = []
 
     class Watching(SamplingClient):
@@ -132,7 +132,7 @@ def test_an_overridden_method_hears_of_a_paused_queue() -> None:
 
 @pytest.mark.parametrize("kind", ["function", "object"])
 @pytest.mark.parametrize("work", ["training", "sampling"])
-def test_an_observer_hears_of_the_queue_of_its_client(kind: str, work: str) -> None:
+def test_an_observer_is_called_with_the_queue_state_of_its_client(kind: str, work: str) -> None:
     heard: list[tuple[str, str | None]] = []
 
     class Observer:
@@ -171,7 +171,7 @@ def test_an_observer_hears_of_the_queue_of_its_client(kind: str, work: str) -> N
         assert client.queue_state_observer is None
 
 
-def test_an_overridden_method_of_a_training_client_hears_of_a_paused_queue() -> None:
+def test_an_overridden_method_of_a_training_client_is_called_when_the_queue_is_paused() -> None:
     heard = []
 
     class Watching(TrainingClient):

@@ -114,7 +114,7 @@ def test_no_number_of_a_run_is_lost(server: ScriptedServer, service: ServiceClie
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-def test_samples_and_questions_go_on(service: ServiceClient) -> None:
+def test_samples_and_requests_continue(service: ServiceClient) -> None:
     sampler = service.create_sampling_client(base_model="toy")
     training = service.create_lora_training_client("toy", rank=8)
 

@@ -1,4 +1,4 @@
-"""The turnstile: numbers at the call, turns in order, and nothing that wedges it."""
+"""The sequencer: numbers at the call, turns in order, and nothing that wedges it."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.clients._ordering import Send, Turn, Turnstile
+from tinkex.clients._ordering import Send, Sequencer, Submission
 
 
 async def send() -> None:
     """What a turn sends is its own affair."""
 
 
-def take(turnstile: Turnstile, count: int = 1) -> Turn:
-    taken: list[Turn] = []
+def take(sequencer: Sequencer, count: int = 1) -> Submission:
+    taken: list[Submission] = []
 
-    def prepare(turn: Turn) -> Send:
+    def prepare(turn: Submission) -> Send:
         taken.append(turn)
         return send
 
-    turnstile.take(count, prepare)
+    sequencer.add(count, prepare)
     return taken[0]
 
 
 def test_numbers_start_at_one_and_have_no_gaps() -> None:
-    turnstile = Turnstile()
-    taken = [number for count in (1, 3, 0, 2) for number in take(turnstile, count).seq_ids]
+    sequencer = Sequencer()
+    taken = [number for count in (1, 3, 0, 2) for number in take(sequencer, count).seq_ids]
     assert taken == [1, 2, 3, 4, 5, 6]
 
 
 async def test_numbers_of_a_call_that_failed_are_given_again() -> None:
-    turnstile = Turnstile()
-    first = take(turnstile)
+    sequencer = Sequencer()
+    first = take(sequencer)
 
-    def fails(turn: Turn) -> Send:
+    def fails(turn: Submission) -> Send:
         raise LookupError(turn.seq_ids)
 
     with pytest.raises(LookupError):
-        turnstile.take(3, fails)
-    second = take(turnstile)
+        sequencer.add(3, fails)
+    second = take(sequencer)
     assert second.seq_ids == range(2, 3)
     async with asyncio.timeout(1), first:
         pass
@@ -50,24 +50,24 @@ async def test_numbers_of_a_call_that_failed_are_given_again() -> None:
         pass
 
 
-def test_turns_that_nobody_has_begun_are_due_in_their_order() -> None:
-    turnstile = Turnstile()
-    turns = [take(turnstile) for _ in range(3)]
-    assert turnstile.due() == turns
+def test_unsent_submissions_are_returned_in_order() -> None:
+    sequencer = Sequencer()
+    turns = [take(sequencer) for _ in range(3)]
+    assert sequencer.unsent() == turns
     turns[0].send = None
-    assert turnstile.due() == turns[1:]
+    assert sequencer.unsent() == turns[1:]
     for turn in turns:
         turn.send = None
-    assert turnstile.due() == []
+    assert sequencer.unsent() == []
 
 
 def test_threads_never_get_the_same_number() -> None:
-    turnstile = Turnstile()
+    sequencer = Sequencer()
     taken: list[int] = []
 
     def work() -> None:
         for _ in range(200):
-            taken.extend(take(turnstile, 2).seq_ids)
+            taken.extend(take(sequencer, 2).seq_ids)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -78,11 +78,11 @@ def test_threads_never_get_the_same_number() -> None:
 
 
 async def test_a_turn_waits_for_all_earlier_ones() -> None:
-    turnstile = Turnstile()
-    first, second, third = (take(turnstile) for _ in range(3))
+    sequencer = Sequencer()
+    first, second, third = (take(sequencer) for _ in range(3))
     order: list[int] = []
 
-    async def go(turn: Turn, number: int) -> None:
+    async def go(turn: Submission, number: int) -> None:
         async with turn:
             order.append(number)
 
@@ -95,8 +95,8 @@ async def test_a_turn_waits_for_all_earlier_ones() -> None:
 
 
 async def test_a_failure_lets_the_next_one_go() -> None:
-    turnstile = Turnstile()
-    first, second = take(turnstile), take(turnstile)
+    sequencer = Sequencer()
+    first, second = take(sequencer), take(sequencer)
     with pytest.raises(LookupError):
         async with first:
             raise LookupError
@@ -110,13 +110,13 @@ async def test_a_failure_lets_the_next_one_go() -> None:
 )
 def test_no_mixture_of_failures_and_cancellations_wedges_or_reorders(fates: list[str], rng: object) -> None:
     async def main() -> None:
-        turnstile = Turnstile()
-        turns = [(number, fate, take(turnstile)) for number, fate in enumerate(fates)]
+        sequencer = Sequencer()
+        turns = [(number, fate, take(sequencer)) for number, fate in enumerate(fates)]
         rng.shuffle(turns)  # type: ignore[attr-defined]
         entered: list[int] = []
         gate = asyncio.Event()
 
-        async def go(number: int, fate: str, turn: Turn) -> None:
+        async def go(number: int, fate: str, turn: Submission) -> None:
             async with turn:
                 await gate.wait()
                 entered.append(number)
@@ -134,7 +134,7 @@ def test_no_mixture_of_failures_and_cancellations_wedges_or_reorders(fates: list
         gate.set()
         async with asyncio.timeout(5):
             await asyncio.gather(*(task for _, task in tasks), return_exceptions=True)
-            async with take(turnstile):
+            async with take(sequencer):
                 pass
         assert entered == sorted(entered)
         assert set(entered) >= {number for number, fate, _ in turns if fate != "cancel waiting"}

@@ -101,7 +101,7 @@ def test_runs_and_services_belong_to_the_process_that_made_them() -> None:
         "threading.Thread(target=futures[0].result, daemon=True).start(); time.sleep(0.2)",
     ],
 )
-def test_a_program_ends_at_once_and_in_silence_whatever_is_under_way(last: str) -> None:
+def test_a_program_exits_immediately_and_quietly_with_calls_in_flight(last: str) -> None:
     busy = {"type": "try_again", "request_id": "r", "queue_state": "active"}
     server = ScriptedServer()
     server.answers["retrieve_future"] = lambda value, request: (
@@ -120,7 +120,7 @@ def test_a_program_ends_at_once_and_in_silence_whatever_is_under_way(last: str) 
     assert ended.returncode == (3 if "exit(3)" in last else 0)
 
 
-def test_whoever_asks_for_an_outcome_after_the_end_is_told_that_there_is_none() -> None:
+def test_a_pending_result_at_exit_is_cancelled() -> None:
     server = ScriptedServer()
     server.answers["retrieve_future"] = lambda value, request: (
         server.results[value.request_id] if value.request_id == "req-0" else reply({"type": "try_again"})

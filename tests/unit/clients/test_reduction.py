@@ -37,7 +37,7 @@ def test_every_reduction(
     assert combine_metrics([{name: value} for value in values], datums) == expected
 
 
-def test_a_metric_that_one_piece_lacks_is_left_out() -> None:
+def test_a_metric_that_one_chunk_lacks_is_left_out() -> None:
     assert combine_metrics([{"a:sum": 1.0, "b:sum": 1.0}, {"b:sum": 2.0, "c:sum": 3.0}], [1, 1]) == {
         "b:sum": 3.0
     }
@@ -47,7 +47,7 @@ def test_a_metric_that_one_piece_lacks_is_left_out() -> None:
     st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(1, 20)), min_size=1, max_size=8),
     st.integers(1, 7),
 )
-def test_combining_in_two_steps_equals_combining_at_once(pieces: list[tuple[float, int]], cut: int) -> None:
+def test_combining_in_two_steps_equals_combining_in_one(pieces: list[tuple[float, int]], cut: int) -> None:
     names = ("x:sum", "x:mean", "x:min", "x:max")
     metrics = [dict.fromkeys(names, value) for value, _ in pieces]
     datums = [count for _, count in pieces]

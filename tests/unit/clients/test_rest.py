@@ -175,7 +175,7 @@ ADMIN_METHODS: list[tuple[str, tuple[Any, ...], Any, str, dict[str, str]]] = [
     [(RestClient, *row) for row in METHODS] + [(AdminClient, *row) for row in ADMIN_METHODS],
     ids=lambda m: str(m)[:30],
 )
-def test_every_method_sends_its_request_and_reads_its_answer(
+def test_every_method_sends_its_request_and_reads_its_reply(
     client: Any, name: str, arguments: tuple[Any, ...], answer: Any, target: str, query: dict[str, str]
 ) -> None:
     transport = MockTransport(lambda _: reply(answer))
@@ -261,7 +261,7 @@ def test_copies_go_to_the_project_of_the_settings_with_one_key_and_the_token_in_
         RestClient(transport=transport, config=Config()).copy_weights(PATH)
 
 
-def test_an_archive_may_be_answered_by_a_redirect() -> None:
+def test_the_url_of_an_archive_may_be_a_redirect() -> None:
     moved = reply(
         {}, status=302, headers={"location": "https://files/9", "expires": "Mon, 16 Nov 2026 01:00:00 GMT"}
     )
@@ -338,7 +338,7 @@ def test_searching_says_that_it_is_experimental() -> None:
     }
 
 
-def test_a_holder_of_a_service_can_be_handed_over_and_knows_its_server() -> None:
+def test_a_client_can_be_made_from_the_holder_of_a_service() -> None:
     transport = MockTransport(lambda _: reply({"sessions": [], "session_id": "s"}))
     with ServiceClient(transport=transport) as service:
         rest = RestClient(service.holder)
@@ -362,7 +362,7 @@ def test_a_token_says_whose_it_is_without_a_request() -> None:
     assert not transport.requests
 
 
-def test_a_plain_key_is_exchanged_where_the_server_hands_out_tokens() -> None:
+def test_a_plain_key_is_exchanged_if_the_server_issues_tokens() -> None:
     jwt = token({"sub": "tml:user:1", "org_id": "7", "email": "a@b.c"})
 
     def serve(request: Any) -> Any:

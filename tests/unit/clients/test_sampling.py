@@ -172,7 +172,7 @@ def test_what_is_wrong_with_a_call_is_said_at_the_call(
 
 
 @pytest.mark.slow
-def test_push_back_pauses_and_sends_the_same_number_again(server: ScriptedServer) -> None:
+def test_a_429_pauses_and_resubmits_the_same_number(server: ScriptedServer) -> None:
     refusals = [reply({"detail": "full"}, status=429), reply({"detail": "full"}, status=429)]
     events: list[Event] = []
 
@@ -212,7 +212,7 @@ def test_a_lost_submission_is_sent_again_under_its_number(
     assert [r.seq_id for r in server.values("asample")] == [0, 0, 0]
 
 
-def test_a_lost_result_is_sampled_anew_under_a_new_number(
+def test_an_expired_result_is_sampled_again_under_a_new_number(
     server: ScriptedServer, sampler: SamplingClient
 ) -> None:
     gone = [reply({"detail": "gone"}, status=410)] * 2
@@ -247,7 +247,9 @@ def test_errors_that_are_named_are_tried_again_too(server: ScriptedServer, servi
     assert [r.seq_id for r in server.values("asample")] == [0, 1, 2]
 
 
-def test_errors_that_are_not_named_are_raised_at_once(server: ScriptedServer, service: ServiceClient) -> None:
+def test_errors_that_are_not_retryable_are_raised_without_retries(
+    server: ScriptedServer, service: ServiceClient
+) -> None:
     server.answers["retrieve_future"] = lambda *_: reply({"detail": "gone"}, status=410)
     sampler = service.create_sampling_client(
         base_model="toy", retry_config=replace(QUICK, retryable_exceptions=())
@@ -257,7 +259,7 @@ def test_errors_that_are_not_named_are_raised_at_once(server: ScriptedServer, se
     assert len(server.values("asample")) == 1
 
 
-def test_closing_ends_tries_that_would_go_on_for_ever(server: ScriptedServer, service: ServiceClient) -> None:
+def test_closing_ends_endless_retries(server: ScriptedServer, service: ServiceClient) -> None:
     server.answers["asample"] = lambda *_: reply({"detail": "no"}, status=400)
     sampler = service.create_sampling_client(
         base_model="toy", retry_config=replace(QUICK, retryable_exceptions=(Exception,))
@@ -279,7 +281,7 @@ def test_retries_end_when_nothing_finishes_any_more(server: ScriptedServer, serv
 
 
 @pytest.mark.parametrize(("status", "kind"), [(400, BadRequestError), (404, NotFoundError)])
-def test_a_refusal_is_raised_at_once_as_its_typed_error(
+def test_a_client_error_is_raised_as_its_typed_error(
     server: ScriptedServer, sampler: SamplingClient, status: int, kind: type[Exception]
 ) -> None:
     server.answers["asample"] = lambda *_: reply({"detail": "no"}, status=status)
@@ -297,7 +299,7 @@ def test_a_failed_sample_is_not_tried_again(server: ScriptedServer, sampler: Sam
 
 
 @pytest.mark.parametrize("ids", [None, [], ["a", "b"]])
-def test_a_server_that_names_the_wrong_sequences_is_told_apart(
+def test_a_wrong_number_of_sequence_ids_is_a_protocol_error(
     server: ScriptedServer, sampler: SamplingClient, ids: list[str] | None
 ) -> None:
     more = {} if ids is None else {"sample_sequence_ids": ids}
@@ -318,7 +320,7 @@ def wait_for(condition: Any) -> None:
         threading.Event().wait(0.002)
 
 
-def test_cancelling_tells_a_server_that_wants_to_know(server: ScriptedServer) -> None:
+def test_cancelling_cancels_on_a_server_that_supports_it(server: ScriptedServer) -> None:
     server.answers["client_dynamic_config"] = lambda *_: reply({"sample_cancel_enabled": True})
     server.answers["retrieve_future"] = never
     with ServiceClient(transport=server.transport) as service:
@@ -344,11 +346,11 @@ def test_cancelling_an_awaited_sample_cancels_the_sample(
             await waiting
 
     asyncio.run(main())
-    wait_for(lambda: not sampler._progress._tasks)
+    wait_for(lambda: not sampler._watchdog._tasks)
     assert not server.values("cancel_future")
 
 
-def test_samples_under_way_are_bounded(server: ScriptedServer, service: ServiceClient) -> None:
+def test_samples_in_flight_are_bounded(server: ScriptedServer, service: ServiceClient) -> None:
     server.answers["retrieve_future"] = never
     sampler = service.create_sampling_client(base_model="toy", retry_config=RetryConfig(max_connections=3))
     futures = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(10)]
@@ -371,7 +373,7 @@ def test_a_sampler_needs_a_model_and_a_proper_path(service: ServiceClient) -> No
         service.create_sampling_client(model_path="weights/1")
 
 
-def test_a_closed_client_refuses(service: ServiceClient, sampler: SamplingClient) -> None:
+def test_a_closed_client_raises(service: ServiceClient, sampler: SamplingClient) -> None:
     service.close("success").result(timeout=10)
     with pytest.raises(ClosedError):
         sampler.sample(PROMPT, 1, PARAMS)
@@ -417,7 +419,7 @@ def test_a_client_bound_to_this_process_says_why_it_cannot_be_pickled(sampler: S
 
 
 @pytest.mark.parametrize("kinds", [APIConnectionError, [TimeoutError], ("timeout",), (KeyboardInterrupt,)])
-def test_what_is_no_tuple_of_errors_is_refused(kinds: Any) -> None:
+def test_what_is_not_a_tuple_of_exceptions_is_rejected(kinds: Any) -> None:
     with pytest.raises(TypeError, match="retryable_exceptions must be a tuple"):
         RetryConfig(retryable_exceptions=kinds)
 
@@ -431,6 +433,6 @@ def test_none_bounds_nothing_but_by_the_server(server: ScriptedServer, service: 
 @pytest.mark.parametrize(
     "wrong", [{"max_connections": 0}, {"progress_timeout": 0}, {"retry_delay_max": 0.1}, {"jitter_factor": 2}]
 )
-def test_a_retry_config_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_invalid_retry_config_is_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         RetryConfig(**wrong)

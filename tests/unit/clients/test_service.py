@@ -60,12 +60,12 @@ def test_a_config_replaces_the_arguments() -> None:
         ServiceClient(config=config, base_url="local")
 
 
-def test_an_unknown_argument_is_refused_by_name() -> None:
+def test_an_unknown_argument_is_rejected_with_its_name() -> None:
     with pytest.raises(TypeError, match="max_retires"):
         ServiceClient(max_retires=3)  # type: ignore[call-arg]
 
 
-def test_a_missing_key_is_said_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_missing_key_is_an_error_of_the_constructor(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -97,7 +97,7 @@ def test_a_training_client_waits_for_its_model(server: ScriptedServer) -> None:
         {"optimizer": {"lr": 1}},
     ],
 )
-def test_an_adapter_that_makes_no_sense_is_refused_before_anything_is_sent(
+def test_an_invalid_adapter_is_rejected_before_anything_is_sent(
     server: ScriptedServer, wrong: dict[str, Any]
 ) -> None:
     with pytest.raises(ValueError, match=r"rank|at least one|type"):

@@ -44,7 +44,7 @@ def session_on(
     )
     policy = RetryPolicy(base_s=0.001, cap_s=0.002, total_s=0.05)
     caller = Caller(server.transport, config, sink=sink, policy=policy)
-    return Session(caller, display_name="shown", heartbeat_s=heartbeat_s, **more)
+    return Session(caller, display_name="shown", heartbeat_interval_s=heartbeat_s, **more)
 
 
 async def test_a_session_is_opened_once_for_all_who_need_it() -> None:
@@ -71,7 +71,7 @@ async def test_the_server_s_settings_are_taken_over() -> None:
     await session.close("success")
 
 
-async def test_a_server_without_client_config_is_refused_and_can_be_tried_again() -> None:
+async def test_a_server_without_client_config_is_an_error_and_can_be_retried() -> None:
     answers = [reply({"detail": "x"}, status=500)] * 100
 
     def config(*_: Any) -> Reply:
@@ -85,7 +85,7 @@ async def test_a_server_without_client_config_is_refused_and_can_be_tried_again(
     await session.close("success")
 
 
-async def test_messages_of_the_server_are_told() -> None:
+async def test_messages_of_the_server_are_emitted() -> None:
     recorder = Recorder()
     created = {"session_id": "s9", "info_message": "hello", "warning_message": "old client"}
     session = session_on(ScriptedServer(create_session=lambda *_: reply(created)), recorder)
@@ -116,7 +116,7 @@ async def test_the_session_is_kept_alive() -> None:
     assert len(server.values("session_heartbeat")) == beats
 
 
-async def test_changing_settings_are_asked_for_again_and_kept_when_that_fails() -> None:
+async def test_the_dynamic_configuration_is_refreshed_and_kept_when_that_fails() -> None:
     answers = [
         reply({"refresh_interval_sec": 0, "sample_cancel_max_batch_size": 1}),
         reply({"refresh_interval_sec": 0, "sample_cancel_enabled": True, "sample_cancel_max_batch_size": 2}),
@@ -124,7 +124,7 @@ async def test_changing_settings_are_asked_for_again_and_kept_when_that_fails() 
     server = ScriptedServer(
         client_dynamic_config=lambda *_: answers.pop(0) if answers else reply({"detail": "x"}, status=500)
     )
-    session = session_on(server, heartbeat_s=0.01, shortest_refresh_s=0.01)
+    session = session_on(server, heartbeat_s=0.01, min_refresh_interval_s=0.01)
     await session.opened()
     assert session.dynamic_config.sample_cancel_max_batch_size == 1
     await until(lambda: len(server.values("client_dynamic_config")) >= 4)
@@ -133,7 +133,7 @@ async def test_changing_settings_are_asked_for_again_and_kept_when_that_fails() 
     await session.close("success")
 
 
-async def test_settings_are_not_asked_for_more_often_than_is_decent() -> None:
+async def test_the_dynamic_configuration_is_not_requested_more_often_than_the_minimum_interval() -> None:
     server = ScriptedServer(client_dynamic_config=lambda *_: reply({"refresh_interval_sec": 0}))
     session = session_on(server, heartbeat_s=0.005)
     await session.opened()
@@ -146,14 +146,14 @@ async def test_heartbeats_end_quietly_with_the_connections() -> None:
     server = ScriptedServer()
     session = session_on(server, heartbeat_s=0.01)
     await session.opened()
+    await until(lambda: len(server.values("session_heartbeat")) >= 1)
     await session.caller.close()
-    heart = session._heart
-    assert heart is not None
-    assert await heart is None
+    heartbeats = asyncio.all_tasks() - {asyncio.current_task()}
+    assert await asyncio.gather(*heartbeats) == [None] * len(heartbeats)
 
 
 @pytest.mark.parametrize("status", [410, 404, 401])
-async def test_a_server_that_wants_no_more_heartbeats_gets_none(status: int) -> None:
+async def test_heartbeats_stop_when_the_server_rejects_them(status: int) -> None:
     recorder = Recorder()
     server = ScriptedServer(session_heartbeat=lambda *_: reply({"detail": "gone"}, status=status))
     session = session_on(server, recorder, heartbeat_s=0.01)
@@ -165,7 +165,7 @@ async def test_a_server_that_wants_no_more_heartbeats_gets_none(status: int) -> 
 
 
 @pytest.mark.parametrize("trouble", [reply(status=503), reply(status=429), APIConnectionError(None, "cut")])
-async def test_trouble_that_passes_never_ends_a_session_but_is_told(
+async def test_transient_failures_never_end_a_session_but_are_emitted(
     trouble: Reply | APIConnectionError,
 ) -> None:
     def answer(*_: Any) -> Reply:
@@ -251,7 +251,7 @@ async def test_a_session_that_the_server_forgot_is_followed_by_another_one(statu
 
 
 @pytest.mark.parametrize("status", [401, 403, 503])
-async def test_a_server_that_cannot_say_whether_it_knows_a_session_changes_nothing(status: int) -> None:
+async def test_an_error_of_the_heartbeat_other_than_not_found_does_not_renew_the_session(status: int) -> None:
     server = Forgetful()
     session = session_on(server)
     await session.opened()
@@ -262,7 +262,7 @@ async def test_a_server_that_cannot_say_whether_it_knows_a_session_changes_nothi
     await session.close("success")
 
 
-async def test_closing_tells_the_server_how_it_went_once() -> None:
+async def test_closing_reports_the_outcome_once() -> None:
     recorder = Recorder()
     server = ScriptedServer()
     session = session_on(server, recorder)

@@ -119,7 +119,7 @@ def test_a_stream_tries_again_what_its_settings_name(heard: Heard) -> None:
 
 def test_without_retries_the_first_failure_is_raised(heard: Heard) -> None:
     sampler = sampler_of(StreamingServer(told(ACCEPTED)), heard, RetryConfig(enable_retry_logic=False))
-    with pytest.raises(APIConnectionError, match="before the sample"):
+    with pytest.raises(APIConnectionError, match="before the end of the sample"):
         next(sampler.sample_stream(PROMPT, 1, PARAMS))
 
 
@@ -131,7 +131,7 @@ def test_a_sample_that_fails_on_the_server_says_why(heard: Heard) -> None:
     assert (caught.value.request_id, caught.value.category) == ("r1", "user")
 
 
-def test_what_comes_before_an_error_is_handed_out_first(heard: Heard) -> None:
+def test_events_before_an_error_are_returned_first(heard: Heard) -> None:
     """However the server's words are cut: tokens and the error may come in one piece."""
     error = ("error", {"error": "out of memory", "category": "server"})
     stream = sampler_of(StreamingServer(told(ACCEPTED, token(0), token(1), error)), heard).sample_stream(
@@ -146,15 +146,15 @@ def test_what_comes_before_an_error_is_handed_out_first(heard: Heard) -> None:
 @pytest.mark.parametrize(
     ("events", "said"),
     [
-        ([token(0), token(2)], "token 2 of sample 0 came where 1 was due"),
-        ([token(0), token(0)], "token 0 of sample 0 came where 1 was due"),
-        ([token(0), token(1), token(0)], "token 0 of sample 0 came where 2 was due"),
-        ([("token", {**token(0)[1], "sample": 7})], "a token of sample 7, and there are 1"),
+        ([token(0), token(2)], "token 2 of sample 0 instead of token 1"),
+        ([token(0), token(0)], "token 0 of sample 0 instead of token 1"),
+        ([token(0), token(1), token(0)], "token 0 of sample 0 instead of token 2"),
+        ([("token", {**token(0)[1], "sample": 7})], "a token of sample 7, but there are 1"),
         ([("token", {**token(0)[1], "sample": -1})], "a token of sample -1"),
-        ([token(0), DONE], "it ends after 1 tokens"),
+        ([token(0), DONE], "1 tokens of 1 samples arrived"),
         ([token(0), ("done", {**DONE_AT_ONE[1], "stop_reasons": []})], "1 of 0"),
-        ([token(0), ("error", ["no", "object"])], "an error that is no object"),
-        ([("error", "words")], "an error that is no object"),
+        ([token(0), ("error", ["no", "object"])], "an error that is not an object"),
+        ([("error", "words")], "an error that is not an object"),
     ],
     ids=range(9),
 )
@@ -300,7 +300,7 @@ def test_what_is_no_stream_is_named_so(heard: Heard) -> None:
 
 
 @pytest.mark.parametrize("status", [404, 405, 501])
-def test_without_streaming_on_the_server_the_sample_comes_all_at_once_and_says_so(
+def test_without_streaming_on_the_server_the_sample_comes_whole_and_streamed_is_false(
     status: int, heard: Heard
 ) -> None:
     sampler = sampler_of(StreamingServer(reply({"detail": "no such endpoint"}, status)), heard)
@@ -332,14 +332,14 @@ def test_a_sampler_that_is_gone_is_not_mistaken_for_missing_streaming(heard: Hea
 
 
 @pytest.mark.slow
-def test_push_back_pauses_and_the_same_sample_goes_again(heard: Heard) -> None:
+def test_a_429_pauses_and_resubmits_the_same_sample(heard: Heard) -> None:
     busy = reply({"detail": "slow down"}, 429)
     server = StreamingServer(busy, told(ACCEPTED, token(0), DONE_AT_ONE))
     assert len(list(sampler_of(server, heard).sample_stream(PROMPT, 1, PARAMS))) == 2
     assert [value.seq_id for value in server.values("stream_sample")] == [0, 0]
 
 
-def test_places_come_free_however_streams_end(heard: Heard) -> None:
+def test_slots_are_released_however_streams_end(heard: Heard) -> None:
     server = StreamingServer(told(ACCEPTED, token(0), token(1)))
     sampler = sampler_of(server, heard, RetryConfig(max_connections=1, enable_retry_logic=False))
     with sampler.sample_stream(PROMPT, 1, PARAMS) as closed:

@@ -116,14 +116,14 @@ def submissions_in_pieces(**config: Any) -> tuple[ScriptedServer, list[tuple[str
     return server, log
 
 
-def test_pieces_go_out_together_and_the_lowest_number_last() -> None:
+def test_chunks_are_sent_concurrently_and_the_lowest_number_last() -> None:
     _, log = submissions_in_pieces()
     assert set(log[:2]) == {("in", 2), ("in", 3)}
     assert set(log[2:4]) == {("out", 2), ("out", 3)}
     assert log[4:] == [("in", 1), ("out", 1), ("step", 4)]
 
 
-def test_pieces_go_out_one_by_one_when_the_server_says_so() -> None:
+def test_chunks_are_sent_one_by_one_if_the_server_requires_it() -> None:
     _, log = submissions_in_pieces(parallel_fwdbwd_chunks=False)
     assert log == [("in", 1), ("out", 1), ("in", 2), ("out", 2), ("in", 3), ("out", 3), ("step", 4)]
 
@@ -137,7 +137,7 @@ def test_data_is_cut_by_bytes_too(server: ScriptedServer) -> None:
     assert sizes == {1: 2, 2: 1}
 
 
-def test_a_refused_piece_fails_the_call_and_the_others_still_go_out(server: ScriptedServer) -> None:
+def test_a_rejected_chunk_fails_the_call_and_the_others_are_still_sent(server: ScriptedServer) -> None:
     def refuse(value: Any, request: Request) -> Reply:
         if value.seq_id == 2:
             return reply({"detail": "piece two is bad"}, status=400)
@@ -267,14 +267,14 @@ def test_checkpoints_are_saved_and_loaded_by_path(server: ScriptedServer, traini
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "a?b", "x" * 201])
-def test_a_name_that_no_path_can_hold_is_refused(training: TrainingClient, name: str) -> None:
+def test_an_invalid_checkpoint_name_is_rejected(training: TrainingClient, name: str) -> None:
     with pytest.raises(ValueError, match="checkpoint name"):
         training.save_state(name)
     with pytest.raises(ValueError, match="checkpoint name"):
         training.save_weights_for_sampler(name)
 
 
-def test_wrong_paths_and_lives_are_refused(training: TrainingClient) -> None:
+def test_invalid_paths_and_lifetimes_are_rejected(training: TrainingClient) -> None:
     with pytest.raises(ValueError, match="tinker://"):
         training.load_state("weights/0001")
     with pytest.raises(ValueError, match="ttl_seconds"):
@@ -293,7 +293,7 @@ def test_a_snapshot_is_a_sampling_client_of_its_own(server: ScriptedServer, trai
     assert named._sampling_session_id == "sess-1:sample:3"
 
 
-def test_a_save_answered_without_its_path_is_a_protocol_error(
+def test_a_save_without_a_path_in_its_result_is_a_protocol_error(
     server: ScriptedServer, training: TrainingClient
 ) -> None:
     server.answers["save_weights_for_sampler"] = lambda *_: server.accept({})
@@ -349,7 +349,7 @@ def test_the_model_can_be_unloaded_after_everything_before(
     assert seq_ids(server) == [("optim_step", 1), ("optim_step", 2)]
 
 
-def test_a_closed_client_refuses_and_pending_results_end() -> None:
+def test_a_closed_client_raises_and_pending_results_fail() -> None:
     async def never(value: Any, _: Request) -> Reply:
         if value.request_id != "req-0":
             await asyncio.Event().wait()

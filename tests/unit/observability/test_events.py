@@ -155,7 +155,7 @@ def test_what_is_no_sink_is_refused_where_it_is_given() -> None:
 def test_a_client_works_and_beats_although_its_sink_raises(mistake: BaseException) -> None:
     server = ScriptedServer()
     with tinkex.ServiceClient(transport=server.transport, events=Mistaken(mistake)) as service:
-        service._session._heartbeat_s = 0.01
+        service._session._heartbeat_interval_s = 0.01
         training = service.create_lora_training_client("toy")
         training.optim_step(tinkex.AdamParams()).result(30)
         seen = len(server.values("session_heartbeat"))

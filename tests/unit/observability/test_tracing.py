@@ -406,7 +406,7 @@ def test_the_callers_own_variables_go_with_a_call_and_not_with_shared_work() -> 
 def test_heartbeats_belong_to_no_trace(traces: Traces) -> None:
     server = ScriptedServer()
     caller = service_of(server)._caller
-    session = Session(caller, heartbeat_s=0.01)
+    session = Session(caller, heartbeat_interval_s=0.01)
 
     async def open_and_wait() -> None:
         with tracing.trace_operation("long"):

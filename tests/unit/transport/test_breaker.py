@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
 import subprocess
 import sys
@@ -86,7 +85,7 @@ def test_after_a_while_exactly_one_of_many_callers_may_probe() -> None:
     assert len(probes) == 1
 
 
-def test_a_probe_closes_or_opens_it_again_and_one_that_is_given_up_leaves_its_place() -> None:
+def test_a_probe_closes_or_reopens_the_breaker_and_a_cancelled_probe_is_replaced() -> None:
     clock = Clock()
     breaker = Breaker(failure_threshold=1, reset_timeout_s=5, clock=clock)
     fail(breaker)
@@ -103,7 +102,7 @@ def test_a_probe_closes_or_opens_it_again_and_one_that_is_given_up_leaves_its_pl
     assert breaker.state == "closed"
 
 
-def test_those_turned_away_while_one_tries_are_not_told_to_come_back_at_once() -> None:
+def test_calls_rejected_during_a_probe_have_a_positive_retry_after() -> None:
     """Else a program that sleeps as long as it is told would spin until the probe ends, which may hang."""
     clock = Clock()
     breaker = Breaker(failure_threshold=1, reset_timeout_s=5, clock=clock)
@@ -164,7 +163,7 @@ def ask(caller: Caller, row: object = HEALTH) -> object:
     return background().run(caller.call(row))  # type: ignore[arg-type]
 
 
-def test_a_server_that_dies_is_left_alone_and_found_again_when_it_comes_back() -> None:
+def test_the_circuit_opens_when_a_server_fails_and_closes_when_it_recovers() -> None:
     heard, scripted = Heard(), ScriptedServer()
     scripted.answers["get_server_capabilities"] = lambda v, r: reply({}, 503)
     with over_http(scripted) as url:
@@ -191,7 +190,7 @@ def test_a_server_that_dies_is_left_alone_and_found_again_when_it_comes_back() -
         background().run(caller.close())
 
 
-def test_connections_that_fail_count_and_refusals_do_not() -> None:
+def test_connection_failures_count_and_client_errors_do_not() -> None:
     heard, scripted = Heard(), ScriptedServer()
     scripted.answers["get_server_capabilities"] = lambda v, r: reply({"detail": "no"}, 404)
     with over_http(scripted) as url:
@@ -209,16 +208,15 @@ def test_connections_that_fail_count_and_refusals_do_not() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 402, 404, 408, 409, 410, 413, 422, 429, 501, 507])
-def test_refusals_of_every_kind_are_no_failure_and_close_a_breaker_that_probes(status: int) -> None:
+def test_client_errors_are_no_failures_and_close_a_half_open_breaker(status: int) -> None:
     clock, scripted = Clock(), ScriptedServer()
     scripted.answers["get_server_capabilities"] = lambda v, r: reply({"detail": "no"}, status)
     heard = Heard()
-    breaker = Breaker(failure_threshold=3, reset_timeout_s=10.0, clock=clock)
-    known = BreakerRegistry()
+    known = BreakerRegistry(failure_threshold=3, reset_timeout_s=10.0, clock=clock)
     with over_http(scripted) as url:
         config = Config(api_key="tml-test", base_url=url)
         circuit = Circuit(url, known, heard)
-        known._breakers[os.getpid(), normalized_url(url), "rest"] = breaker
+        breaker = known.get(normalized_url(url), "rest")
         caller = Caller(SharedHttp(config), config, sink=heard, policy=NO_RETRIES, circuit=circuit)
         for _ in range(5):
             with pytest.raises(APIStatusError):
@@ -228,7 +226,7 @@ def test_refusals_of_every_kind_are_no_failure_and_close_a_breaker_that_probes(s
         clock.now += 11.0
         with pytest.raises(APIStatusError):
             ask(caller, CAPABILITIES)
-        assert breaker.state == "closed", "a server that refuses is there"
+        assert breaker.state == "closed", "a server that replies is not failing"
         background().run(caller.close())
 
 
@@ -243,13 +241,12 @@ class Raising(Heard):
 
 @pytest.mark.parametrize("how", ["call", "stream"])
 @pytest.mark.parametrize("what", ["a sink that raises", "a caller that gives up"])
-async def test_a_probe_that_never_comes_to_its_end_leaves_its_place_to_the_next(how: str, what: str) -> None:
-    """Else an open breaker would stay open for ever."""
-    clock, known = Clock(), BreakerRegistry()
+async def test_a_cancelled_probe_is_replaced_by_the_next_call(how: str, what: str) -> None:
+    """Otherwise an open breaker would stay open for ever."""
+    clock = Clock()
+    known = BreakerRegistry(failure_threshold=1, clock=clock)
     url, raises = "http://mock.invalid", what == "a sink that raises"
-    breaker = known._breakers[os.getpid(), normalized_url(url), "rest"] = Breaker(
-        failure_threshold=1, clock=clock
-    )
+    breaker = known.get(normalized_url(url), "rest")
     heard: Heard = Raising() if raises else Heard()
     asked = asyncio.Event()
 

@@ -33,7 +33,7 @@ async def test_work_waits_while_the_balance_is_negative_and_goes_in_order() -> N
     assert order == [0, 1, 2]
 
 
-async def test_a_piece_larger_than_the_budget_goes_alone() -> None:
+async def test_a_reservation_larger_than_the_budget_proceeds_alone() -> None:
     budget = ByteBudget(10)
     async with budget.reserve(1000):
         waiting = asyncio.ensure_future(budget.acquire(1))
@@ -42,7 +42,7 @@ async def test_a_piece_larger_than_the_budget_goes_alone() -> None:
     await waiting
 
 
-async def test_a_waiter_that_gives_up_does_not_hold_up_the_next() -> None:
+async def test_a_cancelled_waiter_does_not_block_the_next() -> None:
     budget = ByteBudget(0)
     await budget.acquire(1)
     first, second = (asyncio.ensure_future(budget.acquire(1)) for _ in range(2))
@@ -53,7 +53,7 @@ async def test_a_waiter_that_gives_up_does_not_hold_up_the_next() -> None:
     await second
 
 
-async def test_a_waiter_cancelled_at_its_turn_hands_it_on() -> None:
+async def test_a_waiter_cancelled_when_it_is_granted_releases_the_grant() -> None:
     budget = ByteBudget(0)
     await budget.acquire(1)
     first, second = (asyncio.ensure_future(budget.acquire(1)) for _ in range(2))

@@ -101,7 +101,7 @@ async def test_a_training_pass_goes_out_as_protobuf() -> None:
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"id": 1}'])
-async def test_an_answer_that_does_not_follow_the_protocol_is_named(body: bytes) -> None:
+async def test_a_reply_that_does_not_follow_the_protocol_is_named(body: bytes) -> None:
     transport = MockTransport(lambda _: Reply(200, {}, body))
     with pytest.raises(APIResponseValidationError, match="create_session"):
         await caller(transport).call(endpoint("create_session"), types.CreateSessionRequest())
@@ -125,7 +125,7 @@ async def test_an_error_page_that_is_no_json_is_shown_as_text() -> None:
         await caller(transport).call(endpoint("healthz"))
 
 
-async def test_a_push_back_holds_back_all_calls_of_its_kind_and_no_others() -> None:
+async def test_a_429_pauses_all_calls_of_its_purpose_and_no_others() -> None:
     refused_at: list[float] = []
     went_out: list[float] = []
     told = asyncio.Event()
@@ -163,7 +163,7 @@ def test_clients_of_one_server_and_key_hold_back_together() -> None:
     assert len({id(each) for each in (one, key, host)}) == 3
 
 
-async def test_what_happens_is_told_in_events_without_secrets() -> None:
+async def test_events_contain_no_secrets() -> None:
     replies: list[Reply | Exception] = [
         APIConnectionError(None, "cable cut"),
         reply(status=503),
@@ -198,7 +198,7 @@ async def test_a_single_attempt_returns_whatever_came() -> None:
         await caller(empty).exchange(endpoint("healthz"), policy=NO_RETRIES)
 
 
-async def test_closing_ends_calls_under_way_with_a_closed_error() -> None:
+async def test_calls_in_flight_raise_a_closed_error_when_the_client_is_closed() -> None:
     async def never(_: Request) -> Reply:
         await asyncio.Event().wait()
         raise AssertionError

@@ -99,7 +99,7 @@ class Strict:
         return reply({"status": "ok"}) if known else reply({"detail": "who are you?"}, status=401)
 
 
-async def test_a_token_that_the_server_forgot_is_replaced_and_the_call_made_again() -> None:
+async def test_a_rejected_token_is_replaced_and_the_call_repeated() -> None:
     server = Strict()
     caller = Caller(MockTransport(server), Config(base_url="http://mock", api_key="tml-key", max_retries=0))
     caller.tokens = TokenProvider(key, server.hand_out)
@@ -111,7 +111,7 @@ async def test_a_token_that_the_server_forgot_is_replaced_and_the_call_made_agai
     assert 1 <= [status for _, status in server.seen].count(401) <= 5, "each was refused once at most"
 
 
-async def test_a_credential_that_is_refused_itself_is_told_as_it_was() -> None:
+async def test_the_error_of_a_rejected_credential_is_raised() -> None:
     server = Strict()
     caller = Caller(MockTransport(server), Config(base_url="http://mock", api_key="tml-key", max_retries=0))
     caller.tokens = TokenProvider(key, server.hand_out)

@@ -76,7 +76,7 @@ async def test_connections_are_kept_and_each_purpose_has_its_own() -> None:
         await transport.close()
 
 
-async def test_polls_that_wait_delay_nobody_else() -> None:
+async def test_pending_polls_delay_no_other_requests() -> None:
     async def speak(seen: Seen, writer: asyncio.StreamWriter) -> None:
         await (sleeps if seen.target == "/poll" else says())(seen, writer)
 
@@ -101,7 +101,7 @@ async def test_polls_that_wait_delay_nobody_else() -> None:
     [(hangs_up, "closed"), (breaks_off, "end of file|body"), (babbles, "HTTP")],
     ids=["before the headers", "in the body", "no HTTP"],
 )
-async def test_a_broken_answer_is_a_connection_error(speak: Speak, words: str) -> None:
+async def test_a_broken_reply_is_a_connection_error(speak: Speak, words: str) -> None:
     async with loopback(speak) as server:
         transport = transport_to(server.url)
         with pytest.raises(APIConnectionError, match=words) as caught:
@@ -134,7 +134,7 @@ async def test_a_slow_server_is_a_timeout() -> None:
     [("gzip", gzip.compress(b'{"status":"ok"}')), ("zstd", zstandard.compress(b'{"status":"ok"}'))],
     ids=["gzip", "zstd"],
 )
-async def test_compressed_answers_are_read(encoding: str, body: bytes) -> None:
+async def test_compressed_replies_are_read(encoding: str, body: bytes) -> None:
     async with loopback(says(200, body, Content_Encoding=encoding)) as server:
         caller = caller_to(server.url)
         assert (await caller.call(endpoint("healthz"))).status == "ok"
@@ -150,7 +150,7 @@ async def test_trouble_that_passes_is_not_noticed() -> None:
     assert [seen.headers["x-stainless-retry-count"] for seen in server.seen] == ["0", "1", "2", "3", "4"]
 
 
-async def test_a_refusal_is_raised_at_once() -> None:
+async def test_a_client_error_is_raised_without_retries() -> None:
     async with loopback(says(400, b'{"detail":"no such loss"}')) as server:
         caller = caller_to(server.url)
         with pytest.raises(BadRequestError, match="no such loss"):
@@ -216,7 +216,7 @@ async def test_a_closed_transport_sends_nothing() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
-def test_a_child_forked_after_the_first_request_through_the_library_is_told_instead_of_hanging() -> None:
+def test_a_child_forked_after_the_first_request_through_the_library_raises_instead_of_hanging() -> None:
     program = """
     import asyncio, os
     from tests.unit.transport.loopback import loopback, says

@@ -84,7 +84,7 @@ async def test_a_reply_that_is_not_http_is_a_connection_error(speak: Speak, word
             await ask(server.url)
 
 
-async def test_a_quick_server_is_asked_over_fewer_connections_than_there_are_requests() -> None:
+async def test_a_fast_server_needs_fewer_connections_than_there_are_requests() -> None:
     async with loopback(says()) as server:
         plain = Http1Transport(server.url)
         await asyncio.gather(*(plain.send(Request("POST", "/x")) for _ in range(500)))
@@ -102,7 +102,7 @@ async def test_a_pool_never_has_more_connections_than_it_may() -> None:
         await plain.close()
 
 
-async def test_requests_that_wait_for_their_answers_do_not_wait_for_connections() -> None:
+async def test_requests_that_wait_for_replies_do_not_wait_for_connections() -> None:
     everybody = asyncio.Event()
 
     async def speak(seen: Seen, writer: asyncio.StreamWriter) -> None:
@@ -118,7 +118,7 @@ async def test_requests_that_wait_for_their_answers_do_not_wait_for_connections(
         await plain.close()
 
 
-async def test_a_request_given_up_takes_its_connection_with_it_and_no_other() -> None:
+async def test_a_cancelled_request_closes_its_own_connection_only() -> None:
     async def speak(seen: Seen, writer: asyncio.StreamWriter) -> None:
         await (sleeps if seen.target == "/slow" else says())(seen, writer)
 
@@ -151,7 +151,7 @@ async def test_a_connection_the_server_closed_meanwhile_is_not_used_again() -> N
     assert server.connections == 3
 
 
-async def test_a_client_nobody_holds_leaves_no_connection_behind() -> None:
+async def test_a_garbage_collected_client_leaves_no_open_connection() -> None:
     gone = asyncio.Event()
 
     async def speak(seen: Seen, writer: asyncio.StreamWriter) -> None:
@@ -193,7 +193,7 @@ async def test_a_forked_child_makes_connections_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("host", ["a" * 70 + ".example", "two..dots"])
-async def test_a_host_that_cannot_be_one_is_told_at_once(host: str) -> None:
+async def test_an_invalid_host_name_is_a_connection_error(host: str) -> None:
     transport = Http1Transport(f"http://{host}:8787")
     with pytest.raises(APIConnectionError, match="not a valid host name"):
         async with asyncio.timeout(30):

@@ -41,7 +41,7 @@ async def test_bytes_side_by_side_are_bounded() -> None:
 
 
 @pytest.mark.slow
-async def test_a_push_back_pauses_everybody_and_then_lets_a_few_through() -> None:
+async def test_a_429_pauses_all_submissions_and_then_admits_a_few() -> None:
     limiter = Limiter(10**9)
     pause = limiter.report_backpressure(100)
     assert pause == SHORT_PAUSE_S

@@ -344,7 +344,7 @@ async def test_files_arrive_over_a_socket_with_their_length_where_it_is_known(
 
 
 @pytest.mark.parametrize("road", ROADS)
-async def test_a_file_is_read_in_pieces_as_the_server_takes_it(road: str) -> None:
+async def test_a_file_is_read_in_chunks_as_the_server_receives_it(road: str) -> None:
     """A server that takes a little and then no more stops the reading: nothing gathers in between."""
     file = Measured(1024 * CHUNK_BYTES)
     taken = asyncio.Event()
@@ -369,7 +369,7 @@ async def test_a_file_is_read_in_pieces_as_the_server_takes_it(road: str) -> Non
 
 
 @pytest.mark.parametrize("road", ROADS)
-async def test_a_server_that_refuses_early_is_heard_and_the_rest_is_not_sent(road: str) -> None:
+async def test_an_early_rejection_is_returned_and_stops_the_upload(road: str) -> None:
     file = Measured(4096 * CHUNK_BYTES)
 
     async def speak(_: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -383,7 +383,7 @@ async def test_a_server_that_refuses_early_is_heard_and_the_rest_is_not_sent(roa
     assert file.at < file.size
 
 
-async def test_a_refusal_whose_words_are_lost_is_still_a_refusal() -> None:
+async def test_a_rejection_whose_body_is_lost_is_still_a_rejection() -> None:
     async def speak(_: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 413 X\r\ncontent-length: 100\r\n\r\n{")
         await writer.drain()
@@ -438,7 +438,7 @@ class SkippingLoop(asyncio.SelectorEventLoop):
         return super().time() + self.skipped
 
 
-def test_a_slow_upload_that_goes_on_is_not_timed_out() -> None:
+def test_a_slow_upload_that_makes_progress_does_not_time_out() -> None:
     """The timeout bounds each wait for progress, not the whole."""
 
     class Slow(Measured):
@@ -462,7 +462,7 @@ def test_a_slow_upload_that_goes_on_is_not_timed_out() -> None:
     assert loop.skipped >= 800, "it took much longer than the timeout"
 
 
-async def test_an_application_in_this_process_asks_for_every_piece() -> None:
+async def test_an_application_in_this_process_receives_every_chunk() -> None:
     file = Measured(100 * CHUNK_BYTES, seekable=False)
     ahead: list[int] = []
 
@@ -567,7 +567,7 @@ async def test_a_file_there_is_no_room_for_is_a_typed_error_and_is_not_sent_agai
     assert len(server.bodies) == 1
 
 
-async def test_a_transport_that_cannot_stream_gets_the_body_in_one_piece() -> None:
+async def test_a_transport_that_cannot_stream_gets_the_whole_body() -> None:
     form = Form({"a": "b"}, [b"content"])
     transport = MockTransport(lambda _: reply({"fine": True}))
     got = await send_upload(transport, request_of(form))

@@ -89,7 +89,7 @@ def test_a_payment_pause_is_waited_out_in_steps_of_five_seconds() -> None:
     assert decide(ErrorStatus(402), 100, 3600.0, policy, lambda: 0.0) == GiveUp()
 
 
-def test_a_status_handed_back_is_left_to_its_caller() -> None:
+def test_a_status_to_be_raised_is_not_retried() -> None:
     policy = RetryPolicy(raised_statuses=frozenset({429}))
     assert decide(ErrorStatus(429), 0, 0.0, policy, lambda: 0.0) == GiveUp()
     assert decide(ErrorStatus(503), 0, 0.0, policy, lambda: 0.0) == Retry(0.5)

@@ -129,7 +129,7 @@ async def test_a_redirect_may_be_relative_and_quote_the_signature() -> None:
     assert server.seen[1].target == "/folder/other?signature=0123456789"
 
 
-async def test_redirects_do_not_go_on_for_ever() -> None:
+async def test_the_number_of_redirects_is_limited() -> None:
     async with loopback(says(302, b"", Location="/again")) as server:
         with pytest.raises(APIConnectionError, match=f"more than {MAX_REDIRECTS} times"):
             await read(f"{server.url}/again")

@@ -60,7 +60,7 @@ def test_a_body_comes_out_however_it_is_framed(said: list[bytes], body: bytes) -
     assert asyncio.run(run()) == body
 
 
-def test_a_piece_is_there_before_the_next_one_is_sent() -> None:
+def test_a_chunk_is_returned_before_the_next_one_is_sent() -> None:
     async def run() -> None:
         go_on = asyncio.Event()
 
@@ -102,7 +102,7 @@ def chunked(body: bytes, step: int) -> list[bytes]:
 
 @pytest.mark.parametrize("road", ["plain", "library"])
 @pytest.mark.parametrize("step", [1, 7, 1000])
-def test_a_stream_that_was_packed_on_the_way_is_unpacked_piece_by_piece(step: int, road: str) -> None:
+def test_a_stream_compressed_by_a_proxy_is_decompressed_chunk_by_chunk(step: int, road: str) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
 
     async def run() -> bytes:
@@ -249,7 +249,7 @@ def test_pool_size_bounds_the_streams_of_a_purpose(proxied: bool) -> None:
     asyncio.run(run())
 
 
-def test_a_stream_that_fails_to_open_frees_its_place() -> None:
+def test_a_stream_that_fails_to_open_releases_its_slot() -> None:
     async def run() -> None:
         async with loopback(speak(b"nonsense\r\n\r\n", close=True)) as server:
             transport = HttpTransport(Config(base_url=server.url, pool_size=1))

@@ -61,7 +61,7 @@ def test_a_private_authority_is_trusted_by_the_usual_variable_too(
         assert server.versions == ["2", "2"][: len(server.versions)]
 
 
-def test_a_certificate_of_an_unknown_authority_is_refused(files: Certificates) -> None:
+def test_a_certificate_of_an_unknown_authority_is_rejected(files: Certificates) -> None:
     with secure(ScriptedServer(), files) as server:
         config = Config(api_key=KEY, base_url=server.url, max_retries=0)
         with pytest.raises(APIConnectionError, match=r"(?i)certificate.*ca_file") as refused:

@@ -77,7 +77,7 @@ def test_one_poll_serves_many_samples() -> None:
 
 
 @pytest.mark.parametrize("quiet", [reply({"completions": [], "cursor": 0}), reply({}, status=408)])
-async def test_where_nothing_finishes_the_oldest_sample_is_asked_after(quiet: Reply) -> None:
+async def test_the_queue_state_of_the_oldest_sample_is_polled_while_nothing_finishes(quiet: Reply) -> None:
     """Polls for all samples say nothing about queues; a poll for one of them does."""
     asked: list[str] = []
     answers = [quiet, quiet, quiet]
@@ -95,7 +95,7 @@ async def test_where_nothing_finishes_the_oldest_sample_is_asked_after(quiet: Re
 
     target = types.SamplingSessionFuturesTarget(sampling_session_id="s", cloned_sampler_id=0)
     caller = Caller(MockTransport(answer), Config(base_url="http://mock", api_key="tml-x"))
-    completions = Completions(caller, lambda: target, ask, ask_every_s=0.0)
+    completions = Completions(caller, lambda: target, ask, queue_poll_interval_s=0.0)
     if quiet.status == 408:
         answers[1:] = []  # each is followed by a pause
     sizes = await asyncio.gather(completions.wait("first"), completions.wait("second"))
@@ -104,7 +104,7 @@ async def test_where_nothing_finishes_the_oldest_sample_is_asked_after(quiet: Re
     assert set(asked) == {"first"}
 
 
-def test_a_sample_that_is_asked_after_tells_its_clients_observer() -> None:
+def test_a_polled_queue_state_reaches_the_observer_of_the_client() -> None:
     heard: list[tuple[str, str | None]] = []
     paused = reply({"type": "try_again", "queue_state": "paused_capacity", "queue_state_reason": "full"})
     server = ScriptedServer(
@@ -115,13 +115,13 @@ def test_a_sample_that_is_asked_after_tells_its_clients_observer() -> None:
         client = service.create_sampling_client(base_model="toy")
         client.queue_state_observer = lambda *news: heard.append(news)
         assert client._completions is not None
-        background().run(client._completions._ask("req-1"))
+        background().run(client._completions._poll_queue("req-1"))
         assert heard == [("paused_capacity", "full")]
-        assert client._progress._queue == ("paused_capacity", "full")
+        assert client._watchdog._queue == ("paused_capacity", "full")
     assert [value.allow_metadata_only for value in server.values("retrieve_future")] == [True]
 
 
-def test_a_poller_that_is_refused_for_good_ends_the_samples_with_its_error() -> None:
+def test_a_permanent_error_of_the_poller_fails_the_samples() -> None:
     server = ScriptedServer(
         client_config=offers(sample_use_retrieve_futures=True),
         retrieve_futures=lambda value, request: reply({"detail": "not offered"}, status=404),
@@ -185,7 +185,7 @@ def test_the_credential_command_is_used_where_there_is_no_key() -> None:
     assert keys_sent(server)["auth/token"] == "tml-printed"
 
 
-def test_a_server_without_tokens_refuses_a_command_in_words() -> None:
+def test_a_credential_command_without_a_server_that_issues_tokens_is_an_error() -> None:
     service = ServiceClient(transport=ScriptedServer().transport, config=Config(credential_cmd="echo x"))
     with service, pytest.raises(ConfigError, match="TINKER_API_KEY"):
         service.create_sampling_client(base_model="toy")

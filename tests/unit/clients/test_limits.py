@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.scripted import ScriptedServer, over_http
 from tinkex import APIConnectionError, RetryConfig, ServiceClient, types
 from tinkex._runtime import background
-from tinkex.clients._progress import Progress
+from tinkex.clients._watchdog import ProgressWatchdog
 from tinkex.observability.events import Event, SamplingPaused
 from tinkex.testing import Reply, Request, reply
 
@@ -55,11 +55,11 @@ def test_a_stuck_sample_ends_and_says_what_the_server_said() -> None:
 
 async def test_as_long_as_something_finishes_nothing_is_stuck() -> None:
     now = 0.0
-    progress = Progress(10.0, clock=lambda: now)
-    progress.heard("paused_rate_limit", None)
+    progress = ProgressWatchdog(10.0, clock=lambda: now)
+    progress.record_queue_state("paused_rate_limit", None)
 
     async def call(until: asyncio.Event) -> str:
-        async with progress.of_this_call():
+        async with progress.watch():
             await until.wait()
         return "done"
 
@@ -75,7 +75,7 @@ async def test_as_long_as_something_finishes_nothing_is_stuck() -> None:
     assert not slow.done()
     now = 19.5
     progress.check()
-    with pytest.raises(APIConnectionError, match="queue is paused rate limit"):
+    with pytest.raises(APIConnectionError, match="queue state is paused rate limit"):
         await slow
     # after a time without anything to do patience begins anew
     now = 100.0
@@ -97,7 +97,7 @@ async def test_as_long_as_something_finishes_nothing_is_stuck() -> None:
         (RetryConfig(progress_timeout=0.05), {"sample_enable_stuck_detection": False}),
     ],
 )
-def test_patience_without_end_can_be_asked_for(config: RetryConfig, offer: dict[str, Any]) -> None:
+def test_the_progress_timeout_can_be_switched_off(config: RetryConfig, offer: dict[str, Any]) -> None:
     polls = 0
 
     async def poll(value: types.FutureRetrieveRequest, request: Request) -> Reply:
@@ -134,8 +134,8 @@ class Gate:
 
 @settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=12))
-def test_no_cancellation_at_any_moment_costs_a_place(cuts: list[tuple[int, bool]]) -> None:
-    """Two places, many samples, cancelled while they wait, are submitted or are polled for: the next ones go."""
+def test_no_cancellation_at_any_moment_leaks_a_slot(cuts: list[tuple[int, bool]]) -> None:
+    """Two slots, many samples, cancelled while they wait, are submitted or are polled: two later ones run concurrently."""
     gate = Gate()
 
     async def submit(value: types.SampleRequest, request: Request) -> Reply:
@@ -159,12 +159,28 @@ def test_no_cancellation_at_any_moment_costs_a_place(cuts: list[tuple[int, bool]
         for future in futures:
             if not future.cancelled():
                 future.result(timeout=30)
-        assert sampler._in_flight._balance == 1  # two places, none taken
-        assert sampler._opened.sampling._bytes._balance == 40
-        assert not sampler._in_flight._waiters
+
+        closed, polled = Gate(), list[str]()
+
+        async def hold(value: types.FutureRetrieveRequest, request: Request) -> Reply:
+            polled.append(value.request_id)
+            await closed.wait()
+            return server.results[value.request_id]
+
+        server.answers["retrieve_future"] = hold
+        following = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(3)]
+        deadline = time.monotonic() + 30
+        while len(polled) < 2:
+            assert time.monotonic() < deadline, "a slot was lost"
+            background().run(asyncio.sleep(0.001))
+        for _ in range(20):
+            background().run(asyncio.sleep(0))
+        assert len(polled) == 2, "a slot was gained"
+        closed.open()
+        assert all(future.result(timeout=30) for future in following)
 
 
-def test_a_caller_whose_loop_or_thread_dies_leaves_its_place() -> None:
+def test_a_caller_whose_loop_or_thread_ends_releases_its_slot() -> None:
     gate = Gate()
 
     async def poll(value: types.FutureRetrieveRequest, request: Request) -> Reply:
@@ -195,7 +211,6 @@ def test_a_caller_whose_loop_or_thread_dies_leaves_its_place() -> None:
         following = sampler.sample(PROMPT, 1, PARAMS)
         gate.open()
         assert len(following.result(timeout=30).sequences) == 1
-        assert sampler._in_flight._balance == 0
 
 
 def test_samples_wait_in_the_order_in_which_they_came() -> None:
@@ -226,7 +241,7 @@ class Paused:
 
 
 @pytest.mark.slow
-def test_a_push_back_to_one_client_holds_back_all_of_that_server_and_key_and_nobody_else() -> None:
+def test_a_429_pauses_all_clients_of_that_server_and_key_and_no_others() -> None:
     arrivals: list[tuple[str, float]] = []
     paused = Paused()
 

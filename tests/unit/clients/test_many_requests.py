@@ -57,13 +57,13 @@ class Turns:
         return len(self.scripted.values("session_heartbeat"))
 
 
-async def test_two_thousand_waiting_polls_delay_neither_heartbeats_nor_submissions() -> None:
+async def test_two_thousand_pending_polls_delay_neither_heartbeats_nor_submissions() -> None:
     server = Turns()
     async with loopback(server.speak) as listening:
         service = ServiceClient(base_url=listening.url, api_key="tml-x")
         training = await service.create_lora_training_client_async("toy", rank=8)
         sampler = await training.save_weights_and_get_sampling_client_async()
-        session = Session(service._caller, heartbeat_s=0.02)
+        session = Session(service._caller, heartbeat_interval_s=0.02)
         await await_future(background().submit(session.opened()))
         prompt = types.ModelInput.from_ints([1, 2])
         samples = [asyncio.wrap_future(sampler.sample(prompt, 1, PARAMS)) for _ in range(POLLS)]
@@ -138,7 +138,7 @@ def test_memory_grows_with_the_samples_in_flight_and_by_less_than_20_kb_each(cou
         )
 
 
-def test_cancelled_samples_are_told_in_batches() -> None:
+def test_cancelled_samples_are_reported_in_batches() -> None:
     """Never more at once than the server said, and every one of them."""
     told: list[str] = []
     under_way: list[int] = []

@@ -1,4 +1,4 @@
-"""Watching queues: whom a client tells that the server pauses or resumes its operations."""
+"""Queue state observers: what a client calls when the server pauses or resumes its operations."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from typing import TypeAlias
 
 from tinkex.observability.queues import QueueCallback, QueueStateObserver
 
-__all__ = ["QueueWatching"]
+__all__ = ["QueueStateMixin"]
 
 Observer: TypeAlias = QueueStateObserver | QueueCallback | None
 
 
-class QueueWatching:
-    """The part of a client that hears what the server says about operations that wait."""
+class QueueStateMixin:
+    """The part of a client that receives the queue state of pending operations."""
 
     _observer: Observer = None
 
     def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
-        """Called on the client's thread when the server pauses or resumes an operation; override it to watch."""
+        """Called on the client's thread when the server pauses or resumes an operation; override it to be notified."""
 
     @property
     def queue_state_observer(self) -> Observer:
-        """Who is told instead of the client itself: a function, or an object with ``on_queue_state_change``."""
+        """Called instead of the client itself: a function, or an object with ``on_queue_state_change``."""
         return self._observer
 
     @queue_state_observer.setter
@@ -33,7 +33,7 @@ class QueueWatching:
             )
         self._observer = observer
 
-    def _hear_queue(self, queue_state: str, queue_state_reason: str | None) -> None:
+    def _notify_queue_state(self, queue_state: str, queue_state_reason: str | None) -> None:
         observer = self._observer
         if observer is None:
             self.on_queue_state_change(queue_state, queue_state_reason)
