@@ -2,8 +2,8 @@
 
     python benchmarks/bench_client.py [--rounds N] [--json FILE] [--only CASE ...]
 
-Both clients use loopback HTTP to a server process that responds immediately with canned results, so that only the
-client is measured. Every measurement runs in its own process; the clients alternate, and the table shows medians and
+Both clients use loopback HTTP, or HTTPS in the cases named ``tls``, to a server process that responds immediately with canned
+results, so that only the client is measured. Every measurement runs in its own process; the clients alternate, and the table shows medians and
 their ratios. CPU is the time of all threads of the client's process.
 """
 
@@ -18,6 +18,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))
+
+from tests.unit.transport.tls import Certificates, certificates  # noqa: E402 - found by the line above
+
 CLIENTS = ("tinkex", "tinker")
 BURST, SEQUENTIAL, IN_FLIGHT = 2000, 200, 10_000
 PROMPT_TOKENS, NUM_SAMPLED = 256, 64
@@ -78,6 +83,11 @@ def burst(sdk: Any, url: str) -> dict[str, float]:
     return {"cpu per sample, ms": watch.cpu / BURST * 1e3, "samples/s": BURST / watch.wall}
 
 
+def burst_tls(sdk: Any, url: str) -> dict[str, float]:
+    """Measures the same burst over HTTPS, with the certificates checked."""
+    return burst(sdk, url)
+
+
 def burst_async(sdk: Any, url: str) -> dict[str, float]:
     _, client = sampler(sdk, url)
     params, watch = sdk.SamplingParams(max_tokens=NUM_SAMPLED), Stopwatch()
@@ -101,6 +111,11 @@ def sequential(sdk: Any, url: str) -> dict[str, float]:
         read(client.sample(prompt, 1, params).result())
         times.append(time.perf_counter() - start)
     return {"latency, ms": statistics.median(times) * 1e3}
+
+
+def sequential_tls(sdk: Any, url: str) -> dict[str, float]:
+    """Measures the same latency over HTTPS."""
+    return sequential(sdk, url)
 
 
 def training(sdk: Any, url: str) -> dict[str, float]:
@@ -155,8 +170,10 @@ def peak_memory() -> float:
 
 CASES: dict[str, Callable[[Any, str], dict[str, float]]] = {
     "burst": burst,
+    "burst_tls": burst_tls,
     "burst_async": burst_async,
     "sequential": sequential,
+    "sequential_tls": sequential_tls,
     "training": training,
     "in_flight": in_flight,
     "held": held,
@@ -188,9 +205,12 @@ class Row:
 ROWS = (
     Row(f"CPU per sample, burst of {BURST:,}", "burst", "cpu per sample, ms", higher_is_better=False, aim=8),
     Row(f"samples per second, burst of {BURST:,}", "burst", "samples/s", higher_is_better=True, aim=8),
+    Row(f"CPU per sample over TLS, burst of {BURST:,}", "burst_tls", "cpu per sample, ms", higher_is_better=False, aim=12),
+    Row(f"samples per second over TLS, burst of {BURST:,}", "burst_tls", "samples/s", higher_is_better=True, aim=None),
     Row("CPU per sample, the same with asyncio", "burst_async", "cpu per sample, ms", higher_is_better=False, aim=8),
     Row("samples per second, the same with asyncio", "burst_async", "samples/s", higher_is_better=True, aim=8),
-    Row("latency of sequential samples", "sequential", "latency, ms", higher_is_better=False, aim=5),
+    Row("latency of sequential samples", "sequential", "latency, ms", higher_is_better=False, aim=8),
+    Row("latency of sequential samples over TLS", "sequential_tls", "latency, ms", higher_is_better=False, aim=None),
     Row(f"forward_backward + optim_step, {DATUMS} × {DATUM_TOKENS:,} tokens", "training", "step, ms", higher_is_better=False, aim=1.5),
     Row("CPU of that step", "training", "cpu of a step, ms", higher_is_better=False, aim=None),
     Row(f"peak memory, {IN_FLIGHT:,} samples in flight", "in_flight", "peak memory, MB", higher_is_better=False, aim=1 / 0.6),
@@ -201,22 +221,25 @@ ROWS = (
 
 
 @contextmanager
-def server(*options: str) -> Iterator[str]:
+def server(*options: str, tls: Certificates | None = None) -> Iterator[str]:
+    if tls is not None:
+        options += ("--tls", str(tls.server), str(tls.key))
     command = [sys.executable, str(HERE / "canned_server.py"), *options]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{int(process.stdout.readline())}"
     finally:
         process.stdin.close()
         process.wait(10)
         process.stdout.close()
 
 
-def run_case(case: str, client: str, url: str) -> dict[str, float]:
+def run_case(case: str, client: str, url: str, tls: Certificates | None) -> dict[str, float]:
     command = [sys.executable, __file__, "--measure", case, client, url]
-    out = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "SSL_CERT_FILE": str(tls.authority)} if tls else None
+    out = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if out.returncode != 0:
         raise SystemExit(f"{client} failed in {case}:\n{out.stderr[-2000:]}")
     found: dict[str, float] = json.loads(out.stdout.splitlines()[-1])
@@ -225,17 +248,25 @@ def run_case(case: str, client: str, url: str) -> dict[str, float]:
 
 def run(cases: list[str], rounds: int, options: list[str]) -> dict[str, dict[str, dict[str, float]]]:
     medians: dict[str, dict[str, dict[str, float]]] = {}
-    for case in cases:
-        results: dict[str, list[dict[str, float]]] = {client: [] for client in CLIENTS}
-        with server(*options, *SERVER_OPTIONS.get(case, [])) as url:
-            for number in range(rounds):
-                for client in CLIENTS if number % 2 else reversed(CLIENTS):
-                    results[client].append(run_case(case, client, url))
-        medians[case] = {
-            client: {metric: statistics.median(one[metric] for one in found) for metric in found[0]}
-            for client, found in results.items()
-        }
+    with tempfile.TemporaryDirectory() as directory:
+        files = certificates(Path(directory))
+        for case in cases:
+            medians[case] = run_rounds(case, rounds, options, files if case.endswith("_tls") else None)
     return medians
+
+
+def run_rounds(
+    case: str, rounds: int, options: list[str], tls: Certificates | None
+) -> dict[str, dict[str, float]]:
+    results: dict[str, list[dict[str, float]]] = {client: [] for client in CLIENTS}
+    with server(*options, *SERVER_OPTIONS.get(case, []), tls=tls) as url:
+        for number in range(rounds):
+            for client in CLIENTS if number % 2 else reversed(CLIENTS):
+                results[client].append(run_case(case, client, url, tls))
+    return {
+        client: {metric: statistics.median(one[metric] for one in found) for metric in found[0]}
+        for client, found in results.items()
+    }
 
 
 def table(medians: dict[str, dict[str, dict[str, float]]]) -> Iterator[tuple[Row, float, float, float]]:

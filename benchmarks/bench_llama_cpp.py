@@ -1,10 +1,11 @@
-"""Benchmarks decoding against llama.cpp: the same GGUF file, in fp32 on both sides, in one run.
+"""Benchmarks decoding against llama.cpp: the same GGUF file, in one run.
 
-    pip install xllamacpp gguf
-    python benchmarks/bench_llama_cpp.py MODEL.gguf [--rounds N] [--threads N]
+    pip install -c constraints.txt -e '.[engine,bench]'
+    python benchmarks/bench_llama_cpp.py MODEL.gguf [--quantised] [--rounds N] [--threads N]
 
-llama.cpp loads the weights dequantised to an fp32 file, as our engine does in memory. Its server decodes the sequences in one
-batch; the cost of prompts and HTTP calls is measured with one token and subtracted.
+llama.cpp loads the weights dequantised to an fp32 file, as our engine does in memory; with ``--quantised`` it loads the file as
+it is, and computes with fewer bits than we do. Its server decodes the sequences in one batch; the cost of prompts and HTTP calls
+is measured with one token and subtracted. With ``--threads 1`` times are CPU seconds, which other load changes least.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ import argparse
 import json
 import os
 import tempfile
-import time
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
+from engine_cases import decode_seconds
+from engine_sides import Ours, clock, random_tokens
+
 CONTEXT, STEPS = 80, 32
 BATCHES = {1: 0.9, 8: 1.1, 32: 1.1, 64: 1.1}
 """Batch size → target ratio to llama.cpp's speed."""
+QUANTISED = {1: 1.0, 8: 1.7, 32: 1.5, 64: 1.6}
+"""The same, with llama.cpp on the quantised weights."""
 
 
 class LlamaCpp:
@@ -46,9 +52,9 @@ class LlamaCpp:
         return self._generate(prompts, steps + 1) - self._generate(prompts, 1)
 
     def _generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> float:
-        start = time.perf_counter()
+        start = clock()
         responses = list(self._pool.map(lambda prompt: self._complete(prompt, new_tokens), prompts))
-        elapsed = time.perf_counter() - start
+        elapsed = clock() - start
         for response in responses:
             if response["tokens_predicted"] != new_tokens:
                 raise SystemExit(f"llama.cpp sampled {response['tokens_predicted']} of {new_tokens} tokens")
@@ -89,25 +95,28 @@ def as_fp32(source: Path, target: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("gguf", type=Path, nargs="?", help="model file; without it nothing is measured")
+    parser.add_argument(
+        "--quantised", action="store_true", help="llama.cpp computes with the quantised weights"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     if options.gguf is None:
-        print("llama.cpp: not measured; run pip install xllamacpp gguf, and give a GGUF file")
+        print(
+            "llama.cpp: not measured; run pip install -c constraints.txt -e '.[bench]', and give a GGUF file"
+        )
         return
-    os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    from engine_cases import decode_seconds
-    from engine_sides import Ours, random_tokens
-
+    torch.set_num_threads(options.threads)
     ours = Ours(str(options.gguf))
     print(
-        "| decode, fp32 | ours | llama.cpp | ratio | aim | |\n| --- | --- | --- | --- | --- | --- |",
+        f"| decode, llama.cpp in {'the format of the file' if options.quantised else 'fp32'} | ours | llama.cpp | ratio | aim | |\n| --- | --- | --- | --- | --- | --- |",
         flush=True,
     )
     with tempfile.TemporaryDirectory() as directory:
-        model = Path(directory) / "fp32.gguf"
-        as_fp32(options.gguf, model)
-        for batch, aim in BATCHES.items():
+        model = options.gguf if options.quantised else Path(directory) / "fp32.gguf"
+        if not options.quantised:
+            as_fp32(options.gguf, model)
+        for batch, aim in (QUANTISED if options.quantised else BATCHES).items():
             theirs = LlamaCpp(model, batch, options.threads)
             mine, other = [], []
             for number in range(options.rounds):

@@ -1,6 +1,6 @@
 """A server that responds immediately with canned results, so that a benchmark measures only the client.
 
-    python benchmarks/canned_server.py [--retrieve-futures] [--hold SECONDS]
+    python benchmarks/canned_server.py [--retrieve-futures] [--hold SECONDS] [--tls CERTIFICATE KEY]
 
 Prints its port. It implements just enough of the protocol for both clients: it accepts every submission, and the
 result is ready immediately. The options enable optional features of servers.
@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import re
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -210,7 +211,14 @@ def _decode_chunked(data: bytes) -> bytes:
 async def serve(options: argparse.Namespace) -> None:
     responses = Responses(options)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(responses), "127.0.0.1", 0, backlog=4096)
+    context = None
+    if options.tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*options.tls)
+        context.set_alpn_protocols(["http/1.1"])
+    server = await loop.create_server(
+        lambda: Connection(responses), "127.0.0.1", 0, backlog=4096, ssl=context
+    )
     print(server.sockets[0].getsockname()[1], flush=True)
     await loop.connect_read_pipe(lambda: _UntilEof(loop), sys.stdin)
     await server.serve_forever()
@@ -232,6 +240,9 @@ def main() -> None:
     parser.add_argument("--retrieve-futures", action="store_true", help="enable batched polls")
     parser.add_argument(
         "--hold", type=float, default=0.0, help="duration of a sample in seconds, with any number in flight"
+    )
+    parser.add_argument(
+        "--tls", nargs=2, metavar=("CERTIFICATE", "KEY"), help="speak HTTPS with these PEM files"
     )
     with contextlib.suppress(asyncio.CancelledError):
         uvloop.run(serve(parser.parse_args()))

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from engine_sides import Ours, Theirs, datum, finish, random_tokens, timed
+from engine_sides import Ours, Theirs, answers, datum, finish, random_tokens, timed
 
 from tinkex import types
+from tinkex.engine.model.products import back_product
 
 __all__ = ["CASES", "GROWTH"]
 
@@ -63,12 +64,13 @@ def timer(run: Callable[[], None]) -> Callable[[], float]:
 
 
 def gemm_gflops() -> float:
-    """Returns the current matmul peak of this machine, measured for a second."""
+    """Returns the current matmul peak of this machine, by its faster library, measured for a second."""
     a, b = torch.randn(1024, 1536), torch.randn(1536, 1536)
     times: list[float] = []
     while sum(times) < 1:
-        with timed(times):
-            torch.mm(a, b)
+        for product in (torch.mm, back_product):
+            with timed(times):
+                product(a, b)
     return 2 * 1024 * 1536 * 1536 / min(times) / 1e9
 
 
@@ -105,6 +107,29 @@ def uneven(rounds: int) -> Measurements:
         rounds, lambda: ours.forward_backward([(state, data)]), lambda: theirs.forward_backward(data)
     )
     return {"ours": sum(UNEVEN) / mine, "theirs": sum(UNEVEN) / other}
+
+
+def sharing(rounds: int) -> Measurements:
+    """Measures passes with and without shared prefixes, in CPU time per thread, which other load changes least."""
+    ours = Ours()
+    state = ours.state()
+    cases = {
+        "8 × 64 on 256": answers(256, 8, 64),
+        "16 × 64 on 512": answers(512, 16, 64),
+        "8 × 128": [datum(128, seed) for seed in range(8)],
+    }
+    measurements: Measurements = {}
+    for name, data in cases.items():
+
+        def run(*, shared: bool, data: Sequence[types.Datum] = data) -> float:
+            start = time.process_time()
+            ours.forward_backward([(state, data)], share_prefixes=shared)
+            return (time.process_time() - start) / torch.get_num_threads()
+
+        pair = median_pair(rounds, lambda run=run: run(shared=True), lambda run=run: run(shared=False))
+        print(f"{name}: {pair['theirs'] / pair['ours']:.2f} ×", file=sys.stderr, flush=True)
+        measurements |= {f"{side}, {name}": seconds for side, seconds in pair.items()}
+    return measurements
 
 
 def adam(rounds: int) -> Measurements:
@@ -336,6 +361,7 @@ def _measure(tokens: int, run: Callable[[], None]) -> Measurements:
 CASES: dict[str, Callable[[int], Measurements]] = {
     "training": training,
     "uneven": uneven,
+    "sharing": sharing,
     "adam": adam,
     "tenants": tenants,
     "memory_ours": memory_ours,

@@ -19,7 +19,7 @@ from tinkex.engine.model.lora import Adapter
 from tinkex.engine.sampler.sampler import SampleJob, Sampler
 from tinkex.engine.trainer.trainer import Trainer, TrainJob, TrainState
 
-__all__ = ["Ours", "Theirs", "datum", "finish", "random_tokens", "timed"]
+__all__ = ["Ours", "Theirs", "answers", "clock", "datum", "finish", "random_tokens", "timed"]
 
 RANK, ALPHA = 32, 32
 
@@ -28,11 +28,16 @@ def models_home() -> Path:
     return tinkex_home() / "models"
 
 
+def clock() -> float:
+    """Seconds; with one compute thread CPU seconds of this process, which other load changes least."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
 @contextmanager
 def timed(times: list[float]) -> Iterator[None]:
-    start = time.perf_counter()
+    start = clock()
     yield
-    times.append(time.perf_counter() - start)
+    times.append(clock() - start)
 
 
 def random_tokens(length: int, seed: int) -> list[int]:
@@ -48,6 +53,21 @@ def datum(length: int, seed: int, weighted: float = 1.0) -> types.Datum:
         types.ModelInput.from_ints(tokens[:-1]),
         {"target_tokens": tokens[1:], "weights": [float(i >= first) for i in range(length)]},
     )
+
+
+def answers(prompt: int, count: int, length: int) -> list[types.Datum]:
+    """Returns datums that begin with the same ``prompt`` tokens; the ``length`` tokens after it have weight 1."""
+    common = random_tokens(prompt, 0)
+    data = []
+    for seed in range(1, count + 1):
+        tokens = [*common, *random_tokens(length + 1, seed)]
+        weights = [float(i >= prompt - 1) for i in range(len(tokens) - 1)]
+        data.append(
+            types.Datum(
+                types.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:], "weights": weights}
+            )
+        )
+    return data
 
 
 class Ours:
@@ -69,8 +89,11 @@ class Ours:
             adapter.params + 0.001 * torch.randn(adapter.params.shape, generator=generator)
         )
 
-    def forward_backward(self, jobs: Sequence[tuple[TrainState, Sequence[types.Datum]]]) -> None:
-        for outcome in self.trainer.run([TrainJob(s, d, "cross_entropy") for s, d in jobs]):
+    def forward_backward(
+        self, jobs: Sequence[tuple[TrainState, Sequence[types.Datum]]], *, share_prefixes: bool = True
+    ) -> None:
+        train_jobs = [TrainJob(s, d, "cross_entropy") for s, d in jobs]
+        for outcome in self.trainer.run(train_jobs, share_prefixes=share_prefixes):
             if isinstance(outcome, Exception):
                 raise outcome
 
@@ -145,12 +168,12 @@ class Theirs:
         start = 0.0
         for step in range(new_tokens + 1):
             if step == 1:
-                start = time.perf_counter()
+                start = clock()
             probs_BV = torch.softmax(out.logits[:, -1], -1)
             next_B1 = torch.multinomial(probs_BV, 1)
             if step < new_tokens:
                 out = self.model(input_ids=next_B1, past_key_values=out.past_key_values, use_cache=True)
-        return time.perf_counter() - start
+        return clock() - start
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:

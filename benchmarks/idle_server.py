@@ -32,9 +32,7 @@ class IdleBackend(LocalBackend):
 
 def main() -> None:
     home = Path(sys.argv[1])
-    config = EngineConfig(
-        home=home, data_dir=None, models={"tiny/llama": str(home / "tiny")}, max_live_runs=1000, port=0
-    )
+    config = EngineConfig(home=home, data_dir=None, models={"tiny/llama": str(home / "tiny")}, port=0)
     engine = Engine(config, backend=IdleBackend(config))
     engine.start()
     engine.load_models().result()

@@ -75,12 +75,25 @@ class Connection:
     """One keep-alive connection."""
 
     def __init__(self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._head = f"Host: {server.host}\r\nX-API-Key: {server.key}\r\nContent-Type: application/json\r\n"
+        self._head = f"Host: {server.host}\r\nX-API-Key: {server.key}\r\n"
         self._reader, self.writer = reader, writer
 
     async def call(self, name: str, body: object, method: str = "POST") -> tuple[int, bytes]:
-        content = json.dumps(body).encode() if method == "POST" else b""
-        head = f"{method} /api/v1/{name} HTTP/1.1\r\n{self._head}Content-Length: {len(content)}\r\n\r\n"
+        return await self.send(method, name, json.dumps(body).encode() if method == "POST" else b"")
+
+    async def send(
+        self,
+        method: str,
+        name: str,
+        content: bytes,
+        content_type: str = "application/json",
+        encoding: str = "identity",
+    ) -> tuple[int, bytes]:
+        path = name if name.startswith("/") else f"/api/v1/{name}"
+        head = (
+            f"{method} {path} HTTP/1.1\r\n{self._head}Content-Type: {content_type}\r\n"
+            f"Content-Encoding: {encoding or 'identity'}\r\nContent-Length: {len(content)}\r\n\r\n"
+        )
         self.writer.write(head.encode() + content)
         response = await self._reader.readuntil(b"\r\n\r\n")
         fields = dict(line.lower().split(": ", 1) for line in response.decode("latin-1").split("\r\n")[1:-2])

@@ -1,6 +1,6 @@
 """Query a server's health and models, and compute the logprobs of a sentence.
 
-You will see the server's health, its models with their context lengths, every token of a sentence with its
+You will see the server's health, its models with their architectures and context lengths, every token of a sentence with its
 logprob, and the top-k alternatives at the last position.
 """
 
@@ -20,7 +20,10 @@ def main() -> None:
         print("health:", service.create_rest_client().get_health().result().status)
         models = service.get_server_capabilities().supported_models
         for one in models:
-            print(f"model:  {one.model_name}, context of {one.max_context_length or 'unknown'} tokens")
+            length = (
+                f"{one.max_context_length} tokens" if one.max_context_length else "a length it does not state"
+            )
+            print(f"model:  {one.model_name} ({one.arch or 'unknown architecture'}), context of {length}")
         model = os.environ.get("TINKER_BASE_MODEL") or models[0].model_name
 
         sampler = service.create_sampling_client(base_model=model)

@@ -1,7 +1,8 @@
-"""Log all events of a client, together with your own messages.
+"""Log all events of a client, and attach a logger to the whole process while it runs.
 
 You will see the session open and close and every request with its status and duration, as lines of Python's
-logging, and two messages of the program itself. Events never contain prompts, answers or keys.
+logging, and two messages of the program itself; then the requests of one sample in a logger that is attached to all
+clients of the process, and none after it is detached. Events never contain prompts, answers or keys.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import sys
 
 import tinkex
 from tinkex import types
-from tinkex.observability.events import LogSink, RequestStarted
+from tinkex.observability import process
+from tinkex.observability.events import LogSink, RequestFinished, RequestStarted
 
 
 class WithoutStarts:
@@ -32,16 +34,21 @@ def main() -> None:
     client_log, own_log = logging.getLogger("client"), logging.getLogger("program")
     client_log.setLevel(logging.DEBUG)  # the default level shows only what a user should know
     own_log.setLevel(logging.INFO)
+    logging.getLogger("process").setLevel(logging.INFO)
 
     base_url = os.environ.get("TINKER_BASE_URL") or "local"
     with tinkex.ServiceClient(base_url=base_url, events=WithoutStarts(client_log)) as service:
-        models = service.get_server_capabilities().supported_models
-        model = os.environ.get("TINKER_BASE_MODEL") or models[0].model_name
+        model = os.environ.get("TINKER_BASE_MODEL") or service.get_server_capabilities().model_names()[0]
         sampler = service.create_sampling_client(base_model=model)
-        prompt = types.ModelInput.from_ints(sampler.get_tokenizer().encode("Hello"))
+        prompt, params = types.ModelInput.from_text("Hello", sampler), types.SamplingParams(max_tokens=4)
         own_log.info("sampling from %s", model)
-        response = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=4)).result()
+        response = sampler.sample(prompt, 1, params).result()
         own_log.info("got %d tokens", len(response.sequences[0].tokens))
+
+        logger = process.attach_logger(logging.getLogger("process"), events=[RequestFinished])
+        sampler.sample(prompt, 1, params).result()
+        print("detached:", process.detach(logger))
+        sampler.sample(prompt, 1, params).result()
 
 
 if __name__ == "__main__":

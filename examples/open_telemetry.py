@@ -1,9 +1,9 @@
 """Trace one training step from your code to the optimizer with OpenTelemetry.
 
-You will see a line per finished span from the console exporter: your step, the client's operations, each HTTP
-request, and the queueing and execution of each operation in the engine, all with one trace id; then the trace as a
-tree. It needs opentelemetry-sdk. With a server, the tree ends at the requests; if the server exports its spans too,
-a collector shows both sides as one trace.
+You will see a line per finished span from the console exporter: your program, the client's operations, each
+request, and the queueing and execution of each operation in the engine, all with one trace id; then this one
+trace as a tree. It needs: pip install 'tinkex[engine,otel]' opentelemetry-sdk. With a server, the tree ends at the
+requests; if the server exports its spans too, a collector shows both sides as one trace.
 """
 
 from __future__ import annotations
@@ -37,30 +37,31 @@ def tree(span: ReadableSpan, depth: int = 0) -> None:
         tree(child, depth + 1)
 
 
+def train() -> None:
+    """Trains one step; the client continues the trace of its caller."""
+    base_url = os.environ.get("TINKER_BASE_URL") or "local"
+    with tinkex.ServiceClient(base_url=base_url) as service:
+        model = os.environ.get("TINKER_BASE_MODEL") or service.get_server_capabilities().model_names()[0]
+        training = service.create_lora_training_client(model, rank=4)
+        prompt = types.ModelInput.from_text("Traces lead from the loop to the step.", training)
+        tokens = prompt.to_ints()
+        datum = types.Datum(types.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})
+        with trace.get_tracer("example").start_as_current_span("my training step"):
+            backward = training.forward_backward([datum], "cross_entropy")
+            step = training.optim_step(types.AdamParams(learning_rate=1e-3))
+            print("loss", round(backward.result().loss, 3))
+            step.result()
+
+
 def main() -> None:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(formatter=line)))
     trace.set_tracer_provider(provider)  # traces all clients, existing and new
-    tracer = trace.get_tracer("example")
-
-    base_url = os.environ.get("TINKER_BASE_URL") or "local"
-    with tinkex.ServiceClient(base_url=base_url) as service:
-        models = service.get_server_capabilities().supported_models
-        model = os.environ.get("TINKER_BASE_MODEL") or models[0].model_name
-        training = service.create_lora_training_client(model, rank=4)
-        tokens = training.get_tokenizer().encode("Traces lead from the loop to the step.")
-        datum = types.Datum(
-            model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs={"target_tokens": tokens[1:]}
-        )
-        with tracer.start_as_current_span("my training step") as mine:
-            backward = training.forward_backward([datum], "cross_entropy")
-            step = training.optim_step(types.AdamParams(learning_rate=1e-3))
-            print("loss", round(backward.result().metrics["loss:sum"], 3))
-            step.result()
-
+    with trace.get_tracer("example").start_as_current_span("my program") as mine:
+        train()
     root = next(span for span in SPANS if span.context.span_id == mine.get_span_context().span_id)
     trace_ids = {span.context.trace_id for span in SPANS}
-    print(f"\n{len(SPANS)} spans in {len(trace_ids)} traces; this one is {root.context.trace_id:032x}:")
+    print(f"\n{len(SPANS)} spans in {len(trace_ids)} trace, {root.context.trace_id:032x}:")
     tree(root)
 
 

@@ -1,7 +1,7 @@
 """Stream an answer token by token, and cancel another one.
 
 You will see the answer appear token by token, the summary at the end of the stream, and a second stream that is
-closed after five tokens, which cancels the sample on the server.
+closed after five tokens, which cancels the sample on the server: its result is an error that says so.
 """
 
 from __future__ import annotations
@@ -31,9 +31,14 @@ def main() -> None:
                     print(f"\n[{event.num_tokens} tokens, {how}; stop reason {event.stop_reasons[0]}]")
 
         # Leaving the block closes the stream, which cancels the rest of the sample.
-        with sampler.sample_stream(prompt, 1, types.SamplingParams(max_tokens=200, seed=5)) as stream:
+        with sampler.sample_stream(prompt, 8, types.SamplingParams(max_tokens=200, stop=[])) as stream:
             first = [next(stream).token for _ in range(5)]
         print(f"[stopped after {len(first)} tokens: {tokenizer.decode(first)!r}]")
+        try:
+            service.poll(stream.request_id, types.SampleResponse).result()
+            print("[the server had finished it]")
+        except tinkex.RequestFailedError as error:
+            print(f"[on the server: {error}]")
 
 
 if __name__ == "__main__":

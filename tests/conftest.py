@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests.servers import ServedEngine, serve
-from tests.sessions import close_sessions
+from tests.sessions import close_official_sessions, close_sessions
 
 MIN_FAST_SHARE = 0.6
 """The part of all tests that the fast selection runs."""
@@ -37,11 +37,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Tests never assert absolute times: a busy machine must not fail an example for being slow.
 settings.register_profile("tinkex", deadline=None)
+settings.register_profile("fast", deadline=None, max_examples=25)
 settings.load_profile("tinkex")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="run no test that is marked slow")
+    parser.addoption(
+        "--fast",
+        action="store_true",
+        help="run no test that is marked slow, and fewer examples of properties",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("fast"):
+        settings.load_profile("fast")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -104,10 +114,17 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def no_session_outlives_its_module() -> Iterator[None]:
-    """Ends the heartbeats of clients that tests leave open, which would fail once their server has stopped."""
+def nothing_outlives_its_module() -> Iterator[None]:
+    """Ends the heartbeats of clients that tests leave open, which would fail once their server has stopped.
+
+    Then collects garbage, so that the warning of a connection that was never closed is an error in the module that
+    opened it. What is left is taken out of garbage collection, so that each collection has a module's objects only.
+    """
     yield
     close_sessions()
+    close_official_sessions()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -144,4 +161,13 @@ def served_engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """
     options = ("--model", f"tiny/llama={tiny_model}", "--max-live-runs", "2000")
     with serve(tmp_path_factory.mktemp("served"), *options) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def served_pool(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
+    """The same with two trainers and two samplers."""
+    options = ("--model", f"tiny/llama={tiny_model}", "--max-live-runs", "2000")
+    pool = ("--trainers", "2", "--samplers", "2", "--threads", "1")
+    with serve(tmp_path_factory.mktemp("pool"), *options, *pool) as engine:
         yield engine

@@ -11,21 +11,21 @@ KINDS = {"counter", "gauge", "histogram", "summary", "untyped"}
 
 
 def read_exposition(text: str) -> dict[str, float]:
-    """Every series of a page with its value; an ``AssertionError`` names the line that a scraper would refuse."""
+    """Every series of a page with its value; an ``AssertionError`` names the line that a scraper would reject."""
     found: dict[str, float] = {}
     kinds: dict[str, str] = {}
     assert text == "" or text.endswith("\n")
     for line in text.splitlines():
         if line.startswith("# TYPE "):
             name, kind = line.split()[2:]
-            assert name not in kinds, f"told twice: {line}"
+            assert name not in kinds, f"given twice: {line}"
             assert kind in KINDS, line
             kinds[name] = kind
         elif not line.startswith("#"):
             read = SERIES.fullmatch(line)
             assert read is not None, line
             series = line.rpartition(" ")[0]
-            assert series not in found, f"told twice: {line}"
+            assert series not in found, f"given twice: {line}"
             names = [label.partition("=")[0] for label in re.findall(r'\w+="', read["labels"] or "")]
             assert len(names) == len(set(names)), line
             family = re.sub(r"_(bucket|sum|count)$", "", read["name"])

@@ -65,6 +65,9 @@ class ScriptedServer:
     def on_session_heartbeat(self, value: Any, request: Request) -> Reply:
         return reply({})
 
+    def on_telemetry(self, value: Any, request: Request) -> Reply:
+        return reply({"status": "accepted"})
+
     def on_finish_session(self, value: Any, request: Request) -> Reply:
         return reply({})
 
@@ -150,7 +153,7 @@ def over_http(scripted: ScriptedServer) -> Iterator[str]:
             pass
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{http.server_port}"

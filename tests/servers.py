@@ -9,14 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.sessions import close_sessions
 
-READY = re.compile(r"(http://\S+)(?:.*?(tml-\S+))?")
+READY = re.compile(r"(https?://\S+)(?:.*?(tml-\S+))?")
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,17 @@ class ServedEngine:
 
 @contextmanager
 def serve(
-    home: Path, *arguments: str, env: Mapping[str, str] | None = None, patience_s: float = 120
+    home: Path,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    patience_s: float = 120,
+    launcher: Sequence[str] = (),
 ) -> Iterator[ServedEngine]:
-    """Starts a server on a free port, waits for its one line, and stops it by SIGTERM at the end."""
-    command = [sys.executable, "-m", "tinkex", "serve", "--port", "0", *arguments]
+    """Starts a server on a free port, waits for its one line, and stops it by SIGTERM at the end.
+
+    The ``launcher`` executes the server.
+    """
+    command = [*launcher, sys.executable, "-m", "tinkex", "serve", "--port", "0", *arguments]
     environment = {**os.environ, "TINKEX_HOME": str(home), **(env or {})}
     log = (home / "serve.log").open("wb")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment)

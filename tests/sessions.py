@@ -27,7 +27,7 @@ def close_sessions(base_url: str | None = None) -> None:
 
     async def close(session: Any) -> None:
         with contextlib.suppress(ClosedError):  # another session on the same connections has closed them
-            await session.close("success")
+            await session.finish("success")
 
     async def close_all() -> None:
         await asyncio.gather(*map(close, chosen))
@@ -35,15 +35,13 @@ def close_sessions(base_url: str | None = None) -> None:
     background().run(close_all())
 
 
-def close_official_sessions() -> bool:
-    """Ends the heartbeats of the official client's sessions in this process; returns whether there are any clients."""
-    holders = _instances("tinker.lib.internal_client_holder", "InternalClientHolder")
-    for holder in holders:
+def close_official_sessions() -> None:
+    """Ends the heartbeats of the official client's sessions in this process."""
+    for holder in _instances("tinker.lib.internal_client_holder", "InternalClientHolder"):
         # Without a session, which all REST clients share, or not constructed completely.
         with contextlib.suppress(AssertionError, AttributeError):
             holder.get_session_id()
             holder.run_coroutine_threadsafe(holder.aclose()).result(timeout=30)
-    return bool(holders)
 
 
 def _instances(module: str, name: str) -> list[Any]:

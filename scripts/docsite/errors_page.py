@@ -77,7 +77,7 @@ ADVICE: dict[str, tuple[str, str]] = {
         "Raise `timeout` for slow networks, or check whether the server is overloaded.",
     ),
     "CircuitOpenError": (
-        "Five consecutive requests of a kind failed, so the circuit breaker is open for 5 s; this request was not sent.",
+        "Consecutive requests to this endpoint, or connections to this server, failed, so a circuit breaker is open; this request was not sent.",
         "Retry after `error.retry_after_s`; see [retries and circuit breaker](guides/resilience.md).",
     ),
     "StreamInterruptedError": (
@@ -107,6 +107,10 @@ ADVICE: dict[str, tuple[str, str]] = {
     "ClosedError": (
         "A client was used after `close`, or after its `with` block.",
         "Fetch results inside the block, or create a new client.",
+    ),
+    "LoopStoppedError": (
+        "The event loop that all clients of the process share was stopped, by a callback for example, while the call was in flight.",
+        "Make the call again: it starts a new loop, and heartbeats resume. Whether the server executed the first one is unknown.",
     ),
     "RecoveryError": (
         "A lost run could not be restarted from any checkpoint; `error.__cause__` is the last failure.",
@@ -154,7 +158,7 @@ ADVICE: dict[str, tuple[str, str]] = {
         "Check for extreme weights, advantages or logprobs since the last step, lower the learning rate, or set `grad_clip_norm`.",
     ),
     "Busy": (
-        "The server is at capacity: its limit of live runs, or its disk.",
+        "The server is at capacity, such as the space on its disk.",
         "The client retries. If it persists, unload runs or delete checkpoints.",
     ),
     "OverQuota": (

@@ -14,7 +14,7 @@ TOKEN_BUDGET = 2048
 def turns() -> list[dict[str, Any]]:
     """Records which operations share a pass: Ada sends a backlog, Bob trains in small steps, Cleo starts later."""
     from tinkex.engine.operation import Kind, Operation
-    from tinkex.engine.scheduler import FairShare, Queue, next_turn
+    from tinkex.engine.scheduler import FairShare, Queue, next_turns
 
     queue = Queue(gap_timeout_s=300)
     numbers = dict.fromkeys(USERS, 0)
@@ -37,12 +37,12 @@ def turns() -> list[dict[str, Any]]:
         if len(recorded) == 4:
             for _ in range(3):
                 send("cleo", Kind.FORWARD_BACKWARD, 1024)
-        turn = next_turn(queue, share, TOKEN_BUDGET)
-        if turn is None:
+        taken = next_turns(queue, share, TOKEN_BUDGET)
+        if not taken:
             break
-        recorded.append(
-            {"operations": [[one.owner, one.kind.value, one.num_tokens] for one in turn.operations]}
-        )
+        recorded += [
+            {"operations": [[one.owner, one.kind.value, one.num_tokens] for one in turn]} for turn in taken
+        ]
     return recorded
 
 

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from tinkex import platform as platform
     from tinkex import recovery as recovery
     from tinkex import types as types
+    from tinkex._transport.breaker import CircuitBreaker as CircuitBreaker
+    from tinkex._transport.breaker import circuit_breakers as circuit_breakers
     from tinkex.clients.admin import AdminClient as AdminClient
     from tinkex.clients.rest import RestClient as RestClient
+    from tinkex.clients.retrying import with_retry as with_retry
+    from tinkex.clients.retrying import with_retry_async as with_retry_async
     from tinkex.clients.sampling import RetryConfig as RetryConfig
     from tinkex.clients.sampling import SamplingClient as SamplingClient
     from tinkex.clients.service import ServiceClient as ServiceClient
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from tinkex.errors import ExperimentalWarning as ExperimentalWarning
     from tinkex.errors import InsufficientStorageError as InsufficientStorageError
     from tinkex.errors import InternalServerError as InternalServerError
+    from tinkex.errors import LoopStoppedError as LoopStoppedError
     from tinkex.errors import NotFoundError as NotFoundError
     from tinkex.errors import PayloadTooLargeError as PayloadTooLargeError
     from tinkex.errors import PermissionDeniedError as PermissionDeniedError
@@ -109,6 +114,7 @@ __all__ = [
     "BillingError",
     "Checkpoint",
     "CheckpointType",
+    "CircuitBreaker",
     "CircuitOpenError",
     "ClosedError",
     "Config",
@@ -125,6 +131,7 @@ __all__ = [
     "ImageChunk",
     "InsufficientStorageError",
     "InternalServerError",
+    "LoopStoppedError",
     "LoraConfig",
     "LossHandle",
     "ModelID",
@@ -169,6 +176,7 @@ __all__ = [
     "__title__",
     "__version__",
     "auth",
+    "circuit_breakers",
     "errors",
     "gather",
     "losses",
@@ -177,13 +185,17 @@ __all__ = [
     "recovery",
     "resilient_training",
     "types",
+    "with_retry",
+    "with_retry_async",
 ]
 
 __title__ = "tinkex"
 
 _NAMES = {
+    "tinkex._transport.breaker": "CircuitBreaker circuit_breakers",
     "tinkex.clients.admin": "AdminClient",
     "tinkex.clients.rest": "RestClient",
+    "tinkex.clients.retrying": "with_retry with_retry_async",
     "tinkex.clients.sampling": "RetryConfig SamplingClient",
     "tinkex.clients.service": "ServiceClient",
     "tinkex.clients.training": "TrainingClient",
@@ -195,7 +207,7 @@ _NAMES = {
     "tinkex.errors": (
         "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError "
         "AuthenticationError BadRequestError BillingError CircuitOpenError ClosedError ConfigError ConflictError "
-        "ExperimentalWarning InternalServerError NotFoundError PermissionDeniedError RateLimitError RecoveryError "
+        "ExperimentalWarning InternalServerError LoopStoppedError NotFoundError PermissionDeniedError RateLimitError RecoveryError "
         "RequestErrorCategory RequestFailedError ResultExpiredError SetupError StreamInterruptedError TinkerError TinkexError "
         "UnprocessableEntityError UploadError InsufficientStorageError PayloadTooLargeError"
     ),

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_check
 from tinkex import types
 from tinkex._runtime import background
 from tinkex.errors import APIResponseValidationError
-from tinkex.futures import AwaitableConcurrentFuture
 
 if TYPE_CHECKING:
     from tinkex.clients.service import ServiceClient
@@ -152,7 +151,7 @@ class TinkexPlatform:
             self._runs[training.model_id] = training
             return PlatformSession(training.model_id, model)
 
-        return AwaitableConcurrentFuture(background().submit(create()))
+        return background().submit(create())
 
     def forward_backward(
         self,
@@ -176,7 +175,7 @@ class TinkexPlatform:
                 )
             return PassResult(loss, output.metrics, logprobs)
 
-        return AwaitableConcurrentFuture(background().submit(result()))
+        return background().submit(result())
 
     def optim_step(
         self, session: PlatformSession, optim_params: types.AdamParams
@@ -187,7 +186,7 @@ class TinkexPlatform:
         async def result() -> Mapping[str, float]:
             return (await future).metrics or {}
 
-        return AwaitableConcurrentFuture(background().submit(result()))
+        return background().submit(result())
 
     def save_checkpoint(self, session: PlatformSession, name: str) -> Deferred[str]:
         """Submits the saving of a checkpoint; the result is its ``tinker://`` path."""
@@ -196,7 +195,7 @@ class TinkexPlatform:
         async def result() -> str:
             return (await future).path
 
-        return AwaitableConcurrentFuture(background().submit(result()))
+        return background().submit(result())
 
     def training(self, session: PlatformSession) -> TrainingClient:
         """Returns the training client of a session, for everything that the four calls do not cover."""

@@ -160,6 +160,8 @@ def test_what_the_engine_uses_of_the_tokenizers_loads_no_client() -> None:
     assert ours == {
         "tinkex._version",
         "tinkex.errors",
+        "tinkex.errors.exchange",
+        "tinkex.errors.transience",
         "tinkex.observability",
         "tinkex.tokenizers",
         "tinkex.tokenizers.loading",

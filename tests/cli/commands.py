@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from contextlib import chdir
@@ -68,3 +69,27 @@ def _in_process(arguments: tuple[str, ...], env: dict[str, str], stdin: str, cwd
     )
     assert "Traceback" not in done.stderr, done.stderr
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def on_a_terminal(*arguments: str, env: dict[str, str], cwd: Path) -> str:
+    """Runs a command on a terminal and returns what it shows."""
+    terminal, child = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tinkex", *arguments],
+        stdout=child,
+        stderr=child,
+        cwd=cwd,
+        env={**os.environ, **env},
+    )
+    os.close(child)
+    shown = b""
+    try:
+        while chunk := os.read(terminal, 65536):
+            shown += chunk
+    except OSError:  # the other end is closed
+        pass
+    finally:
+        process.wait(120)
+        os.close(terminal)
+    assert process.returncode == 0, shown.decode()
+    return shown.decode()

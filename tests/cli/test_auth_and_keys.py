@@ -12,6 +12,10 @@ import pytest
 
 from tests.cli.commands import Done, tinkex
 from tests.servers import ServedEngine, serve
+from tests.unit.engine.store.test_space import old_database
+from tinkex.engine.store import Store
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +46,7 @@ def wait_until_rejected(server: ServedEngine, key: str) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_login_checks_and_stores_the_key_for_every_program(
     server: tuple[ServedEngine, Path], tmp_path: Path
 ) -> None:
@@ -73,6 +78,7 @@ def test_a_login_checks_and_stores_the_key_for_every_program(
     assert (gone.code, gone.out) == (1, "Credentials available: no\n")
 
 
+@pytest.mark.slow
 def test_credentials_are_interchangeable_with_the_official_program(
     server: tuple[ServedEngine, Path], tmp_path: Path
 ) -> None:
@@ -94,6 +100,7 @@ def test_credentials_are_interchangeable_with_the_official_program(
     assert (ours.default, ours.default_key.key, len(ours.keys)) == ("99", "tml-other", 2)
 
 
+@pytest.mark.slow
 def test_logout_revokes_a_key_generated_for_this_machine(
     server: tuple[ServedEngine, Path], tmp_path: Path
 ) -> None:
@@ -110,12 +117,14 @@ def test_logout_revokes_a_key_generated_for_this_machine(
     wait_until_rejected(engine, key)
 
 
+@pytest.mark.slow
 def test_whoami_prints_the_user(server: tuple[ServedEngine, Path]) -> None:
     engine, _ = server
     printed = tinkex("auth", "whoami", "--json", server=engine)
     assert printed.json["user_urn"] == "tml:user:local"
 
 
+@pytest.mark.slow
 def test_keys_are_created_listed_and_revoked_while_the_server_runs(server: tuple[ServedEngine, Path]) -> None:
     engine, data = server
     directory = ("--data-dir", str(data))
@@ -128,11 +137,29 @@ def test_keys_are_created_listed_and_revoked_while_the_server_runs(server: tuple
     assert made["key"] not in tinkex("keys", "list", *directory).out
     key_id = str(made["key_id"])
     assert "Nothing was revoked" in tinkex("keys", "revoke", key_id, *directory, stdin="n\n").out
+    unanswered = tinkex("keys", "revoke", key_id, *directory)
+    assert (unanswered.code, unanswered.out) == (1, "")
+    assert "--yes" in unanswered.err
     assert tinkex("keys", "revoke", key_id, "-y", *directory).out == "Revoked 1 key.\n"
     wait_until_rejected(engine, made["key"])
     again = tinkex("keys", "revoke", key_id, "9999", "-y", "--json", *directory)
     assert again.code == 1
     assert json.loads(again.out) == {"revoked": [], "failed": [made["key_id"], 9999]}
+
+
+def test_an_operator_key_is_created_only_when_it_is_asked_for(server: tuple[ServedEngine, Path]) -> None:
+    _, data = server
+    directory = ("--data-dir", str(data))
+    before = tinkex("keys", "list", *directory, "--json").json["keys"]
+    silent = tinkex("keys", "create", "local", *directory)
+    assert (silent.code, silent.out) == (2, "")
+    assert "--operator" in silent.err
+    other = tinkex("keys", "create", "grace", "--operator", *directory)
+    assert (other.code, other.out) == (2, "")
+    assert tinkex("keys", "list", *directory, "--json").json["keys"] == before
+    made = tinkex("keys", "create", "local", "--operator", *directory, "--json").json
+    assert made["user"] == "local"
+    assert tinkex("keys", "revoke", str(made["key_id"]), "--yes", *directory).code == 0
 
 
 def test_a_directory_without_a_server_is_rejected(tmp_path: Path) -> None:
@@ -197,6 +224,7 @@ def test_a_login_at_an_unreachable_server_fails_fast(tmp_path: Path) -> None:
     assert "http://127.0.0.1:9" in done.err
 
 
+@pytest.mark.slow
 def test_the_doctor_reports_the_process_that_holds_the_data_directory(
     server: tuple[ServedEngine, Path],
 ) -> None:
@@ -205,3 +233,23 @@ def test_the_doctor_reports_the_process_that_holds_the_data_directory(
     (found,) = (check for check in done["checks"] if check["check"] == "data directory")
     assert found["state"] == "note"
     assert f"process {engine.pid}" in found["detail"]
+
+
+def test_the_doctor_compacts_a_database_that_cannot_shrink(tmp_path: Path) -> None:
+    old_database(tmp_path / "engine.db")
+    data = {"TINKEX_DATA_DIR": str(tmp_path)}
+
+    def found(*options: str) -> dict[str, str]:
+        done = tinkex("doctor", "--local", "--json", *options, home=tmp_path / "home", **data)
+        checks = json.loads(done.out)["checks"]
+        (check,) = (each for each in checks if each["check"] == "data directory")
+        return dict(check)
+
+    assert found()["state"] == "note"
+    assert "tinkex doctor --compact" in found()["fix"]
+    assert (found("--compact")["state"], found()["state"]) == ("ok", "ok")
+    with Store(tmp_path) as store:
+        assert store.database.can_shrink
+        assert store.sessions.get("s") is not None
+        used = found("--compact")
+        assert (used["state"], "in use" in used["detail"]) == ("problem", True)

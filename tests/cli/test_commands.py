@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,6 +92,24 @@ def test_runs_are_listed_with_selected_columns_and_described(served_engine: Serv
     assert (unknown.code, unknown.out) == (1, "")
 
 
+@pytest.mark.slow
+def test_a_saved_checkpoint_has_a_default_name_and_is_described_in_a_file(
+    served_engine: ServedEngine, tmp_path: Path
+) -> None:
+    file = tmp_path / "saved.json"
+    arguments = ("checkpoint", "save", "--base-model", MODEL, "--rank", "2", "-o", str(file))
+    shown = tinkex(*arguments, "--format", "json", server=served_engine).json
+    assert shown == json.loads(file.read_text())
+    assert shown["path"].endswith("/sampler_weights/checkpoint-llama")
+    assert (shown["base_model"], shown["kind"], shown["model_id"]) == (
+        MODEL,
+        "sampler",
+        run_of(shown["path"]),
+    )
+    listed = tinkex("checkpoint", "list", "--run-id", shown["model_id"], "--json", server=served_engine).json
+    assert (listed["total"], listed["shown"]) == (1, 1)
+
+
 def test_checkpoints_are_listed_described_published_and_given_a_ttl(
     served_engine: ServedEngine, saved: str
 ) -> None:
@@ -98,7 +117,10 @@ def test_checkpoints_are_listed_described_published_and_given_a_ttl(
     assert listed["run_id"] == run_of(saved)
     assert [one["tinker_path"] for one in listed["checkpoints"]] == [saved]
     table = tinkex("checkpoint", "list", "--limit", "0", server=served_engine).out
-    assert re.search(r"weights/first\s+training\s+\d+\.\d KB\s+No\s+just now\s+Never\s+tinker://", table)
+    assert re.search(
+        r"weights/first\s+training\s+tiny/llama\s+\d+\.\d KB\s+No\s+(?:just now|\d+ minutes? ago)\s+Never\s+tinker://",
+        table,
+    )
     assert tinkex("checkpoint", "publish", saved, server=served_engine).out == f"Published {saved}.\n"
     assert tinkex("checkpoint", "set-ttl", saved, "--ttl", "7200", "-q", server=served_engine).out == ""
     info = tinkex("checkpoint", "info", saved, "--json", server=served_engine).json
@@ -118,17 +140,20 @@ def test_delete_asks_for_confirmation_and_reports_each_failure(
         tinkex("checkpoint", "save", "--model-path", saved, "--name", name, "--json", server=served_engine).json["path"]
         for name in ("one", "two")
     ]  # fmt: skip
-    for answer in ("n\n", ""):
-        aborted = tinkex("checkpoint", "delete", paths[0], stdin=answer, server=served_engine)
-        assert aborted.code == 0
-        assert "Delete 1 checkpoint permanently?" in aborted.err
-        assert "Nothing was deleted" in aborted.out
+    declined = tinkex("checkpoint", "delete", paths[0], stdin="n\n", server=served_engine)
+    assert (declined.code, declined.out) == (0, "Nothing was deleted.\n")
+    assert "Delete 1 checkpoint permanently?" in declined.err
+    # Without an answer, as in a script, the command must not look as if it had deleted something.
+    unanswered = tinkex("checkpoint", "delete", paths[0], server=served_engine)
+    assert (unanswered.code, unanswered.out) == (1, "")
+    assert "--yes" in unanswered.err
     missing = paths[0].replace("one", "none")
     done = tinkex("checkpoint", "delete", paths[0], missing, "--yes", "--json", server=served_engine)
     assert done.code == 1
     result = json.loads(done.out)
     assert result["deleted_count"] == 1
     assert [failure["tinker_path"] for failure in result["failed"]] == [missing]
+    assert "list_user_checkpoints" not in result["failed"][0]["error"], "a command advises commands"
     assert missing in done.err
     run_id = run_of(paths[1])
     filtered = tinkex(
@@ -268,6 +293,55 @@ def test_every_sampling_option_is_honoured(served_engine: ServedEngine, saved: s
     assert tinkex("sample", "x", "--top-p", "2", server=served_engine).code == 2
 
 
+def test_samples_of_a_schema_a_regex_and_a_grammar(served_engine: ServedEngine, tmp_path: Path) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "sum.lark"
+    schema.write_text('{"enum": [true, {"a": [1]}]}', encoding="utf-8")
+    grammar.write_text('start: /[0-9]/ "+" /[0-9]/', encoding="utf-8")
+    common = ("sample", "A sum", "--raw", "--max-tokens", "60", "--seed", "1")
+    done = tinkex(*common, "--json-schema", str(schema), server=served_engine)
+    assert json.loads(done.out) in (True, {"a": [1]}), done.err
+    assert re.fullmatch(
+        r"[0-9]\+[0-9]\n", tinkex(*common, "--grammar", str(grammar), server=served_engine).out
+    )
+    matched = tinkex(*common, "--regex", "a{3}", "--json", server=served_engine).json["sequences"][0]
+    assert (matched["text"], matched["stop_reason"]) == ("aaa", "stop")
+
+
+def test_min_p_penalties_and_biases_reach_the_server(served_engine: ServedEngine) -> None:
+    common = ("sample", "A", "--raw", "--max-tokens", "5", "--stop-token", "0", "--json")
+    greedy, close = (
+        tinkex(*common, *options, server=served_engine).json["sequences"][0]["tokens"]
+        for options in (("--temperature", "0"), ("--min-p", "1"))
+    )
+    assert greedy == close
+    biased = tinkex(*common, "--logit-bias", "70=100", "--logit-bias", "71=-100", server=served_engine)
+    assert biased.json["sequences"][0]["tokens"] == [70] * 5
+    penalised = tinkex(
+        *common, "--temperature", "0", "--presence-penalty", "2", "--frequency-penalty", "2", "--repetition-penalty", "9",
+        server=served_engine,
+    )  # fmt: skip
+    assert len(set(penalised.json["sequences"][0]["tokens"])) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--min-p", "2"), "min_p"),
+        (("--logit-bias", "word=1"), "word=1"),
+        (("--regex", "a", "--grammar", __file__), "--regex and --grammar"),
+        (("--json-schema", __file__), "not JSON"),
+        (("--regex", "(a"), "unclosed"),
+    ],
+)
+def test_a_sampling_option_that_cannot_work_is_an_error_that_names_it(
+    served_engine: ServedEngine, options: tuple[str, ...], named: str
+) -> None:
+    done = tinkex("sample", "x", *options, server=served_engine)
+    assert done.code in {1, 2}
+    assert named in done.err
+    assert done.out == ""
+
+
 def test_an_unreachable_server_is_an_error_that_names_its_url(tmp_path: Path) -> None:
     done = tinkex(
         "run", "list", "--base-url", "http://127.0.0.1:9", "--api-key", "tml-x", TINKEX_MAX_RETRIES="0", home=tmp_path
@@ -294,10 +368,12 @@ def test_interactive_commands_retry_a_few_times_and_training_retries_longer(
 ) -> None:
     monkeypatch.delenv("TINKEX_MAX_RETRIES", raising=False)
     invocation = Invocation(base_url="http://127.0.0.1:9", api_key="tml-x")
-    assert invocation.rest()._caller.config.max_retries == INTERACTIVE_RETRIES
+    assert invocation.config(max_retries=INTERACTIVE_RETRIES).max_retries == INTERACTIVE_RETRIES
     assert invocation.config().max_retries is None
     monkeypatch.setenv("TINKEX_MAX_RETRIES", "0")
-    assert invocation.rest()._caller.config.max_retries == 0
+    assert invocation.config(max_retries=INTERACTIVE_RETRIES).max_retries == 0
+    with pytest.raises(APIConnectionError):
+        invocation.rest().get_health().result(30)
     try:
         with pytest.raises(APIConnectionError):
             invocation.service()
@@ -335,6 +411,61 @@ def test_without_json_an_error_is_one_line_and_a_hint(served_engine: ServedEngin
     assert "tinkex run list" in hint
 
 
+def test_known_models_are_listed_without_a_server(tiny_model: Path, tmp_path: Path) -> None:
+    models = tmp_path / ".tinkex" / "models"
+    shutil.copytree(tiny_model, models / "HuggingFaceTB--SmolLM2-135M-Instruct")
+    shutil.copytree(tiny_model, models / "me--mine")
+    (models / "half").mkdir()
+    listed = tinkex("model", "list", "--known", "--json", home=tmp_path).json["models"]
+    here = {one["model"]: one["directory"] for one in listed if one["directory"]}
+    assert here == {
+        "HuggingFaceTB/SmolLM2-135M-Instruct": str(models / "HuggingFaceTB--SmolLM2-135M-Instruct"),
+        "me/mine": str(models / "me--mine"),
+    }
+    assert [one["model"] for one in listed if one["tested"]] == ["HuggingFaceTB/SmolLM2-135M-Instruct"]
+    assert {one["licence"] for one in listed if one["model"] == "me/mine"} == {None}
+    table = tinkex("model", "list", "--known", "135m", home=tmp_path).out
+    for words in ("yes", "135 M", "256.6 MB", "513.1 MB", "Apache-2.0", "tests"):
+        assert words in table
+    missing = tinkex("model", "list", "--known", "gpt", home=tmp_path)
+    assert missing.code != 0
+    assert "tinkex model pull NAME" in missing.err
+
+
+@pytest.mark.slow
+def test_a_model_is_exported_as_gguf_and_read_again(tiny_model: Path, tmp_path: Path) -> None:
+    wrote = tinkex("model", "export", str(tiny_model), "tiny.gguf", home=tmp_path, cwd=tmp_path, process=True)
+    assert wrote.out.startswith("Wrote tiny.gguf (")
+    assert "F16). Run it with: llama-cli -m tiny.gguf" in wrote.out
+    assert wrote.err == "reading the tokenizer\nmerging weights\n"
+    again = tinkex("model", "pull", "tiny.gguf", "--json", home=tmp_path, cwd=tmp_path, process=True).json
+    assert (Path(again["directory"]) / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("model", "export", "{model}", "taken.gguf"), "exists already; choose another name"),
+        (("model", "export", "{model}", "new"), "ends in .gguf, such as new.gguf"),
+        (("model", "export", "{model}", "new.gguf", "--gguf", "q4_0"), "'q4_0' is not one of 'f16', 'q8_0'"),
+        (("checkpoint", "merge", "adapter", "new.gguf"), "add --gguf f16 or --gguf q8_0"),
+        (("checkpoint", "merge", "adapter", "new", "--gguf", "f16"), "ends in .gguf, such as new.gguf"),
+        (
+            ("checkpoint", "merge", "adapter", "new.gguf", "--gguf", "f16", "--dtype", "float16"),
+            "--dtype is for model directories",
+        ),
+    ],
+)  # fmt: skip
+def test_an_export_that_cannot_be_says_what_to_type(
+    tiny_model: Path, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "taken.gguf").touch()
+    typed = [argument.format(model=tiny_model) for argument in arguments]
+    failed = tinkex(*typed, home=tmp_path, cwd=tmp_path)
+    assert failed.code != 0
+    assert words in failed.err
+
+
 @pytest.mark.slow
 def test_every_checkpoint_command_works_on_the_embedded_engine(tiny_model: Path, tmp_path: Path) -> None:
     models = f"tiny={tiny_model}"
@@ -356,21 +487,54 @@ def test_every_checkpoint_command_works_on_the_embedded_engine(tiny_model: Path,
         home=tmp_path, cwd=tmp_path, process=True, TINKEX_MODELS=models,
     ).json  # fmt: skip
     assert (tmp_path / merged["destination"] / "config.json").is_file()
-    imported = tinkex(
-        "checkpoint", "import", got["destination"], "--name", "again", "--local", "--json",
-        home=tmp_path, process=True, TINKEX_MODELS=models,
+    exported = tinkex(
+        "checkpoint", "merge", made["path"], "merged.gguf", "--gguf", "q8_0", "--local", "--json",
+        home=tmp_path, cwd=tmp_path, process=True, TINKEX_MODELS=models,
     ).json  # fmt: skip
-    for more, stderr in (((), "loading tiny-llama\n"), (("--quiet",), "")):
+    assert (tmp_path / exported["destination"]).stat().st_size == exported["size_bytes"]
+    uploaded = tinkex(
+        "checkpoint", "upload", got["destination"], "--local", "--json",
+        home=tmp_path, process=True, TINKEX_MODELS=models,
+    )  # fmt: skip
+    assert "experimental" not in uploaded.err
+    imported = uploaded.json
+    for more, stderr in (
+        ((), "starting the engine in this process\nloading tiny-llama\n"),
+        (("--quiet",), ""),
+    ):
         text = tinkex(
-            "sample", "The sea", "--model-path", imported["path"], "--max-tokens", "2", "--local", *more,
+            "sample", "The sea", "--model-path", imported["checkpoint_path"], "--max-tokens", "2", "--local", *more,
             home=tmp_path, process=True, TINKEX_MODELS=models,
         )  # fmt: skip
         assert (text.code, text.err) == (0, stderr)
-    elsewhere = tinkex("checkpoint", "import", got["destination"], "--api-key", "tml-x", home=tmp_path)
-    assert elsewhere.code == 1
-    assert "--local" in elsewhere.err
 
 
+@pytest.mark.slow
+def test_checkpoints_are_uploaded_and_searched(
+    served_engine: ServedEngine, saved: str, tmp_path: Path
+) -> None:
+    got = tinkex("checkpoint", "download", saved, "-o", str(tmp_path), "--json", server=served_engine).json
+    table = tinkex(
+        "checkpoint", "upload", got["destination"], "--project", "cli-uploads", server=served_engine
+    )
+    assert table.code == 0, table.err
+    path = re.search(r"tinker://\S+/external_weights/uploaded", table.out)
+    search = ("checkpoint", "search", "--project", "cli-uploads", "--base-model", MODEL, "--type", "external")
+    found = tinkex(*search, "--json", server=served_engine).json["checkpoints"]
+    assert [(one["tinker_path"], one["base_model"]) for one in found] == [(path[0], MODEL)]
+    assert path[0] in tinkex(*search, "--limit", "0", server=served_engine).out
+    assert "0 checkpoints" in tinkex(*search, "--metadata", "a=b", server=served_engine).out
+    others = tinkex("checkpoint", "search", "--owner", "nobody", "--json", server=served_engine)
+    assert others.json == {"checkpoints": []}
+    for wrong in (("--metadata", "a"), ("--owner", "x", "--accessible"), ("--limit", "-1")):
+        assert tinkex("checkpoint", "search", *wrong, server=served_engine).code == 2
+    unknown = tinkex("checkpoint", "search", "--project", "of-nobody", server=served_engine)
+    assert (unknown.code, "of-nobody" in unknown.err) == (1, True)
+    nothing = tinkex("checkpoint", "upload", str(tmp_path), server=served_engine)
+    assert (nothing.code, "is not a PEFT adapter" in nothing.err) == (1, True)
+
+
+@pytest.mark.slow
 def test_ctrl_c_at_a_confirmation_aborts_the_command(served_engine: ServedEngine, saved: str) -> None:
     environment = {**os.environ, "TINKER_BASE_URL": served_engine.url, "TINKER_API_KEY": served_engine.key}
     process = subprocess.Popen(

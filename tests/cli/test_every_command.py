@@ -159,6 +159,15 @@ def train(recipe: str, example: Mapping[str, Any], *options: str) -> Case:
     return case
 
 
+def chat(target: Target, *form: str) -> Done:
+    return target("chat", "--max-tokens", "3", *form, stdin="The sea\n")
+
+
+def evaluate(target: Target, *form: str) -> Done:
+    (target.home / "task.jsonl").write_text('{"prompt": "The sea", "answer": "wet"}\n')
+    return target("eval", "task.jsonl", "--max-tokens", "3", *form)
+
+
 def delete(target: Target, *form: str) -> Done:
     return target("checkpoint", "delete", target.new_checkpoint(), "--yes", *form)
 
@@ -179,20 +188,10 @@ def push_hf(target: Target, *form: str) -> Done:
         return target("checkpoint", "push-hf", path, *form, process=True, **env)
 
 
-def import_(target: Target, *form: str) -> Done:
+def upload(target: Target, *form: str) -> Done:
     folder = target.home / "adapters"
     got = target("checkpoint", "download", target.path, "-o", str(folder), "--force", "--json").json
-    name = target.new("in")
-    return target(
-        "checkpoint",
-        "import",
-        got["destination"],
-        "--name",
-        name,
-        *form,
-        process=True,
-        **separate_data_dir(target),
-    )
+    return target("checkpoint", "upload", got["destination"], "--base-model", target.model, *form)
 
 
 def logged_in(target: Target) -> dict[str, str]:
@@ -255,8 +254,11 @@ CASES: Mapping[Command, Case] = {
     ("train", "dpo"): train("dpo", PAIR),
     ("train", "grpo"): train("grpo", PAIR, "--reward-regex", "e", "--group-size", "2", "--max-tokens", "2"),
     ("sample",): plain("sample", "The sea", "--max-tokens", "3"),
+    ("chat",): chat,
+    ("eval",): evaluate,
     ("model", "list"): plain("model", "list"),
     ("model", "pull"): plain("model", "pull", "{model_dir}"),
+    ("model", "export"): plain("model", "export", "{model_dir}", "{new}.gguf"),
     ("model", "info"): plain("model", "info", "{model}"),
     ("run", "list"): plain("run", "list"),
     ("run", "info"): plain("run", "info", "{run}"),
@@ -269,7 +271,8 @@ CASES: Mapping[Command, Case] = {
     ("checkpoint", "unpublish"): plain("checkpoint", "unpublish", "{path}"),
     ("checkpoint", "set-ttl"): plain("checkpoint", "set-ttl", "{path}", "--remove"),
     ("checkpoint", "push-hf"): push_hf,
-    ("checkpoint", "import"): import_,
+    ("checkpoint", "search"): plain("checkpoint", "search", "--type", "training"),
+    ("checkpoint", "upload"): upload,
     ("checkpoint", "merge"): plain("checkpoint", "merge", "{path}", "{new}", "--base-model", "{model_dir}"),
     ("session", "list"): plain("session", "list"),
     ("session", "info"): plain("session", "info", "{session}"),
@@ -290,7 +293,6 @@ CASES: Mapping[Command, Case] = {
 REJECTED: Mapping[tuple[str, Command], str] = {
     ("local", ("auth", "login")): "needs no key",
     ("local", ("auth", "whoami")): "needs no key",
-    ("server", ("checkpoint", "import")): "--local",
 }
 """Commands that a target rejects, and a part of the error."""
 

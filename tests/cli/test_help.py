@@ -46,6 +46,7 @@ def every_command(group: click.Command = root, path: tuple[str, ...] = ()) -> li
 COMMANDS = every_command()
 
 
+@pytest.mark.slow
 def test_all_help_together_loads_nothing_heavy() -> None:
     program = (
         "import contextlib, io, sys\n"
@@ -112,12 +113,14 @@ def test_all_commands_and_options_of_the_official_program_exist() -> None:
         assert expected <= ours[path], path
 
 
+@pytest.mark.slow
 def test_an_unknown_command_suggests_the_closest() -> None:
     done = tinkex("checkpont", process=True)
     assert (done.code, done.out) == (2, "")
     assert "Did you mean 'checkpoint'?" in done.err
 
 
+@pytest.mark.slow
 def test_the_error_for_a_missing_key_names_every_solution(tmp_path) -> None:
     done = tinkex("run", "list", home=tmp_path, process=True)
     assert (done.code, done.out) == (1, "")
@@ -137,3 +140,32 @@ def test_the_version_as_text_and_json() -> None:
     value = tinkex("version", "--deps", "--json").json
     assert value["dependencies"]["numpy"]
     assert tinkex("-f", "json", "version").json == {"version": value["version"]}
+
+
+@pytest.mark.parametrize("path", [(), ("train",), ("checkpoint",), ("model",)], ids=" ".join)
+def test_a_command_group_alone_prints_its_help(path: tuple[str, ...]) -> None:
+    done = tinkex(*path)
+    assert (done.code, done.err) == (0, "")
+    assert done.out == tinkex(*path, "-h").out
+
+
+@pytest.mark.parametrize(
+    "path", [("version",), ("completion",), ("keys", "list"), ("model", "pull")], ids=" ".join
+)
+def test_commands_without_a_server_show_no_options_for_one(path: tuple[str, ...]) -> None:
+    shown = tinkex(*path, "-h").out
+    assert "--json" in shown
+    for option in ("--base-url", "--api-key", "--timeout", "--local"):
+        assert option not in shown
+
+
+def test_options_are_explained_in_plain_words() -> None:
+    shown = " ".join(tinkex("train", "grpo", "-h").out.split())
+    for text in (
+        "Maximum tokens per example.",
+        "Maximum new tokens of an answer.",
+        "Random seed for adapter and shuffling.",
+        "Expire after this many seconds",
+    ):
+        assert text in shown
+    assert "Expire after this many seconds." in " ".join(tinkex("checkpoint", "save", "-h").out.split())

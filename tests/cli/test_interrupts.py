@@ -20,7 +20,7 @@ from tests.unit.engine.model.hub_server import hub_server
 
 pytestmark = pytest.mark.slow
 
-RESUME_HINT = "Hint: run the same command again to resume the download\n"
+RESUME_HINT = "Run the same command again to resume the download.\n"
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_an_interrupted_push_leaves_the_repository_unchanged_and_can_be_repeated
                "HF_HUB_DISABLE_XET": "1", **proxied(proxy, served_engine)}  # fmt: skip
         command = ("checkpoint", "push-hf", saved, "--repo", "ada/mine")
         stopped = interrupted(*command, when=proxy.stalled.is_set, home=tmp_path, **env)
-        assert stopped.err.endswith("Hint: the repository is unchanged; run the same command again\n")
+        assert stopped.err.endswith("The repository is unchanged; run the same command again.\n")
         assert hub_.repos == {}
         proxy.released.set()
         assert tinkex(*command, "--json", cwd=tmp_path, process=True, **env).json["repo_id"] == "ada/mine"
@@ -143,6 +143,6 @@ def test_an_interrupted_run_prints_the_resume_command_as_text_or_json(
 
     stopped = interrupted("train", "sft", str(data), *more, when=trained, home=tmp_path, **env)
     assert stopped.out == ""
-    assert f"resume with: tinkex train sft --resume {run}" in stopped.err
+    assert f"Resume with: tinkex train sft --resume {run}" in stopped.err
     if form:
         assert stopped.err.strip().count("\n") == 0, "one JSON object and nothing else"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.official_process import official_command
 from tests.servers import ServedEngine
 
 pytestmark = pytest.mark.slow
@@ -76,7 +76,7 @@ def test_the_official_client_trains_saves_samples_and_resumes(
         "HF_HUB_OFFLINE": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "tiny/llama"],
+        official_command("-c", PROGRAM, "tiny/llama"),
         capture_output=True,
         text=True,
         timeout=300,

@@ -179,7 +179,7 @@ def test_a_signal_stops_the_server_cleanly_while_clients_wait(
         poll.start()
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=30) as idle:
-            idle.sendall(b"GET /api/v1/healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            idle.sendall(b"GET /api/v1/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert b"200 OK" in idle.recv(4096)
             process.send_signal(number)
             assert process.wait(20) == 0

@@ -64,6 +64,14 @@ class Running:
                 found: dict[str, Any] = json.loads(body)
                 return found
 
+    @property
+    def listens(self) -> bool:
+        try:
+            self.call("/api/v1/healthz")
+        except OSError:
+            return False
+        return True
+
     def metric(self, name: str) -> float:
         text = self.call("/metrics")[2].decode()
         (value,) = re.findall(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
@@ -94,14 +102,7 @@ def running(home: Path, *arguments: str, trusted: ssl.SSLContext | None = None) 
 def test_a_certificate_enables_https(tiny_model: Path, tmp_path: Path) -> None:
     files = certificates(tmp_path)
     trusted = ssl.create_default_context(cafile=str(files.authority))
-    arguments = (
-        "--model",
-        f"tiny={tiny_model}",
-        "--tls-cert",
-        str(files.server),
-        "--tls-key",
-        str(files.key),
-    )
+    arguments = ("--model", f"tiny={tiny_model}", *files.options)
     with running(tmp_path, *arguments, trusted=trusted) as server:
         assert server.url.startswith("https://127.0.0.1:")
         assert server.call("/api/v1/healthz")[0] == 200
@@ -184,18 +185,26 @@ def test_health_is_starting_until_all_models_are_loaded(tiny_model: Path, tmp_pa
     assert set(seen[:-1]) == {(503, "starting: models are being loaded")}
 
 
-@pytest.mark.parametrize(("proxy", "trusted"), [("127.0.0.1", True), ("10.0.0.5", False)])
-def test_only_a_trusted_proxy_sets_the_client_address(
-    proxy: str, trusted: bool, tiny_model: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("named", "trusted"),
+    [(("--behind-proxy", "127.0.0.1"), True), (("--behind-proxy", "10.0.0.5"), False), ((), False)],
+)
+def test_only_a_proxy_that_is_named_sets_the_client_address(
+    named: tuple[str, ...], trusted: bool, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """Clients on other machines do not receive directories of the server's machine."""
-    with running(tmp_path, "--model", f"tiny={tiny_model}", "--behind-proxy", proxy) as server:
+    elsewhere = {"X-Forwarded-For": "203.0.113.9"}
+    with running(tmp_path, "--model", f"tiny={tiny_model}", *named) as server:
+        assert server.call("/api/v1/sessions", **elsewhere, X_API_Key="tml-guess")[0] == 401
+        entries = json.loads(server.call("/api/v1/audit")[2])["entries"]
+        hosts = [entry["event_details"]["host"] for entry in entries if entry["event"] == "login_refused"]
+        assert hosts == ["203.0.113.9" if trusted else "127.0.0.1"]
+        # Clients on other machines do not receive directories of the server's machine, whichever proxy forwards them.
         session = server.post("create_session", {})["session_id"]
         create = {"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 4}}
         run_id = server.result(server.post("create_model", create)["request_id"])["model_id"]
-        elsewhere = {"X-Forwarded-For": "203.0.113.9"}
-        _, _, info = server.call("/api/v1/get_info", {"model_id": run_id}, **elsewhere)
-        assert (str(tiny_model) in info.decode()) is not trusted
+        for headers in (elsewhere, {}):
+            _, _, info = server.call("/api/v1/get_info", {"model_id": run_id}, **headers)
+            assert (str(tiny_model) in info.decode()) is (headers == {})
 
 
 def long_pass(run_id: str) -> dict[str, Any]:
@@ -230,9 +239,11 @@ def test_a_running_operation_does_not_block_the_shutdown_and_runs_at_the_next_st
         request_id = server.post("forward_backward", long_pass(run_id))["request_id"]
         while server.metric('tinkex_operations{kind="forward_backward",state="running"}') < 1:
             pass
-        for _ in range(signals):
+        server.process.send_signal(signal.SIGTERM)
+        if signals == 2:
+            while server.listens:
+                pass
             server.process.send_signal(signal.SIGTERM)
-            time.sleep(0.3)
         assert server.process.wait(60) == (0 if signals == 1 else 128 + signal.SIGTERM)
         assert "will run at the next start" in server.log
         assert "Traceback" not in server.log

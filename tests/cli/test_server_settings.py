@@ -30,8 +30,23 @@ def test_every_field_of_the_engine_can_be_set_and_has_the_same_default() -> None
     assert (fields["worker"].default, SETTINGS["worker"].default) == ("thread", "process")
 
 
-VALUES = {"integer": 7, "bytes": "3M", "seconds": "11s", "boolean": True, "path": "somewhere"}
-PARSED = {"integer": 7, "bytes": 3 * 2**20, "seconds": 11.0, "boolean": True, "path": Path("somewhere")}
+ORIGINS = ("https://a.example", "http://localhost:3000")
+VALUES = {
+    "integer": 7,
+    "bytes": "3M",
+    "seconds": "11s",
+    "boolean": True,
+    "path": "somewhere",
+    "list": ",".join(ORIGINS),
+}
+PARSED = {
+    "integer": 7,
+    "bytes": 3 * 2**20,
+    "seconds": 11.0,
+    "boolean": True,
+    "path": Path("somewhere"),
+    "list": ORIGINS,
+}
 
 
 @pytest.mark.parametrize("name", [n for n, s in SETTINGS.items() if s.engine and s.kind != "text"])

@@ -72,7 +72,8 @@ def test_a_closed_stdin_is_treated_as_empty(served_engine: ServedEngine) -> None
     assert prompt.returncode == 2
     assert b"the prompt is empty" in prompt.stderr
     aborted = run_process("checkpoint", "delete", "tinker://nobody:train:0/weights/a", **closed)
-    assert (aborted.returncode, aborted.stdout) == (0, b"Nothing was deleted.\n")
+    assert (aborted.returncode, aborted.stdout) == (1, b"")
+    assert b"--yes" in aborted.stderr
     key = run_process("auth", "login", "--with-key", "-", **closed, env={"HOME": "/nonexistent"})
     assert key.returncode == 2
     assert b"the key is empty" in key.stderr

@@ -37,7 +37,7 @@ def test_a_run_prints_a_report_and_can_be_sampled(
     )  # fmt: skip
     assert done.code == 0, done.err
     assert "step 12/12  loss" in done.err
-    assert "evaluation after step 0: loss" in done.err
+    assert "before training: eval loss" in done.err
     assert "loss per step" in done.out
     assert "After    The sea." in done.out
     path = next(line.split()[-1] for line in done.out.splitlines() if line.startswith("Sampler checkpoint"))
@@ -132,10 +132,10 @@ def test_ctrl_c_saves_the_state_and_resume_continues(
     assert (process.returncode, out) == (130, ""), err
     assert "Traceback" not in err
     assert "Ctrl-C again exits immediately" in err
-    assert f"tinkex train sft --resume {run}" in err
+    assert f"Resume with: tinkex train sft --resume {run}" in err
     (saved,) = ((run / "checkpoints.jsonl").read_text()).splitlines()
     step = json.loads(saved)["step"]
-    settings = json.loads((run / "settings.json").read_text())
-    (run / "settings.json").write_text(json.dumps({**settings, "steps": step + 1}))
+    config = run / "run.toml"
+    config.write_text(config.read_text().replace("steps = 100000", f"steps = {step + 1}"))
     resumed = tinkex("train", "sft", "--resume", str(run), "--json", server=served_engine)
     assert resumed.json["num_steps"] == step + 1

@@ -1,4 +1,4 @@
-"""The three backends of a client: a mock, the embedded engine, a server."""
+"""The backends of a client: a mock, the embedded engine, a server, and a server with a pool of workers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.contract.names import BASE_MODEL
 
 __all__ = ["ALL", "BASE_MODEL", "WITH_A_MODEL", "Backend"]
 
-ALL = ("mock", "embedded", "server")
-WITH_A_MODEL = ("embedded", "server")
+ALL = ("mock", "embedded", "server", "pool")
+WITH_A_MODEL = ("embedded", "server", "pool")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One suite, three backends."""
+"""One suite, four backends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every test runs on all backends, or on those that its marker names."""
     if "backend" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("backends")
-        metafunc.parametrize("backend", marker.args if marker else ALL, indirect=True)
+        names = marker.args if marker else ALL
+        # Four workers take a while to start, so the fast tests do without them.
+        marks = {"pool": [pytest.mark.slow]}
+        metafunc.parametrize(
+            "backend", [pytest.param(name, marks=marks.get(name, ())) for name in names], indirect=True
+        )
 
 
 @pytest.fixture
@@ -50,7 +55,9 @@ def backend(request: pytest.FixtureRequest, embedded_home: Path, tiny_model: Pat
                 **{"base_url": "local", "transport": LocalTransport(embedded_home, models), **more}
             ),
         )
-    served: ServedEngine = request.getfixturevalue("served_engine")
+    served: ServedEngine = request.getfixturevalue(
+        "served_pool" if request.param == "pool" else "served_engine"
+    )
     options = {"base_url": served.url, "api_key": served.key}
     return Backend(
         service=lambda **more: tinkex.ServiceClient(**{**options, **more}),

@@ -27,7 +27,8 @@ def limited_embedded(home: Path, model: Path) -> Iterator[Backend]:
     engine = Engine(config)
     engine.start()
     place = config.engine_dir.resolve()
-    held = embedded._engines[place] = embedded.EmbeddedEngine(build_app(engine), engine, place, users=1)
+    held = embedded.EmbeddedEngine(build_app(engine), engine, place, users=1)
+    embedded._engines[place] = held  # noqa: SLF001 - no setting of an embedded engine shortens its polls
     try:
         yield Backend(
             service=lambda **more: tinkex.ServiceClient(

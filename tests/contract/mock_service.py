@@ -27,6 +27,7 @@ class MockService:
         self.saved: dict[str, dict[str, types.Checkpoint]] = {}
         self.samplers: dict[str, str | None] = {}
         self.sessions: list[str] = []
+        self.uploads: list[str] = []
         self.count = 0
 
     async def __call__(self, request: Request) -> Reply:
@@ -61,6 +62,10 @@ class MockService:
             ("retrieve_future", self.retrieve),
             ("training_runs", self.runs),
             ("checkpoints", self.user_checkpoints),
+            ("checkpoints/search", self.search_checkpoints),
+            ("external_weights_upload_start", self.start_upload),
+            ("external_weights_upload_finish", self.end_upload),
+            ("external_weights_upload_cancel", self.end_upload),
             ("training_runs/", self.training_run),
         ]  # fmt: skip
 
@@ -104,6 +109,37 @@ class MockService:
     def user_checkpoints(self, request: Request, path: str) -> Reply:
         everything = [one for saved in self.saved.values() for one in saved.values()]
         return reply({"checkpoints": self.page(request, everything)})
+
+    def search_checkpoints(self, request: Request, path: str) -> Reply:
+        query = json.decode(request.body, types.CheckpointSearchRequest)
+        found = [one for saved in self.saved.values() for one in saved.values()]
+        found = [one for one in found if query.checkpoint_type in {None, one.checkpoint_type}][::-1]
+        places = [one.tinker_path for one in found]
+        begin = 0 if query.cursor is None else places.index(query.cursor.last_checkpoint_uuid) + 1
+        page = found[begin : begin + query.limit]
+        more = begin + query.limit < len(found)
+        cursor = (
+            {"last_created_at": page[-1].time, "last_checkpoint_uuid": page[-1].tinker_path} if more else None
+        )
+        return reply({"checkpoints": page, "next_cursor": cursor})
+
+    def start_upload(self, request: Request, path: str) -> Reply:
+        json.decode(request.body, types.ExternalWeightsUploadStartRequest)
+        self.uploads.append(self.new("upload"))
+        names = ("adapter_config.json", "adapter_model.safetensors")
+        urls = {name: f"http://mock/{name}" for name in names}
+        return reply(
+            {"upload_id": self.uploads[-1], "urls": urls, "expires": datetime.now(UTC) + timedelta(hours=1)}
+        )
+
+    def end_upload(self, request: Request, path: str) -> Reply:
+        upload_id = json.decode_any(request.body)["upload_id"]
+        if upload_id not in self.uploads:
+            return reply({"detail": f"there is no upload {upload_id}"}, 404)
+        self.uploads.remove(upload_id)
+        return reply(
+            {"tinker_path": f"tinker://{upload_id}/external_weights/uploaded"} if "finish" in path else {}
+        )
 
     def later(self, result: Any, **more: Any) -> Reply:
         request_id = self.new("request")

@@ -97,6 +97,7 @@ class Large(io.RawIOBase):
         return (PNG + bytes(count))[:count] if self.at == count else bytes(count)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_too_large_is_rejected_before_it_is_sent_completely(backend: Backend) -> None:
     file = Large(200 * MIB)
     with pytest.raises(tinkex.PayloadTooLargeError, match="limit of 67108864 bytes"):
@@ -161,6 +162,7 @@ class Trickling(io.BytesIO):
         return super().read(min(size or 0, 1000))
 
 
+@pytest.mark.slow
 def test_a_file_that_changes_while_it_is_sent_raises_or_is_sent_unchanged(backend: Backend) -> None:
     rest = backend.rest()
     content = PNG + secrets.token_bytes(MIB)

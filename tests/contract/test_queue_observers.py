@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.contract.backends import BASE_MODEL, Backend
 from tests.contract.limited import limited_embedded, limited_server
 from tests.durability.killable import KillableServer
 from tinkex import types
+from tinkex._runtime import background
 from tinkex.observability.events import CallbackFailed, Event, LogSink, QueueStateChanged
 from tinkex.observability.metrics import MetricsSink
 
@@ -75,6 +77,7 @@ def large(start: int) -> types.Datum:
     return types.Datum(types.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})
 
 
+@pytest.mark.slow
 def test_a_run_is_notified_of_its_queued_operations_and_another_one_is_not(limited: Backend) -> None:
     recorder, other = Recorder(), Recorder()
     sink = MetricsSink(then=recorder)
@@ -89,17 +92,22 @@ def test_a_run_is_notified_of_its_queued_operations_and_another_one_is_not(limit
             passes.extend(training.forward_backward([large(n)] * 8, "cross_entropy") for n in range(4))
             training.optim_step(types.AdamParams(learning_rate=1e-3)).result(timeout=120)
 
-        until(lambda: any("in line" in (reason or "") for _, reason in recorder.states), send)
+        def changes_of_passes() -> list[QueueStateChanged]:
+            return [
+                event
+                for event in recorder.events
+                if isinstance(event, QueueStateChanged) and event.request_type == "ForwardBackward"
+            ]
+
+        until(lambda: any("in line" in (event.reason or "") for event in changes_of_passes()), send)
         assert all(one.result(timeout=120).metrics["loss:sum"] > 0 for one in passes)
     assert {state for state, _ in recorder.states} <= STATES
     changes_seen = [event for event in recorder.events if isinstance(event, QueueStateChanged)]
-    assert {
-        (event.client, event.request_type) for event in changes_seen if event.client == training.model_id
-    } >= {(training.model_id, "ForwardBackward")}
+    assert {event.client for event in changes_seen} == {training.model_id}
     assert sorted((e.state, e.reason) for e in changes_seen if e.client == training.model_id) == sorted(
         recorder.states
     )
-    assert recorder.threads == {"tinkex"}, "on the client's own thread, as it says"
+    assert recorder.threads == {"tinkex callbacks"}, "not on the event loop that all clients share"
     assert other.states == []
     changes = sum(
         count
@@ -110,12 +118,18 @@ def test_a_run_is_notified_of_its_queued_operations_and_another_one_is_not(limit
 
 
 def waiting_sampler(service: tinkex.ServiceClient) -> tinkex.SamplingClient:
+    """A sampler that polls for each sample: one poll for all would report the queue state every 20 s."""
     sampler = service.create_sampling_client(base_model=BASE_MODEL)
-    assert sampler._completions is not None
-    sampler._completions._queue_poll_interval_s = 0.0  # the default is 20 s
-    return sampler
+    opened = background().run(service.holder.opened())
+    config = opened.client_config.model_copy(update={"sample_use_retrieve_futures": False})
+    return tinkex.SamplingClient(
+        service.holder,
+        replace(opened, client_config=config),
+        sampling_session_id=sampler._sampling_session_id,
+    )
 
 
+@pytest.mark.slow
 def test_a_sampler_is_notified_that_its_samples_wait_for_a_slot(
     limited: Backend, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -151,6 +165,7 @@ def test_a_sampler_is_notified_that_its_samples_wait_for_a_slot(
     assert any("place in the decode batch" in text for text in warned)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["a function", "an object", "a subclass", "one that wants to end the program"]
 )

@@ -11,9 +11,12 @@ import pytest
 
 import tinkex
 from tests.contract.backends import BASE_MODEL, WITH_A_MODEL
+from tests.recording import Recorder
 from tinkex import types
 from tinkex.observability.events import CallbackFailed, Event, RunRecovered
 from tinkex.recovery import Best, RecoveryExecutor, RecoveryMonitor, RecoveryPolicy
+
+pytestmark = pytest.mark.slow
 
 
 def datum(shift: int = 0) -> types.Datum:
@@ -88,17 +91,7 @@ def test_a_monitor_restarts_a_run_that_an_operation_found_gone(
         assert monitor.watched == (recovered.training.model_id,)
 
 
-class RecordingSink:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
-
-    def of(self, kind: type) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-
+@pytest.mark.slow
 @pytest.mark.backends(*WITH_A_MODEL)
 def test_missing_checkpoints_are_skipped_and_without_any_recovery_fails(
     service: tinkex.ServiceClient, training: tinkex.TrainingClient
@@ -136,7 +129,7 @@ def test_callbacks_that_raise_do_not_affect_a_restart(
     def mistaken(*args: Any) -> None:
         raise LookupError("a mistake of the program's")
 
-    class Mistaken(RecordingSink):
+    class Mistaken(Recorder):
         def emit(self, event: Event) -> None:
             super().emit(event)
             raise RuntimeError("a mistake of the sink's")
@@ -186,12 +179,14 @@ def train_plainly(service: tinkex.ServiceClient) -> Any:
     return logprobs(undisturbed)
 
 
+@pytest.mark.slow
 def test_a_resilient_training_ends_like_a_plain_one(service: tinkex.ServiceClient) -> None:
     recoveries, ended = train_resiliently(service, None)
     assert recoveries == 0
     np.testing.assert_array_equal(ended, train_plainly(service))
 
 
+@pytest.mark.slow
 @pytest.mark.backends(*WITH_A_MODEL)
 @pytest.mark.parametrize("lost_at", [1, 4])
 def test_so_does_one_whose_run_was_lost(service: tinkex.ServiceClient, lost_at: int) -> None:

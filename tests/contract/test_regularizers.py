@@ -22,6 +22,8 @@ from tinkex.losses.regularizers import (
     Orthogonality,
 )
 
+pytestmark = pytest.mark.slow
+
 SPEC = types.RegularizerSpec
 
 
@@ -134,6 +136,7 @@ def test_a_term_that_fails_fails_the_pass_alone_and_adds_nothing(
     assert passed.result(timeout=60).metrics["loss:sum"] > 0, "the run continues"
 
 
+@pytest.mark.slow
 @pytest.mark.backends(*WITH_A_MODEL)
 @pytest.mark.parametrize(
     ("regularizer", "grows"),

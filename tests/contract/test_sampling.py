@@ -55,6 +55,19 @@ def test_prompt_logprobs_start_with_none(sampler: tinkex.SamplingClient) -> None
 
 
 @pytest.mark.backends(*WITH_A_MODEL)
+def test_two_clients_of_one_sampler_do_not_take_each_other_s_numbers(
+    service: tinkex.ServiceClient, sampler: tinkex.SamplingClient
+) -> None:
+    session = service.holder
+    (sampler_id,) = service.create_rest_client().get_session(session.get_session_id()).result().sampler_ids
+    second = tinkex.SamplingClient.create(session, sampling_session_id=sampler_id).result(timeout=60)
+    params = types.SamplingParams(max_tokens=2, stop=[])
+    for number, client in enumerate([sampler, second, sampler, second], 1):
+        prompt = types.ModelInput.from_ints([10] * number)
+        assert len(client.sample(prompt, 1, params).result(timeout=60).sequences[0].tokens) == 2
+
+
+@pytest.mark.backends(*WITH_A_MODEL)
 def test_trainer_and_sampler_agree(service: tinkex.ServiceClient) -> None:
     training = service.create_lora_training_client(BASE_MODEL, rank=4, seed=3)
     tokens = [10, 11, 12, 13, 14, 15]

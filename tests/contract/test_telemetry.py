@@ -75,7 +75,7 @@ def test_reports_arrive_at_a_server_and_are_found_there(
         assert reporter.wait_until_drained(60)
         assert grown("SESSION_START", "INFO") == 1
         assert grown("UNHANDLED_EXCEPTION", "ERROR") == 1
-        assert grown("GENERIC_EVENT", "WARNING") == 1, "an error of the user's"
+        assert grown("GENERIC_EVENT", "WARNING") == 2, "an error of the user's, and its request"
         assert grown("GENERIC_EVENT", "DEBUG") == 1
         assert grown("SESSION_END", "INFO") == 0
         assert reporter.num_dropped == 0
@@ -88,7 +88,7 @@ def test_what_happens_to_a_client_is_reported_by_itself(
 ) -> None:
     grown = reports(served_engine)
     with service_of(served_engine, sink, telemetry=True) as service:
-        service._caller.sink.emit(HeartbeatLost("a session", 130.0))
+        service.holder.caller.sink.emit(HeartbeatLost("a session", 130.0))
         assert reporter_of(service).wait_until_drained(60)
         assert grown("GENERIC_EVENT", "INFO") == 1
 
@@ -136,7 +136,6 @@ def test_a_report_is_taken_unread_and_what_is_in_it_is_shown_nowhere(
     from tinkex._runtime import background
     from tinkex._wire.endpoints import endpoint
 
-    rest = backend.rest()
     secret = "tml-secret-of-somebody"
     strange: list[Any] = [
         {"event": secret, "severity": secret},
@@ -145,7 +144,8 @@ def test_a_report_is_taken_unread_and_what_is_in_it_is_shown_nowhere(
         None,
     ]
     request = types.TelemetrySendRequest(events=strange)
-    answer = background().run(rest._caller.call(endpoint("telemetry"), request))
+    with backend.service() as service:
+        answer = background().run(service.holder.caller.call(endpoint("telemetry"), request))
     assert answer.status == "accepted"
     page: Mapping[str, float] = metrics_of(served_engine)
     assert not [series for series in page if secret in series]

@@ -45,6 +45,15 @@ def test_many_datums_come_back_in_order(training: tinkex.TrainingClient) -> None
     assert [o["logprobs"].shape for o in output.loss_fn_outputs] == [[1 + i % 7] for i in range(40)]
 
 
+def test_datums_that_begin_alike_come_back_as_they_do_alone(training: tinkex.TrainingClient) -> None:
+    whole = datum(30)
+    data = [whole, datum(30, shift=1), datum(12), whole]
+    together = training.forward(data, "cross_entropy").result()
+    for own, each in zip(together.loss_fn_outputs, data, strict=True):
+        [alone] = training.forward([each], "cross_entropy").result().loss_fn_outputs
+        np.testing.assert_allclose(own["logprobs"].to_numpy(), alone["logprobs"].to_numpy(), atol=1e-4)
+
+
 def test_operations_may_be_pipelined_without_waiting(training: tinkex.TrainingClient) -> None:
     steps = []
     for _ in range(5):
@@ -74,7 +83,6 @@ def test_checkpoints_of_one_name_and_two_kinds_coexist(training: tinkex.Training
     parsed = types.ParsedCheckpointTinkerPath.from_tinker_path(state.path)
     assert parsed.training_run_id == training.model_id
     assert parsed.checkpoint_id == "weights/000004"
-    assert sampler.path is not None
     assert types.ParsedCheckpointTinkerPath.from_tinker_path(sampler.path).checkpoint_type == "sampler"
 
 
@@ -133,7 +141,6 @@ def test_empty_data_is_rejected_before_anything_is_sent(training: tinkex.Trainin
             "context",
         ),
         (types.Datum(types.ModelInput.from_ints([5, 6]), {}), "cross_entropy", "target_tokens"),
-        (types.Datum(types.ModelInput.from_ints([5, 6]), {"target_tokens": [6, 7]}), "sorrow", "sorrow"),
     ],
 )
 def test_bad_input_is_a_typed_error_and_the_run_continues(

@@ -24,6 +24,8 @@ def release_notes(tag: str) -> subprocess.CompletedProcess[str]:
 
 def test_versions_are_dated_and_the_newest_comes_first() -> None:
     headings = re.findall(r"(?m)^## (.*)$", CHANGELOG)
+    if headings[0] == "[Unreleased]":
+        del headings[0]
     dates = [re.fullmatch(r"\[\d+\.\d+\.\d+\] - (\d{4}-\d\d-\d\d)", heading) for heading in headings]
     assert all(dates), headings
     assert sorted(headings, reverse=True) == headings

@@ -11,6 +11,7 @@ import click
 import pytest
 
 from tinkex.cli import tinkex
+from tinkex.cli.paths import CheckpointPath, RunId
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -31,7 +32,11 @@ def parse(line: str) -> None:
     context = click.Context(command)
     while isinstance(command, click.Group) and arguments:
         while arguments and arguments[0].startswith("-"):
-            arguments.pop(0)  # an option of the group, for example --json
+            option = arguments.pop(0)  # an option of the group, for example --json
+            if not any(option in known.opts and is_flag(known) for known in command.params):
+                arguments.pop(0)
+        if not arguments and command.invoke_without_command:
+            return
         found = command.get_command(context, arguments.pop(0))
         assert found is not None, line
         command = found
@@ -39,13 +44,19 @@ def parse(line: str) -> None:
 
 
 def any_path(command: click.Command) -> click.Command:
-    """Returns a copy of the command that accepts files that do not exist."""
+    """Returns a copy of the command that accepts files and checkpoints that do not exist."""
     relaxed = copy(command)
     relaxed.params = [copy(parameter) for parameter in command.params]
     for parameter in relaxed.params:
         if isinstance(parameter.type, click.Path):
             parameter.type = click.Path()
+        if isinstance(parameter.type, CheckpointPath | RunId):  # short names are looked up on a server
+            parameter.type = click.STRING
     return relaxed
+
+
+def is_flag(parameter: click.Parameter) -> bool:
+    return isinstance(parameter, click.Option) and parameter.is_flag
 
 
 LINES = [(page, line) for page in WRITTEN for line in lines_of(page)]

@@ -1,7 +1,7 @@
 """Random programs on a real server that is killed repeatedly: ``python -m tests.durability.kill_rounds --rounds 300``.
 
 Every round is one SIGKILL, to the process that answers, to the one that computes, or to both, at a random moment: while
-operations come in, while they run, while results are fetched, while the server starts. Programs go on until they are
+operations come in, while they run, while results are fetched, while the server starts. Programs continue until they are
 done; then they are carried out once more undisturbed, and everything is compared: every result, the weights and moments
 that were downloaded, what was sampled, which checkpoints there are, and what the database says was done.
 """
@@ -30,6 +30,9 @@ from tests.durability.retrying_client import PATIENCE_S, RetryingClient
 from tests.models import tiny_llama
 
 ARMS = ("api", "worker", "both")
+POOL_ARMS = (*ARMS, "one", "one")
+"""For several workers: also only one of them."""
+POOL = ("--trainers", "2", "--samplers", "2", "--threads", "1")
 UNWANTED = ("Traceback", "other digits", "cannot be restored", "failed unexpectedly", "records contradict")
 """Messages that never appear in the log of a server that was only killed."""
 
@@ -46,7 +49,7 @@ class Tally:
     failures: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        arms = ", ".join(f"{self.kills[arm]} {arm}" for arm in ARMS if self.kills[arm])
+        arms = ", ".join(f"{self.kills[arm]} {arm}" for arm in sorted(self.kills))
         return (
             f"{self.kills.total()} kills ({arms}), {self.programs} programs with {self.operations} operations, "
             f"{self.lost} answers lost, {self.repeated} calls repeated, {len(self.failures)} differences"
@@ -115,6 +118,11 @@ class Rounds:
         workers = self._server.workers()
         if arm != "api" and not workers:
             arm = "api"
+        if arm == "one":
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._rng.choice(workers).kill()
+            self._tally.kills[arm] += 1
+            return
         self._orphans += workers
         if arm != "api":
             self._server.kill_workers()
@@ -197,10 +205,11 @@ async def play(
     concurrency: int = 2,
     kills_each: int = 8,
     say: bool = False,
+    more: Sequence[str] = (),
 ) -> None:
-    """Kill one server ``kills`` times, with ``concurrency`` programs at a time; problems are added to the tally."""
+    """Kill one server, started with ``more`` options, ``kills`` times, with ``concurrency`` programs at a time; problems are added to the tally."""
     rng = random.Random(seed)
-    options = ("--max-live-runs", "10000", "--long-poll-s", "10")
+    options = ("--max-live-runs", "10000", "--long-poll-s", "10", *more)
     server = KillableServer(home, model, *options, often=rng.choice((3, 6, 50)), deterministic=exact)
     with server:
         rounds = Rounds(server, rng, tally, arms)
@@ -239,6 +248,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=300, help="kills in all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="what is killed")
+    parser.add_argument(
+        "--pool",
+        action="store_true",
+        help="two trainers and two samplers, of which also single ones are killed",
+    )
     parser.add_argument("--each", type=int, default=30, help="kills of one server before the next one")
     parser.add_argument(
         "--keep", type=Path, help="a directory for data and logs of the servers, kept afterwards"
@@ -261,8 +275,9 @@ def main() -> int:
                     seed=options.seed + number,
                     exact=bool(number % 3),
                     tally=tally,
-                    arms=options.arms,
+                    arms=POOL_ARMS if options.pool else options.arms,
                     say=True,
+                    more=POOL if options.pool else (),
                 )
             )
             number += 1

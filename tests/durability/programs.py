@@ -33,6 +33,8 @@ KINDS = {
     "bad": 3,
 }
 VOCABULARY = 500
+PROMPTS = ([], [11, 12, 13, 14, 15, 16, 17, 18, 19, 20], [11, 12, 13, 14, 15, 16, 17, 18, 30, 31, 32, 33])
+"""Datums of a pass begin with one of these, so that those of a pass, and of passes in one turn, share prefixes."""
 ORIGIN = 1
 """The seq_id of every run's first save."""
 
@@ -127,7 +129,8 @@ def pass_body(dialect: Dialect, run_id: str, step: Step) -> Body:
     loss = rng.choice(LOSSES) if step.kind in {"pass", "forward"} else "cross_entropy"
     if step.kind == "overflow":
         loss = "importance_sampling"
-    data = [_datum(rng, loss, step.kind) for _ in range(rng.randint(1, 3))]
+    prompt = rng.choice(PROMPTS)
+    data = [_datum(rng, loss, step.kind, prompt) for _ in range(rng.randint(1, 3))]
     forward_only = step.kind == "forward"
     match dialect:
         case "tinkex":
@@ -152,9 +155,9 @@ def pass_body(dialect: Dialect, run_id: str, step: Step) -> Body:
 Inputs = dict[str, list[float] | list[int]]
 
 
-def _datum(rng: random.Random, loss: str, kind: str) -> tuple[list[int], Inputs]:
-    length = rng.randint(3, 14)
-    tokens = [rng.randrange(5, VOCABULARY) for _ in range(length + 1)]
+def _datum(rng: random.Random, loss: str, kind: str, prompt: list[int]) -> tuple[list[int], Inputs]:
+    tokens = [*prompt, *(rng.randrange(5, VOCABULARY) for _ in range(rng.randint(4, 15)))]
+    length = len(tokens) - 1
     inputs: Inputs = {"target_tokens": tokens[1:]}
     if loss == "cross_entropy":
         inputs["weights"] = [rng.choice((0.0, 0.5, 1.0)) for _ in range(length)]

@@ -25,7 +25,7 @@ from tinkex.engine.store import Outcome
 ARCHIVE = Path(__file__).parent / "data" / "data-directory-0.1.0.tar.xz"
 
 
-@pytest.fixture(params=["thread", "process"])
+@pytest.fixture(params=["thread", pytest.param("process", marks=pytest.mark.slow)])
 def ada(request: pytest.FixtureRequest, tiny_model: Path, tmp_path: Path) -> Iterator[Caller]:
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -66,7 +66,6 @@ def assert_close(found: Any, expected: Any, where: str) -> None:
         assert found == expected, where
 
 
-@pytest.mark.slow
 def test_what_0_1_0_had_queued_completes_with_its_numbers(ada: Caller, tmp_path: Path) -> None:
     facts = json.loads((tmp_path / "expected.json").read_text())
     a, b = facts["runs"]["a"], facts["runs"]["b"]

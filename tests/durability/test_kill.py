@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.numpy import load_file
 
 import tinkex
 from tests.durability.killable import MODEL, KillableServer
+from tests.official_process import official_command
 from tinkex import types
 
 pytestmark = pytest.mark.slow
@@ -92,6 +92,28 @@ def test_a_sample_in_flight_is_sampled_again(server: KillableServer) -> None:
             assert [s.tokens for s in response.sequences] == [s.tokens for s in expected.sequences]
 
 
+def test_constrained_samples_in_flight_are_sampled_again(server: KillableServer) -> None:
+    wanted = types.StructuredOutput(regex="[a-f]{90,120}")
+    params = types.SamplingParams(
+        max_tokens=150,
+        seed=3,
+        structured_output=wanted,
+        frequency_penalty=0.3,
+        logit_bias={9: 1.0},
+        min_p=0.01,
+    )
+    with tinkex.ServiceClient(base_url=server.url, api_key=server.key) as service:
+        sampler = service.create_sampling_client(base_model=MODEL)
+        prompt = types.ModelInput.from_ints([5, 6, 7])
+        expected = sampler.sample(prompt, 2, params).result(timeout=90)
+        assert [sequence.stop_reason for sequence in expected.sequences] == ["stop", "stop"]
+        futures = [sampler.sample(prompt, 2, params) for _ in range(8)]
+        server.restart()
+        for future in futures:
+            response = future.result(timeout=90)
+            assert [s.tokens for s in response.sequences] == [s.tokens for s in expected.sequences]
+
+
 OFFICIAL = """
 import json, sys
 import tinker
@@ -139,7 +161,7 @@ def test_the_official_client_sees_a_delay_and_the_same_results(tiny_model: Path,
             "TINKER_API_KEY": server.key,
             "PYTHONWARNINGS": "ignore",
         }
-        command = [sys.executable, "-c", OFFICIAL, MODEL, json.dumps(sentences)]
+        command = official_command("-c", OFFICIAL, MODEL, json.dumps(sentences))
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert process.stdout is not None
         line = ""
@@ -177,7 +199,7 @@ def test_the_program_of_the_guide_prints_the_same_losses_after_kills(server: Kil
         "PYTHONWARNINGS": "ignore",
     }
     process = subprocess.Popen(
-        [sys.executable, "-c", shown[1]], stdout=subprocess.PIPE, text=True, env=environment
+        official_command("-c", shown[1]), stdout=subprocess.PIPE, text=True, env=environment
     )
     assert process.stdout is not None
     lines = []

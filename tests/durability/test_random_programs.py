@@ -20,10 +20,16 @@ from tests.durability.programs import DIALECTS, KINDS, make_program
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # servers start slowly on a busy machine
 @pytest.mark.parametrize(
-    ("exact", "seed", "concurrency"), [(True, 11, 3), (False, 12, 2)], ids=["alone", "packed"]
+    ("exact", "seed", "concurrency", "more"),
+    [
+        (True, 11, 3, ()),
+        (False, 12, 2, ()),
+        (True, 13, 3, kill_rounds.POOL),
+    ],
+    ids=["alone", "packed", "pool"],
 )
 def test_random_programs_give_the_same_results_when_the_server_is_killed(
-    tiny_model: Path, tmp_path: Path, exact: bool, seed: int, concurrency: int
+    tiny_model: Path, tmp_path: Path, exact: bool, seed: int, concurrency: int, more: tuple[str, ...]
 ) -> None:
     """One run per pass is bitwise reproducible. In shared passes two executions differ by rounding; a replay must still
     repeat each pass exactly, which the engine verifies."""
@@ -38,6 +44,8 @@ def test_random_programs_give_the_same_results_when_the_server_is_killed(
             tally=tally,
             concurrency=concurrency,
             kills_each=5,
+            arms=kill_rounds.POOL_ARMS if more else kill_rounds.ARMS,
+            more=more,
         )
     )
     assert not tally.failures, "\n".join([*tally.failures, (tmp_path / "serve.log").read_text()[-4000:]])

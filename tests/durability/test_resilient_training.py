@@ -288,6 +288,7 @@ def resumed(server: KillableServer, name: str) -> tuple[End, int | None, list[in
         return end_of(loop), loop.resumed_at, steps
 
 
+@pytest.mark.slow
 def test_a_killed_program_resumes_when_it_is_restarted(server: KillableServer, quiet: End) -> None:
     process = started(server, "crashed")
     assert follow(process, until=7) == [*range(8)]
@@ -318,6 +319,7 @@ def test_program_and_server_may_be_killed_together(server: KillableServer, quiet
     assert end.is_like(quiet)
 
 
+@pytest.mark.slow
 def test_an_interrupt_finishes_the_step_and_saves_it(server: KillableServer, quiet: End) -> None:
     process = started(server, "interrupted")
     (*_, last) = follow(process, until=4)

@@ -237,3 +237,85 @@ def copy_place(rig: Rig) -> None:
 @proves("CopyWeightsRequest.weights_access_token")
 def copy_with_a_token(rig: Rig) -> None:
     assert_rejected(copied(rig, weights_access_token="tml-unknown"), "weights_access_token", 400, 403)
+
+
+def found(rig: Rig, **query: Any) -> list[str]:
+    """The paths that a search returns."""
+    answer = rig.ada.post("checkpoints/search", query)
+    assert answer.status == 200, answer.body
+    return [each["tinker_path"] for each in answer.json["checkpoints"]]
+
+
+@proves(
+    "CheckpointSearchRequest.project_ids",
+    "CheckpointSearchRequest.user_metadata",
+    "CheckpointSearchRequest.checkpoint_type",
+    "CheckpointSearchRequest.base_models",
+)
+def search_filters(rig: Rig) -> None:
+    session = rig.ada.post("create_session", {"project_id": "searched"}).json["session_id"]
+    run = Run(rig.ada, rig.ada.create(session))
+    path = run.save("labelled", user_metadata={"stage": "searched"})
+    other = rig.run().save("plain")
+    assert {path, other} <= set(found(rig, limit=200))
+    assert found(rig, project_ids=["searched"]) == [path]
+    assert found(rig, user_metadata={"stage": "searched"}) == [path]
+    assert path not in found(rig, checkpoint_type="sampler", limit=200)
+    assert path in found(rig, base_models=[MODEL], limit=200)
+    assert path not in found(rig, base_models=[OTHER_MODEL], limit=200)
+
+
+@proves("CheckpointSearchRequest.owner")
+def search_owner(rig: Rig) -> None:
+    path = rig.run().save("mine")
+    assert path in found(rig, owner={"type": "own"}, limit=200)
+    answer = rig.bob.post("checkpoints/search", {"owner": {"type": "own"}, "limit": 200})
+    assert path not in [each["tinker_path"] for each in answer.json["checkpoints"]]
+
+
+@proves(
+    "CheckpointSearchRequest.limit",
+    "CheckpointSearchRequest.cursor",
+    "CheckpointSearchCursor.last_created_at",
+    "CheckpointSearchCursor.last_checkpoint_uuid",
+)
+def search_pages(rig: Rig) -> None:
+    run = rig.run()
+    newest = [run.save(name) for name in ("first", "second")][::-1]
+    query: dict[str, Any] = {"limit": 1}
+    for path in newest:
+        page = rig.ada.post("checkpoints/search", query).json
+        assert [each["tinker_path"] for each in page["checkpoints"]] == [path]
+        query["cursor"] = page["next_cursor"]
+    for name in ("last_created_at", "last_checkpoint_uuid"):
+        changed = {**query, "cursor": {**query["cursor"], name: "x"}}
+        assert rig.ada.post("checkpoints/search", changed).status == 400
+
+
+def started_upload(rig: Rig, **changes: Any) -> Any:
+    return rig.ada.post(
+        "external_weights_upload_start", {"base_model": MODEL, "lora_config": {"rank": 4}, **changes}
+    )
+
+
+@proves(
+    "ExternalWeightsUploadStartRequest.base_model",
+    "ExternalWeightsUploadStartRequest.lora_config",
+    "ExternalWeightsUploadStartRequest.destination_project_id",
+)
+def upload_start(rig: Rig) -> None:
+    assert started_upload(rig, destination_project_id="here").status == 200
+    assert_rejected(started_upload(rig, base_model="unknown"), "unknown", 404)
+    assert_rejected(started_upload(rig, lora_config={"rank": 0}), "rank")
+    assert_rejected(started_upload(rig, destination_project_id="x" * 10_000), "destination_project_id", 413)
+
+
+@proves("ExternalWeightsUploadFinishRequest.upload_id", "ExternalWeightsUploadCancelRequest.upload_id")
+def upload_end(rig: Rig) -> None:
+    upload_id = started_upload(rig).json["upload_id"]
+    for name in ("finish", "cancel"):
+        assert rig.ada.post(f"external_weights_upload_{name}", {"upload_id": "unknown"}).status == 404
+        assert rig.bob.post(f"external_weights_upload_{name}", {"upload_id": upload_id}).status == 404
+    unfinished = rig.ada.post("external_weights_upload_finish", {"upload_id": upload_id})
+    assert unfinished.status == 400, unfinished.body
+    assert rig.ada.post("external_weights_upload_cancel", {"upload_id": upload_id}).status == 200

@@ -21,7 +21,6 @@ def rig(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         models={MODEL: str(tiny_model), OTHER_MODEL: str(other)},
         long_poll_s=0.25,
         # Runs of one proof stay out of the next: none is ended, and all fit.
-        max_live_runs=500,
     )
     engine = Engine(config)
     engine.start()

@@ -48,6 +48,72 @@ def top_p(rig: Rig) -> None:
     assert rig.tokens({"temperature": 5.0, "top_p": 1e-6}) == greedy != rig.tokens({"temperature": 5.0})
 
 
+@proves("SamplingParams.min_p")
+def min_p(rig: Rig) -> None:
+    greedy = rig.tokens({"temperature": 0})
+    assert rig.tokens({"temperature": 5.0, "min_p": 1.0}) == greedy != rig.tokens({"temperature": 5.0})
+    assert_rejected(rig.submit_sample({"min_p": 1.5}), "min_p")
+
+
+@proves("SamplingParams.presence_penalty", "SamplingParams.frequency_penalty")
+def penalties(rig: Rig) -> None:
+    few = {"temperature": 0, "max_tokens": 30, "logit_bias": {str(token): 50.0 for token in range(40, 60)}}
+    plain, present, frequent = (
+        len(set(rig.tokens({**few, **penalty})[0]))
+        for penalty in ({}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0})
+    )
+    assert plain < present
+    assert plain < frequent
+    assert_rejected(rig.submit_sample({"presence_penalty": 3}), "presence_penalty")
+    assert_rejected(rig.submit_sample({"frequency_penalty": -3}), "frequency_penalty")
+
+
+@proves("SamplingParams.repetition_penalty")
+def repetition_penalty(rig: Rig) -> None:
+    [plain] = rig.tokens({"temperature": 0})
+    [other] = rig.tokens({"temperature": 0, "repetition_penalty": 100.0})
+    assert plain != other
+    assert not set(other) & set(TOKENS)
+    assert_rejected(rig.submit_sample({"repetition_penalty": 0}), "repetition_penalty")
+
+
+@proves("SamplingParams.logit_bias")
+def logit_bias(rig: Rig) -> None:
+    assert rig.tokens({"logit_bias": {"33": 100.0}}) == [[33] * 6]
+    assert_rejected(rig.submit_sample({"logit_bias": {"33": 101}}), "logit_bias")
+    assert_rejected(rig.submit_sample({"logit_bias": {"100000": 1}}), "100000")
+    assert_rejected(rig.submit_sample({"logit_bias": {"word": 1}}), "logit_bias")
+
+
+def text(rig: Rig, **wanted: Any) -> str:
+    """The text of a sample that ends by itself."""
+    [sequence] = rig.sample({"max_tokens": 60, "structured_output": wanted}).sequences
+    assert sequence.stop_reason == "stop"
+    return rig.engine.models.find(MODEL).tokenizer.decode(sequence.tokens, skip_special_tokens=True)
+
+
+@proves(
+    "SamplingParams.structured_output",
+    "StructuredOutput.json_schema",
+    "StructuredOutput.regex",
+    "StructuredOutput.grammar",
+)
+def structured_output(rig: Rig) -> None:
+    assert text(rig, json_schema={"enum": ["a"]}) == '"a"'
+    assert text(rig, regex="ab?c") in {"ac", "abc"}
+    assert text(rig, grammar='start: "x" "y"') == "xy"
+    for wanted, words in (
+        ({"json_schema": {"uniqueItems": True}}, "uniqueItems"),
+        ({"json_schema": False}, "json_schema"),
+        ({"regex": "(a"}, "regex"),
+        ({"grammar": "x"}, "grammar"),
+        ({"regex": "a", "grammar": "b"}, "regex and grammar"),
+        ({}, "nothing"),
+        ({"xml": "a"}, "xml"),
+    ):
+        assert_rejected(rig.submit_sample({"structured_output": wanted}), words)
+
+
 @proves("SampleRequest.prompt", "ModelInput.chunks", "EncodedTextChunk.tokens")
 def prompt(rig: Rig) -> None:
     other = {"chunks": [{"type": "encoded_text", "tokens": [9, 8]}]}
@@ -83,7 +149,7 @@ def prompts_that_are_not_text(rig: Rig) -> None:
 
 @proves("SampleRequest.sampling_params")
 def sampling_params(rig: Rig) -> None:
-    assert_rejected(rig.submit_sample({"min_p": 0.1}), "min_p")
+    assert_rejected(rig.submit_sample({"beam_width": 4}), "beam_width")
 
 
 @proves("SampleRequest.num_samples")
@@ -154,7 +220,7 @@ def target_prompt_logprobs(rig: Rig) -> None:
     assert got.prompt_logprobs is not None
     values = got.target_prompt_logprobs.to_numpy()[:, 0]
     assert np.isclose(values[0], got.prompt_logprobs[1])
-    assert np.isnan(values[1:]).all()
+    assert (values[1:] == 0).all()
 
 
 @proves(

@@ -81,6 +81,7 @@ def test_cross_entropy_takes_any_real_weights_and_answers_in_the_shape_of_its_ta
     assert output.metrics["loss:sum"] == pytest.approx(-answered.to_numpy().sum(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_from_its_weights_info_and_adam_restarts_without_its_state(rig: Rig) -> None:
     source = rig.run(rank=3, train_mlp=False)
     source.train()
@@ -111,6 +112,7 @@ def test_a_checkpoint_of_another_shape_is_rejected_when_it_is_loaded(rig: Rig) -
     assert run.loss() > 0
 
 
+@pytest.mark.slow
 def test_unnamed_snapshots_of_unchanged_weights_share_their_files(rig: Rig) -> None:
     session = rig.ada.session()
     run = rig.run()
@@ -131,6 +133,7 @@ def test_unnamed_snapshots_of_unchanged_weights_share_their_files(rig: Rig) -> N
     assert 1 <= len(tokens) <= 2
 
 
+@pytest.mark.slow
 def test_rollouts_of_one_sample_each_share_their_decode_steps(rig: Rig) -> None:
     submitted = [rig.submit_sample({"max_tokens": 200, "seed": seed}) for seed in range(24)]
     most = 0
@@ -154,6 +157,6 @@ def test_a_prompt_of_hundreds_of_one_token_chunks_is_the_prompt_of_one_chunk(rig
     )
 
 
-def test_an_unsupported_sampling_option_is_rejected_by_name(rig: Rig) -> None:
-    for option, value in (("min_p", 0.1), ("repetition_penalty", 1.2), ("typical_p", 0.9), ("n", 2)):
+def test_an_unsupported_sampling_option_is_rejected_with_an_error_that_names_it(rig: Rig) -> None:
+    for option, value in (("typical_p", 0.9), ("mirostat", 1), ("n", 2)):
         assert_rejected(rig.submit_sample({option: value}), option)

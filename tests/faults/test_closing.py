@@ -77,13 +77,13 @@ def test_closing_a_client_ends_waiting_calls(name: str) -> None:
     endpoint, status, act = WAITS[name]
     answered = {"create": 0}
 
-    def refuse(value: Any, request: Any) -> Any:
+    def reject(value: Any, request: Any) -> Any:
         if endpoint == "retrieve_future" and not answered["create"]:
             answered["create"] += 1  # of the run itself
             return server.results[value.request_id]
         return reply({"detail": "later"}, status, headers={"retry-after": "55"})
 
-    server, pausing = ScriptedServer(**{endpoint: refuse}), Pausing()
+    server, pausing = ScriptedServer(**{endpoint: reject}), Pausing()
     service = ServiceClient(transport=server.transport, events=pausing)
     waiting = act(service)
     assert pausing.pauses.wait(30)

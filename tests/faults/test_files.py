@@ -54,6 +54,7 @@ def test_blocked_uploads_do_not_block_new_connections(served_engine: ServedEngin
     assert {upload.result(120).size_bytes for upload in uploads} == {len(PNG)}
 
 
+@pytest.mark.slow
 def test_a_blocked_upload_does_not_prevent_exit(served_engine: ServedEngine) -> None:
     program = f"""
 import os, threading, tinkex

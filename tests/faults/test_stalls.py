@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import select
 import socket
 import time
 import urllib.request
@@ -123,13 +124,15 @@ def test_the_second_call_of_a_connection_is_watched_like_the_first(impatient: Se
 
 
 def test_a_body_that_comes_slowly_is_taken(impatient: ServedEngine) -> None:
-    body = b'{"tags": ["slow"]}'
+    # What has arrived gives the rest its time: a body has to come at a low rate on average.
+    body = b'{"tags": ["slow"], "user_metadata": {"note": "%s"}}' % (b"x" * 30_000)
+    first, rest = body[:-6], body[-6:]
     with connected(impatient) as wire:
         began = time.monotonic()
-        wire.sendall(head(impatient, "create_session", len(body)))
-        for start in range(0, len(body), 3):
+        wire.sendall(head(impatient, "create_session", len(body)) + first)
+        for start in range(len(rest)):
             time.sleep(STALL_S / 4)
-            wire.sendall(body[start : start + 3])
+            wire.sendall(rest[start : start + 1])
         assert time.monotonic() - began > STALL_S
         assert wire.recv(65_536).startswith(b"HTTP/1.1 200")
 
@@ -158,3 +161,24 @@ def test_the_client_gets_an_error_for_a_stalled_file_while_others_are_served(imp
     assert caught.value.status_code == 408
     with urllib.request.urlopen(f"{impatient.url}/api/v1/healthz", timeout=60) as response:
         assert response.status == 200
+
+
+@pytest.mark.skipif(not hasattr(select, "poll"), reason="needs poll(2)")
+def test_a_client_that_does_not_read_its_replies_is_disconnected(impatient: ServedEngine) -> None:
+    with connected(impatient) as wire:
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        metadata = json.dumps({"tags": [], "user_metadata": {"note": "x" * 60_000}}).encode()
+        for _ in range(16):
+            request = urllib.request.Request(
+                f"{impatient.url}/api/v1/create_session",
+                metadata,
+                {"x-api-key": impatient.key, "content-type": "application/json"},
+            )
+            with urllib.request.urlopen(request) as reply:
+                assert reply.status == 200
+        # About 60 MB of replies, far more than the buffers of the system hold.
+        for _ in range(60):
+            wire.sendall(head(impatient, "sessions/search", 2) + b"{}")
+        closed = select.poll()
+        closed.register(wire, 0)  # errors and hang-ups only
+        assert closed.poll(60_000), "still connected"

@@ -54,6 +54,7 @@ def tokens_of(events: list[Any]) -> list[int]:
     return [event.token for event in events if isinstance(event, types.SampledToken)]
 
 
+@pytest.mark.slow
 def test_single_byte_segments_and_buffered_responses_give_the_same_stream(
     served_engine: ServedEngine,
 ) -> None:
@@ -105,6 +106,7 @@ def nothing_is_sampled(server: ServedEngine) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [cuts_after(b"\r\n\r\n"), cuts_after(ACCEPTED), resets_after(b"\r\n\r\n")])
 def test_a_connection_lost_before_the_first_token_is_retried(
     served_engine: ServedEngine, cut: ProxyFault

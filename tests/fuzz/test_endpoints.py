@@ -12,7 +12,7 @@ import os
 import tracemalloc
 import zlib
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
 import zstandard
@@ -25,7 +25,9 @@ from tinkex._wire import proto as wire_proto
 from tinkex._wire.endpoints import ENDPOINTS, Endpoint
 from tinkex.types import Datum, ForwardBackwardRequest, ModelInput
 
-EXAMPLES = int(os.environ.get("TINKEX_FUZZ_EXAMPLES", "25"))
+pytestmark = pytest.mark.slow
+
+EXAMPLES = int(os.environ.get("TINKEX_FUZZ_EXAMPLES", settings.default.max_examples // 4))
 FUZZ = settings(
     max_examples=EXAMPLES,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -161,6 +163,12 @@ def valid_bodies(client: Client) -> dict[str, dict[str, Any]]:
                 "top_p": 0.9,
                 "seed": 3,
                 "stop": ["a"],
+                "min_p": 0.1,
+                "presence_penalty": 0.5,
+                "frequency_penalty": 0.5,
+                "repetition_penalty": 1.1,
+                "logit_bias": {"7": 2.5},
+                "structured_output": {"json_schema": {"type": "array", "items": {"enum": [1, "a"]}}},
             },
             "prompt_logprobs": True,
             "topk_prompt_logprobs": 2,
@@ -186,6 +194,25 @@ def valid_bodies(client: Client) -> dict[str, dict[str, Any]]:
             "limit": 3,
             "user_metadata": {},
         },
+        "search_checkpoints": {
+            "project_ids": None,
+            "user_metadata": {"a": "b"},
+            "checkpoint_type": "training",
+            "owner": {"type": "user", "owner_urns": ["local"]},
+            "base_models": ["tiny"],
+            "limit": 3,
+            "cursor": {
+                "last_created_at": "2026-01-01T00:00:00Z",
+                "last_checkpoint_uuid": f"{(1767225600.0).hex()}/run/weights/name",
+            },
+        },
+        "external_weights_upload_start": {
+            "base_model": "tiny:peft:64",
+            "lora_config": {"rank": 2, "seed": 1, "train_mlp": False},
+            "destination_project_id": "p",
+        },
+        "external_weights_upload_finish": {"upload_id": "upload-0"},
+        "external_weights_upload_cancel": {"upload_id": "upload-0"},
     }
 
 
@@ -203,7 +230,8 @@ def test_generated_bodies_never_make_the_server_fail(endpoint: Endpoint, fuzzed:
     "create_session", "session_heartbeat", "create_model", "forward", "forward_backward", "optim_step",
     "save_weights", "save_weights_for_sampler", "load_weights", "asample", "create_sampling_session",
     "join_sampling_session", "retrieve_future", "retrieve_futures", "cancel_future", "get_info", "weights_info",
-    "search_sessions",
+    "search_sessions", "search_checkpoints", "external_weights_upload_start", "external_weights_upload_finish",
+    "external_weights_upload_cancel",
 ])  # fmt: skip
 def test_mutated_bodies_never_make_the_server_fail(name: str, fuzzed: Client) -> None:
     body = valid_bodies(fuzzed)[name]
@@ -214,6 +242,36 @@ def test_mutated_bodies_never_make_the_server_fail(name: str, fuzzed: Client) ->
         answer = send(fuzzed, ENDPOINTS[name], changed)
         if answer.status == 200 and ENDPOINTS[name].is_future:
             fuzzed.result(answer, accept="application/json")
+
+    check()
+    still_serves(fuzzed)
+
+
+def test_arbitrary_parts_of_arbitrary_files_never_make_the_server_fail(fuzzed: Client) -> None:
+    start = {"base_model": "tiny", "lora_config": {"rank": 2}}
+    numbers = st.integers(0, 40)
+    ranges = st.builds("bytes {}-{}/{}".format, numbers, numbers, numbers) | st.builds(
+        "bytes */{}".format, numbers
+    )
+    parts = st.tuples(
+        st.booleans(),
+        st.binary(max_size=40) | st.just(b"{}"),
+        st.dictionaries(
+            st.just("content-range"), ranges | st.text(st.characters(codec="ascii"), max_size=20)
+        ),
+    )
+
+    @settings(FUZZ, max_examples=2 * EXAMPLES)
+    @given(st.lists(parts, max_size=5), st.sampled_from(["finish", "cancel"]))
+    def check(sent: list[tuple[bool, bytes, dict[str, str]]], end: str) -> None:
+        upload = fuzzed.post("external_weights_upload_start", start).json
+        urls = list(upload["urls"].values())
+        for is_config, body, headers in sent:
+            path = urlsplit(urls[is_config]).path
+            send(fuzzed, ENDPOINTS["upload_file"], body, path, headers)
+        for name in (end, "cancel"):
+            body = json.dumps({"upload_id": upload["upload_id"]}).encode()
+            send(fuzzed, ENDPOINTS[f"external_weights_upload_{name}"], body)
 
     check()
     still_serves(fuzzed)
@@ -307,7 +365,7 @@ def test_decompression_bombs_are_rejected_before_they_fill_the_memory(fuzzed: Cl
         cut = send(fuzzed, ENDPOINTS["asample"], bomb[: len(bomb) // 2], headers=headers)
         assert cut.status in {400, 413}
     deep = b"[" * 100_000
-    assert send(fuzzed, ENDPOINTS["create_session"], b'{"user_metadata":' + deep).status == 400
+    assert send(fuzzed, ENDPOINTS["create_session"], b'{"user_metadata":' + deep).status == 413
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Twenty seeded steps reproduce the committed curve of each loss.
 
-The curve is that of ``curve.json`` beside this file. It belongs to the tiny model, data and settings below; whoever
-changes one of them on purpose writes it anew with ``python -m tests.numerics.test_curve`` and reviews the difference.
+The curve is that of ``curve.json`` beside this file. It belongs to the tiny model, data and settings below; to
+change one of them on purpose, write it again with ``python -m tests.numerics.test_curve`` and review the difference.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Transformer:
     return small_transformer(tmp_path_factory.mktemp("small"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_fn", NAMES)
 def test_twenty_seeded_steps_follow_the_committed_curve(model: Transformer, loss_fn: str) -> None:
     committed = json.loads(CURVE.read_text())[loss_fn]

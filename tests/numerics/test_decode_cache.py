@@ -16,6 +16,8 @@ from tinkex.engine.model.lora import LoraRows
 from tinkex.engine.model.transformer import Transformer
 from tinkex.engine.sampler.kv_cache import PromptKV, SlotTable, prefill_attend
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["one_thread"]
 
 TOLERANCE = 1e-4

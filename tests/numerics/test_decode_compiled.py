@@ -112,6 +112,7 @@ def prefilled(
     return kv, torch.cat(logits)
 
 
+@pytest.mark.slow
 def test_prompts_and_steps_have_the_logprobs_of_a_plain_forward(
     model: Transformer, compiled: CompiledCompute
 ) -> None:
@@ -147,6 +148,7 @@ def test_prompts_and_steps_have_the_logprobs_of_a_plain_forward(
             slot.length += 1
 
 
+@pytest.mark.slow
 def test_a_row_has_the_same_bits_in_any_batch(model: Transformer, compiled: CompiledCompute) -> None:
     """Alone or among others, on one thread or three, a row's numbers are the same to the last bit."""
     adapter = trained_adapter(model, 4, 1)
@@ -173,6 +175,7 @@ def test_a_row_has_the_same_bits_in_any_batch(model: Transformer, compiled: Comp
         assert torch.equal(states([index], 1)[index], everyone[index])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pieces", [[1] * 150, [64, 64, 22], [33, 1, 90, 26], [149, 1]], ids=str)
 def test_a_prompt_has_the_same_bits_however_it_is_cut(
     model: Transformer, compiled: CompiledCompute, pieces: list[int]
@@ -184,6 +187,7 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(
     assert torch.equal(whole_kv.kv_L2KPd, cut_kv.kv_L2KPd)
 
 
+@pytest.mark.slow
 def test_a_step_has_the_bits_it_would_have_in_a_prompt(model: Transformer, compiled: CompiledCompute) -> None:
     """So a preempted sequence, whose output becomes part of its prompt, resumes as if nothing had happened."""
     adapter, tokens = trained_adapter(model, 4, 1), random_tokens(150, 1)

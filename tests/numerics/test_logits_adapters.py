@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.models import tiny_llama
-from tinkex.engine.model.adapter_files import load_adapter, save_adapter
+from tinkex.checkpoints.peft_names import name_head_for_peft
+from tinkex.engine.model.adapter_files import TINKER_UNEMBED_PATH, load_adapter, save_adapter
 from tinkex.engine.model.attention import packed_causal
 from tinkex.engine.model.loader import load_transformer
 from tinkex.engine.model.lora import Adapter, LoraRows, LoraSpec
@@ -71,6 +72,21 @@ def test_an_adapter_we_save_has_the_same_logits_in_peft(
     restored = load_adapter(tmp_path / "adapter", model.arch)
     assert torch.equal(restored.params, adapter.params)
     assert restored.spec.scale == spec.scale
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_an_adapter_for_samplers_has_the_same_logits_in_peft_once_its_head_is_named_for_it(
+    tmp_path: Path, tie: bool
+) -> None:
+    directory = tiny_llama(tmp_path / "model", tie=tie)
+    model = load_transformer(directory)
+    adapter = _trained(model.arch, LoraSpec(rank=4, seed=0))
+    save_adapter(tmp_path / "adapter", adapter, str(directory), unembed_path=TINKER_UNEMBED_PATH)
+    name_head_for_peft(tmp_path / "adapter")
+    reference = peft.PeftModel.from_pretrained(_base(directory), tmp_path / "adapter").eval()
+    with torch.no_grad():
+        theirs = reference(TOKENS[None]).logits[0]
+    torch.testing.assert_close(_logits(model, TOKENS, adapter), theirs, rtol=0, atol=TOLERANCE)
 
 
 MADE_BY_PEFT: dict[str, dict[str, Any]] = {

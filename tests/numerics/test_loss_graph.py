@@ -29,6 +29,8 @@ from tinkex.losses.custom import SURROGATE, data_for_logprobs, differentiate
 from tinkex.types.inputs import Datum, ModelInput
 from tinkex.types.tensors import TensorData
 
+pytestmark = pytest.mark.slow
+
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
 
@@ -240,6 +242,7 @@ def test_many_targets_scalars_and_sparse_inputs_reach_the_graph(double: Transfor
     assert output.loss_fn_outputs[0]["logprobs"].shape == [6, 3]
 
 
+@pytest.mark.slow
 def test_a_split_batch_has_the_custom_gradient_of_the_whole(model: Transformer) -> None:
     graph = traced(policy_gradient, logprobs=1, q=1, a=1)
     gradients = []

@@ -11,6 +11,8 @@ from tinkex.engine.trainer.optim import adam_step, l2_norm
 from tinkex.engine.trainer.state import TrainState
 from tinkex.types.training import AdamParams
 
+pytestmark = pytest.mark.slow
+
 SIZE = 10_000
 SETTINGS = {
     "defaults": AdamParams(),
@@ -126,6 +128,7 @@ def test_a_short_gradient_is_not_clipped() -> None:
     assert torch.equal(clipped.adapter.params, free.adapter.params)
 
 
+@pytest.mark.slow
 def test_a_step_without_gradient_moves_by_the_decaying_moments() -> None:
     state = state_of()
     reference = torch.nn.Parameter(state.adapter.params.double())

@@ -16,6 +16,8 @@ from tinkex.engine.model.tokenizer import EngineTokenizer
 from tinkex.engine.sampler.logits import RowSettings, draw, sample_rng
 from tinkex.engine.sampler.sampler import Sampler
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["one_thread"]
 
 NUM_DRAWS = 20_000
@@ -68,6 +70,7 @@ def assert_drawn_from(tokens: npt.NDArray[np.int64], expected: npt.NDArray[np.fl
     assert statistic <= limit, (statistic, limit, freedom)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_drawn_frequencies_are_those_of_the_distribution(settings: RowSettings) -> None:
     logits = 2 * torch.randn(300, generator=torch.Generator().manual_seed(0))
@@ -90,6 +93,7 @@ def test_samples_of_different_seeds_are_independent_draws(index: int) -> None:
     assert_drawn_from(pairs[:-1] * 8 + pairs[1:], np.full(64, 1 / 64))  # nor does one seed foretell the next
 
 
+@pytest.mark.slow
 def test_requests_with_seeds_of_their_own_are_drawn_from_the_models_distribution(tiny_model: Path) -> None:
     model = load_transformer(tiny_model)
     prompt = random_tokens(12, 1)
@@ -101,6 +105,7 @@ def test_requests_with_seeds_of_their_own_are_drawn_from_the_models_distribution
     assert_drawn_from(tokens, reference(full_logits(model, prompt)[-1].double().numpy(), settings))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [SETTINGS[0], SETTINGS[1], SETTINGS[3], SETTINGS[4]], ids=str)
 def test_the_samples_of_one_request_are_drawn_from_the_models_distribution(
     tiny_model: Path, settings: RowSettings
@@ -122,6 +127,7 @@ def test_the_samples_of_one_request_are_drawn_from_the_models_distribution(
     assert_drawn_from(tokens, reference(full_logits(model, prompt)[-1].double().numpy(), settings))
 
 
+@pytest.mark.slow
 def test_the_second_token_depends_on_the_first_as_it_should(tiny_model: Path) -> None:
     """Frequencies after a cached step: second tokens that followed the commonest first token."""
     model = load_transformer(tiny_model)

@@ -33,6 +33,8 @@ from tinkex.types import (
     TensorData,
 )
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["one_thread"]
 
 TOLERANCE = 1e-4
@@ -94,6 +96,7 @@ def test_logprobs_are_those_of_the_scaled_distribution(
     assert_logprobs_hold(model, prompt, response, temperature)
 
 
+@pytest.mark.slow
 def test_logprobs_hold_in_a_full_batch_of_many_adapters(
     model: Transformer, tokenizer: EngineTokenizer
 ) -> None:
@@ -144,7 +147,8 @@ def train(trainer: Trainer, state: TrainState, tokens: list[int]) -> None:
     trainer.optim_step(state, AdamParams(learning_rate=0.05))
 
 
-def test_a_snapshot_is_sampled_unchanged_while_training_goes_on(
+@pytest.mark.slow
+def test_a_snapshot_is_sampled_unchanged_while_training_continues(
     model: Transformer, tokenizer: EngineTokenizer
 ) -> None:
     trainer = Trainer(model)

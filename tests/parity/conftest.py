@@ -1,23 +1,19 @@
-"""What the official client leaves behind: sockets that are not ours to report."""
+"""The official client leaves sockets behind, which are not ours to report: it never closes the pool that fetches its configuration."""
 
 from __future__ import annotations
 
-import gc
 import warnings
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.sessions import close_official_sessions
+HERE = Path(__file__).parent
 
 
-@pytest.fixture(autouse=True, scope="module")
-def collect_what_the_official_client_left() -> Iterator[None]:
-    yield
-    if close_official_sessions():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
-            gc.collect()
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"))
 
 
 def pytest_sessionfinish() -> None:

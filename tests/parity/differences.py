@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _NO_BODY = "body: None instead of required"
-_SETTINGS = "also config=None, transport=None, events=None, caller=None"
+_SETTINGS = "also config=None, transport=None, events=None, caller=None, **settings"
 
 DIFFERENCES: Mapping[str, Mapping[str, str]] = {
     "Arguments of an error are optional; the default is None.": {
@@ -31,45 +31,48 @@ DIFFERENCES: Mapping[str, Mapping[str, str]] = {
         "tinker.AdminClient": _SETTINGS,
         "tinker.RestClient": _SETTINGS,
     },
-    "Additional arguments for settings, transport and event sinks; an unknown keyword is an error, not a warning.": {
-        "tinker.ServiceClient": "without **kwargs; also config=None, transport=None, events=None",
+    "Additional arguments for settings, transport, event sinks and lazy creation; an unknown keyword is an error, not a warning.": {
+        "tinker.ServiceClient": "without **kwargs; also config=None, transport=None, events=None, lazy=False, **settings",
     },
-    "Additional argument for regularizers.": {
-        "tinker.TrainingClient.forward_backward_custom": "also regularizers=()",
-        "tinker.TrainingClient.forward_backward_custom_async": "also regularizers=()",
+    "Additional arguments for regularizers and for the observer of one call's queue states.": {
+        "tinker.TrainingClient.forward_backward_custom": "also regularizers=(), queue_state_observer=None",
+        "tinker.TrainingClient.forward_backward_custom_async": (
+            "also regularizers=(), queue_state_observer=None"
+        ),
+    },
+    "Additional argument for the observer of one call's queue states.": {
+        f"tinker.{method}{form}": "also queue_state_observer=None"
+        for method in (
+            "SamplingClient.compute_logprobs",
+            "SamplingClient.sample",
+            "TrainingClient.forward",
+            "TrainingClient.forward_backward",
+            "TrainingClient.load_state",
+            "TrainingClient.load_state_with_optimizer",
+            "TrainingClient.optim_step",
+            "TrainingClient.save_state",
+            "TrainingClient.save_weights_external",
+            "TrainingClient.save_weights_for_sampler",
+        )
+        for form in ("", "_async")
+    },
+    "A field of newer versions of the official SDK.": {
+        "tinker.types.Checkpoint": "also base_model=None",
+    },
+    "Additional fields, which some servers send.": {
+        "tinker.types.SaveWeightsExternalResponse": "also size_bytes=None",
+        "tinker.types.SupportedModel": "also model_id=None, arch=None",
+    },
+    "Sampling options of ours; a client does not send them to a server that does not offer them.": {
+        "tinker.types.ClientConfigResponse": "also sampling_extensions=None",
+        "tinker.types.SamplingParams": (
+            "also min_p=None, presence_penalty=None, frequency_penalty=None, repetition_penalty=None, "
+            "logit_bias=None, structured_output=None"
+        ),
     },
     "Created by other clients, never by users.": {
         "tinker.SamplingClient": "made with other arguments",
         "tinker.TrainingClient": "made with other arguments",
-    },
-    "The class determines the tag: it is an attribute and is serialized, but it is not an argument.": {
-        f"tinker.types.{name}": f"without {tag}"
-        for name, tag in {
-            "AccessibleSearchOwner": "type='accessible'",
-            "ActiveSessionStatusQuery": "type='active'",
-            "CancelledSessionStatusQuery": "type='cancelled'",
-            "CheckpointBillingEvent": "type='checkpoint'",
-            "ClientFinishedSessionStatusQuery": "type='client_finished'",
-            "ClientSessionFinishErrored": "type='errored'",
-            "ClientSessionFinishInterrupted": "type='interrupted'",
-            "ClientSessionFinishSuccess": "type='success'",
-            "ClientSessionFinished": "type='client_finished'",
-            "FailedSessionStatusQuery": "type='failed'",
-            "FutureFailed": "state='failed'",
-            "FutureFinished": "state='finished'",
-            "OwnSearchOwner": "type='own'",
-            "SamplingPrefillBillingEvent": "type='sampling_prefill'",
-            "SamplingSampleBillingEvent": "type='sampling_sample'",
-            "SessionActive": "type='active'",
-            "SessionCancelled": "type='cancelled'",
-            "SessionFailed": "type='failed'",
-            "SessionFailedRequestReason": "type='request'",
-            "SessionFailedSamplingSessionReason": "type='sampling_session'",
-            "SessionFailedTrainingRunReason": "type='training_run'",
-            "StorageBillingEvent": "type='storage'",
-            "TrainingBillingEvent": "type='training'",
-            "UserSearchOwner": "type='user'",
-        }.items()
     },
     "Optional, because our server also accepts requests of older clients without them.": {
         "tinker.types.ClientConfigRequest": "sdk_version: None instead of required",
@@ -89,12 +92,6 @@ DIFFERENCES: Mapping[str, Mapping[str, str]] = {
             "category: <RequestErrorCategory.Unknown: 'unknown'> instead of required"
         ),
         "tinker.types.TelemetryResponse": "status: 'accepted' instead of required",
-    },
-    "One type for the server's response and for the caller's result.": {
-        "tinker.types.SaveWeightsExternalResponse": "also size_bytes=None; path: None instead of required",
-        "tinker.types.SaveWeightsForSamplerResponse": (
-            "also sampling_session_id=None; path: None instead of required"
-        ),
     },
     "Has the serialized fields; programs do not construct it. `optim_params` is an attribute.": {
         "tinker.types.OptimStepRequest": "without optim_params; also adam_params=None, optimizer_params=None",
@@ -141,6 +138,11 @@ BEHAVIOUR: tuple[tuple[str, str, str], ...] = (
         'rejected; `"5"`, `5.0`, numpy and torch scalars, dictionaries for values and text for times are converted',
     ),
     (
+        "Unknown losses",
+        "sent, and rejected by the server",
+        "rejected with a `ValueError` that lists the known ones; nothing is sent",
+    ),
+    (
         "`TensorData` with invalid numbers",
         "fractions in an int64 tensor are truncated, a dimension of -1 is inferred",
         "rejected with a `ValueError` that says what to pass",
@@ -159,6 +161,11 @@ BEHAVIOUR: tuple[tuple[str, str, str], ...] = (
         "`Timeout`",
         "`httpx.Timeout`",
         "our own class with the same arguments and attributes; httpx is not needed",
+    ),
+    (
+        "`checkpoint delete` without an answer, as in a script",
+        "exits with 0 and deletes nothing",
+        "exits with 1 and names `--yes`; so does `keys revoke`",
     ),
     (
         "Retry of a `create_custom_loss` that did not reach the server",

@@ -247,7 +247,6 @@ def main() -> None:
     warnings.simplefilter("ignore")
     world = World(*sys.argv[1:4])
     print(json.dumps({f"{client}.{method}": drive(world, client, method) for client, method in methods()}))
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -73,7 +73,6 @@ def main() -> None:
             done = CliRunner().invoke(cli, [*name.split(), *arguments], input=typed)
             results[name] = "works" if done.exit_code == 0 else f"exit {done.exit_code}: {done.output}"[:400]
     print(json.dumps(results))
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -141,9 +141,11 @@ def _constructor(kind: type) -> list[Parameter]:
             for name, field in kind.model_fields.items()
         ]
     if issubclass(kind, msgspec.Struct):
-        return [
+        fields = [
             Parameter(field.name, "keyword", _struct_default(field)) for field in msgspec.structs.fields(kind)
         ]
+        tag = inspect.signature(kind).parameters.get(kind.__struct_config__.tag_field or "")
+        return fields if tag is None else [Parameter(tag.name, "keyword", _shown(tag.default)), *fields]
     if issubclass(kind, BaseException) and kind.__init__ is Exception.__init__:
         return []
     return _parameters(kind.__init__)
@@ -261,14 +263,84 @@ def _function(value: Any) -> Any:
 
 def _callable_differences(theirs: Any, ours: Any) -> str:
     found = [_parameter_differences(_parameters(theirs), _parameters(ours))]
-    style, mine = _return_style(theirs), _return_style(ours)
-    if style != mine:
-        found.append(f"returns {mine} instead of {style}")
+    style, mine = _returned(theirs), _returned(ours)
+    if not issubclass(mine, style):
+        found.append(f"returns {mine.__doc__} instead of {style.__doc__}")
     return "; ".join(part for part in found if part)
 
 
-def _return_style(function: Any) -> str:
+class Value:
+    """the value"""
+
+
+class ConcurrentFuture:
+    """a concurrent future"""
+
+
+class AwaitableFuture:
+    """an awaitable future"""
+
+
+class OneFuture(ConcurrentFuture, AwaitableFuture):
+    """a concurrent future that can be awaited"""
+
+
+class PendingValue(Value, AwaitableFuture):
+    """a value that can be awaited"""
+
+
+def _returned(function: Any) -> type:
+    """How a result is used: a subclass can be used wherever its bases can."""
     annotation = str(inspect.signature(function).return_annotation).strip("'\"").split("[")[0].split(".")[-1]
     if annotation in {"ConcurrentFuture", "Future"}:
-        return "a concurrent future"
-    return "an awaitable future" if annotation in {"APIFuture", "AwaitableConcurrentFuture"} else "the value"
+        return ConcurrentFuture
+    if annotation in {"APIFuture", "AwaitableConcurrentFuture"}:
+        ours = function.__module__.startswith("tinkex.") and annotation == "AwaitableConcurrentFuture"
+        return OneFuture if ours else AwaitableFuture
+    return PendingValue if annotation.startswith("Pending") else Value
+
+
+# ---- 0.39, as far as it is documented ----
+
+CLIENTS = ("ServiceClient", "TrainingClient", "SamplingClient", "RestClient", "AdminClient")
+NEW_IN_039 = {
+    "APIFuture.coroutine": "a coroutine that waits for the result, for `asyncio.create_task`",
+    "APIFuture.future": "the result as a `concurrent.futures.Future`",
+    "RestClient.external_weights_upload_start": "a signed URL per file of external weights (experimental)",
+    "RestClient.external_weights_upload_finish": "the path of the checkpoint of the uploaded weights (experimental)",
+    "RestClient.search_checkpoints": "checkpoints by project, owner, type, base model and metadata (experimental)",
+    "types.Checkpoint.base_model": "the name of the base model",
+    "types.CheckpointSearchRequest": "the filters of a search",
+    "types.CheckpointSearchResponse": "a page of a search",
+    "types.CheckpointSearchCursor": "where the next page starts",
+    "types.ExternalWeightsUploadStartRequest": "base model, LoRA configuration and project of an upload",
+    "types.ExternalWeightsUploadStartResponse": "id, URLs and expiry of an upload",
+    "types.ExternalWeightsUploadStartResult": "the same, for the program",
+    "types.ExternalWeightsUploadFinishRequest": "the id of an upload",
+    "types.ExternalWeightsUploadFinishResponse": "the path of the checkpoint",
+    "types.ExternalWeightsUploadFinishResult": "the same, for the program",
+}
+"""Names of 0.37 to 0.39 that 0.36.0 does not have."""
+DEPRECATED_IN_039 = ("ServiceClient.get_server_capabilities",)
+"""Methods without ``_async`` that 0.38 deprecates; what replaces them is not documented."""
+
+
+def documented(row: Row) -> str:
+    """What the documentation of 0.39 says about a name of 0.36.0, and whether it holds here."""
+    client, _, method = row.name.removeprefix("tinker.").partition(".")
+    if client not in CLIENTS or not method or row.kind == "property":
+        return "–"
+    if row.kind == "async method" or f"{client}.{method}" in DEPRECATED_IN_039:
+        return "deprecated; works"
+    returned = _returned(_function(inspect.getattr_static(getattr(tinkex, client), method)))
+    return "an `APIFuture`; works" if issubclass(returned, AwaitableFuture) else "–"
+
+
+def available(name: str) -> bool:
+    """Whether a name that 0.39 documents exists here."""
+    found: Any = tinkex
+    for part in name.split("."):
+        if part in getattr(found, "__struct_fields__", ()):
+            return True
+        found = getattr(found, part, None)
+    return found is not None

@@ -1,4 +1,4 @@
-"""Every public method of five versions of the official client works, or is refused by name with a reason."""
+"""Every public method of five versions of the official client works, or is rejected with a documented reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.conformance import DOCUMENT, REFUSED, VERSIONS, endpoints_section, probe, probe_commands
+from tests.parity.conformance import DOCUMENT, REJECTED, VERSIONS, endpoints_section, probe, probe_commands
 from tests.servers import ServedEngine
 
 pytestmark = pytest.mark.slow
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_method_works(version: str, served_engine: ServedEngine, tiny_model: Path) -> None:
     results = probe(version, served_engine, tiny_model)
-    failed = {m: r for m, r in results.items() if r != "works" and not (m in REFUSED and r != "not driven")}
+    failed = {m: r for m, r in results.items() if r != "works" and not (m in REJECTED and r != "not driven")}
     assert failed == {}
     assert len(results) >= 70
     listed = set(re.findall(r"^\| `([\w.]+)` \|", DOCUMENT.read_text("utf-8"), re.MULTILINE))

@@ -59,6 +59,7 @@ def test_the_whole_loop(service: tinker.ServiceClient) -> None:
     assert all(s.logprobs is not None and len(s.logprobs) == 4 for s in response.sequences)
 
 
+@pytest.mark.slow
 def test_several_chunks_in_one_call_add_up(service: tinker.ServiceClient) -> None:
     """1,100 datums exceed the 1,024 of one request, so the call arrives as chunk 2 first, then chunk 1."""
     training = service.create_lora_training_client(MODEL, rank=2, seed=1)
@@ -112,6 +113,7 @@ def test_a_run_resumes_with_and_without_its_optimizer(service: tinker.ServiceCli
     assert fresh[1] != expected[1]
 
 
+@pytest.mark.slow
 def test_the_async_face_works(service: tinker.ServiceClient) -> None:
     async def run() -> tuple[float, int]:
         training = await service.create_lora_training_client_async(MODEL, rank=2)
@@ -133,8 +135,9 @@ def test_the_async_face_works(service: tinker.ServiceClient) -> None:
     assert tokens == 16
 
 
+@pytest.mark.slow
 def test_one_poll_brings_many_samples(service: tinker.ServiceClient) -> None:
-    assert service.holder._client_config.sample_use_retrieve_futures
+    assert service.holder.get_client_config().sample_use_retrieve_futures
     sampler = service.create_sampling_client(base_model=MODEL)
     params = types.SamplingParams(max_tokens=2, stop=[])
     futures = [sampler.sample(types.ModelInput.from_ints([5 + n]), 1, params) for n in range(60)]
@@ -152,6 +155,7 @@ def test_a_copy_of_a_sampler_has_a_number_of_its_own(service: tinker.ServiceClie
     assert answers[0] == answers[1] == answers[2]
 
 
+@pytest.mark.slow
 def test_samples_that_are_given_up_leave_the_batch(service: tinker.ServiceClient) -> None:
     sampler = service.create_sampling_client(base_model=MODEL)
 
@@ -195,7 +199,7 @@ def test_custom_losses_run_on_the_client(service: tinker.ServiceClient) -> None:
     training.optim_step(types.AdamParams()).result()
 
 
-def test_bad_input_is_a_typed_error_and_the_run_goes_on(service: tinker.ServiceClient) -> None:
+def test_bad_input_is_a_typed_error_and_the_run_continues(service: tinker.ServiceClient) -> None:
     training = service.create_lora_training_client(MODEL, rank=2, seed=0)
     good = [datum(sentence(5, 6))]
     before = training.forward(good, "cross_entropy").result().metrics["loss:sum"]
@@ -220,7 +224,7 @@ def test_the_server_lists_what_it_holds(service: tinker.ServiceClient, served_en
     assert (weights.base_model, weights.is_lora, weights.lora_rank) == (MODEL, True, 2)
 
 
-def test_a_wrong_key_is_refused(served_engine: ServedEngine) -> None:
+def test_a_wrong_key_is_rejected(served_engine: ServedEngine) -> None:
     with pytest.raises(tinker.AuthenticationError):
         tinker.ServiceClient(base_url=served_engine.url, api_key="tml-wrong").create_lora_training_client(
             MODEL
@@ -232,8 +236,14 @@ def test_an_unknown_model_is_answered_with_those_served(service: tinker.ServiceC
         service.create_lora_training_client("nobody/has-this")
 
 
-def test_model_names_may_carry_a_suffix(service: tinker.ServiceClient) -> None:
-    assert service.create_lora_training_client(f"{MODEL}:peft:262144", rank=2).get_info().lora_rank == 2
+def test_model_names_may_carry_a_context_length_up_to_the_models(service: tinker.ServiceClient) -> None:
+    training = service.create_lora_training_client(f"{MODEL}:peft:64", rank=2)
+    assert training.get_info().lora_rank == 2
+    path = training.save_weights_for_sampler("suffix").result().path
+    sampling = service.create_sampling_client(base_model=f"{MODEL}:peft:32;{path}")
+    assert sampling.get_base_model() == f"{MODEL}:peft:32"
+    with pytest.raises(tinker.BadRequestError, match="asks for a context of 262144 tokens"):
+        service.create_lora_training_client(f"{MODEL}:peft:262144", rank=2)
 
 
 def test_the_key_says_who_it_is(service: tinker.ServiceClient, served_engine: ServedEngine) -> None:

@@ -53,7 +53,7 @@ def test_sparse_tensors(array: npt.NDArray[Any], pad: int) -> None:
     same(lambda kind: kind.from_torch_sparse(torch.from_numpy(array).to(torch.float32)))
 
 
-def test_half_precision_is_widened_and_bools_are_refused() -> None:
+def test_half_precision_is_widened_and_bools_are_rejected() -> None:
     same(lambda kind: kind.from_torch(torch.tensor([1.5, 2.25], dtype=torch.bfloat16)))
     same(lambda kind: kind.from_torch(torch.tensor([1, 2], dtype=torch.int32)))
     for package in (tinker, tinkex):
@@ -88,7 +88,7 @@ def test_a_datum_takes_lists_arrays_and_tensors(inputs: dict[str, Any]) -> None:
     ("inputs", "error"),
     [({"unheard_of": [1, 2]}, KeyError), ({"weights": [[1.0], [1.0, 2.0]]}, ValueError)],
 )
-def test_a_datum_refuses_the_same_lists(inputs: dict[str, Any], error: type[Exception]) -> None:
+def test_a_datum_rejects_the_same_lists(inputs: dict[str, Any], error: type[Exception]) -> None:
     for package in (tinker, tinkex):
         with pytest.raises(error):
             package.Datum(model_input=package.ModelInput.from_ints([1]), loss_fn_inputs=inputs)

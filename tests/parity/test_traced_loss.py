@@ -1,4 +1,4 @@
-"""A loss for the server: the same graph, the same requests and the same refusals as the official client's."""
+"""A loss for the server: the same graph, the same requests and the same rejections as the official client's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from tinker.lib.public_interfaces import custom_loss as official
 
 import tinkex
-from tests.refused_losses import REFUSED
+from tests.rejected_losses import REJECTED
 from tests.scripted import ScriptedServer, over_http
 from tinkex.losses import traced as traced_loss
 from tinkex.testing import reply
@@ -71,8 +71,8 @@ def test_the_graph_is_the_official_one(fn: Any, ranks: dict[str, Any]) -> None:
     assert repr(ours) == repr(theirs)
 
 
-@pytest.mark.parametrize(("fn", "ranks", "_"), REFUSED)
-def test_what_we_refuse_the_official_client_refuses_with_the_same_kind_of_error(
+@pytest.mark.parametrize(("fn", "ranks", "_"), REJECTED)
+def test_what_we_reject_the_official_client_rejects_with_the_same_kind_of_error(
     fn: Any, ranks: dict[str, Any], _: str
 ) -> None:
     with pytest.raises(ValueError):

@@ -62,7 +62,7 @@ def test_paths_are_taken_apart_alike(path: str) -> None:
         try:
             return package.ParsedCheckpointTinkerPath.from_tinker_path(path).model_dump()
         except ValueError:
-            return "refused"
+            return "rejected"
 
     assert parsed(tinkex) == parsed(tinker)
 
@@ -106,17 +106,17 @@ def test_provenance_spans_tile_alike() -> None:
             package.PromptProvenanceSpan(sequence_id="q", length=1),
             package.SampledProvenanceSpan(sequence_id="q", offset=0, length=2),
         ]
-        told = datum.with_provenance(spans, spans)
+        reported = datum.with_provenance(spans, spans)
         with pytest.raises(ValueError):
             datum.with_provenance(spans[:1], spans)
         with pytest.raises(ValueError):
             package.PromptProvenanceSpan(sequence_id="", length=1)
-        return [(s.sequence_id, s.offset, s.length) for s in told.model_input_spans]
+        return [(s.sequence_id, s.offset, s.length) for s in reported.model_input_spans]
 
     assert read(tinkex) == read(tinker)
 
 
-def test_values_keep_what_they_were_built_from_when_the_caller_goes_on_with_its_lists() -> None:
+def test_values_keep_what_they_were_built_from_when_the_caller_continues_with_its_lists() -> None:
     def read(package: Any) -> Any:
         tokens, more, chunks, stop = [1, 2, 3], [4, 5], [package.EncodedTextChunk(tokens=[6])], ["a"]
         inputs: dict[str, Any] = {"weights": [1.0]}

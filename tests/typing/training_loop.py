@@ -6,7 +6,7 @@ The assertions say what a user's type checker sees: what each call takes and ret
 from __future__ import annotations
 
 import concurrent.futures
-from typing import assert_type
+from typing import Any, assert_type
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from tinkex import types
 def main() -> None:
     with tinkex.ServiceClient(base_url="local") as service:
         training = service.create_lora_training_client("model", rank=8, train_unembed=False)
-        assert_type(training, tinkex.TrainingClient)
+        client: tinkex.TrainingClient = training
+        assert_type(client.model_id, str)
         datum = types.Datum(
             types.ModelInput.from_ints([1, 2]),
             {
@@ -27,13 +28,14 @@ def main() -> None:
             },
         )
         step = training.forward_backward([datum], "cross_entropy", {"clip": 0.2})
-        assert_type(step, tinkex.APIFuture[types.ForwardBackwardOutput])
+        assert_type(step, tinkex.AwaitableConcurrentFuture[types.ForwardBackwardOutput])
         assert_type(step.result(timeout=3).metrics, dict[str, float])
         assert_type(datum.loss_fn_inputs["weights"], types.TensorData)
         assert_type(training.optim_step(types.AdamParams()).result(), types.OptimStepResponse)
         sampler = training.save_weights_and_get_sampling_client()
         sample = sampler.sample(types.ModelInput.from_ints([1]), 1, types.SamplingParams(stop=["\n"]))
-        assert_type(sample, concurrent.futures.Future[types.SampleResponse])
+        plain: concurrent.futures.Future[types.SampleResponse] = sample
+        assert_type(plain.result(), types.SampleResponse)
         assert_type(sample.result().sequences[0].tokens, list[int])
 
 
@@ -46,12 +48,14 @@ async def main_async() -> None:
     assert_type(await sampler.compute_logprobs_async(types.ModelInput.empty()), list[float | None])
     assert_type(await sampler.sample_async(types.ModelInput.empty(), num_samples=1, sampling_params=types.SamplingParams()), types.SampleResponse)  # fmt: skip
     assert_type(await training.get_info_async(), types.GetInfoResponse)
-    assert_type(training.get_info(), types.GetInfoResponse)
+    info: types.GetInfoResponse = training.get_info()
+    assert_type(info.model_id, str)
     assert_type(
-        await training.optim_step_async(types.AdamParams()), tinkex.APIFuture[types.OptimStepResponse]
+        await training.optim_step_async(types.AdamParams()),
+        tinkex.AwaitableConcurrentFuture[types.OptimStepResponse],
     )
     rest = service.create_rest_client()
-    assert_type(rest.get_sampler("id"), tinkex.APIFuture[types.GetSamplerResponse])
+    assert_type(rest.get_sampler("id"), tinkex.AwaitableConcurrentFuture[types.GetSamplerResponse])
     assert_type(await rest.get_sampler_async("id"), types.GetSamplerResponse)
     assert_type(await rest.get_session_async("id", access_scope="owned"), types.GetSessionResponse)
     async for run in rest.iter_training_runs_async(page_size=10):
@@ -74,8 +78,9 @@ class Recording(tinkex.SamplingClient):
         target_prompt_logprobs: types.TensorData | None = None,
         prompt_alt_tokens_k: int = 0,
         prompt_logprobs_last_n: int | None = None,
-    ) -> concurrent.futures.Future[types.SampleResponse]:
-        return super().sample(prompt, num_samples, sampling_params)
+        **options: Any,
+    ) -> tinkex.AwaitableConcurrentFuture[types.SampleResponse]:
+        return super().sample(prompt, num_samples, sampling_params, **options)
 
     async def get_base_model_async(self) -> str:
         return await super().get_base_model_async()

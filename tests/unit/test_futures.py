@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.recording import Recorder
 from tinkex import types
 from tinkex._runtime import background
 from tinkex._transport.budget import ByteBudget
 from tinkex._transport.caller import Caller
+from tinkex._transport.polling import Failed, PollAgain, Polled, PollState, Ready, next_step
 from tinkex._wire import proto
 from tinkex._wire.endpoints import endpoint
 from tinkex.config import Config
@@ -35,25 +37,15 @@ from tinkex.errors import (
     TinkexError,
     UnprocessableEntityError,
 )
-from tinkex.futures import (
-    APIFuture,
-    AwaitableConcurrentFuture,
-    Failed,
-    PollAgain,
-    Polled,
-    PollState,
-    Ready,
-    Results,
-    gather,
-    next_step,
-)
-from tinkex.observability.events import Event, QueueStateChanged, RetryScheduled, StillWaiting
+from tinkex.futures import APIFuture, AwaitableConcurrentFuture, Results, gather
+from tinkex.observability.events import QueueStateChanged, RetryScheduled, StillWaiting
 from tinkex.testing import MockTransport, Reply, Request, reply
 
 JSON_RESULT = Polled("req-1", wants_proto=False, about=HttpRequest("POST", "http://mock"))
 PROTO_RESULT = replace(JSON_RESULT, wants_proto=True)
 FRESH = PollState()
-TRY_AGAIN = {"type": "try_again", "queue_state": "paused_capacity", "queue_state_reason": "busy"}
+TRY_AGAIN = {"type": "try_again", "queue_state": "active", "queue_state_reason": "busy"}
+PAUSED = {**TRY_AGAIN, "queue_state": "paused_capacity"}
 HELD = 30.0
 
 
@@ -68,10 +60,14 @@ def test_a_result_is_ready() -> None:
 @pytest.mark.parametrize(
     ("got", "queue"),
     [
-        (reply(TRY_AGAIN), ("paused_capacity", "busy")),
-        (reply(TRY_AGAIN, status=408), ("paused_capacity", "busy")),
+        (reply(TRY_AGAIN), ("active", "busy")),
+        (reply(TRY_AGAIN, status=408), ("active", "busy")),
         (reply({"type": "try_again", "queue_state": "odd"}), ("unknown", None)),
         (reply({"type": "try_again"}), None),
+        (reply({"status": "try_again", "queue_state": "active"}), ("active", None)),
+        (reply({"status": "pending"}), None),
+        (reply({"status": "pending", "queue_state": "active"}), ("active", None)),
+        (reply({"status": "pending", "error": None, "result": None}), None),
         (reply(status=408), None),
         (Reply(408, {}, b"<html>"), None),
         (reply({"detail": "x"}, status=500), None),
@@ -96,6 +92,63 @@ def test_a_pending_result_is_polled_again_immediately_only_after_a_long_poll(
     assert calm.state.fast_replies == 0
 
 
+@pytest.mark.parametrize(
+    ("sent", "known"),
+    [(" PAUSED_Capacity ", "paused_capacity"), ("ACTIVE", "active"), ("new", "unknown"), ("", "unknown")],
+)
+def test_a_queue_state_is_read_in_any_case(sent: str, known: str) -> None:
+    step = next_step(FRESH, reply({"type": "try_again", "queue_state": sent}), 0.001, PROTO_RESULT)
+    assert isinstance(step, PollAgain)
+    assert step.queue == (known, None)
+
+
+@pytest.mark.parametrize("queue_state", ["paused_capacity", "paused_rate_limit"])
+@pytest.mark.parametrize("got", [{"type": "try_again"}, {"status": "pending"}, 408], ids=str)
+def test_a_paused_operation_is_polled_every_second(got: Any, queue_state: str) -> None:
+    body = {"type": "try_again"} if got == 408 else got
+    paused = reply({**body, "queue_state": queue_state}, status=408 if got == 408 else 200)
+    state = FRESH
+    for _ in range(3):
+        step = next_step(state, paused, 0.001, PROTO_RESULT)
+        assert isinstance(step, PollAgain)
+        assert (step.after, step.queue) == (1.0, (queue_state, None))
+        state = step.state
+    held = next_step(state, paused, HELD, PROTO_RESULT)
+    assert isinstance(held, PollAgain)
+    assert held.after == 0.0, "the server has waited already"
+    resumed = next_step(state, reply(TRY_AGAIN), 0.001, PROTO_RESULT)
+    assert isinstance(resumed, PollAgain)
+    assert resumed.after == 0.05
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "expected"),
+    [
+        ({"retry_after_ms": 250}, {}, 0.25),
+        ({"retry_after_ms": 2500.0}, {}, 2.5),
+        ({"retry_after_ms": 10**9}, {}, 60.0),
+        ({"retry_after_ms": 250, "queue_state": "paused_capacity"}, {}, 0.25),
+        ({}, {"retry-after": "3"}, 3.0),
+        ({}, {"retry-after-ms": "1"}, 0.05),
+        ({"retry_after_ms": 0}, {}, 0.05),
+        ({"retry_after_ms": -1}, {}, 0.05),
+        ({"retry_after_ms": "soon"}, {}, 0.05),
+        ({"retry_after_ms": True}, {}, 0.05),
+        ({"retry_after_ms": None}, {}, 0.05),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("status", "kind"), [(200, {"type": "try_again"}), (200, {"status": "pending"}), (408, {}), (503, {})]
+)
+def test_the_wait_that_a_server_requests_is_respected(
+    status: int, kind: dict[str, Any], body: dict[str, Any], headers: dict[str, str], expected: float
+) -> None:
+    step = next_step(FRESH, reply({**kind, **body}, status=status, headers=headers), 0.001, JSON_RESULT)
+    assert isinstance(step, PollAgain)
+    assert step.after == expected
+
+
 @pytest.mark.parametrize("got", [APIConnectionError(None, "cut"), reply(status=429), reply(status=400)])
 def test_failed_polls_are_repeated_with_growing_back_off(got: Reply | APIConnectionError) -> None:
     state, waits = FRESH, []
@@ -118,13 +171,13 @@ def test_a_longer_retry_after_is_respected() -> None:
 
 
 def test_the_fourth_consecutive_400_is_raised() -> None:
-    refusal = reply({"detail": "bad"}, status=400)
+    rejection = reply({"detail": "bad"}, status=400)
     state = FRESH
     for _ in range(3):
-        step = next_step(state, refusal, HELD, JSON_RESULT)
+        step = next_step(state, rejection, HELD, JSON_RESULT)
         assert isinstance(step, PollAgain)
         state = step.state
-    failed = next_step(state, refusal, HELD, JSON_RESULT)
+    failed = next_step(state, rejection, HELD, JSON_RESULT)
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, BadRequestError)
     reset = next_step(state, reply(status=408), HELD, JSON_RESULT)
@@ -154,6 +207,29 @@ def test_an_account_that_cannot_pay_is_waited_for_as_long_as_the_server_says() -
     failed = next_step(state, unpaid, 0.0, patient)
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, BillingError)
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "category"),
+    [
+        ({"status": "failed", "error": {"message": "too long", "category": "user"}}, "too long", "User"),
+        ({"status": "failed", "error": {"message": "too long"}, "category": "server"}, "too long", "Server"),
+        ({"status": "failed", "error": "too long", "category": "user"}, "too long", "User"),
+        ({"status": "failed", "error": {}}, "no reason", "Unknown"),
+        ({"status": "failed"}, "no reason", "Unknown"),
+        ({"error": {"message": "too long", "category": "user"}}, "too long", "User"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("polled", [JSON_RESULT, PROTO_RESULT], ids=["json", "proto"])
+def test_a_failed_status_is_the_error_of_the_operation(
+    polled: Polled, body: dict[str, Any], message: str, category: str
+) -> None:
+    step = next_step(FRESH, reply(body), 0.0, polled)
+    assert isinstance(step, Failed)
+    assert isinstance(step.error, RequestFailedError)
+    assert message in step.error.message
+    assert step.error.category is RequestErrorCategory[category]
 
 
 @pytest.mark.parametrize(
@@ -192,6 +268,14 @@ def test_other_client_errors_end_polling_with_their_typed_error(status: int, kin
         (reply({"sequences": []}), PROTO_RESULT),
         (Reply(200, {}, b"<html>"), JSON_RESULT),
         (reply([1]), JSON_RESULT),
+        (reply({"status": "completed"}), JSON_RESULT),
+        (reply({"status": "completed", "result": [1]}), JSON_RESULT),
+        (reply({"status": "completed", "result": {}}), PROTO_RESULT),
+        (reply({"status": "queued"}), JSON_RESULT),
+        (reply({"status": "queued"}), PROTO_RESULT),
+        (reply({"status": ["queued"]}), JSON_RESULT),
+        (reply({"status": None, "metrics": {}}), JSON_RESULT),
+        (reply({"status": 3, "metrics": {}}), JSON_RESULT),
     ],
 )
 def test_a_result_in_the_wrong_form_is_named(got: Reply, polled: Polled) -> None:
@@ -202,14 +286,6 @@ def test_a_result_in_the_wrong_form_is_named(got: Reply, polled: Polled) -> None
 
 
 # ---- the driver ----
-
-
-class Recorder:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
 
 
 def results(
@@ -243,13 +319,15 @@ async def test_polling_ends_with_a_typed_value() -> None:
 async def test_a_sample_is_requested_in_protobuf_and_gets_its_ids() -> None:
     sequence = types.SampledSequence("stop", "", np.array([1, 2], np.int32))
     body = proto.encode_sample_response(types.SampleResponse([sequence]))
-    answers = [reply({"status": "complete_metadata", "response_payload_size": 10**6}), reply(body)]
+    answers = [reply({"status": "complete_metadata", "response_payload_size": 10**6}), reply(body)] * 3
     fetcher, transport = results(lambda _: answers.pop(0))
     response = await fetcher.fetch(endpoint("asample"), ACCEPTED)
     assert (response.sequences[0].sequence_id, response.sequences[0].tokens) == ("seq-0", [1, 2])
     assert transport.requests[0].headers["accept"] == "application/x-protobuf"
     assert b'"allow_metadata_only":false' in transport.requests[1].body
-    assert fetcher._inflight._balance == 100
+    for _ in range(2):  # the bytes of a large result return to the budget
+        async with asyncio.timeout(30):
+            await fetcher.fetch(endpoint("asample"), ACCEPTED)
 
 
 async def test_a_result_that_cannot_be_read_is_a_validation_error() -> None:
@@ -258,8 +336,68 @@ async def test_a_result_that_cannot_be_read_is_a_validation_error() -> None:
         await fetcher.fetch(endpoint("optim_step"), ACCEPTED)
 
 
+@pytest.mark.parametrize(
+    ("name", "body", "expected"),
+    [
+        ("optim_step", {}, types.OptimStepResponse()),
+        ("optim_step", {"metrics": None}, types.OptimStepResponse()),
+        ("optim_step", {"type": "optim_step"}, types.OptimStepResponse()),
+        ("optim_step", {"metrics": {"a": 1.0}, "news": 1}, types.OptimStepResponse(metrics={"a": 1.0})),
+        (
+            "save_weights",
+            {"path": "tinker://r/weights/a"},
+            types.SaveWeightsResponse(path="tinker://r/weights/a"),
+        ),
+        ("load_weights", {}, types.LoadWeightsResponse()),
+        ("create_model", {"model_id": "m"}, types.CreateModelResponse(model_id="m")),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "completed"])
+async def test_a_result_is_the_reply_or_the_field_of_a_completed_one(
+    wrapped: bool, name: str, body: dict[str, Any], expected: Any
+) -> None:
+    answers = [
+        reply({"status": "pending"}),
+        reply({"status": "completed", "result": body} if wrapped else body),
+    ]
+    fetcher, _ = results(lambda _: answers.pop(0))
+    assert await fetcher.fetch(endpoint(name), ACCEPTED) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "shown"),
+    [
+        ("optim_step", {"place": 3}, ["'place'", "OptimStepResponse"]),
+        ("optim_step", {"type": "queued"}, ["type 'queued'", "OptimStepResponse"]),
+        ("optim_step", {"metrics": "many"}, ["'metrics'", "OptimStepResponse"]),
+        ("optim_step", {"status": "queued", "place": 3}, ["status 'queued'", "'place'"]),
+        ("save_weights", {}, ["an empty object", "SaveWeightsResponse", "path"]),
+        ("save_weights", {"detail": "private words"}, ["'detail'", "SaveWeightsResponse"]),
+        (
+            "load_weights",
+            {"type": "save_weights", "path": "p"},
+            ["type 'save_weights'", "LoadWeightsResponse"],
+        ),
+        ("create_model", {"model": "m"}, ["'model'", "CreateModelResponse"]),
+        ("create_model", {f"key_{n}": n for n in range(20)}, ["and 12 more"]),
+    ],
+    ids=str,
+)
+async def test_an_object_that_is_no_result_is_an_error_that_names_its_shape(
+    name: str, body: dict[str, Any], shown: list[str]
+) -> None:
+    fetcher, _ = results(lambda _: reply(body))
+    with pytest.raises(APIResponseValidationError, match="req-1") as caught:
+        await fetcher.fetch(endpoint(name), ACCEPTED)
+    for text in shown:
+        assert text in str(caught.value)
+    assert "private words" not in str(caught.value)
+
+
+@pytest.mark.slow
 async def test_queue_states_are_emitted_when_they_change() -> None:
-    paused = reply(TRY_AGAIN, status=408)
+    paused = reply({**PAUSED, "retry_after_ms": 1}, status=408)
     answers = [paused, paused, reply({"type": "try_again", "queue_state": "active"}), reply({"metrics": {}})]
     recorder = Recorder()
     fetcher, _ = results(lambda _: answers.pop(0), recorder)
@@ -272,17 +410,15 @@ async def test_queue_states_are_emitted_when_they_change() -> None:
 
 
 async def test_a_pending_result_is_reported_periodically_with_its_queue_state() -> None:
-    answers = [reply(TRY_AGAIN, status=408)] * 4 + [reply({"metrics": {}})]
+    answers = [reply({**PAUSED, "retry_after_ms": 1}, status=408)] * 4 + [reply({"metrics": {}})]
     recorder = Recorder()
-    fetcher, _ = results(
-        lambda _: answers.pop(0), recorder, report_interval_s=0.0, poll_backoff=(0.001, 0.001)
-    )
+    fetcher, _ = results(lambda _: answers.pop(0), recorder, report_interval_s=0.0)
     await fetcher.fetch(endpoint("optim_step"), ACCEPTED)
-    told = [event for event in recorder.events if isinstance(event, StillWaiting)]
-    assert [(e.request_id, e.request_type, e.state, e.reason) for e in told] == [
+    reported = [event for event in recorder.events if isinstance(event, StillWaiting)]
+    assert [(e.request_id, e.request_type, e.state, e.reason) for e in reported] == [
         ("req-1", "OptimStep", "paused_capacity", "busy")
     ] * 4
-    assert sorted(e.waited_s for e in told) == [e.waited_s for e in told]
+    assert sorted(e.waited_s for e in reported) == [e.waited_s for e in reported]
 
 
 @pytest.mark.parametrize("answer", [reply(TRY_AGAIN, status=408), reply({"type": "try_again"})])
@@ -295,8 +431,6 @@ async def test_fast_replies_are_followed_by_the_configured_back_off(answer: Repl
         waits.append(step.after)
         state = step.state
     assert waits == [0.5, 1.0, 2.0, 3.0, 3.0]
-    fetcher, _ = results(lambda _: answer, poll_backoff=(0.5, 3.0))
-    assert fetcher._caller.config.poll_backoff == (0.5, 3.0)
 
 
 async def test_failed_polls_are_emitted_with_their_reason() -> None:
@@ -320,11 +454,11 @@ def test_a_future_is_read_by_result_by_await_and_by_its_inner_future() -> None:
     future = finished(3)
     assert isinstance(future, APIFuture)
     assert future.result() == 3
-    assert future.future() is future._future
+    assert future.future().result() == 3
     assert future.done()
 
     async def main() -> tuple[int, int]:
-        return await future, await future.result_async(timeout=1)
+        return await future, await future.result_async(timeout=60)
 
     assert asyncio.run(main()) == (3, 3)
     assert asyncio.run(main()) == (3, 3)
@@ -351,7 +485,7 @@ def test_a_timeout_cancels_nothing() -> None:
     asyncio.run(impatient())
     assert not future.done()
     release.set()
-    assert future.result(timeout=5) == "done"
+    assert future.result(timeout=60) == "done"
 
 
 def test_errors_are_raised_by_every_accessor() -> None:
@@ -375,7 +509,7 @@ def test_cancelling_stops_the_wait() -> None:
     future = AwaitableConcurrentFuture(background().submit(forever()))
     assert future.cancel()
     with pytest.raises(concurrent.futures.CancelledError):
-        future.result(timeout=5)
+        future.result(timeout=60)
 
 
 def test_waiting_on_the_client_s_own_loop_raises() -> None:
@@ -398,7 +532,7 @@ def test_gathered_futures_keep_their_order() -> None:
         return delay
 
     futures = [AwaitableConcurrentFuture(background().submit(after(d))) for d in (0.03, 0.0, 0.01)]
-    assert gather(*futures).result(timeout=5) == [0.03, 0.0, 0.01]
+    assert gather(*futures).result(timeout=60) == [0.03, 0.0, 0.01]
 
 
 def test_gathering_stops_at_the_first_error() -> None:
@@ -412,6 +546,6 @@ def test_gathering_stops_at_the_first_error() -> None:
     slow = AwaitableConcurrentFuture(background().submit(forever()))
     broken = AwaitableConcurrentFuture(background().submit(fail()))
     with pytest.raises(LookupError):
-        gather(slow, broken).result(timeout=5)
+        gather(slow, broken).result(timeout=60)
     assert not slow.done()
     slow.cancel()

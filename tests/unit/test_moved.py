@@ -84,6 +84,7 @@ def test_a_path_that_never_was_is_not_found() -> None:
         _ = tinkex.nothing
 
 
+@pytest.mark.slow
 def test_nothing_of_ours_uses_an_old_path() -> None:
     program = "import sys, tinkex, tinkex._moved as m; [getattr(tinkex, n) for n in tinkex.__all__]; sys.exit(any(o in sys.modules for o in m.MOVED))"
     assert (

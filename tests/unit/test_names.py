@@ -49,6 +49,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = tinkex.ServceClient  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["losses", "observability"])
 def test_the_modules_of_a_package_are_loaded_at_their_first_use(package: str) -> None:
     program = f"import tinkex; names = tinkex.{package}.__all__; print(all(getattr(tinkex.{package}, n) for n in names))"

@@ -16,6 +16,8 @@ from tinkex._wire import proto
 from tinkex.platform import Deferred, Done, PassResult, PlatformSession, TinkexPlatform, TrainingPlatform
 from tinkex.testing import LocalEngine, Reply, Request, local_engine, reply
 
+pytestmark = pytest.mark.slow
+
 
 class Bigrams:
     """Somebody else's backend: a table of logits for the next token after each, in numpy, trained by plain Adam."""
@@ -121,6 +123,7 @@ def train(platform: TrainingPlatform, session: PlatformSession, steps: int) -> l
     return [one.result(timeout=60).loss for one in passes]
 
 
+@pytest.mark.slow
 def test_any_backend_trains_by_the_same_loop(backend: tuple[TrainingPlatform, str]) -> None:
     platform, model = backend
     assert isinstance(platform, TrainingPlatform)
@@ -146,6 +149,7 @@ def test_a_checkpoint_is_where_the_next_session_starts(backend: tuple[TrainingPl
     assert here.loss == there.loss
 
 
+@pytest.mark.slow
 async def test_results_can_be_awaited(backend: tuple[TrainingPlatform, str]) -> None:
     platform, model = backend
     session = await platform.create_session(model)
@@ -154,13 +158,13 @@ async def test_results_can_be_awaited(backend: tuple[TrainingPlatform, str]) -> 
     assert passed.loss > 0
 
 
-def test_what_a_backend_does_not_know_is_refused(backend: tuple[TrainingPlatform, str]) -> None:
+def test_what_a_backend_does_not_know_is_rejected(backend: tuple[TrainingPlatform, str]) -> None:
     platform, model = backend
     with pytest.raises((TypeError, ValueError), match="sorcery"):
         platform.create_session(model, {"sorcery": 3}).result(timeout=60)
 
 
-def test_a_session_of_another_platform_is_refused(engine: LocalEngine) -> None:
+def test_a_session_of_another_platform_is_rejected(engine: LocalEngine) -> None:
     with engine.service() as service:
         platform = TinkexPlatform(service)
         with pytest.raises(ValueError, match="did not create the session 'x'"):

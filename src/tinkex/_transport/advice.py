@@ -35,4 +35,4 @@ def advice(status: int, *, signed_url: bool = False) -> str:
         return "The signed URL may have expired; request a new one."
     if status in _ADVICE:
         return _ADVICE[status]
-    return "The server failed, also after retries; try later, or see its log." if status >= 500 else ""
+    return "The server failed; try later, or see its log." if status >= 500 else ""

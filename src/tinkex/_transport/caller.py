@@ -18,12 +18,20 @@ from tinkex._transport.advice import advice
 from tinkex._transport.base import Reply, Request, Transport, Upload
 from tinkex._transport.call_stream import CallStream
 from tinkex._transport.circuit import Circuit, GuardedCall, circuit_of
+from tinkex._transport.headers import (
+    EVENT_STREAM,
+    JSON,
+    PROTOBUF,
+    PROTOCOL_VERSION,
+    RETRY_COUNT,
+    USER_AGENT,
+    common_headers,
+)
 from tinkex._transport.pauses import pauses_for
 from tinkex._transport.redaction import redacted_headers, without_secrets
 from tinkex._transport.request_spans import traced
-from tinkex._transport.retry import ErrorStatus, NoReply, Outcome, Retry, RetryPolicy, decide
+from tinkex._transport.retry import ErrorStatus, NoReply, Outcome, Retry, RetryPolicy, decide, without_reply
 from tinkex._transport.streaming import open_stream, send_upload
-from tinkex._version import __version__
 from tinkex._wire import json
 from tinkex.errors import (
     APIConnectionError,
@@ -39,10 +47,12 @@ from tinkex.errors import (
 )
 from tinkex.observability import tracing
 from tinkex.observability.bus import EventBus
+from tinkex.observability.callbacks import CallbackQueue, queue_for
 from tinkex.observability.events import RequestFinished, RequestStarted, RetryScheduled
+from tinkex.observability.process import BUS
 
 if TYPE_CHECKING:
-    from tinkex._transport.credentials import TokenProvider
+    from tinkex._transport.credentials import CommandCredential, TokenProvider
     from tinkex._wire.endpoints import Endpoint
     from tinkex.config import Config
     from tinkex.observability.events import Sink
@@ -58,14 +68,6 @@ __all__ = [
     "is_proxy_error",
 ]
 
-PROTOCOL_VERSION = "0.36.0"
-"""The version of the official client whose protocol this client speaks; servers adapt their replies to it."""
-USER_AGENT = f"Tinkex/Python {__version__}"
-
-PROTOBUF = "application/x-protobuf"
-JSON = "application/json"
-EVENT_STREAM = "text/event-stream"
-RETRY_COUNT = "x-stainless-retry-count"
 MAX_ERROR_BODY_BYTES = 1024 * 1024
 
 _EXPLICIT_NULL = frozenset({"finish_session"})
@@ -96,13 +98,17 @@ class Caller:
     ) -> None:
         self.config = config
         self.transport = transport
-        self.sink = EventBus() if sink is None else EventBus(sink)
+        self.sink = EventBus(BUS) if sink is None else EventBus(sink, BUS)
         """Where every event of this client is emitted; metrics, telemetry and the log subscribe."""
+        self.callbacks = queue_for(sink)
+        """Calls the user's queue observers, in order with the user's sink."""
+        self.done_callbacks = CallbackQueue()
+        """Calls what users add to futures; not in order with the sink, so that it may wait for other calls."""
         self._circuit = circuit or circuit_of(transport, config, self.sink)
         self._pauses = pauses_for(transport, config)
         self.policy = policy or RetryPolicy(max_retries=config.max_retries)
         self._rng = rng
-        common = _common_headers(config)
+        common = common_headers(config)
         self._headers = {
             wire: {**common, "content-type": kind} for wire, kind in (("json", JSON), ("proto", PROTOBUF))
         }
@@ -110,11 +116,17 @@ class Caller:
         # Keys must be unique, not secret: a random prefix per caller and a number per call.
         self._key, self._calls = secrets.token_hex(8), itertools.count()
         self._in_flight: set[asyncio.Task[Any]] = set()
+        self._contacted = False
         self._closed = asyncio.Event()
         self.streams: weakref.WeakSet[CallStream] = weakref.WeakSet()
         """The open streams."""
         self.tokens: TokenProvider | None = None
         """Provides short-lived tokens, sent instead of the key; None where the server issues none."""
+        self._command: CommandCredential | None = None
+        if config.api_key is None and config.credential_cmd is not None:
+            from tinkex._transport.credentials import CommandCredential
+
+            self._command = CommandCredential(config.credential_cmd)
 
     async def call(
         self,
@@ -187,7 +199,7 @@ class Caller:
             try:
                 reply = await self._attempt(endpoint, request, attempt)
             except APIConnectionError as no_reply:
-                outcome, error = NoReply(), no_reply
+                outcome, error = without_reply(no_reply, contacted=self._contacted), no_reply
             else:
                 if 200 <= reply.status < 300:
                     return reply
@@ -246,8 +258,9 @@ class Caller:
             self._log(request, attempt)
             async with self.closable(endpoint):
                 opened = await open_stream(self.transport, request)
+                self._contacted = True
                 if guard:
-                    guard.replied(opened.status)
+                    guard.replied(opened.status, opened.headers)
         except APIConnectionError as error:
             self._record_failure(endpoint, attempt, began, error, guard)
             raise
@@ -260,8 +273,10 @@ class Caller:
             return stream
         try:
             body = bytearray()
-            while len(body) < MAX_ERROR_BODY_BYTES and (chunk := await stream.read()):
-                body += chunk
+            with contextlib.suppress(TimeoutError):  # what has arrived until then describes the error
+                async with asyncio.timeout(request.timeout):
+                    while len(body) < MAX_ERROR_BODY_BYTES and (chunk := await stream.read()):
+                        body += chunk
         finally:
             await stream.close()
         reply = without_secrets(
@@ -287,6 +302,11 @@ class Caller:
         finally:
             self._in_flight.discard(task)
 
+    @property
+    def closed(self) -> bool:
+        """Whether the client is closed."""
+        return self._closed.is_set()
+
     async def close(self) -> None:
         """Makes every call in flight raise ``ClosedError``, and closes the transport."""
         self._closed.set()
@@ -307,8 +327,9 @@ class Caller:
         return ErrorStatus(reply.status, reply.headers), error
 
     async def _with_credentials(self, endpoint: Endpoint, request: Request, attempt: int) -> Request:
-        if self.tokens is not None and endpoint.name != "auth_token":
-            key = await self.tokens.current()
+        provider = self.tokens or self._command
+        if provider is not None and endpoint.name != "auth_token":
+            key = await provider.current()
             request = replace(request, headers={**request.headers, "x-api-key": key})
         if attempt and RETRY_COUNT in request.headers:
             request = replace(request, headers={**request.headers, RETRY_COUNT: str(attempt)})
@@ -317,7 +338,7 @@ class Caller:
     async def _attempt(self, endpoint: Endpoint, request: Request, attempt: int) -> Reply:
         sent = await self._with_credentials(endpoint, request, attempt)
         reply = await self._attempt_traced(endpoint, sent, attempt)
-        if reply.status == 401 and self.tokens is not None and endpoint.name != "auth_token":
+        if reply.status == 401 and endpoint.name != "auth_token":
             again = await self._with_another_token(endpoint, sent, attempt)
             if again is not None:
                 return await self._attempt_traced(endpoint, again, attempt)
@@ -325,10 +346,12 @@ class Caller:
 
     async def _with_another_token(self, endpoint: Endpoint, sent: Request, attempt: int) -> Request | None:
         """The request with a new token, for a server that no longer accepts the old one; None if there is no new one."""
-        assert self.tokens is not None
+        provider = self.tokens or self._command
+        if provider is None:
+            return None
         if sent.upload is not None and not sent.upload.repeatable:
             return None
-        self.tokens.invalidate(sent.headers["x-api-key"])
+        provider.invalidate(sent.headers["x-api-key"])
         try:
             again = await self._with_credentials(endpoint, sent, attempt)
         except (APIError, ConfigError):
@@ -356,9 +379,10 @@ class Caller:
                 reply = await self.transport.send(request)
             else:
                 reply = await send_upload(self.transport, request)
+            self._contacted = True
             if guard:
-                guard.replied(reply.status)
-        except APIConnectionError as error:
+                guard.replied(reply.status, reply.headers)
+        except (APIConnectionError, APIResponseValidationError) as error:
             self._record_failure(endpoint, attempt, began, error, guard)
             raise
         except asyncio.CancelledError:
@@ -419,13 +443,13 @@ class Caller:
         endpoint: Endpoint,
         attempt: int,
         began: float,
-        error: APIConnectionError,
+        error: APIError,
         guard: GuardedCall | None,
     ) -> None:
         """Reports a request without a reply to the sink and to the circuit breaker."""
         self.sink.emit(RequestFinished(endpoint.name, attempt, None, time.monotonic() - began, error.message))
-        if guard:
-            guard.failed(error.message)
+        if guard and isinstance(error, APIConnectionError):
+            guard.failed(error)
 
     def about(self, endpoint: Endpoint, path: Mapping[str, str] | None = None) -> HttpRequest:
         """The request as errors show it."""
@@ -469,20 +493,3 @@ def _response(reply: Reply, about: HttpRequest) -> HttpResponse:
 
 def _query_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _common_headers(config: Config) -> dict[str, str]:
-    headers = {
-        "accept": JSON,
-        "user-agent": USER_AGENT,
-        "x-stainless-package-version": PROTOCOL_VERSION,
-        RETRY_COUNT: "0",
-    }
-    if config.api_key:
-        headers["x-api-key"] = config.api_key
-    if config.cloudflare_client_id:
-        headers["cf-access-client-id"] = config.cloudflare_client_id
-    if config.cloudflare_client_secret:
-        headers["cf-access-client-secret"] = config.cloudflare_client_secret
-    headers.update({name.lower(): value for name, value in config.default_headers.items()})
-    return headers

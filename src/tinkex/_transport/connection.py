@@ -8,9 +8,16 @@ from collections.abc import Callable
 from typing import cast
 
 from tinkex._transport.base import Reply
-from tinkex._transport.http1 import CHUNKED, MAX_BODY_BYTES, decompress, parse_head, parse_size
+from tinkex._transport.http1 import (
+    CHUNKED,
+    MAX_BODY_BYTES,
+    ReplyTooLarge,
+    decompress,
+    parse_head,
+    parse_size,
+)
 
-__all__ = ["Connection", "ConnectionLost", "DeadlineExceeded"]
+__all__ = ["Connection", "ConnectionLost", "ConnectionRejected", "DeadlineExceeded"]
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_COALESCED_BODY_BYTES = 64 * 1024
@@ -23,6 +30,10 @@ class ConnectionLost(ConnectionError):
 
 class DeadlineExceeded(ConnectionLost):
     """The deadline of a request passed."""
+
+
+class ConnectionRejected(ConnectionError):
+    """A certificate was not trusted, or a proxy does not allow the connection: another attempt would end in the same way."""
 
 
 class Connection(asyncio.Protocol):
@@ -104,9 +115,11 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio when the server or the network closed the connection."""
         if self._waiter is not None and self._status and self._body_bytes is None and exc is None:
-            self._body += self._buffer
-            self._finish(keep=False)
-            return
+            tls = self.transport.get_extra_info("ssl_object")
+            if tls is None or tls.ended:
+                self._body += self._buffer
+                self._finish(keep=False)
+                return
         if self._status:
             self._fail(ConnectionLost("the connection was closed in the middle of the body"))
         else:
@@ -137,6 +150,8 @@ class Connection(asyncio.Protocol):
                 raise ValueError("its body is longer than its content-length")
             self._body = self._buffer
             self._finish(keep=True)
+        elif len(self._buffer) > MAX_BODY_BYTES:
+            raise ValueError(f"its body is larger than {MAX_BODY_BYTES:,} bytes")
 
     def _read_chunks(self) -> None:
         buffer = self._buffer
@@ -169,6 +184,9 @@ class Connection(asyncio.Protocol):
             return
         try:
             waiter.set_result(Reply(status, headers, decompress(body, headers.get("content-encoding"))))
+        except ReplyTooLarge as error:
+            error.status = status
+            waiter.set_exception(error)
         except ValueError as error:
             waiter.set_exception(ConnectionLost(f"the reply cannot be decompressed: {error}"))
 

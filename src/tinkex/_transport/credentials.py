@@ -1,4 +1,4 @@
-"""Short-lived tokens: exchanged for the long-lived credential, refreshed, and sent instead of it."""
+"""Credentials: short-lived tokens, exchanged for the long-lived credential and refreshed, or the output of a command."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
+from tinkex._runtime import create_detached_task
 from tinkex.errors import APIError, ConfigError, MissingApiKeyError
 
-__all__ = ["TokenProvider", "credential_of", "expiry"]
+__all__ = ["CommandCredential", "TokenProvider", "credential_of", "expiry"]
 
 REFRESH_AHEAD_S = 300.0
 """A token that expires sooner is refreshed in the background."""
@@ -85,7 +86,38 @@ class TokenProvider:
         self._valid_until = self._clock() + (expiry(token) - time.time())
 
 
-def _retrieve_exception(task: asyncio.Task[None]) -> None:
+class CommandCredential:
+    """The credential that the user's command prints, for servers without short-lived tokens and for the first call to any."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._printing: asyncio.Task[str] | None = None
+
+    def __repr__(self) -> str:
+        return "CommandCredential(…)"
+
+    async def current(self) -> str:
+        """Returns the credential; the command runs at the first call, and again after it failed or was rejected."""
+        printing = self._printing
+        if printing is None or (printing.done() and (printing.cancelled() or printing.exception())):
+            self._printing = printing = create_detached_task(asyncio.to_thread(_printed, self._command))
+            printing.add_done_callback(_retrieve_exception)
+        return await asyncio.shield(printing)
+
+    def invalidate(self, credential: str) -> None:
+        """Drops a credential that the server rejected, unless it was replaced already."""
+        printing = self._printing
+        if (
+            printing is not None
+            and printing.done()
+            and not printing.cancelled()
+            and printing.exception() is None
+            and printing.result() == credential
+        ):
+            self._printing = None
+
+
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
         task.exception()  # so that asyncio does not warn: the call that needed the token raised it
 

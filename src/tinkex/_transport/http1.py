@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlencode
+
+from tinkex.errors import APIResponseValidationError, HttpRequest, HttpResponse
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Request
@@ -12,18 +15,35 @@ if TYPE_CHECKING:
 __all__ = [
     "CHUNKED",
     "MAX_BODY_BYTES",
+    "ReplyTooLarge",
     "ResponseHead",
     "accepted_encodings",
     "decompress",
     "parse_head",
     "parse_size",
+    "read_decompressed",
+    "reply_too_large",
     "request_head",
     "stream_decompressor",
 ]
 
 MAX_BODY_BYTES = 4 * 1024**3
 """Of a response that is read as a whole; streams have no limit."""
+MAX_EXPANSION = 100
+"""How many times larger than its compressed form a response may be…"""
+MIN_EXPANDED_BYTES = 64 * 1024**2
+"""…unless it has at most this size."""
+MAX_WINDOW_BYTES = 8 * 1024**2
+"""The memory that a zstd frame may require, which is what RFC 9659 allows for the content encoding."""
+STEP_BYTES = 1024**2
 CHUNKED = -1
+
+
+class ReplyTooLarge(Exception):
+    """A compressed response expands to more than is accepted; sending the request again would not help."""
+
+    status = 0
+    """The status of the response."""
 
 
 class ResponseHead(NamedTuple):
@@ -97,29 +117,79 @@ def accepted_encodings() -> str:
 
 
 def decompress(body: bytes, encoding: str | None) -> bytes:
-    """The body of a response without its content encoding; ``ValueError`` if it cannot be undone."""
+    """The body of a response without its content encoding.
+
+    Raises ``ValueError`` if it cannot be undone, and :class:`ReplyTooLarge` as soon as it expands too much.
+
+    >>> decompress(zlib.compress(b"hello"), "deflate")
+    b'hello'
+    """
     if encoding is None or not body or encoding == "identity":
         return body
+    max_bytes = max(MIN_EXPANDED_BYTES, MAX_EXPANSION * len(body))
     if encoding in {"gzip", "x-gzip", "deflate"}:
-        decompressor = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
-        try:
-            content = decompressor.decompress(body, MAX_BODY_BYTES)
-        except zlib.error as error:
-            raise ValueError(str(error)) from error
-        if not decompressor.eof:
-            raise ValueError("it is truncated")
-        return content
-    if encoding == "zstd":
-        try:
-            import zstandard
-        except ModuleNotFoundError:
-            raise ValueError("the package zstandard is missing") from None
+        content = _expand_zlib(body, max_bytes)
+    elif encoding == "zstd":
+        content = _expand_zstd(body, max_bytes)
+    else:
+        raise ValueError(f"the encoding {encoding!r} was not requested")
+    if len(content) > max_bytes:
+        raise ReplyTooLarge(
+            f"{len(body):,} compressed bytes expand to more than {max_bytes:,}; the limit is {MAX_EXPANSION} times the "
+            f"compressed size, or {MIN_EXPANDED_BYTES:,} bytes if that is more"
+        )
+    return content
 
+
+def reply_too_large(about: HttpRequest, error: ReplyTooLarge) -> APIResponseValidationError:
+    """The error that callers get for a response that expands too much."""
+    response = HttpResponse(error.status, request=about)
+    return APIResponseValidationError(response, None, f"the reply of {about.url} was rejected: {error}")
+
+
+def _expand_zlib(body: bytes, max_bytes: int) -> bytes:
+    decompressor = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+    try:
+        content = decompressor.decompress(body, max_bytes + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not decompressor.eof and len(content) <= max_bytes:
+        raise ValueError("it is truncated")
+    return content
+
+
+def _expand_zstd(body: bytes, max_bytes: int) -> bytes:
+    try:
+        import zstandard
+    except ModuleNotFoundError:
+        raise ValueError("the package zstandard is missing") from None
+
+    reader = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).stream_reader(body)
+    content = bytearray()
+    try:
+        # In steps, because the reader allocates as much as it is asked for.
+        while len(content) <= max_bytes and (part := reader.read(STEP_BYTES)):
+            content += part
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error
+    return bytes(content)
+
+
+async def read_decompressed(
+    decompressor: zlib._Decompress | None, read_raw: Callable[[], Awaitable[bytes]]
+) -> bytes:
+    """Returns the next chunk of a stream, at most ``STEP_BYTES`` if it is compressed; empty at its end."""
+    if decompressor is None:
+        return await read_raw()
+    while compressed := decompressor.unconsumed_tail or await read_raw():
         try:
-            return zstandard.ZstdDecompressor().decompressobj().decompress(body)
-        except zstandard.ZstdError as error:
-            raise ValueError(str(error)) from error
-    raise ValueError(f"the encoding {encoding!r} was not requested")
+            if chunk := decompressor.decompress(compressed, STEP_BYTES):
+                return chunk
+        except zlib.error as error:
+            raise ValueError(f"the body cannot be decompressed: {error}") from error
+    if not decompressor.eof:
+        raise EOFError
+    return b""
 
 
 def stream_decompressor(encoding: str) -> zlib._Decompress | None:

@@ -12,7 +12,14 @@ from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlsplit
 
 from tinkex._transport.base import BodyReader, Request, Upload
-from tinkex._transport.http1 import CHUNKED, parse_head, parse_size, request_head, stream_decompressor
+from tinkex._transport.http1 import (
+    CHUNKED,
+    parse_head,
+    parse_size,
+    read_decompressed,
+    request_head,
+    stream_decompressor,
+)
 from tinkex.errors import APIConnectionError, APITimeoutError, HttpRequest, UploadError
 
 __all__ = ["Http1Stream"]
@@ -70,17 +77,7 @@ class Http1Stream:
     async def read(self) -> bytes:
         """Returns the next chunk of the body."""
         async with _bounded_wait(self._about, self._timeout):
-            if self._decompressor is None:
-                return await self._read_raw()
-            while compressed := await self._read_raw():
-                try:
-                    if chunk := self._decompressor.decompress(compressed):
-                        return chunk
-                except zlib.error as error:
-                    raise ValueError(f"the body cannot be decompressed: {error}") from error
-            if not self._decompressor.eof:
-                raise EOFError
-            return b""
+            return await read_decompressed(self._decompressor, self._read_raw)
 
     async def close(self) -> None:
         """Closes the connection."""

@@ -1,4 +1,4 @@
-"""HTTP/1.1 without TLS and without a proxy, on the client's own event loop.
+"""HTTP/1.1 over the client's own connections, on its own event loop.
 
 With a server on the same machine or network the client's own work is most of the cost of a request. So this transport
 uses no other thread, and opens no more connections than the server can keep busy.
@@ -18,45 +18,57 @@ from tinkex._runtime import before_stop, create_detached_task
 from tinkex._transport.base import Reply, Request
 from tinkex._transport.budget import Slots
 from tinkex._transport.connection import Connection, ConnectionLost, DeadlineExceeded
-from tinkex._transport.http1 import accepted_encodings, request_head
+from tinkex._transport.dialer import Dialer
+from tinkex._transport.http1 import ReplyTooLarge, accepted_encodings, reply_too_large, request_head
 from tinkex._transport.http1_stream import Http1Stream
 from tinkex.errors import APIConnectionError, APITimeoutError
 
 if TYPE_CHECKING:
     from tinkex._wire.endpoints import Purpose
+    from tinkex.config import Config
 
-__all__ = ["Http1Transport"]
+__all__ = ["Http1Transport", "PoolSaturated"]
 
 CONNECT_TIMEOUT_S = 10.0
 MAX_IDLE_CONNECTIONS = 256
 INITIAL_CONNECTIONS = 16
 GROWTH_INTERVAL_S = 0.002
 """While requests wait, and fewer connections than there are became free within this time, their number doubles."""
+TLS_GROWTH_INTERVAL_S = 0.02
+"""The same over TLS, where opening a connection costs as much as several requests."""
+MAX_TLS_CONNECTIONS = 64
+"""Per pool without a size. HTTP/2 needs fewer connections for more pending requests: see :class:`PoolSaturated`."""
+SATURATION_INTERVAL_S = 0.1
+SATURATION_S = 1.0
+"""How long a saturated pool rejects requests that find no free connection."""
+
+
+class PoolSaturated(Exception):
+    """All connections over TLS are in use for longer than a moment: requests that wait go another way."""
 
 
 class Http1Transport:
-    """Sends requests to an ``http://`` URL; each purpose has a connection pool of its own.
+    """Sends requests to the base URL of a configuration; each purpose has a connection pool of its own.
 
     ``pool_size`` bounds the connections of each pool, and the streams of each purpose.
     """
 
-    def __init__(self, base_url: str, *, pool_size: int | None = None) -> None:
-        parts = urlsplit(base_url)
-        assert parts.hostname is not None
-        self._base_url = base_url
-        self._address = (parts.hostname, parts.port or 80)
-        self._pool_size = pool_size
+    def __init__(self, config: Config) -> None:
+        parts = urlsplit(config.base_url)
+        self._base_url = config.base_url
+        self._dialer = Dialer(config)
+        self._pool_size = config.pool_size
         self._prefix = parts.path
         self._common = f"host: {parts.netloc}\r\naccept-encoding: {accepted_encodings()}\r\n"
         self._reset()
 
     async def send(self, request: Request) -> Reply:
-        """Sends one request; raises ``APIConnectionError`` if there is no complete reply."""
+        """Sends one request; raises ``APIConnectionError`` if there is no complete reply, or :class:`PoolSaturated`."""
         if self._process != os.getpid():  # a forked child leaves the connections to its parent
             self._reset()
         pool = self._pools.get(request.purpose)
-        if pool is None:
-            pool = self._pools[request.purpose] = _Pool(*self._address, self._pool_size)
+        if pool is None or pool.closed:  # closed with its event loop, which was stopped
+            pool = self._pools[request.purpose] = _Pool(self._dialer, self._pool_size)
         deadline = pool.loop.time() + request.timeout
         pool.watch(deadline)
         connection = None
@@ -74,10 +86,12 @@ class Http1Transport:
             ) from error
         except TimeoutError as error:
             raise self._no_connection(request) from error
+        except ReplyTooLarge as error:
+            raise reply_too_large(request.about(self._base_url), error) from error
         except OSError as error:
             cause = "connection refused" if isinstance(error, ConnectionRefusedError) else str(error)
             raise APIConnectionError(
-                request.about(self._base_url), f"no reply from {self._base_url}: {cause}"
+                request.about(self._base_url), f"no reply from {self._base_url}{self._dialer.via}: {cause}"
             ) from error
 
     async def stream(self, request: Request) -> Http1Stream:
@@ -116,18 +130,24 @@ class Http1Transport:
 
     def _no_connection(self, request: Request) -> APITimeoutError:
         return APITimeoutError(
-            request.about(self._base_url), f"no connection to {self._base_url} within {request.timeout:g} s"
+            request.about(self._base_url),
+            f"no connection to {self._base_url}{self._dialer.via} within "
+            f"{min(request.timeout, CONNECT_TIMEOUT_S):g} s",
         )
 
 
 class _Pool:
     """The connections of one purpose: reused last in first out, more are opened while requests wait."""
 
-    def __init__(self, host: str, port: int, size: int | None = None) -> None:
+    def __init__(self, dialer: Dialer, size: int | None = None) -> None:
         self.loop = asyncio.get_running_loop()
-        self._size = size
+        self.closed = False
+        self._dialer = dialer
+        self._may_saturate = size is None and dialer.secure
+        self._size = MAX_TLS_CONNECTIONS if self._may_saturate else size
+        self._saturated_until = 0.0
+        self._growth_interval_s = TLS_GROWTH_INTERVAL_S if dialer.secure else GROWTH_INTERVAL_S
         self.idle: list[Connection] = []
-        self._host, self._port = host, port
         self._waiters: deque[tuple[asyncio.Future[Connection], float]] = deque()
         self._open: set[Connection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
@@ -141,15 +161,17 @@ class _Pool:
 
     async def acquire(self, deadline: float) -> Connection:
         """Waits for a free connection; raises :class:`DeadlineExceeded` if the deadline passes first."""
+        full = self._full
+        if full and self.loop.time() < self._saturated_until:
+            raise PoolSaturated
         waiter: asyncio.Future[Connection] = self.loop.create_future()
         self._waiters.append((waiter, deadline))
-        if self._full:
+        if full and not self._may_saturate:
             pass  # one of the open connections becomes free
         elif len(self._open) + len(self._connecting) < INITIAL_CONNECTIONS:
             self._start_connecting()
         elif self._growth_timer is None:
-            self._num_freed = 0
-            self._growth_timer = self.loop.call_later(GROWTH_INTERVAL_S, self._grow)
+            self._schedule_growth()
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -195,6 +217,7 @@ class _Pool:
             self.idle.append(connection)
 
     def close(self) -> None:
+        self.closed = True
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
         for connecting in self._connecting:
@@ -210,14 +233,22 @@ class _Pool:
         if not self._waiters:
             return
         if self._num_freed < len(self._open):
+            if self._full and self._may_saturate:
+                self._saturated_until = self.loop.time() + SATURATION_S
+                self._fail_all(PoolSaturated(), keep=len(self._connecting))
             wanted = min(len(self._waiters), max(INITIAL_CONNECTIONS, len(self._open))) - len(
                 self._connecting
             )
             for _ in range(wanted):
                 if not self._full:
                     self._start_connecting()
+        self._schedule_growth()
+
+    def _schedule_growth(self) -> None:
         self._num_freed = 0
-        self._growth_timer = self.loop.call_later(GROWTH_INTERVAL_S, self._grow)
+        saturates = self._full and self._may_saturate
+        interval_s = SATURATION_INTERVAL_S if saturates else self._growth_interval_s
+        self._growth_timer = self.loop.call_later(interval_s, self._grow)
 
     @property
     def _full(self) -> bool:
@@ -233,15 +264,12 @@ class _Pool:
     async def _connect(self) -> None:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, connection = await self.loop.create_connection(
-                    self._new_connection, self._host, self._port
-                )
-        except (OSError, UnicodeError) as error:
+                connection = await self._dialer.connect(self._new_connection)
+        except OSError as error:
             # Without any connection all waiters fail. With some they wait for those: the likely reason is that
             # this process may not open more files.
             if not self._open:
-                name = f"{self._host!r} is not a valid host name"
-                self._fail_all(OSError(name) if isinstance(error, UnicodeError) else error)
+                self._fail_all(error)
             return
         self._open.add(connection)
         if connection.alive:
@@ -257,9 +285,11 @@ class _Pool:
         if self._waiters and not self._open and not self._connecting and not self.loop.is_closed():
             self._start_connecting()
 
-    def _fail_all(self, error: Exception) -> None:
-        waiters, self._waiters = self._waiters, deque()
-        for waiter, _ in waiters:
+    def _fail_all(self, error: Exception, *, keep: int = 0) -> None:
+        """Makes all waiters fail but the first ``keep``."""
+        waiters = list(self._waiters)
+        self._waiters = deque(waiters[:keep])
+        for waiter, _ in waiters[keep:]:
             if not waiter.done():
                 waiter.set_exception(error)
 

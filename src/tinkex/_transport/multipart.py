@@ -12,13 +12,14 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import date
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from tinkex._transport.sources import BytesSource, FileSource, ObjectSource, Readable, UploadSource
 from tinkex.errors import UploadError
 
-__all__ = ["FileContent", "FileForm", "FileForms", "Form"]
+__all__ = ["FileContent", "FileForm", "FileForms", "Form", "FormFiles", "form_fields"]
 
 FileContent: TypeAlias = bytes | bytearray | memoryview | os.PathLike[str] | Readable
 """The content of a file: bytes, a path (never a ``str``), or a file object opened in binary mode."""
@@ -34,6 +35,9 @@ FileForm: TypeAlias = (
 FileForms: TypeAlias = Mapping[str, FileForm] | Sequence[FileForm]
 """Several files: by field name, or as a sequence."""
 
+FormFiles: TypeAlias = FileForms | Sequence[FileForm | tuple[str, FileForm]]
+"""The files of a form: as a sequence also ``(field, (name, content, …))``, so that a field can have several files."""
+
 DEFAULT_NAME = "file"
 BINARY = "application/octet-stream"
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -46,13 +50,13 @@ class Form:
 
     >>> form = Form({"ttl_seconds": "60"}, [("a.png", b"PNG")], boundary="x")
     >>> form.length, form.repeatable, form.content_type
-    (199, True, 'multipart/form-data; boundary=x')
+    (170, True, 'multipart/form-data; boundary=x')
     """
 
-    def __init__(self, fields: Mapping[str, str], files: FileForms, *, boundary: str | None = None) -> None:
+    def __init__(self, fields: Mapping[str, Any], files: FormFiles, *, boundary: str | None = None) -> None:
         self._boundary = boundary or secrets.token_hex(16)
         self.content_type = f"multipart/form-data; boundary={self._boundary}"
-        parts = [*map(_field, fields.items()), *_files(files)]
+        parts = [*map(_field, form_fields(fields)), *_files(files)]
         if not parts:
             raise UploadError("the form is empty: give at least one file")
         self._parts = [(f"--{self._boundary}\r\n".encode() + head, source) for head, source in parts]
@@ -103,6 +107,39 @@ class FormBodyReader:
             source.close()
 
 
+def form_fields(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Nested values as the fields of a form, in order: ``a[b]`` for mappings, ``a[]`` for each item of a list.
+
+    None is an empty text; numbers, booleans and times are written as in JSON.
+
+    >>> form_fields({"note": {"lang": "en", "tags": ["a", "b"]}, "draft": True, "ttl": None})
+    [('note[lang]', 'en'), ('note[tags][]', 'a'), ('note[tags][]', 'b'), ('draft', 'true'), ('ttl', '')]
+    """
+    return [pair for name, value in fields.items() for pair in _flattened(str(name), value)]
+
+
+def _flattened(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flattened(f"{name}[{key}]", item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _flattened(f"{name}[]", item)
+    elif value is None:
+        yield name, ""
+    elif isinstance(value, bool):
+        yield name, "true" if value else "false"
+    elif isinstance(value, str | int | float):
+        yield name, str(value)
+    elif isinstance(value, date):
+        yield name, value.isoformat()
+    else:
+        raise UploadError(
+            f"the field {name!r} is a {type(value).__name__}; fields are text, numbers, booleans, times, None, and "
+            "lists and mappings of these. Give files as files"
+        )
+
+
 def escaped(name: str) -> str:
     """A name as it is quoted in a header.
 
@@ -112,7 +149,7 @@ def escaped(name: str) -> str:
     return name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _files(files: FileForms) -> Iterator[tuple[bytes, UploadSource]]:
+def _files(files: FormFiles) -> Iterator[tuple[bytes, UploadSource]]:
     if isinstance(files, Mapping):
         for field, form in files.items():
             yield _file(field, form, default_name=field)
@@ -121,8 +158,13 @@ def _files(files: FileForms) -> Iterator[tuple[bytes, UploadSource]]:
     ):
         raise UploadError("give several files as a list, or as a mapping from a name to each")
     else:
-        for form in files:
-            yield _file(DEFAULT_NAME, form, default_name=DEFAULT_NAME)
+        given: Any
+        for given in files:
+            has_field = isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], tuple)
+            field, form = given if has_field else (DEFAULT_NAME, given)
+            if not isinstance(field, str):
+                raise UploadError(f"the field of a file is a str, not {type(field).__name__}")
+            yield _file(field, form, default_name=field)
 
 
 def _file(field: str, form: Any, *, default_name: str) -> tuple[bytes, UploadSource]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlencode
 
 import pyqwest
 
 from tinkex._transport.base import Request, Upload
+from tinkex._transport.http1 import read_decompressed, stream_decompressor
 from tinkex.errors import APIConnectionError, APITimeoutError, HttpRequest, UploadError
 
 __all__ = ["PyqwestStream"]
@@ -35,6 +37,7 @@ class PyqwestStream:
         self.status = 0
         self.headers: dict[str, str] = {}
         self._chunks: AsyncIterator[bytes | memoryview | bytearray] | None = None
+        self._decompressor: zlib._Decompress | None = None
 
     @classmethod
     async def open(
@@ -68,6 +71,11 @@ class PyqwestStream:
         stream.status = response.status
         stream.headers = {name.lower(): value for name, value in response.headers.items()}
         stream._chunks = aiter(response.content)
+        try:
+            stream._decompressor = stream_decompressor(stream.headers.get("content-encoding", "").lower())
+        except ValueError as error:
+            await stream.close()
+            raise APIConnectionError(stream._about, f"no reply from {stream._about.url}: {error}") from error
         return stream
 
     async def read(self) -> bytes:
@@ -75,9 +83,13 @@ class PyqwestStream:
         if self._chunks is None:
             return b""
         async with self._bounded_wait():
-            async for chunk in self._chunks:
-                if chunk:
-                    return bytes(chunk)
+            return await read_decompressed(self._decompressor, self._read_raw)
+
+    async def _read_raw(self) -> bytes:
+        assert self._chunks is not None
+        async for chunk in self._chunks:
+            if chunk:
+                return bytes(chunk)
         return b""
 
     async def close(self) -> None:
@@ -95,6 +107,9 @@ class PyqwestStream:
             raise APITimeoutError(
                 self._about, f"{self._about.url} sent nothing for {self._timeout:g} s"
             ) from error
+        except (EOFError, ValueError) as error:
+            cause = str(error) or "it ends early"
+            raise APIConnectionError(self._about, f"no reply from {self._about.url}: {cause}") from error
         except FAILURES as error:
             raise APIConnectionError(self._about, self._explain(error)) from error
 

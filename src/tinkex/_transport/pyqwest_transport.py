@@ -11,6 +11,7 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 import pyqwest
 
 from tinkex._transport.base import Reply, Request
+from tinkex._transport.http1 import ReplyTooLarge, accepted_encodings, decompress, reply_too_large
 from tinkex._transport.pyqwest_stream import FAILURES, PyqwestStream
 from tinkex.config.values import without_userinfo
 from tinkex.errors import APIConnectionError, APITimeoutError, SetupError
@@ -48,7 +49,7 @@ class PyqwestTransport:
             reply = await self._client(request.purpose, request.timeout).execute(
                 request.method,
                 self._base_url + request.path + query,
-                request.headers,
+                {"accept-encoding": accepted_encodings(), **request.headers},
                 request.body or None,
             )
         except TimeoutError as error:
@@ -61,9 +62,15 @@ class PyqwestTransport:
             raise APITimeoutError(about, message) from error
         except FAILURES as error:
             raise APIConnectionError(request.about(self._base_url), self._explain(error)) from error
-        return Reply(
-            reply.status, {name.lower(): value for name, value in reply.headers.items()}, reply.content
-        )
+        headers = {name.lower(): value for name, value in reply.headers.items()}
+        try:
+            return Reply(reply.status, headers, decompress(reply.content, headers.get("content-encoding")))
+        except ReplyTooLarge as error:
+            error.status = reply.status
+            raise reply_too_large(request.about(self._base_url), error) from error
+        except ValueError as error:
+            message = f"the reply of {self._base_url} cannot be decompressed: {error}"
+            raise APIConnectionError(request.about(self._base_url), message) from error
 
     async def stream(self, request: Request) -> PyqwestStream:
         """Sends one request and returns its response while that arrives."""
@@ -94,6 +101,10 @@ class PyqwestTransport:
                 max_connections_per_address=self._pool_size,
                 use_system_dns=True,
                 follow_redirects=False,
+                # Decompressed here, within limits.
+                enable_gzip=False,
+                enable_brotli=False,
+                enable_zstd=False,
                 enable_otel=False,
             )
             pool = self._pools[purpose, timeout] = (transport, pyqwest.Client(transport))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
-from email.utils import parsedate_to_datetime
 from typing import TypeAlias
+
+from tinkex._transport.connection import ConnectionRejected
+from tinkex.errors import APIConnectionError, CircuitOpenError
+from tinkex.errors.transience import is_transient, retry_after
 
 __all__ = [
     "NO_RETRIES",
@@ -14,12 +17,15 @@ __all__ = [
     "GiveUp",
     "NoReply",
     "Outcome",
+    "Rejected",
     "Retry",
     "RetryPolicy",
+    "Unreachable",
     "backoff",
     "decide",
     "is_transient",
     "retry_after",
+    "without_reply",
 ]
 
 PAYMENT_PAUSE_S = 5.0
@@ -41,6 +47,8 @@ class RetryPolicy:
     server_wait_cap_s: float = 60.0
     payment_pause_s: float = 0.0
     raised_statuses: frozenset[int] = frozenset()
+    first_contact_s: float = 8.0
+    """Bounds the retries of a server that has never replied and refuses connections, unless ``max_retries`` is set."""
 
 
 NO_RETRIES = RetryPolicy(max_retries=0)
@@ -60,7 +68,17 @@ class NoReply:
     """There was no usable reply: a timeout, a lost connection, a proxy's empty 400."""
 
 
-Outcome: TypeAlias = ErrorStatus | NoReply
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """No connection could be made, and the server has not replied to this client before: the address may be wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A certificate or a proxy does not allow the connection, and the server has not replied to this client before."""
+
+
+Outcome: TypeAlias = ErrorStatus | NoReply | Unreachable | Rejected
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +104,15 @@ def decide(
 
     Transient failures (no reply, 408, 409, 429, 5xx except 501 and 507) are retried after 0.5·2^attempt seconds,
     at most 10, less up to a quarter at random; ``retry-after`` replaces that wait, up to a minute;
-    ``x-should-retry`` overrides the status. Nothing is retried after the policy's total time.
+    ``x-should-retry`` overrides the status. Nothing is retried after the policy's total time, for a server that was
+    never reached after ``first_contact_s``, or where a certificate or a proxy does not allow the first connection.
 
     >>> decide(ErrorStatus(503), 2, 1.5, RetryPolicy(), rng=lambda: 0.0)
     Retry(after=2.0)
     >>> decide(ErrorStatus(404), 0, 0.0, RetryPolicy(), rng=lambda: 0.0)
     GiveUp()
     """
-    if policy.max_retries is not None and attempt >= policy.max_retries:
+    if isinstance(outcome, Rejected) or (policy.max_retries is not None and attempt >= policy.max_retries):
         return GiveUp()
     if isinstance(outcome, ErrorStatus):
         override = outcome.headers.get("x-should-retry", "").strip().lower()
@@ -107,56 +126,33 @@ def decide(
     else:
         requested = None
     after = backoff(attempt, policy, rng) if requested is None else requested
-    return Retry(after) if elapsed + after <= policy.total_s else GiveUp()
+    total_s = policy.total_s
+    if isinstance(outcome, Unreachable) and policy.max_retries is None:
+        total_s = min(total_s, policy.first_contact_s)
+    return Retry(after) if elapsed + after <= total_s else GiveUp()
 
 
-def is_transient(status: int) -> bool:
-    """Whether the same request can succeed later; with 501 it never does, with 507 not before something is deleted.
+def without_reply(error: APIConnectionError, *, contacted: bool) -> NoReply | Unreachable | Rejected:
+    """The outcome of a request without a reply; ``contacted`` is whether the server has replied to an earlier one.
 
-    >>> [status for status in (400, 408, 409, 410, 429, 500, 501, 503, 507) if is_transient(status)]
-    [408, 409, 429, 500, 503]
+    Where it never has, the error gets a note about the address.
+
+    >>> from tinkex.errors import APIConnectionError
+    >>> without_reply(APIConnectionError(None, "lost"), contacted=True)
+    NoReply()
     """
-    return status in {408, 409, 429} or (status >= 500 and status not in {501, 507})
+    cause = error.__cause__
+    if isinstance(cause, ConnectionRejected):
+        return NoReply() if contacted else Rejected()
+    # pyqwest raises a plain ConnectionError for every failure to connect; the others are for connections that broke.
+    refused = isinstance(cause, ConnectionRefusedError | socket.gaierror) or type(cause) is ConnectionError
+    if contacted or not (refused or isinstance(error, CircuitOpenError)):
+        return NoReply()
+    error.add_note("The server has never replied: check base_url, and that the server runs.")
+    return Unreachable()
 
 
 def backoff(attempt: int, policy: RetryPolicy, rng: Callable[[], float]) -> float:
     """The client's own wait before the next attempt."""
     wait = min(policy.base_s * 2.0 ** min(attempt, 60), policy.cap_s)
     return wait * (1.0 - policy.jitter * rng())
-
-
-def retry_after(headers: Mapping[str, str], cap_s: float) -> float | None:
-    """The wait that the server requests, at most ``cap_s`` seconds; None if it requests none, or it cannot be parsed.
-
-    A date is compared with the reply's own ``date``, so the local clock may be wrong.
-
-    >>> retry_after({"retry-after": "3"}, 60.0), retry_after({"retry-after-ms": "250"}, 60.0)
-    (3.0, 0.25)
-    """
-    seconds = _number(headers.get("retry-after-ms"))
-    if seconds is not None:
-        seconds /= 1000.0
-    else:
-        text = headers.get("retry-after")
-        seconds = _number(text)
-        if seconds is None and text is not None:
-            seconds = _seconds_between(headers.get("date"), text)
-    if seconds is None or not seconds > 0:
-        return None
-    return min(seconds, cap_s)
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return None
-
-
-def _seconds_between(start: str | None, end: str) -> float | None:
-    if start is None:
-        return None
-    try:
-        return (parsedate_to_datetime(end) - parsedate_to_datetime(start)) / timedelta(seconds=1)
-    except (TypeError, ValueError):
-        return None

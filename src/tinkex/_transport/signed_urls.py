@@ -1,4 +1,4 @@
-"""Signed URLs: files that a server stores elsewhere, such as archives and logs, fetched from whatever host has them."""
+"""Signed URLs: files that a server stores elsewhere, fetched from whatever host has them, or sent to it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from urllib.parse import quote, urljoin, urlsplit
 from tinkex._transport.base import Request
 from tinkex._transport.caller import USER_AGENT, Caller
 from tinkex._transport.shared import SharedHttp
-from tinkex._wire.endpoints import SIGNED_URL
+from tinkex._wire.endpoints import SIGNED_UPLOAD, SIGNED_URL, Endpoint
 from tinkex.errors import APIConnectionError, APIStatusError, HttpRequest, SetupError
 
 if TYPE_CHECKING:
+    from tinkex._transport.base import Upload
     from tinkex._transport.call_stream import CallStream
     from tinkex.config import Config
     from tinkex.observability.events import Sink
@@ -28,7 +29,7 @@ _RESERVED = "%/:?@!$&'()*+,;=~[]"
 
 
 class SignedUrls:
-    """Fetches signed URLs with the proxy, certificates, timeouts, retries and limits of a configuration.
+    """Fetches signed URLs, and sends files to them, with the proxy, certificates, timeouts, retries and limits of a configuration.
 
     A signed URL may lead to any host, so nothing that belongs to the caller is sent: neither the API key nor
     default headers nor default query parameters. Used on the background loop only.
@@ -55,6 +56,28 @@ class SignedUrls:
 
         return await self._follow(url, {"accept-encoding": "identity", **headers}, send)
 
+    async def put(
+        self, url: str, upload: Upload | None, *, headers: Mapping[str, str], attempt: int = 0
+    ) -> Mapping[str, str]:
+        """Sends a file to a URL once, or an empty body, and returns the headers of the reply.
+
+        An error status is raised as its typed error, and so is 308 without a ``location``: the server has a part of the
+        file.
+        """
+
+        async def send(caller: Caller, request: Request) -> Mapping[str, str]:
+            stream = await caller.open_stream(SIGNED_UPLOAD, replace(request, upload=upload), attempt)
+            try:
+                while await stream.read():
+                    pass
+                return stream.headers
+            finally:
+                await stream.close()
+
+        kind = {"content-type": upload.content_type} if upload is not None else {}
+        sent = {"accept-encoding": "identity", **kind, **headers}
+        return await self._follow(url, sent, send, SIGNED_UPLOAD)
+
     async def close(self) -> None:
         """Closes the connections."""
         callers, self._callers = self._callers, {}
@@ -62,11 +85,15 @@ class SignedUrls:
             await caller.close()
 
     async def _follow(
-        self, url: str, headers: Mapping[str, str], send: Callable[[Caller, Request], Awaitable[T]]
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        send: Callable[[Caller, Request], Awaitable[T]],
+        endpoint: Endpoint = SIGNED_URL,
     ) -> T:
         first = url
         for _ in range(MAX_REDIRECTS + 1):
-            caller, request = self._prepare(url, headers)
+            caller, request = self._prepare(url, headers, endpoint)
             try:
                 return await send(caller, request)
             except APIStatusError as error:
@@ -74,13 +101,13 @@ class SignedUrls:
                 if location is None:
                     raise
                 url = _redirected(url, location)
-        about = HttpRequest("GET", shown_url(first), SIGNED_URL.name)
+        about = HttpRequest(endpoint.method, shown_url(first), endpoint.name)
         raise APIConnectionError(about, f"{about.url} redirects more than {MAX_REDIRECTS} times")
 
-    def _prepare(self, url: str, headers: Mapping[str, str]) -> tuple[Caller, Request]:
+    def _prepare(self, url: str, headers: Mapping[str, str], endpoint: Endpoint) -> tuple[Caller, Request]:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
-            raise SetupError(f"{shown_url(url)} is not a signed http or https URL; nothing was fetched")
+            raise SetupError(f"{shown_url(url)} is not a signed http or https URL; nothing was transferred")
         origin = f"{parts.scheme}://{parts.netloc}"
         caller = self._callers.get(origin)
         if caller is None:
@@ -88,12 +115,12 @@ class SignedUrls:
             caller = self._callers[origin] = Caller(SharedHttp(config), config, sink=self._sink)
         query = f"?{quote(parts.query, safe=_RESERVED)}" if parts.query else ""
         request = Request(
-            SIGNED_URL.method,
+            endpoint.method,
             (quote(parts.path, safe=_RESERVED) or "/") + query,
             {"accept": "*/*", "user-agent": USER_AGENT, **headers},
-            purpose=SIGNED_URL.purpose,
+            purpose=endpoint.purpose,
             timeout=self._config.timeout,
-            endpoint=SIGNED_URL.name,
+            endpoint=endpoint.name,
             shown_path=f"/…/{parts.path.rpartition('/')[2]}",
         )
         return caller, request
@@ -120,7 +147,7 @@ def _redirected(url: str, location: str) -> str:
     target = urljoin(url, location)
     if urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https":
         raise SetupError(
-            f"{shown_url(url)} redirects to {shown_url(target)}, which is not encrypted; nothing was fetched"
+            f"{shown_url(url)} redirects to {shown_url(target)}, which is not encrypted; nothing was transferred"
         )
     return target
 

@@ -70,19 +70,20 @@ class BytesSource:
 
 
 class FileSource:
-    """A file on disk, opened when the upload starts."""
+    """A file on disk, from its byte ``start`` on; opened when the upload starts."""
 
     repeatable = True
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, start: int = 0) -> None:
         self._path = path
+        self._start = start
         try:
             found = path.stat()
         except (OSError, ValueError) as error:
             raise UploadError(f"{path} cannot be read: {_why(error)}") from error
         if not stat.S_ISREG(found.st_mode):
             raise UploadError(f"{path} is not a regular file; give the path of one, or an open file object")
-        self.size = found.st_size
+        self.size = max(0, found.st_size - start)
         self._lock = threading.Lock()
         self._file: IO[bytes] | None = None
 
@@ -109,9 +110,11 @@ class FileSource:
 
     def _open(self) -> IO[bytes]:
         try:
-            return self._path.open("rb", buffering=0)
+            file = self._path.open("rb", buffering=0)
+            file.seek(self._start)
         except OSError as error:
             raise UploadError(f"{self._path} cannot be read: {_why(error)}") from error
+        return file
 
     def _read(self, file: IO[bytes], size: int) -> bytes:
         try:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from tinkex._transport.base import Reply, Request, Transport, Upload
-from tinkex.errors import APIConnectionError
+from tinkex.errors import APIConnectionError, APITimeoutError
 
 __all__ = ["ResponseStream", "StreamingTransport", "open_stream", "send_upload"]
 
@@ -60,14 +61,20 @@ async def send_upload(transport: Transport, request: Request) -> Reply:
     try:
         body = bytearray()
         try:
-            while chunk := await stream.read():
-                body += chunk
-                if len(body) > MAX_UPLOAD_REPLY_BYTES:
-                    raise APIConnectionError(request.about(""), f"the reply to {request.path} does not end")
-        except APIConnectionError:
+            async with asyncio.timeout(request.timeout):
+                while chunk := await stream.read():
+                    body += chunk
+                    if len(body) > MAX_UPLOAD_REPLY_BYTES:
+                        raise APIConnectionError(
+                            request.about(""), f"the reply to {request.path} does not end"
+                        )
+        except (APIConnectionError, TimeoutError) as error:
             # A server that rejects an upload early may close the connection before its body is through; its status is.
             if stream.status < 400:
-                raise
+                if isinstance(error, APIConnectionError):
+                    raise
+                message = f"the reply to {request.path} was not complete within {request.timeout:g} s"
+                raise APITimeoutError(request.about(""), message) from error
         return Reply(stream.status, stream.headers, bytes(body))
     finally:
         await stream.close()

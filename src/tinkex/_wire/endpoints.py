@@ -7,19 +7,29 @@ result, in protobuf where ``result_wire`` says so. Entries with ``extension`` ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
 from urllib.parse import quote
 
 from tinkex import types
 
-__all__ = ["ENDPOINTS", "SIGNED_URL", "Endpoint", "Purpose", "endpoint"]
+__all__ = [
+    "ENDPOINTS",
+    "SIGNED_UPLOAD",
+    "SIGNED_URL",
+    "Endpoint",
+    "Purpose",
+    "endpoint",
+    "endpoint_at",
+    "operation_of",
+]
 
 Purpose = Literal["session", "train", "sample", "retrieve", "rest", "telemetry", "download"]
 """Which connection pool a call uses, so that pending polls never delay a heartbeat or a submission."""
 
-Wire = Literal["json", "proto", "multipart"]
+Wire = Literal["json", "proto", "multipart", "bytes"]
 
 
 @dataclass(frozen=True)
@@ -110,8 +120,8 @@ _TABLE = (
     _later("forward", types.ForwardBackwardRequest, types.ForwardBackwardOutput, "Forward", result_wire="proto", called_by_us=False),
     _later("optim_step", types.OptimStepRequest, types.OptimStepResponse, "OptimStep"),
     _later("save_weights", types.SaveWeightsRequest, types.SaveWeightsResponse, "SaveWeights"),
-    _later("save_weights_for_sampler", types.SaveWeightsForSamplerRequest, types.SaveWeightsForSamplerResponse, "SaveWeightsForSampler"),
-    _later("save_weights_external", types.SaveWeightsExternalRequest, types.SaveWeightsExternalResponse, "SaveWeightsExternal"),
+    _later("save_weights_for_sampler", types.SaveWeightsForSamplerRequest, types.SaveWeightsForSamplerResponseInternal, "SaveWeightsForSampler"),
+    _later("save_weights_external", types.SaveWeightsExternalRequest, types.SaveWeightsExternalResponseInternal, "SaveWeightsExternal"),
     _later("create_custom_loss", types.CreateCustomLossRequest, types.CreateCustomLossResponse, "CreateCustomLoss"),
     _later("load_weights", types.LoadWeightsRequest, types.LoadWeightsResponse, "LoadWeights"),
     _later("unload_model", types.UnloadModelRequest, types.UnloadModelResponse, "UnloadModel"),
@@ -139,13 +149,18 @@ _TABLE = (
     Endpoint("external_weights_urls", "GET", f"{_CHECKPOINT}/external_weights_urls", "rest", None, types.ExternalWeightsUrlsResponse),
     Endpoint("checkpoint_archive", "GET", f"{_CHECKPOINT}/archive", "rest", None, types.CheckpointArchiveUrlResponse),
     Endpoint("copy_weights", "POST", "/api/v1/copy_weights", "rest", types.CopyWeightsRequest, types.CopyWeightsResponse),
+    Endpoint("search_checkpoints", "POST", "/api/v1/checkpoints/search", "rest", types.CheckpointSearchRequest, types.CheckpointSearchResponse),
+    Endpoint("external_weights_upload_start", "POST", "/api/v1/external_weights_upload_start", "rest", types.ExternalWeightsUploadStartRequest, types.ExternalWeightsUploadStartResponse),
+    Endpoint("external_weights_upload_finish", "POST", "/api/v1/external_weights_upload_finish", "rest", types.ExternalWeightsUploadFinishRequest, types.ExternalWeightsUploadFinishResponse),
+    Endpoint("external_weights_upload_cancel", "POST", "/api/v1/external_weights_upload_cancel", "rest", types.ExternalWeightsUploadCancelRequest, None, extension=True),
     # images that prompts refer to
     Endpoint("upload_assets", "POST", "/api/v1/assets", "rest", None, types.AssetsResponse, request_wire="multipart", extension=True),
     Endpoint("list_assets", "GET", "/api/v1/assets", "rest", None, types.AssetsListResponse, extension=True),
     Endpoint("get_asset", "GET", "/api/v1/assets/{asset_id}", "rest", None, types.Asset, extension=True),
     Endpoint("delete_asset", "DELETE", "/api/v1/assets/{asset_id}", "rest", None, None, extension=True),
-    # signed URLs, fetched without a key
+    # signed URLs, used without a key
     Endpoint("download", "GET", "/api/v1/downloads/{token}/{file}", "rest", called_by_us=False, extension=True),
+    Endpoint("upload_file", "PUT", "/api/v1/uploads/{token}/{file}", "rest", request_wire="bytes", called_by_us=False, extension=True),
     # administration
     Endpoint("audit_log", "GET", "/api/v1/audit", "rest", None, types.AuditLogResponse),
     Endpoint("billing_usage", "GET", "/api/v1/billing/usage/events", "rest", None, types.BillingUsageResponse),
@@ -157,7 +172,10 @@ _TABLE = (
 ENDPOINTS: Mapping[str, Endpoint] = {entry.name: entry for entry in _TABLE}
 
 SIGNED_URL = Endpoint("signed_url", "GET", "/{signed_path}", "download", extension=True)
-"""Not in the table: a URL that a server has signed, of whatever host."""
+SIGNED_UPLOAD = Endpoint(
+    "signed_upload", "PUT", "/{signed_path}", "download", request_wire="bytes", extension=True
+)
+"""Not in the table: URLs that a server has signed, of whatever host, to fetch a file from or to send one to."""
 
 
 def endpoint(name: str) -> Endpoint:
@@ -167,3 +185,58 @@ def endpoint(name: str) -> Endpoint:
     '/api/v1/optim_step'
     """
     return ENDPOINTS[name]
+
+
+def endpoint_at(method: str, path: str) -> Endpoint:
+    """The entry of a URL path, for calls that are made by their path; one that is not in the table is a ``rest`` call.
+
+    It names the call in events and chooses its connections, and says nothing about types.
+
+    >>> endpoint_at("GET", "/api/v1/samplers/s:sample:0").name, endpoint_at("GET", "/api/v2/new").name
+    ('get_sampler', 'GET /api/v2/new')
+    """
+    if method not in _METHODS:
+        raise ValueError(f"the method is {', '.join(_METHODS)}, got {method!r}")
+    for entry, pattern in _PATTERNS:
+        if entry.method == method and pattern.fullmatch(path):
+            return Endpoint(entry.name, entry.method, path, entry.purpose)
+    return Endpoint(f"{method} {path}", cast("Any", method), path, "rest")
+
+
+def operation_of(result: type[Any] | None) -> Endpoint:
+    """The operation with this type of result, for polling; for None, any operation, whose result is a dictionary.
+
+    >>> operation_of(types.SaveWeightsResponse).name
+    'save_weights'
+    """
+    if result is None or result is dict:
+        return Endpoint("poll", "POST", "/api/v1/retrieve_future", "retrieve", result=dict)
+    if result in _NAMED_SAVES:
+        return replace(endpoint(_NAMED_SAVES[result]), result=result)
+    found = next((entry for entry in _TABLE if entry.result is result), None)
+    if found is None:
+        known = sorted(
+            {entry.result.__name__.removesuffix("Internal") for entry in _TABLE if entry.result is not None}
+        )
+        raise ValueError(f"no operation has a result of type {result!r}; known: {', '.join(known)}")
+    return found
+
+
+_NAMED_SAVES: Mapping[type[Any], str] = {
+    types.SaveWeightsForSamplerResponse: "save_weights_for_sampler",
+    types.SaveWeightsExternalResponse: "save_weights_external",
+}
+"""Results of clients that have another type than the server's reply."""
+
+
+_METHODS = ("GET", "POST", "PUT", "DELETE")
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    parts = re.split(r"\{\w+(:path)?\}", path)
+    return re.compile("".join(
+        re.escape(part or "") if index % 2 == 0 else (".+" if part else "[^/]+") for index, part in enumerate(parts)
+    ))  # fmt: skip
+
+
+_PATTERNS = [(entry, _pattern(entry.path)) for entry in sorted(_TABLE, key=lambda entry: "{" in entry.path)]

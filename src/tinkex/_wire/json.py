@@ -12,7 +12,7 @@ from tinkex.types.plain import decode_hook, encode_hook, without_none
 T = TypeVar("T")
 
 _encoder = msgspec.json.Encoder(enc_hook=encode_hook)
-_decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
+_decoders: dict[tuple[type[Any], bool], msgspec.json.Decoder[Any]] = {}
 
 
 class Malformed(ValueError):
@@ -35,16 +35,19 @@ def encode(value: Any, *, omit_none: bool = True) -> bytes:
         ) from error
 
 
-def decode(data: bytes, kind: type[T]) -> T:
+def decode(data: bytes, kind: type[T], *, strict: bool = False) -> T:
     """Decodes a value of the given type; raises ``Malformed``, which names the invalid field.
+
+    Unless it is ``strict``, a number may be given as a string.
 
     >>> from tinkex.types import UntypedAPIFuture
     >>> decode(b'{"request_id": "r1", "news": 1}', UntypedAPIFuture).request_id
     'r1'
     """
-    decoder = _decoders.get(kind)
+    decoder = _decoders.get((kind, strict))
     if decoder is None:
-        decoder = _decoders[kind] = msgspec.json.Decoder(kind, dec_hook=decode_hook, strict=False)
+        decoder = msgspec.json.Decoder(kind, dec_hook=decode_hook, strict=strict)
+        _decoders[kind, strict] = decoder
     try:
         value: T = decoder.decode(data or b"{}")
     except (msgspec.DecodeError, ValueError) as error:

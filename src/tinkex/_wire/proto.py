@@ -256,9 +256,11 @@ def encode_sample_response(response: SampleResponse) -> bytes:
     return message.SerializeToString()
 
 
-def decode_sample_response(data: bytes, sequence_ids: Sequence[str]) -> SampleResponse:
-    """Decodes a result; ``sequence_ids`` are those of the response to the submission."""
+def decode_sample_response(data: bytes, sequence_ids: Sequence[str] | None) -> SampleResponse:
+    """Decodes a result; ``sequence_ids`` are those of the response to the submission, None if they are not known."""
     message = _parse(pb.SampleResponse, data)
+    if sequence_ids is None:
+        sequence_ids = [""] * len(message.sequences)
     if len(message.sequences) != len(sequence_ids):
         raise Malformed(
             f"the server returned {len(message.sequences)} sequences but announced {len(sequence_ids)}"

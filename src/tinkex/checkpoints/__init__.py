@@ -1,4 +1,4 @@
-"""Checkpoints on this machine: downloaded with resume, verified and extracted safely, or pushed to the Hugging Face Hub.
+"""Checkpoints on this machine: downloaded with resume, verified and extracted safely; uploaded, or pushed to the Hugging Face Hub.
 
 ::
 
@@ -14,13 +14,19 @@ from tinkex.checkpoints.download import DownloadedCheckpoint, download_checkpoin
 from tinkex.checkpoints.extraction import extract
 from tinkex.checkpoints.files import Source, fetch
 from tinkex.checkpoints.push import PushedCheckpoint, push_checkpoint
+from tinkex.checkpoints.references import resolve_checkpoint, resolve_run
+from tinkex.checkpoints.upload import UploadedCheckpoint, upload_checkpoint
 
 __all__ = [
     "DownloadedCheckpoint",
     "PushedCheckpoint",
     "Source",
+    "UploadedCheckpoint",
     "download_checkpoint",
     "extract",
     "fetch",
     "push_checkpoint",
+    "resolve_checkpoint",
+    "resolve_run",
+    "upload_checkpoint",
 ]

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tinkex.checkpoints.extraction import extract
 from tinkex.checkpoints.files import Progress, Source, fetch, local_file
+from tinkex.checkpoints.peft_names import name_head_for_peft
+from tinkex.checkpoints.references import resolve_checkpoint
 from tinkex.errors import APIStatusError, NotFoundError, SetupError, TinkexError
 from tinkex.types import ParsedCheckpointTinkerPath
 
@@ -47,16 +49,15 @@ class DownloadedCheckpoint:
 def folder_of(tinker_path: str) -> str:
     """The name of the directory that a checkpoint is downloaded into.
 
-    >>> folder_of("tinker://run-7/weights/0010")
-    'run-7_weights_0010'
+    >>> folder_of("tinker://run-7:train:0/weights/0010")
+    'run-7_train_0_weights_0010'
     """
-    name = tinker_path.removeprefix("tinker://").replace("/", "_")
-    return name.replace(":", "_") if os.name == "nt" else name
+    return tinker_path.removeprefix("tinker://").replace("/", "_").replace(":", "_")
 
 
 def download_checkpoint(
     tinker_path: str,
-    output: Path | None = None,
+    output: str | os.PathLike[str] | None = None,
     *,
     force: bool = False,
     route: Route = "auto",
@@ -67,10 +68,13 @@ def download_checkpoint(
 ) -> DownloadedCheckpoint:
     """Downloads a checkpoint into a new directory in ``output`` (default: the working directory).
 
-    ``force`` replaces a directory of that name once the new one is complete. ``route`` selects the method:
+    ``tinker_path`` may also be a short name, such as ``@last``: see :func:`resolve_checkpoint`. ``force`` replaces a directory of that name once the new one is complete. ``route`` selects the method:
     ``archive`` downloads one file with everything that was saved; ``export`` downloads the plain PEFT adapter, which for
     training checkpoints opens a session on their base model; ``auto`` exports on the hosted service and uses the archive
     elsewhere. A call that was interrupted is resumed by the next one.
+
+    ``progress`` is called with the name of a file, its bytes so far and its size, if known. ``config`` replaces
+    ``base_url`` and ``api_key``, which are resolved as those of a client.
 
     ::
 
@@ -79,15 +83,17 @@ def download_checkpoint(
     from tinkex.clients.rest import RestClient
     from tinkex.config import Config
 
+    config = config or Config.resolve(base_url=base_url, api_key=api_key)
+    rest = RestClient(config=config)
+    tinker_path = resolve_checkpoint(tinker_path, rest)
     parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
-    target = (output or Path.cwd()) / folder_of(tinker_path)
+    target = (Path(output) if output else Path.cwd()) / folder_of(tinker_path)
     if (target.is_symlink() or target.exists()) and not force:
         raise SetupError(
             f"{target} already exists; replace it with --force (force=True), or choose another directory"
         )
-    config = config or Config.resolve(base_url=base_url, api_key=api_key)
-    rest = RestClient(config=config)
     work = target.parent / f".{target.name}.partial"
+    _adopt_older(work, tinker_path)
     exports = route == "export" or (route == "auto" and config.is_hosted)
     if exports and parsed.checkpoint_type == "sampler":
         raise SetupError(
@@ -105,9 +111,19 @@ def download_checkpoint(
     except BaseException:
         _remove_if_empty(work)
         raise
-    num_bytes = verify(content)
+    verify(content)
+    name_head_for_peft(content)
+    num_bytes = sum(path.stat().st_size for path in content.rglob("*") if path.is_file())
     _put_in_place(content, target, work)
     return DownloadedCheckpoint(tinker_path, target, num_bytes)
+
+
+def _adopt_older(work: Path, tinker_path: str) -> None:
+    """Takes over an interrupted download of an earlier release, whose directory has colons in its name."""
+    name = tinker_path.removeprefix("tinker://").replace("/", "_")
+    older = work.with_name(f".{name}.partial")
+    if ":" in name and os.name != "nt" and older.is_dir() and not work.exists():
+        older.rename(work)
 
 
 def _prepare(work: Path, tinker_path: str) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
 import shutil
 import tarfile
+import zlib
 from pathlib import Path, PurePosixPath
+from typing import IO, Self, cast
 
 from tinkex.errors import SetupError
 
@@ -13,29 +18,40 @@ __all__ = ["MAX_FILES", "MAX_UNPACKED_BYTES", "extract"]
 
 MAX_UNPACKED_BYTES = 1 << 40
 MAX_FILES = 10_000
-COPY_BYTES = 1 << 20
+MAX_NAME_BYTES = 1024
+COPY_BYTES = 1 << 17
+"""How much is read at a time; a header that announces a longer name or extension is rejected."""
+
+_COMPRESSIONS = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ\x00", lzma.open))
 
 
 def extract(
-    archive: Path,
-    directory: Path,
+    archive: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
     *,
     max_bytes: int = MAX_UNPACKED_BYTES,
     max_files: int = MAX_FILES,
 ) -> list[Path]:
-    """Extracts a tar file (plain, gzip, bzip2 or xz) into ``directory``, which must not exist, and returns its files.
+    """Extracts the tar file ``archive`` (plain, gzip, bzip2 or xz) into ``directory``, which must not exist, and returns its files.
 
     Links, devices, absolute names and names outside of the directory are rejected before anything of them is written;
-    modes and owners in the archive are ignored. After an error ``directory`` is removed.
+    modes and owners in the archive are ignored. More than ``max_bytes`` bytes or ``max_files`` files are rejected. After
+    an error ``directory`` is removed.
 
-    Example:
-        >>> extract(Path("adapter.tar"), Path("adapter"))
-        [PosixPath('adapter/adapter_config.json'), PosixPath('adapter/adapter_model.safetensors')]
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     archive = Path(folder) / "adapter.tar"
+    ...     _ = (Path(folder) / "adapter_config.json").write_text("{}")
+    ...     with tarfile.open(archive, "w") as tar:
+    ...         tar.add(Path(folder) / "adapter_config.json", "adapter_config.json")
+    ...     [file.name for file in extract(archive, Path(folder) / "adapter")]
+    ['adapter_config.json']
     """
+    archive, directory = Path(archive), Path(directory)
     directory.mkdir(parents=True)
     try:
         return _extract(archive, directory, max_bytes, max_files)
-    except (tarfile.TarError, EOFError) as error:
+    except (tarfile.TarError, EOFError, ValueError, RecursionError) as error:
         shutil.rmtree(directory, ignore_errors=True)
         raise SetupError(
             f"{archive.name} is not a complete tar archive ({error}); download it again"
@@ -54,7 +70,7 @@ def _extract(archive: Path, directory: Path, max_bytes: int, max_files: int) -> 
     files: list[Path] = []
     seen: set[PurePosixPath] = set()
     remaining = min(max_bytes, shutil.disk_usage(directory).free)
-    with tarfile.open(archive, "r:*") as opened:
+    with _open(archive) as content, tarfile.open(fileobj=cast("IO[bytes]", content), mode="r:") as opened:
         for number, member in enumerate(opened):
             if number >= max_files:
                 raise SetupError(f"{archive.name} has more than {max_files} entries; it was not extracted")
@@ -78,8 +94,48 @@ def _extract(archive: Path, directory: Path, max_bytes: int, max_files: int) -> 
     return files
 
 
+class _BoundedReads:
+    """A file that rejects reads of more than ``COPY_BYTES``: ``tarfile`` reads names and extensions at once."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def read(self, size: int) -> bytes:
+        if size > COPY_BYTES:
+            raise tarfile.ReadError(f"a header has {size:,} bytes; at most {COPY_BYTES:,} are allowed")
+        try:
+            return self._file.read(size)
+        except (OSError, zlib.error, lzma.LZMAError) as error:
+            raise tarfile.ReadError(str(error)) from error
+
+    def seek(self, position: int) -> int:
+        return self._file.seek(position)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+def _open(archive: Path) -> _BoundedReads:
+    with archive.open("rb") as file:
+        start = file.read(6)
+    for magic, opener in _COMPRESSIONS:
+        if start.startswith(magic):
+            return _BoundedReads(cast("IO[bytes]", opener(archive)))
+    return _BoundedReads(archive.open("rb"))
+
+
 def _safe(archive: Path, member: tarfile.TarInfo) -> PurePosixPath:
     """The path of a member below the target; raises ``SetupError`` if it is outside, or not a file or directory."""
+    if len(member.name) > MAX_NAME_BYTES:
+        raise SetupError(
+            f"{archive.name} has a name of {len(member.name):,} characters ({member.name[:80]!r}…); it was not extracted"
+        )
     path = PurePosixPath(member.name)
     invalid = (
         "\\" in member.name or "\0" in member.name or ":" in path.parts[0]

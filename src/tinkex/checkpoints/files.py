@@ -73,7 +73,8 @@ def fetch(
 
     A partial download in ``<target>.part`` is resumed if the server still has the same file. Proxy, certificates,
     timeout and retries are those of ``config``; its API key is not sent, because the URL is signed. ``policy`` replaces
-    the retries of ``config``; its clock restarts whenever bytes arrive.
+    the retries of ``config``; its clock restarts whenever bytes arrive. ``replace`` permits an existing ``target``; a file of more
+    than ``max_bytes`` is rejected. ``progress`` is called with the name of a file, its bytes so far and its size, if known.
 
     ::
 

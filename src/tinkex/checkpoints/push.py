@@ -55,12 +55,17 @@ def push_checkpoint(
     base_url: str | None = None,
     api_key: str | None = None,
 ) -> PushedCheckpoint:
-    """Uploads the PEFT adapter of a checkpoint to the hub, as one commit, and says where it is.
+    """Uploads the PEFT adapter of the checkpoint ``tinker_path`` to the hub, as one commit, and says where it is.
 
     Without ``repo_id`` the repository is named after base model and run, and the branch after the checkpoint. The
     repository and the branch are made if they are missing, private unless ``public``. A repository that holds
     another checkpoint's card is not overwritten. ``HF_TOKEN`` or a login of the hub's own tool is used unless
     ``hf_token`` is given; ``HF_ENDPOINT`` names another hub.
+
+    ``revision`` is the branch, and ``commit_message`` its message; ``create_pr`` opens a pull request to it instead.
+    ``allow_patterns`` and ``ignore_patterns`` choose the files. ``add_model_card=False`` adds no README.
+    ``progress`` is called with the name of a file, its bytes so far and its size, if known. ``config`` replaces
+    ``base_url`` and ``api_key``, which are resolved as those of a client.
 
     ::
 
@@ -91,9 +96,9 @@ def push_checkpoint(
         ignored = [*(ignore_patterns or ()), *(() if allow_patterns else INTERNAL)]
         with _uploading(repo_id):
             api.create_repo(repo_id, private=not public, exist_ok=True)
-            if branch != "main" and not create_pr:
+            is_new = not _check_other_card(api, errors, repo_id, branch, tinker_path)
+            if is_new and not create_pr:
                 api.create_branch(repo_id, branch=branch, exist_ok=True)
-            _check_other_card(api, errors, repo_id, branch, tinker_path)
             commit = api.upload_folder(
                 repo_id=repo_id,
                 folder_path=str(found.directory),
@@ -102,6 +107,9 @@ def push_checkpoint(
                 create_pr=create_pr,
                 allow_patterns=list(allow_patterns) if allow_patterns else None,
                 ignore_patterns=ignored or None,
+                delete_patterns="*"
+                if is_new and not create_pr
+                else None,  # a new branch has the files of main
             )
     url = str(getattr(commit, "pr_url", None) or getattr(commit, "commit_url", "") or repo_id)
     return PushedCheckpoint(tinker_path, repo_id, branch, public, url)
@@ -200,7 +208,7 @@ def _check_adapter(directory: Path, tinker_path: str) -> None:
         hint = (
             " It is encrypted (.age), and only its owner can read it." if any(directory.glob("*.age")) else ""
         )
-        raise SetupError(f"{tinker_path} is no PEFT adapter: it lacks {', '.join(missing)}.{hint}")
+        raise SetupError(f"{tinker_path} is not a PEFT adapter: it lacks {', '.join(missing)}.{hint}")
 
 
 def _name_base(directory: Path, base_model: str) -> None:
@@ -215,17 +223,20 @@ def _name_base(directory: Path, base_model: str) -> None:
         file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _check_other_card(api: Any, errors: Any, repo_id: str, revision: str, tinker_path: str) -> None:
-    """Refuses to write over another checkpoint."""
+def _check_other_card(api: Any, errors: Any, repo_id: str, revision: str, tinker_path: str) -> bool:
+    """Refuses to write over another checkpoint; returns whether the revision exists."""
     try:
         file = api.hf_hub_download(repo_id, "README.md", revision=revision)
-    except (errors.EntryNotFoundError, errors.RevisionNotFoundError):
-        return
+    except errors.RevisionNotFoundError:
+        return False
+    except errors.EntryNotFoundError:
+        return True
     there = re.search(r"^tinker_path: *(\S+)$", Path(file).read_text(encoding="utf-8"), re.MULTILINE)
     if there is not None and there[1] != tinker_path:
         raise SetupError(
             f"{repo_id} at {revision} holds another checkpoint, {there[1]}; give another --repo or --revision"
         )
+    return True
 
 
 def _sanitized(text: str) -> str:

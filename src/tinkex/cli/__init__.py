@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import click
 
@@ -21,6 +20,8 @@ COMMANDS: Mapping[str, str] = {
         ("serve", "serve:serve"),
         ("train", "train:train"),
         ("sample", "sample:sample"),
+        ("chat", "chat:chat"),
+        ("eval", "eval:evaluate"),
         ("model", "model:model"),
         ("run", "runs:run"),
         ("checkpoint", "checkpoint:checkpoint"),
@@ -36,24 +37,11 @@ COMMANDS: Mapping[str, str] = {
 """Command → ``module:attribute``."""
 
 
-def _format(ctx: click.Context, _parameter: click.Parameter, value: Any) -> None:
-    if value is not None:
-        ctx.ensure_object(Invocation).as_json = value == "json"
-
-
 @click.group(
     cls=LazyGroup,
     locations=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EXIT_CODES,
-)
-@click.option(
-    "-f",
-    "--format",
-    type=click.Choice(["table", "json"]),
-    callback=_format,
-    expose_value=False,
-    help="Output format. Default: table.",
 )
 @click.version_option(__version__, prog_name="tinkex", message="%(prog)s %(version)s")
 def tinkex() -> None:
@@ -87,7 +75,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 -- every error becomes one line and an exit code
         from tinkex.cli.failures import failure_of
 
-        failure = failure_of(error, interrupt_hint=invocation.interrupt_hint)
+        failure = failure_of(error, interrupt_hint=invocation.interrupt_hint, is_local=invocation.is_local)
         failure.show(as_json=invocation.as_json or _wants_json(arguments))
         return failure.exit_code
     finally:

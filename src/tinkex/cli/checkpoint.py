@@ -10,26 +10,29 @@ import click
 
 from tinkex.cli.checkpoint_files import (
     download,
-    import_,
     merge,
     push_hf,
     save,
+    upload,
 )
+from tinkex.cli.failures import failure_of
 from tinkex.cli.groups import CommandGroup
-from tinkex.cli.invocation import Invocation, pass_invocation
-from tinkex.cli.paths import CheckpointPath, ObjectId, Timestamp
+from tinkex.cli.invocation import Invocation, experimental_calls, pass_invocation
+from tinkex.cli.paging import check_range, fetch_items
+from tinkex.cli.paths import CheckpointPath, RunId, Timestamp
 from tinkex.cli.streams import confirm
 from tinkex.errors import SetupError, TinkexError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tinkex.clients.rest import RestClient
-    from tinkex.types import Checkpoint
+    from tinkex.types import Checkpoint, CheckpointType
 
 PAGE_SIZE = 1000
+MAX_SEARCH_PAGE = 200
 MAX_PARALLEL_DELETES = 32
-TYPES = {
+TYPES: Mapping[str, CheckpointType] = {
     "weights": "training",
     "sampler_weights": "sampler",
     "external_weights": "external",
@@ -41,12 +44,12 @@ TYPES = {
 
 @click.group(cls=CommandGroup)
 def checkpoint() -> None:
-    """List, save, download, publish and delete checkpoints."""
+    """List, save, transfer, publish and delete checkpoints."""
 
 
 @checkpoint.command("list")
 @click.option(
-    "--run-id", type=ObjectId(), help="List all checkpoints of this run; --limit and --offset do not apply."
+    "--run-id", type=RunId(), help="List all checkpoints of this run; --limit and --offset do not apply."
 )
 @click.option("--limit", default=20, show_default=True, help="Maximum number of checkpoints; 0 lists all.")
 @click.option("--offset", default=0, show_default=True, help="Number of checkpoints to skip.")
@@ -59,16 +62,20 @@ def list_(invocation: Invocation, run_id: str | None, limit: int, offset: int) -
       tinkex checkpoint list --local
       tinkex checkpoint list --run-id 0a1b2c:train:0 --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
-    from tinkex.cli.render import relative_time, size, yes_no
-
-    if limit < 0 or offset < 0:
-        raise click.UsageError("--limit and --offset must be at least 0")
+    check_range(limit, offset)
     rest = invocation.rest()
-    total: int | None = None
+    total: int | None
     if run_id is not None:
         found = list(rest.list_checkpoints(run_id).result().checkpoints)
+        total = len(found)
     else:
-        found, total = _page(rest, limit, offset)
+        found, total = fetch_items(
+            lambda wanted, start: rest.list_user_checkpoints(wanted, start).result(),
+            lambda page: page.checkpoints,
+            limit=limit,
+            offset=offset,
+            page_size=PAGE_SIZE,
+        )
     title = f"{len(found)} checkpoint{'s' if len(found) != 1 else ''}"
     title += f" of run {run_id}" if run_id is not None else ""
     if total is not None and total > offset + len(found):
@@ -77,13 +84,20 @@ def list_(invocation: Invocation, run_id: str | None, limit: int, offset: int) -
     value["checkpoints"] = [one.model_dump(mode="json") for one in found]
     if total is not None:
         value |= {"total": total, "shown": len(found)}
+    _show(invocation, found, value, title)
+
+
+def _show(invocation: Invocation, found: Sequence[Checkpoint], value: dict[str, Any], title: str) -> None:
+    from tinkex.cli.render import or_missing, relative_time, size, yes_no
+
     invocation.table(
         value,
-        ["Checkpoint ID", "Type", "Size", "Public", "Created", "Expires", "Path"],
+        ["Checkpoint ID", "Type", "Base Model", "Size", "Public", "Created", "Expires", "Path"],
         [
             [
                 one.checkpoint_id,
                 one.checkpoint_type,
+                or_missing(one.base_model),
                 size(one.size_bytes),
                 yes_no(one.public),
                 relative_time(one.time),
@@ -94,6 +108,79 @@ def list_(invocation: Invocation, run_id: str | None, limit: int, offset: int) -
         ],
         title,
     )
+
+
+@checkpoint.command()
+@click.option(
+    "--project", "projects", multiple=True, metavar="ID", help="Filter: in this project; repeatable."
+)
+@click.option(
+    "--base-model",
+    "base_models",
+    multiple=True,
+    metavar="NAME",
+    help="Filter: of this base model; repeatable.",
+)
+@click.option("--type", "kind", type=click.Choice(list(TYPES)), help="Filter: only this type.")
+@click.option(
+    "--metadata",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Filter: with this user metadata; repeatable, all must match.",
+)
+@click.option(
+    "--owner",
+    "owners",
+    multiple=True,
+    metavar="USER",
+    help="Of this user instead of your own, as far as they are public; repeatable.",
+)
+@click.option("--accessible", is_flag=True, help="Your own and all public ones.")
+@click.option("--limit", default=20, show_default=True, help="Maximum number of checkpoints; 0 returns all.")
+@pass_invocation
+def search(
+    invocation: Invocation,
+    projects: tuple[str, ...],
+    base_models: tuple[str, ...],
+    kind: str | None,
+    metadata: tuple[str, ...],
+    owners: tuple[str, ...],
+    accessible: bool,
+    limit: int,
+) -> None:
+    """Search checkpoints, newest first. All filters must match.
+
+    \b
+    Examples:
+      tinkex checkpoint search --base-model Qwen/Qwen3-0.6B --type external
+      tinkex checkpoint search --metadata stage=sft --limit 0 --json
+    """  # noqa: D301 -- click reads the escape as "keep these lines"
+    from tinkex import types
+
+    if limit < 0:
+        raise click.UsageError("--limit must be at least 0")
+    if owners and accessible:
+        raise click.UsageError("give either --owner or --accessible")
+    pairs = [item.partition("=") for item in metadata]
+    if not all(separator for _, separator, _ in pairs):
+        raise click.UsageError("--metadata takes NAME=VALUE")
+    owner: types.SearchOwner = types.OwnSearchOwner()
+    if owners:
+        owner = types.UserSearchOwner(owner_urns=list(owners))
+    elif accessible:
+        owner = types.AccessibleSearchOwner()
+    request = types.CheckpointSearchRequest(
+        project_ids=list(projects) or None,
+        base_models=list(base_models) or None,
+        checkpoint_type=None if kind is None else TYPES[kind],
+        user_metadata={name: value for name, _, value in pairs},
+        owner=owner,
+        limit=min(limit or MAX_SEARCH_PAGE, MAX_SEARCH_PAGE),
+    )
+    with experimental_calls():
+        found = list(islice(invocation.rest().iter_search_checkpoints(request), limit or None))
+    title = f"{len(found)} checkpoint{'s' if len(found) != 1 else ''}"
+    _show(invocation, found, {"checkpoints": [one.model_dump(mode="json") for one in found]}, title)
 
 
 @checkpoint.command()
@@ -139,13 +226,14 @@ def info(invocation: Invocation, path: str) -> None:
 
 checkpoint.add_command(save)
 checkpoint.add_command(download)
+checkpoint.add_command(upload)
 
 
 @checkpoint.command()
 @click.argument("paths", nargs=-1, type=CheckpointPath())
 @click.option(
     "--run-id",
-    type=ObjectId(),
+    type=RunId(),
     help="Delete the checkpoints of this run that match the filters; without filters, all of them.",
 )
 @click.option("--type", "kind", type=click.Choice(list(TYPES)), help="Filter: only this type.")
@@ -258,21 +346,7 @@ def set_ttl(invocation: Invocation, path: str, ttl: int | None, remove: bool) ->
 
 
 checkpoint.add_command(push_hf)
-checkpoint.add_command(import_)
 checkpoint.add_command(merge)
-
-
-def _page(rest: RestClient, limit: int, offset: int) -> tuple[list[Checkpoint], int | None]:
-    found: list[Checkpoint] = []
-    total: int | None = None
-    while limit == 0 or len(found) < limit:
-        wanted = PAGE_SIZE if limit == 0 else min(PAGE_SIZE, limit - len(found))
-        page = rest.list_user_checkpoints(wanted, offset + len(found)).result()
-        found += islice(page.checkpoints, wanted)
-        total = page.cursor.total_count if page.cursor is not None else None
-        if len(page.checkpoints) < wanted:
-            break
-    return found, total
 
 
 def _confirm_delete(paths: Sequence[str], listed: Sequence[Checkpoint]) -> bool:
@@ -303,7 +377,7 @@ def _delete(invocation: Invocation, rest: RestClient, paths: Sequence[str]) -> l
             try:
                 rest.delete_checkpoint_from_tinker_path(path).result()
             except TinkexError as error:
-                return path, str(error)
+                return path, failure_of(error, is_local=invocation.is_local).message
             finally:
                 advance()
             return None

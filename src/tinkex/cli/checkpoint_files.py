@@ -1,14 +1,17 @@
-"""The ``tinkex checkpoint`` commands that transfer weights: save, download, push-hf, import, merge."""
+"""The ``tinkex checkpoint`` commands that transfer weights: save, download, upload, push-hf, merge."""
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from tinkex.cli.groups import Leaf
-from tinkex.cli.invocation import Invocation, pass_invocation
+from tinkex.cli.invocation import Invocation, experimental_calls, pass_invocation
 from tinkex.cli.paths import CheckpointName, CheckpointPath
 from tinkex.errors import SetupError
 
@@ -21,7 +24,11 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.command(cls=Leaf)
 @click.option("--base-model", help="Start from this base model with a new adapter.")
 @click.option("--model-path", type=CheckpointPath("weights"), help="Start from this training checkpoint.")
-@click.option("--name", type=CheckpointName(), required=True, help="Name of the new checkpoint.")
+@click.option(
+    "--name",
+    type=CheckpointName(),
+    help="Name of the new checkpoint. Default: checkpoint-<model or checkpoint>.",
+)
 @click.option(
     "--kind",
     type=click.Choice(["training", "sampler", "external"]),
@@ -33,12 +40,12 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     "--ttl",
     type=click.IntRange(min=1),
     metavar="SECONDS",
-    help="Delete it after this many seconds. Default: never.",
+    help="Expire after this many seconds. Default: never.",
 )
 @click.option(
     "--rank", type=click.IntRange(min=1), default=32, show_default=True, help="LoRA rank of a new adapter."
 )
-@click.option("--seed", type=int, help="Seed of a new adapter.")
+@click.option("--seed", type=int, help="Random seed of a new adapter.")
 @click.option("--train-mlp/--no-train-mlp", default=True, show_default=True, help="Adapt the MLP layers.")
 @click.option(
     "--train-attn/--no-train-attn", default=True, show_default=True, help="Adapt the attention layers."
@@ -46,12 +53,18 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--train-unembed/--no-train-unembed", default=True, show_default=True, help="Adapt the unembedding layer."
 )
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the result to this file, as JSON.",
+)
 @pass_invocation
 def save(
     invocation: Invocation,
     base_model: str | None,
     model_path: str | None,
-    name: str,
+    name: str | None,
     kind: str,
     ttl: int | None,
     rank: int,
@@ -59,6 +72,7 @@ def save(
     train_mlp: bool,
     train_attn: bool,
     train_unembed: bool,
+    output: Path | None,
 ) -> None:
     """Save a new adapter, or convert a checkpoint to another kind.
 
@@ -69,6 +83,9 @@ def save(
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     if (base_model is None) == (model_path is None):
         raise click.UsageError("give exactly one of --base-model and --model-path")
+    if name is None:
+        source = (base_model or model_path or "").rstrip("/").rpartition("/")[2]
+        name = f"checkpoint-{re.sub(r'[^A-Za-z0-9._-]+', '-', source)}"
     with invocation.service(f"checkpoint {name}"[:200]) as service:
         if model_path is not None:
             training = service.create_training_client_from_state_with_optimizer(model_path)
@@ -77,20 +94,32 @@ def save(
             training = service.create_lora_training_client(
                 base_model, rank, seed, train_mlp, train_attn, train_unembed
             )
-        path = _save(training, kind, name, ttl)
-        invocation.result(
-            f"Saved {path}", {"path": path, "kind": kind, "model_id": training.model_id, "ttl_seconds": ttl}
-        )
+        path = _save(invocation, training, kind, name, ttl)
+    value = {
+        "path": path,
+        "kind": kind,
+        "base_model": base_model,
+        "model_path": model_path,
+        "model_id": training.model_id,
+        "ttl_seconds": ttl,
+        "saved_at": datetime.now(UTC),
+    }
+    if output is not None:
+        from tinkex.cli.render import as_json
+
+        invocation.write(as_json(value), output)
+    invocation.result(f"Saved {path}", value)
 
 
-def _save(training: TrainingClient, kind: str, name: str, ttl: int | None) -> str:
+def _save(invocation: Invocation, training: TrainingClient, kind: str, name: str, ttl: int | None) -> str:
     path: str | None
+    what = f"the checkpoint {name}"
     if kind == "training":
-        path = training.save_state(name, ttl).result().path
+        path = invocation.wait(training.save_state(name, ttl), what).path
     elif kind == "sampler":
-        path = training.save_weights_for_sampler(name, ttl).result().path
+        path = invocation.wait(training.save_weights_for_sampler(name, ttl), what).path
     else:
-        path = training.save_weights_external(name, ttl).result().path
+        path = invocation.wait(training.save_weights_external(name, ttl), what).path
     if path is None:
         raise SetupError("the server saved the checkpoint but returned no path; see: tinkex checkpoint list")
     return path
@@ -123,7 +152,7 @@ def download(invocation: Invocation, path: str, output: Path | None, force: bool
     from tinkex.cli.progress import transfer_bar
     from tinkex.cli.render import size
 
-    invocation.interrupt_hint = "run the same command again to resume the download"
+    invocation.interrupt_hint = "Run the same command again to resume the download."
     with transfer_bar(invocation, "checkpoint") as show:
         found = download_checkpoint(
             path, output, force=force, route=via, progress=show, config=invocation.verified_config()
@@ -188,7 +217,7 @@ def push_hf(
     from tinkex.checkpoints.push import push_checkpoint
     from tinkex.cli.progress import hub_bars, transfer_bar
 
-    invocation.interrupt_hint = "the repository is unchanged; run the same command again"
+    invocation.interrupt_hint = "The repository is unchanged; run the same command again."
     with hub_bars(invocation), transfer_bar(invocation, "checkpoint") as show:
         pushed = push_checkpoint(
             path,
@@ -221,44 +250,48 @@ def push_hf(
     invocation.properties(value, rows)
 
 
-@click.command("import", cls=Leaf)
+@click.command(cls=Leaf)
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--base-model", help="Base model of the adapter. Default: the one in adapter_config.json.")
 @click.option(
-    "--name", type=CheckpointName(), default="imported", show_default=True, help="Name of the checkpoint."
+    "--base-model",
+    help="Name of the adapter's base model on the server. Default: the one in adapter_config.json.",
 )
-@click.option("--owner", help="User of the server who owns the checkpoint. Default: the local user.")
-@click.option(
-    "--data-dir", type=FOLDER, help="Data directory of the engine. Default: that of 'tinkex serve'."
-)
+@click.option("--project", metavar="ID", help="Project of the checkpoint. Default: none.")
 @pass_invocation
-def import_(
-    invocation: Invocation,
-    directory: Path,
-    base_model: str | None,
-    name: str,
-    owner: str | None,
-    data_dir: Path | None,
-) -> None:
-    """Import a PEFT adapter as a checkpoint on this machine. You can resume training and sample from it.
+def upload(invocation: Invocation, directory: Path, base_model: str | None, project: str | None) -> None:
+    """Upload a PEFT adapter. It becomes a checkpoint to train on from, or to sample from.
 
-    Stop a server that uses the engine's data directory first: the command writes into it.
+    Run the command again to resume an interrupted upload.
 
     \b
     Examples:
-      tinkex checkpoint import ./my-adapter --local
-      tinkex checkpoint import ./my-adapter --base-model Qwen/Qwen3-0.6B --name v1 --local
+      tinkex checkpoint upload ./my-adapter --base-model Qwen/Qwen3-0.6B
+      tinkex checkpoint upload ./my-adapter --local --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
-    if not invocation.config().is_local:
-        raise SetupError(
-            "the protocol has no call to upload an adapter to a server. On the server's machine stop the server, run: "
-            "tinkex checkpoint import DIRECTORY --local (with its --data-dir, and --owner for one of its users), and "
-            "start it again."
-        )
-    from tinkex.cli.engine_files import import_into_engine
+    from tinkex.checkpoints import upload_checkpoint
+    from tinkex.cli.progress import transfer_bar
+    from tinkex.cli.render import size
 
-    path = import_into_engine(directory, base_model, name, owner, data_dir)
-    invocation.result(f"Imported as {path}", {"path": path, "source": str(directory)})
+    invocation.interrupt_hint = "run the same command again to resume the upload"
+    with experimental_calls(), transfer_bar(invocation, "checkpoint") as show:
+        found = upload_checkpoint(
+            directory,
+            base_model=base_model,
+            project_id=project,
+            progress=show,
+            config=invocation.verified_config(),
+        )
+    value = {
+        "checkpoint_path": found.checkpoint_path,
+        "source": str(directory),
+        "file_size_bytes": found.num_bytes,
+    }
+    rows = [
+        ("Checkpoint Path", found.checkpoint_path),
+        ("Total Size", size(found.num_bytes)),
+        ("Uploaded from", str(directory)),
+    ]
+    invocation.properties(value, rows)
 
 
 @click.command(cls=Leaf)
@@ -272,11 +305,26 @@ def import_(
     type=click.Choice(["float32", "bfloat16", "float16"]),
     default="bfloat16",
     show_default=True,
-    help="Data type of the merged weights.",
+    help="Data type of the weights of a model directory.",
+)
+@click.option(
+    "--gguf",
+    "gguf_type",
+    type=click.Choice(["f16", "q8_0"]),
+    help="Write a GGUF file for llama.cpp and ollama instead, with weights of this type.",
 )
 @pass_invocation
-def merge(invocation: Invocation, source: str, output: Path, base_model: str | None, dtype: Any) -> None:
-    """Merge a checkpoint into its base model. The result is a Hugging Face model directory.
+@click.pass_context
+def merge(
+    context: click.Context,
+    invocation: Invocation,
+    source: str,
+    output: Path,
+    base_model: str | None,
+    dtype: Any,
+    gguf_type: Any,
+) -> None:
+    """Merge a checkpoint into its base model. The result is a Hugging Face model directory or a GGUF file.
 
     SOURCE is a checkpoint path or the directory of a PEFT adapter. The base model is downloaded if it is not on this
     machine. OUTPUT must not exist.
@@ -285,13 +333,21 @@ def merge(invocation: Invocation, source: str, output: Path, base_model: str | N
     Examples:
       tinkex checkpoint merge tinker://0a1b2c:train:0/weights/final ./merged --local
       tinkex checkpoint merge ./my-adapter ./merged --dtype float32
+      tinkex checkpoint merge ./my-adapter mine.gguf --gguf q8_0
     """  # noqa: D301 -- click reads the escape as "keep these lines"
-    from tinkex.cli.engine_files import merge_adapter
+    from tinkex.cli.engine_files import gguf_result, merge_adapter
     from tinkex.cli.render import size
 
-    directory = merge_adapter(invocation, source, output, base_model, dtype)
-    num_bytes = sum(file.stat().st_size for file in directory.iterdir())
+    if gguf_type and context.get_parameter_source("dtype") is ParameterSource.COMMANDLINE:
+        raise click.UsageError(
+            "--dtype is for model directories; --gguf states the type of a GGUF file itself"
+        )
+    merged = merge_adapter(invocation, source, output, base_model, dtype, gguf_type)
+    if gguf_type:
+        gguf_result(invocation, source, merged, gguf_type)
+        return
+    num_bytes = sum(file.stat().st_size for file in merged.iterdir())
     invocation.result(
-        f"Merged into {directory} ({size(num_bytes)}, {dtype}). Serve it with: tinkex serve --model {directory}",
-        {"source": source, "destination": str(directory), "dtype": dtype, "size_bytes": num_bytes},
+        f"Merged into {merged} ({size(num_bytes)}, {dtype}). Serve it with: tinkex serve --model {merged}",
+        {"source": source, "destination": str(merged), "dtype": dtype, "size_bytes": num_bytes},
     )

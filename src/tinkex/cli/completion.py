@@ -10,7 +10,7 @@ from tinkex.cli.invocation import Invocation, pass_invocation
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command(cls=Leaf)
+@click.command(cls=Leaf, uses_server=False)
 @click.argument("shell", type=click.Choice(SHELLS))
 @pass_invocation
 @click.pass_context

@@ -10,13 +10,16 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from tinkex.cli.groups import Leaf
 from tinkex.cli.invocation import Invocation, pass_invocation
 from tinkex.errors import SetupError, TinkexError
+
+if TYPE_CHECKING:
+    import sqlite3
 
 State = Literal["ok", "note", "problem"]
 MARKS: dict[State, str] = {"ok": "✓", "note": "·", "problem": "✗"}
@@ -49,17 +52,23 @@ class Finding:
     show_default=True,
     help="Port for 'tinkex serve'.",
 )
+@click.option(
+    "--compact",
+    is_flag=True,
+    help="Also rewrite the engine's database without free space; stop the server first.",
+)
 @pass_invocation
-def doctor(invocation: Invocation, port: int) -> None:
+def doctor(invocation: Invocation, port: int, *, compact: bool) -> None:
     """Check the installation, the engine and the server. Exits with code 1 if there is a problem.
 
     \b
     Examples:
       tinkex doctor
+      tinkex doctor --compact
       tinkex doctor --base-url http://127.0.0.1:8787 --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     findings: list[Finding] = []
-    for finding in _check_all(invocation, port):
+    for finding in _check_all(invocation, port, compact=compact):
         findings.append(finding)
         if not invocation.as_json and not (invocation.quiet and finding.state != "problem"):
             click.echo(f"{MARKS[finding.state]} {finding.check}: {finding.detail}")
@@ -73,7 +82,7 @@ def doctor(invocation: Invocation, port: int) -> None:
         raise SetupError(f"{len(problems)} of {len(findings)} checks failed: {names}. See the fixes above.")
 
 
-def _check_all(invocation: Invocation, port: int) -> Iterator[Finding]:
+def _check_all(invocation: Invocation, port: int, *, compact: bool) -> Iterator[Finding]:
     from tinkex._version import __version__
 
     number = ".".join(str(part) for part in sys.version_info[:3])
@@ -82,7 +91,7 @@ def _check_all(invocation: Invocation, port: int) -> Iterator[Finding]:
     if find_spec("torch") is not None:
         yield compiled_core()
         yield cached_model()
-        yield data_directory()
+        yield data_directory(compact=compact)
     yield port_free(port)
     yield free_space(_home())
     yield from server(invocation)
@@ -144,8 +153,8 @@ def cached_model() -> Finding:
     return Finding("default model", "ok", f"{DEFAULT_MODEL} at {found}")
 
 
-def data_directory() -> Finding:
-    """Whether the data directory is writable, and not in use by another engine."""
+def data_directory(*, compact: bool = False) -> Finding:
+    """Whether the data directory is writable, and not in use by another engine; compacts its database if asked to."""
     from tinkex.engine.config import EngineConfig
     from tinkex.engine.store.lock import DirectoryLock
 
@@ -160,13 +169,44 @@ def data_directory() -> Finding:
     try:
         with DirectoryLock(directory):
             corruption = _database_error(directory / "engine.db")
+            if corruption is None and (directory / "engine.db").exists():
+                return _database_size(directory / "engine.db", compact=compact)
     except SetupError as in_use:
+        if compact:
+            return Finding("data directory", "problem", str(in_use), "stop it, then compact the database")
         fix = "use its address with --base-url, or another directory with TINKEX_DATA_DIR"
         return Finding("data directory", "note", str(in_use), fix)
     if corruption is not None:
         fix = "restore engine.db from a backup, or set TINKEX_DATA_DIR to an empty directory"
         return Finding("data directory", "problem", f"{directory / 'engine.db'}: {corruption}", fix)
     return Finding("data directory", "ok", f"{directory} is not in use")
+
+
+def _database_size(path: Path, *, compact: bool) -> Finding:
+    """The size of a database that no engine uses, after compacting it if asked to."""
+    from contextlib import closing
+
+    from tinkex.cli.render import size
+    from tinkex.engine.store.database import Database
+
+    before = size(path.stat().st_size)
+    idle = f"{path.parent} is not in use; its database has"
+    if compact:
+        with closing(Database(path)) as database:
+            database.compact()
+        return Finding("data directory", "ok", f"{idle} {size(path.stat().st_size)}, {before} before")
+    with closing(_read_only(path)) as connection:
+        can_shrink = connection.execute("PRAGMA auto_vacuum").fetchone()[0] != 0
+    if not can_shrink:
+        fix = "to let it shrink when data is deleted: tinkex doctor --compact"
+        return Finding("data directory", "note", f"{idle} {before}", fix)
+    return Finding("data directory", "ok", f"{idle} {before}")
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    import sqlite3
+
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
 def _database_error(database: Path) -> str | None:
@@ -177,7 +217,7 @@ def _database_error(database: Path) -> str | None:
     if not database.exists():
         return None
     try:
-        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as opened:
+        with closing(_read_only(database)) as opened:
             opened.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.Error as error:
         return str(error)

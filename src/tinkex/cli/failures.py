@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 
 import click
@@ -51,6 +52,16 @@ HINTS: tuple[tuple[type[TinkexError], str], ...] = (
 )
 """The next step for each type of error; the first match counts. Other errors have it in their message."""
 
+LOCAL_HINTS: tuple[tuple[type[TinkexError], str], ...] = (
+    (NotFoundError, "see what is there with: tinkex run list --local, or tinkex checkpoint list --local"),
+    (InternalServerError, "the engine failed; try again, and check it with: tinkex doctor --local"),
+    (APIConnectionError, "check the engine with: tinkex doctor --local"),
+)
+"""The same for the engine in the command's own process."""
+
+_PYTHON_CALL = re.compile(r"\w\(\)|\w\(['\"]|\bcreate_\w+")
+"""Advice that only a program can follow."""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -66,13 +77,16 @@ class Failure:
         if as_json:
             click.echo(json.dumps(asdict(self), ensure_ascii=False), err=True)
             return
-        click.echo("Interrupted." if self.exit_code == 130 else f"Error: {self.message}", err=True)
+        interrupted = self.exit_code == 130
+        click.echo("Interrupted." if interrupted else f"Error: {self.message}", err=True)
         if self.hint is not None:
-            click.echo(f"Hint: {self.hint}", err=True)
+            click.echo(self.hint if interrupted else f"Hint: {self.hint}", err=True)
 
 
-def failure_of(error: BaseException, *, interrupt_hint: str | None = None) -> Failure:
+def failure_of(error: BaseException, *, interrupt_hint: str | None = None, is_local: bool = False) -> Failure:
     """The failure for an error; ``interrupt_hint`` says how to resume after a Ctrl-C.
+
+    With ``is_local`` there is no server, so nothing is said about addresses, keys and statuses.
 
     >>> failure_of(click.UsageError("no such option")).exit_code
     2
@@ -92,7 +106,9 @@ def failure_of(error: BaseException, *, interrupt_hint: str | None = None) -> Fa
         return Failure(type(error).__name__, _os_message(error), None, 1)
     if not isinstance(error, TinkexError):
         return _unexpected(error)
-    return Failure(type(error).__name__, _message(error), _hint(error), 1)
+    hints = LOCAL_HINTS if is_local else HINTS
+    hint = next((hint for kind, hint in hints if isinstance(error, kind)), None)
+    return Failure(type(error).__name__, _message(error, is_local=is_local), hint, 1)
 
 
 def _os_message(error: OSError) -> str:
@@ -113,15 +129,13 @@ def _unexpected(error: BaseException) -> Failure:
     return Failure(type(error).__name__, f"{type(error).__name__}: {error}", hint, 1)
 
 
-def _hint(error: BaseException) -> str | None:
-    return next((hint for kind, hint in HINTS if isinstance(error, kind)), None)
-
-
-def _message(error: BaseException) -> str:
-    """The detail that the server sent, if any; else the message of the error."""
+def _message(error: BaseException, *, is_local: bool) -> str:
+    """The detail that the server sent, if any, without advice for programs; else the message of the error."""
     if isinstance(error, APIStatusError) and isinstance(error.body, dict):
         detail = error.body.get("detail")
         if isinstance(detail, str) and detail:
+            parts = detail.rstrip(".").split("; ")
+            shown = "; ".join(part for part in parts if not _PYTHON_CALL.search(part)) or detail
             where = f" from {error.request.url}" if error.request is not None else ""
-            return f"{detail.rstrip('.')} ({error.status_code}{where})"
+            return shown if is_local else f"{shown} ({error.status_code}{where})"
     return str(error) or type(error).__name__

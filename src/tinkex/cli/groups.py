@@ -14,16 +14,25 @@ __all__ = ["EXIT_CODES", "CommandGroup", "LazyGroup", "Leaf"]
 
 EXIT_CODES = "Exit codes: 0 success, 1 failure (also if only some of several items failed), 2 usage error, 130 interrupted."
 
+SERVER_OPTIONS = frozenset({"--base-url", "--local", "--api-key", "--timeout"})
+
 HELP_NAMES = ["-h", "--help"]
 
 
 class _ShortHelp(click.Command):
-    """Accepts -h in every context: click caches the help option made for the first context of a command."""
+    """Accepts -h in every context (click caches the help option made for the first one), and shows help without arguments."""
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
         """Returns the same names for every context."""
         del ctx
         return list(HELP_NAMES)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Prints the help of a group that is called without a command; newer releases of click make that an error."""
+        if not args and self.no_args_is_help and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+        return super().parse_args(ctx, args)
 
 
 class LazyGroup(_ShortHelp, click.Group):
@@ -75,27 +84,43 @@ class CommandGroup(_ShortHelp, click.Group):
 
 
 class Leaf(_ShortHelp, click.Command):
-    """A command that also takes ``--json``, ``--quiet`` and the options that select the server."""
+    """A command that also takes ``--format``, ``--quiet`` and the options that select the server.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    ``uses_server=False`` hides the latter in the help.
+    """
+
+    def __init__(self, *args: Any, uses_server: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         taken = {option for parameter in self.params for option in parameter.opts}
         self.params += [option for option in common_options() if not taken & set(option.opts)]
+        if not uses_server:  # accepted, since they may stand before the name of any command
+            for parameter in self.params:
+                if isinstance(parameter, click.Option) and set(parameter.opts) & SERVER_OPTIONS:
+                    parameter.hidden = True
 
 
 def common_options() -> list[click.Option]:
-    """Returns the options that every command takes, before or after its name."""
+    """Returns the options that every command takes, before or after its name.
+
+    They are parsed first, since short names of checkpoints are looked up on the server.
+    """
     return [
-        click.Option(["--base-url"], metavar="URL", callback=_store("base_url"), expose_value=False,
+        click.Option(["--base-url"], is_eager=True, metavar="URL", callback=_store("base_url"), expose_value=False,
                      help="Server URL, or 'local' for the engine in this process. "
                      "Default: $TINKER_BASE_URL, or the hosted service."),
-        click.Option(["--local"], is_flag=True, callback=_local, expose_value=False,
+        click.Option(["--local"], is_eager=True, is_flag=True, callback=_local, expose_value=False,
                      help="Short for --base-url local: no server, no key."),
-        click.Option(["--api-key"], metavar="KEY", callback=_store("api_key"), expose_value=False,
+        click.Option(["--api-key"], is_eager=True, metavar="KEY", callback=_store("api_key"), expose_value=False,
                      help="API key. Default: $TINKER_API_KEY, or the key stored by 'tinkex auth login'."),
-        click.Option(["--json", "as_json"], is_flag=True, callback=_flag("as_json"), expose_value=False,
-                     help="Print only JSON on stdout."),
-        click.Option(["--quiet", "-q"], is_flag=True, callback=_flag("quiet"), expose_value=False,
+        click.Option(["--timeout"], is_eager=True, type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+                     callback=_store("timeout"), expose_value=False,
+                     help="Seconds to wait for a reply. Default: $TINKEX_TIMEOUT, or 60 per request and no limit "
+                     "for results."),
+        click.Option(["-f", "--format"], is_eager=True, type=click.Choice(["table", "json"]), callback=_format,
+                     expose_value=False, help="Output format. Default: table."),
+        click.Option(["--json", "as_json"], is_eager=True, is_flag=True, callback=_flag("as_json"), expose_value=False,
+                     help="Short for --format json: print only JSON on stdout."),
+        click.Option(["--quiet", "-q"], is_eager=True, is_flag=True, callback=_flag("quiet"), expose_value=False,
                      help="Print only errors on stderr, no progress or notes."),
     ]  # fmt: skip
 
@@ -114,6 +139,11 @@ def _flag(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
             setattr(ctx.ensure_object(Invocation), name, True)
 
     return callback
+
+
+def _format(ctx: click.Context, _parameter: click.Parameter, value: Any) -> None:
+    if value is not None:
+        ctx.ensure_object(Invocation).as_json = value == "json"
 
 
 def _local(ctx: click.Context, _parameter: click.Parameter, value: Any) -> None:

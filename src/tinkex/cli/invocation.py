@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+import warnings
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tinkex.errors import APIStatusError, MissingApiKeyError, SetupError
+from tinkex.cli.streams import write_text
+from tinkex.errors import APIStatusError, ExperimentalWarning, MissingApiKeyError, SetupError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from tinkex.clients.admin import AdminClient
     from tinkex.clients.rest import RestClient
     from tinkex.clients.service import ServiceClient
     from tinkex.config import Config
+    from tinkex.futures import APIFuture
 
-__all__ = ["Invocation", "pass_invocation"]
+__all__ = ["Invocation", "experimental_calls", "pass_invocation"]
+
+T_co = TypeVar("T_co", covariant=True)
+
 
 INTERACTIVE_RETRIES = 3
 """For commands that a user waits for: about four seconds."""
@@ -32,12 +39,20 @@ class Invocation:
 
     base_url: str | None = None
     api_key: str | None = None
+    timeout: float | None = None
+    """The timeout of requests and results, in seconds; None: that of the settings, and no limit for results."""
     as_json: bool = False
     quiet: bool = False
     interrupt_hint: str | None = None
     """How to resume after a Ctrl-C; set by commands that can be resumed."""
     _level: int | None = None
     _light: bool = False
+    _announced: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the command runs on the engine in its own process."""
+        return (self.base_url or os.environ.get("TINKER_BASE_URL", "")).strip() == "local"
 
     @property
     def server_options(self) -> str:
@@ -70,6 +85,17 @@ class Invocation:
         from tinkex.cli.render import as_json
 
         click.echo(as_json(value))
+
+    def write(self, text: str, output: Path | None) -> None:
+        """Prints a result, or writes it to the file ``output``."""
+        if output is None:
+            write_text(text)
+            return
+        try:
+            output.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise SetupError(f"{output} cannot be written ({error.strerror}); choose another file") from error
+        self.status(f"Wrote {output}")
 
     def table(
         self,
@@ -132,11 +158,24 @@ class Invocation:
         if os.environ.get("TINKEX_MAX_RETRIES", "").strip():
             max_retries = None  # the user has set it
         try:
-            return Config.resolve(base_url=self.base_url, api_key=self.api_key, max_retries=max_retries)
+            return Config.resolve(
+                base_url=self.base_url, api_key=self.api_key, timeout=self.timeout, max_retries=max_retries
+            )
         except MissingApiKeyError as error:
             raise SetupError(
                 "no API key for this server. Log in with: tinkex auth login. "
                 "Or set TINKER_API_KEY, or run on this machine with --local, which needs no key."
+            ) from error
+
+    def wait(self, future: APIFuture[T_co], what: str) -> T_co:
+        """The result of an operation; raises ``SetupError`` after ``--timeout``."""
+        try:
+            return future.result(self.timeout)
+        except TimeoutError as error:
+            if self.timeout is None:
+                raise
+            raise SetupError(
+                f"{what} did not finish within {self.timeout:g} s; give it more time with --timeout"
             ) from error
 
     def rest(self) -> RestClient:
@@ -151,8 +190,15 @@ class Invocation:
 
         return AdminClient(config=self.config(max_retries=INTERACTIVE_RETRIES))
 
+    def announce(self) -> None:
+        """Says, once and before anything heavy is imported, that the engine starts in this process."""
+        if self.is_local and not self._announced:
+            self._announced = True
+            self.status("starting the engine in this process")
+
     def service(self, display_name: str | None = None) -> ServiceClient:
         """A client that trains and samples, with all retries once the server has replied."""
+        self.announce()
         from tinkex.clients.service import ServiceClient
         from tinkex.tokenizers import prefer_light
 
@@ -171,3 +217,11 @@ class Invocation:
 
 
 pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
+
+
+@contextmanager
+def experimental_calls() -> Iterator[None]:
+    """Silences the warnings of experimental calls: what may change is the command's own concern."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        yield

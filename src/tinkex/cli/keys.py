@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tinkex.engine.store import KeyRow
     from tinkex.engine.store.users import Users
 
+OPERATOR = "local"
+"""The user of the server's own key."""
 DATA_DIR = click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -36,12 +38,19 @@ def keys() -> None:
     """
 
 
-@keys.command()
+@keys.command(uses_server=False)
 @click.argument("user")
 @click.option("--name", help="Name of the key. Default: the user's name.")
+@click.option(
+    "--operator",
+    is_flag=True,
+    help="Create a further key of the operator, the user 'local', who sees the audit entries of all users and the metrics.",
+)
 @DATA_DIR
 @pass_invocation
-def create(invocation: Invocation, user: str, name: str | None, data_dir: Path | None) -> None:
+def create(
+    invocation: Invocation, user: str, name: str | None, operator: bool, data_dir: Path | None
+) -> None:
     """Create a key for USER and add a user that does not exist. The key is printed once; only its hash is stored.
 
     \b
@@ -51,6 +60,12 @@ def create(invocation: Invocation, user: str, name: str | None, data_dir: Path |
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     if not user.strip():
         raise click.UsageError("the user's name is empty")
+    if (user == OPERATOR) != operator:
+        raise click.UsageError(
+            f"{OPERATOR} is the operator of the server; add --operator to create another operator key, or choose another name"
+            if user == OPERATOR
+            else f"--operator creates a key of the user {OPERATOR}; drop it, or give that user"
+        )
     with _users(data_dir) as users:
         key, row = users.create_key(user, time.time(), name)
     if invocation.as_json:
@@ -60,7 +75,7 @@ def create(invocation: Invocation, user: str, name: str | None, data_dir: Path |
     click.echo(key)
 
 
-@keys.command("list")
+@keys.command("list", uses_server=False)
 @click.option("--user", help="Only keys of this user.")
 @DATA_DIR
 @pass_invocation
@@ -92,7 +107,7 @@ def list_(invocation: Invocation, user: str | None, data_dir: Path | None) -> No
     )
 
 
-@keys.command()
+@keys.command(uses_server=False)
 @click.argument("key_ids", nargs=-1, required=True, type=int)
 @click.option("-y", "--yes", is_flag=True, help="Skip the confirmation.")
 @DATA_DIR

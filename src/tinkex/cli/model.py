@@ -17,22 +17,28 @@ if TYPE_CHECKING:
 
 @click.group(cls=CommandGroup)
 def model() -> None:
-    """List, download and describe base models."""
+    """List, download, describe and export base models."""
 
 
 @model.command("list")
 @click.argument("substring", default="")
+@click.option(
+    "--known", is_flag=True, help="List models known to work and those on this machine; needs no server."
+)
 @pass_invocation
-def list_(invocation: Invocation, substring: str) -> None:
+def list_(invocation: Invocation, substring: str, known: bool) -> None:
     """List the base models of the server. SUBSTRING filters them by name.
 
     \b
     Examples:
       tinkex model list --local
-      tinkex model list qwen
+      tinkex model list --known qwen
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     from tinkex.cli.render import or_missing, yes_no
 
+    if known:
+        _list_known(invocation, substring)
+        return
     supported = _supported_models(invocation)
     found = [one for one in supported if substring.lower() in (one.model_name or "").lower()]
     if substring and not found:
@@ -53,7 +59,43 @@ def list_(invocation: Invocation, substring: str) -> None:
     )
 
 
-@model.command()
+def _list_known(invocation: Invocation, substring: str) -> None:
+    """Prints the models that are known to work or on this machine."""
+    from dataclasses import asdict
+
+    from tinkex.cli.render import or_missing, size
+
+    _catalog("tinkex model list --known")
+    from tinkex.engine.config import tinkex_home
+    from tinkex.engine.model.known_models import list_known_models
+
+    listed = list_known_models(tinkex_home() / "models")
+    found = [one for one in listed if substring.lower() in one.model.lower()]
+    if not found:
+        raise SetupError(
+            f"no known model has {substring!r} in its name; any other model of these families may work too: "
+            f"{', '.join(sorted({one.family for one in listed}))}. Try: tinkex model pull NAME"
+        )
+    invocation.table(
+        {"models": [asdict(one) for one in found]},
+        ["Model", "Here", "Parameters", "Download", "Memory", "Licence", "Known By"],
+        [
+            [
+                one.model,
+                "yes" if one.directory else "no",
+                f"{one.num_parameters / 1e6:,.0f} M",
+                size(one.download_bytes),
+                size(one.memory_bytes),
+                or_missing(one.licence),
+                "tests" if one.tested else "architecture",
+            ]
+            for one in found
+        ],
+        "Memory is that of the weights; a run adds to it. Download one with: tinkex model pull MODEL",
+    )
+
+
+@model.command(uses_server=False)
 @click.argument("source")
 @pass_invocation
 def pull(invocation: Invocation, source: str) -> None:
@@ -71,10 +113,10 @@ def pull(invocation: Invocation, source: str) -> None:
     from tinkex.cli.render import size
     from tinkex.observability.terminal import LoadingLine
 
-    resolve = _catalog().resolve
+    resolve = _catalog("tinkex model pull").resolve
     from tinkex.engine.config import tinkex_home
 
-    invocation.interrupt_hint = "run the same command again to resume the download"
+    invocation.interrupt_hint = "Run the same command again to resume the download."
     line = LoadingLine(sys.stderr)
     silent = invocation.quiet or invocation.as_json
     try:
@@ -86,6 +128,34 @@ def pull(invocation: Invocation, source: str) -> None:
         f"{source} is at {directory} ({size(num_bytes)})",
         {"model": source, "directory": str(directory), "size_bytes": num_bytes},
     )
+
+
+@model.command(uses_server=False)
+@click.argument("source")
+@click.argument("output", type=click.Path(path_type=Path))
+@click.option(
+    "--gguf",
+    "gguf_type",
+    type=click.Choice(["f16", "q8_0"]),
+    default="f16",
+    show_default=True,
+    help="Type of the weights; q8_0 takes half the space.",
+)
+@pass_invocation
+def export(invocation: Invocation, source: str, output: Path, gguf_type: Any) -> None:
+    """Write a base model as a GGUF file for llama.cpp and ollama.
+
+    SOURCE is a model directory, a hub name or the default model, which is downloaded if it is not on this machine.
+    OUTPUT must not exist. To export a checkpoint, use: tinkex checkpoint merge --gguf.
+
+    \b
+    Examples:
+      tinkex model export HuggingFaceTB/SmolLM2-135M-Instruct smollm2.gguf
+      tinkex model export ./merged merged.gguf --gguf q8_0
+    """  # noqa: D301 -- click reads the escape as "keep these lines"
+    from tinkex.cli.engine_files import export_base, gguf_result
+
+    gguf_result(invocation, source, export_base(invocation, source, output, gguf_type), gguf_type)
 
 
 @model.command()
@@ -132,12 +202,12 @@ def _supported_models(invocation: Invocation) -> list[SupportedModel]:
         return service.get_server_capabilities().supported_models
 
 
-def _catalog() -> Any:
+def _catalog(command: str) -> Any:
     try:
         from tinkex.engine.model import catalog
     except ModuleNotFoundError as error:
         raise SetupError(
-            f"tinkex model pull needs the engine, and {error.name} is not installed; run: pip install 'tinkex[engine]'"
+            f"{command} needs the engine, and {error.name} is not installed; run: pip install 'tinkex[engine]'"
         ) from error
     return catalog
 

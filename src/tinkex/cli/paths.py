@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
+
+from tinkex.cli.invocation import Invocation
 
 if TYPE_CHECKING:
     PathType: TypeAlias = click.ParamType[str]
@@ -13,27 +16,36 @@ if TYPE_CHECKING:
 else:  # older releases of click have no type arguments
     PathType = TimestampType = click.ParamType
 
-__all__ = ["CheckpointName", "CheckpointPath", "ObjectId", "Timestamp"]
+__all__ = ["CheckpointName", "CheckpointPath", "ObjectId", "RunId", "Timestamp"]
 
 KINDS = ("weights", "sampler_weights", "external_weights")
 
 
 class CheckpointPath(PathType):
-    """``tinker://<run>/<kind>/<name>``, restricted to the given kinds."""
+    """``tinker://<run>/<kind>/<name>``, restricted to the given kinds; or a short name, which is resolved."""
 
-    name = "path"
+    name = "checkpoint"
 
     def __init__(self, *kinds: str) -> None:
         self.kinds = kinds or KINDS
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Returns the path; an invalid one is a usage error that shows the form."""
+        """Returns the path; an invalid one is a usage error that shows the forms."""
         text = str(value)
+        if ctx is not None and ctx.resilient_parsing:
+            return text
+        if ctx is not None and _is_short(text):
+            from tinkex.checkpoints.references import resolve_checkpoint
+
+            invocation = ctx.ensure_object(Invocation)
+            resolved = resolve_checkpoint(text, invocation.rest(), self.kinds)
+            invocation.status(f"{text} is {resolved}")
+            return resolved
         parts = text.removeprefix("tinker://").split("/")
         if not text.startswith("tinker://") or len(parts) != 3 or not all(parts) or parts[1] not in KINDS:
             self.fail(
-                f"{text!r} is not a checkpoint path; the form is tinker://<run>/weights/<name>. "
-                "List checkpoints with: tinkex checkpoint list",
+                f"{text!r} is not a checkpoint; write tinker://<run>/weights/<name>, @last, @best, or the directory of a "
+                "run. List checkpoints with: tinkex checkpoint list",
                 param,
                 ctx,
             )
@@ -42,8 +54,15 @@ class CheckpointPath(PathType):
         return text
 
 
+def _is_short(text: str) -> bool:
+    """Whether a text is a short name: not a path with all or too many parts, and nothing that no name contains."""
+    return bool(text) and not set(text) & set("?#\\ \n") and not text.startswith("tinker:///") and not (
+        text.startswith("tinker://") and text.count("/") != 2
+    )  # fmt: skip
+
+
 class ObjectId(PathType):
-    """The id of a run or a session."""
+    """The id of a session."""
 
     name = "id"
 
@@ -55,6 +74,23 @@ class ObjectId(PathType):
                 f"{text!r} is not an id; list ids with: tinkex run list, tinkex session list", param, ctx
             )
         return text
+
+
+class RunId(ObjectId):
+    """The id of a run, ``@last``, the beginning of an id, or the directory of a run."""
+
+    name = "run"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Returns the id of the run."""
+        text = str(value)
+        if ctx is None or ctx.resilient_parsing or ":" in text:
+            return super().convert(text, param, ctx)
+        if not text or not Path(text).is_dir():
+            super().convert(text, param, ctx)
+        from tinkex.checkpoints.references import resolve_run
+
+        return resolve_run(text, ctx.ensure_object(Invocation).rest())
 
 
 class CheckpointName(PathType):

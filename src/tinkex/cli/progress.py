@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
+
     from tinkex.cli.invocation import Invocation
 
 __all__ = ["count_bar", "hub_bars", "transfer_bar"]
@@ -20,13 +22,10 @@ def transfer_bar(
     if not invocation.shows_progress:
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = ("[progress.description]{task.description}", BarColumn(), DownloadColumn())
-    with Progress(
-        *columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
-    ) as bar:
+    with _progress(*columns, TransferSpeedColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task(label, total=None)
 
         def update(description: str, done: int, total: int | None) -> None:
@@ -60,9 +59,15 @@ def count_bar(invocation: Invocation, label: str, total: int) -> Iterator[Callab
     if not invocation.shows_progress:
         yield lambda: None
         return
+    with _progress() as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda: bar.advance(task)
+
+
+def _progress(*columns: str | ProgressColumn) -> Progress:
+    """A bar that leaves stdout and stderr as they are: a loading line is written with escape sequences, which rich would print."""
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda: bar.advance(task)
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)

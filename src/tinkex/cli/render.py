@@ -13,7 +13,7 @@ __all__ = ["as_json", "or_missing", "print_table", "relative_time", "size", "yes
 
 MISSING = "N/A"
 PROPERTIES = ["Property", "Value"]
-UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
+UNITS = ("B", "KB", "MB", "GB", "TB", "PB", "EB")
 
 
 def as_json(value: Mapping[str, Any]) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinkex.cli.groups import CommandGroup
+from tinkex.cli.groups import CommandGroup, common_options
 from tinkex.cli.invocation import Invocation, pass_invocation
-from tinkex.cli.paths import ObjectId
+from tinkex.cli.paging import fetch_items
+from tinkex.cli.paths import RunId
+from tinkex.cli.run_prompt import prompt_options, sample_prompt
 
 if TYPE_CHECKING:
     from tinkex.types import TrainingRun
@@ -54,9 +55,30 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 DEFAULT_COLUMNS = "id,model,lora,updated,status"
 
 
-@click.group(cls=CommandGroup)
-def run() -> None:
-    """List and describe training runs."""
+@click.group(cls=CommandGroup, invoke_without_command=True)
+@prompt_options
+@pass_invocation
+@click.pass_context
+def run(ctx: click.Context, invocation: Invocation, /, **options: Any) -> None:
+    """List and describe training runs, or sample from a prompt.
+
+    \b
+    Examples:
+      tinkex run --prompt "The capital of France is" --max-tokens 8 --local
+      tinkex run --prompt-file tokens.json --num-samples 2 --json --output samples.json
+      tinkex run list
+    """  # noqa: D301 -- click reads the escape as "keep these lines"
+    given = [name for name, value in options.items() if value is not None]
+    if ctx.invoked_subcommand is not None:
+        if given:
+            raise click.UsageError(f"--{given[0].replace('_', '-')} is an option of 'tinkex run --prompt …'")
+    elif given:
+        sample_prompt(invocation, options)
+    else:
+        click.echo(ctx.get_help())
+
+
+run.params += common_options()
 
 
 @run.command("list")
@@ -96,18 +118,14 @@ def list_(
         raise click.UsageError(
             f"unknown column {', '.join(unknown) or '(none given)'}; choose from: {', '.join(COLUMNS)}"
         )
-    if limit < 0 or offset < 0:
-        raise click.UsageError("--limit and --offset must be at least 0")
     rest = invocation.rest()
-    runs: list[TrainingRun] = []
-    total: int | None = None
-    while limit == 0 or len(runs) < limit:
-        wanted = PAGE_SIZE if limit == 0 else min(PAGE_SIZE, limit - len(runs))
-        page = rest.list_training_runs(wanted, offset + len(runs), access_scope, project_id).result()
-        runs += islice(page.training_runs, wanted)
-        total = page.cursor.total_count
-        if len(page.training_runs) < wanted:
-            break
+    runs, total = fetch_items(
+        lambda wanted, start: rest.list_training_runs(wanted, start, access_scope, project_id).result(),
+        lambda page: page.training_runs,
+        limit=limit,
+        offset=offset,
+        page_size=PAGE_SIZE,
+    )
     title = f"{len(runs)} training run{'s' if len(runs) != 1 else ''}"
     if total is not None and total > offset + len(runs):
         title += f" ({total - offset - len(runs)} more; --limit 0 shows all)"
@@ -121,7 +139,7 @@ def list_(
 
 
 @run.command()
-@click.argument("run_id", type=ObjectId())
+@click.argument("run_id", type=RunId())
 @click.option(
     "--access-scope",
     type=SCOPES,

@@ -11,7 +11,9 @@ import click
 from tinkex.cli.groups import Leaf
 from tinkex.cli.invocation import Invocation, pass_invocation
 from tinkex.cli.paths import CheckpointPath
-from tinkex.cli.streams import read_input
+from tinkex.cli.prompt_file import FORMS, Prompt, as_messages, as_tokens, read_prompt_file
+from tinkex.cli.sampling_options import check_stops, read_params, sampling_options
+from tinkex.cli.streams import read_input, write_text
 from tinkex.errors import SetupError
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     "--file",
     "prompt_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help='Prompt file: text, or JSON: a list of token ids, {"tokens": […]} or {"messages": […]}.',
+    help=f"Prompt file: {FORMS}.",
 )
 @click.option(
     "--model",
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--model-path",
-    type=CheckpointPath("weights", "sampler_weights"),
+    type=CheckpointPath(),
     help="Sample from this checkpoint instead of a base model.",
 )
 @click.option(
@@ -42,31 +44,7 @@ if TYPE_CHECKING:
     help="Send the prompt as a user message, or unchanged. Default: --chat if the model has a chat template.",
 )
 @click.option("--system", help="System message; implies --chat.")
-@click.option(
-    "--max-tokens",
-    type=click.IntRange(min=1),
-    default=256,
-    show_default=True,
-    help="Maximum number of sampled tokens.",
-)
-@click.option(
-    "--temperature", type=float, default=1.0, show_default=True, help="Sampling temperature; 0 is greedy."
-)
-@click.option(
-    "--top-k", type=int, default=-1, show_default=True, help="Sample from the top k tokens; -1 disables it."
-)
-@click.option(
-    "--top-p",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="Sample from the smallest set of tokens with this probability mass; 1 disables it.",
-)
-@click.option("--seed", type=int, help="Random seed. Default: random.")
-@click.option("--stop", "stops", multiple=True, metavar="TEXT", help="Stop after this text; repeatable.")
-@click.option(
-    "--stop-token", "stop_tokens", type=int, multiple=True, help="Stop after this token id; repeatable."
-)
+@sampling_options(max_tokens=128, temperature=0.7)
 @click.option(
     "-n", "--num-samples", type=click.IntRange(min=1), default=1, show_default=True, help="Number of samples."
 )
@@ -92,37 +70,32 @@ if TYPE_CHECKING:
 @pass_invocation
 def sample(
     invocation: Invocation,
+    /,
     prompt: str | None,
     prompt_file: Path | None,
     model: str | None,
     model_path: str | None,
     chat: bool | None,
     system: str | None,
-    max_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int | None,
-    stops: tuple[str, ...],
-    stop_tokens: tuple[int, ...],
     num_samples: int,
     prompt_logprobs: bool,
     topk_prompt_logprobs: int,
     topk_logprobs: int,
     output: Path | None,
+    **sampling: Any,
 ) -> None:
     """Sample a completion of a prompt. The prompt is an argument, a file (--file), or stdin.
 
     \b
     Examples:
-      tinkex sample "What is the capital of France?" --local --temperature 0
+      tinkex sample "What is the capital of France?" --local
       echo "Once upon a time" | tinkex sample --raw -n 3 --json
       tinkex sample "Who are you?" --model-path tinker://0a1b2c:train:0/sampler_weights/final
+      tinkex sample "Name a colour." --local --regex "red|green|blue"
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     if model is not None and model_path is not None:
         raise click.UsageError("give --model or --model-path, not both")
-    if stops and stop_tokens:
-        raise click.UsageError("give --stop or --stop-token, not both")
+    check_stops(sampling)
     if (prompt_logprobs or topk_prompt_logprobs or topk_logprobs) and not invocation.as_json:
         raise click.UsageError(
             "logprobs are printed only with --json; add --json, or remove the logprobs option"
@@ -132,35 +105,36 @@ def sample(
     content = _read_prompt(prompt, prompt_file)
     if not content:
         raise click.UsageError("the prompt is empty")
+    invocation.announce()
     from tinkex import types
     from tinkex.cli.base_model import choose_base_model
+    from tinkex.tokenizers.conversation import end_of_turn
 
-    stop: list[str | int] | None = [*stops, *stop_tokens] or None
-    try:
-        params = types.SamplingParams(
-            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop
-        )
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
+    params, max_tokens = read_params(sampling), sampling["max_tokens"]
     with invocation.service("sample") as service:
         if model_path is not None:
             sampler = service.create_sampling_client(model_path=model_path)
         else:
             sampler = service.create_sampling_client(base_model=choose_base_model(service, model))
         tokenizer = sampler.get_tokenizer()
-        tokens = _tokenize(tokenizer, content, chat, system)
+        tokens, is_chat = _tokenize(tokenizer, content, chat, system)
+        if is_chat and params.stop is None and (ends := end_of_turn(tokenizer)):
+            params = params.model_copy(update={"stop": ends})
         if num_samples == 1 and output is None and not invocation.as_json:
             with sampler.sample_stream(types.ModelInput.from_ints(tokens), 1, params) as stream:
-                _print_stream(stream, tokenizer)
+                _note_context_end(invocation, _print_stream(stream, tokenizer), max_tokens)
             return
-        response = sampler.sample(
+        future = sampler.sample(
             types.ModelInput.from_ints(tokens),
             num_samples,
             params,
             prompt_logprobs,
             topk_prompt_logprobs,
             topk_logprobs,
-        ).result()
+        )
+        response = invocation.wait(future, "the sample")
+    cut = [len(one.tokens) for one in response.sequences if one.stop_reason == "length"]
+    _note_context_end(invocation, min(cut, default=None), max_tokens)
     if invocation.as_json:
         from tinkex.cli.render import as_json
 
@@ -171,103 +145,80 @@ def sample(
             f"Sample {number} ({sequence.stop_reason}):\n{one}"
             for number, (one, sequence) in enumerate(zip(texts, response.sequences, strict=True), 1)
         )  # fmt: skip
-    if output is None:
-        click.echo(text)
-        return
-    try:
-        output.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise SetupError(f"{output} cannot be written ({error.strerror}); choose another file") from error
-    invocation.status(f"Wrote {output}")
+    invocation.write(text, output)
 
 
-def _print_stream(stream: Iterable[SampleStreamEvent], tokenizer: Tokenizer) -> None:
-    """Prints a sample token by token; a server that does not stream sends the whole sample as one piece."""
+def _note_context_end(invocation: Invocation, num_tokens: int | None, max_tokens: int) -> None:
+    """Says that a sample has fewer tokens than requested, which is so where the context ends."""
+    if num_tokens is not None and num_tokens < max_tokens:
+        invocation.status(
+            f"(stopped after {num_tokens} of {max_tokens} tokens, at the end of the model's context)"
+        )
+
+
+def _print_stream(stream: Iterable[SampleStreamEvent], tokenizer: Tokenizer) -> int | None:
+    """Prints a sample token by token; returns its length unless it stopped by itself.
+
+    A server that does not stream sends the whole sample as one piece.
+    """
+    from tinkex.tokenizers.conversation import visible_text
     from tinkex.types import SampledToken
 
     without_text: list[int] = []  # tokens of a server that does not stream
+    cut: int | None = None
     for event in stream:
         if not isinstance(event, SampledToken):
+            cut = event.num_tokens if event.stop_reasons == ["length"] else None
             continue
         if event.text is None:
             without_text.append(event.token)
-        elif tokenizer.decode([event.token], skip_special_tokens=True):  # skips end-of-message tokens
-            click.echo(event.text, nl=False)
-    click.echo(tokenizer.decode(without_text, skip_special_tokens=True))
+        else:
+            shown = visible_text(tokenizer, event.token, event.text, ends=event.stop_reason == "stop")
+            write_text(shown, end="")
+    write_text(tokenizer.decode(without_text, skip_special_tokens=True))
+    return cut
 
 
-def _read_prompt(prompt: str | None, prompt_file: Path | None) -> Any:
-    """Returns the prompt: text, token ids or an object with messages."""
-    import json
-
+def _read_prompt(prompt: str | None, prompt_file: Path | None) -> Prompt:
+    """Returns the prompt: text, token ids or messages."""
     if prompt is not None and prompt_file is not None:
         raise click.UsageError("give the prompt as argument or with --file, not both")
     if prompt is not None and prompt != "-":
         if not prompt.isprintable() and any("\ud800" <= character <= "\udfff" for character in prompt):
             raise click.UsageError("the prompt is not UTF-8")
         return prompt
-    if prompt_file is None:
-        text = read_input()
-        if text is None:
-            raise click.UsageError("no prompt; give it as argument, with --file, or on stdin")
-        return text.removesuffix("\n")
-    try:
-        text = prompt_file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SetupError(f"{prompt_file} is not a readable UTF-8 file ({error})") from error
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text.removesuffix("\n")
-    if _are_tokens(value):
-        return value
-    if not isinstance(value, dict) or not set(value) & {"tokens", "messages"}:
-        return text.removesuffix("\n")
-    if set(value) == {"tokens"} and _are_tokens(value["tokens"]):
-        return value["tokens"]
-    if set(value) == {"messages"} and _are_messages(value["messages"]):
-        return value
-    raise SetupError(
-        f'{prompt_file} is neither {{"tokens": [ids]}} nor {{"messages": [{{"role": …, "content": …}}]}}; '
-        "fix the file, or give the prompt as text"
-    )
+    if prompt_file is not None:
+        return read_prompt_file(prompt_file)
+    text = read_input()
+    if text is None:
+        raise click.UsageError("no prompt; give it as argument, with --file, or on stdin")
+    return text.removesuffix("\n")
 
 
-def _are_tokens(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+def _tokenize(
+    tokenizer: Tokenizer, content: Prompt, chat: bool | None, system: str | None
+) -> tuple[list[int], bool]:
+    """Returns the tokens of the prompt, and whether they are a chat."""
+    from tinkex.tokenizers.conversation import has_chat_template, render_conversation
 
-
-def _are_messages(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(item, dict) and isinstance(item.get("role"), str) for item in value)
-    )
-
-
-def _tokenize(tokenizer: Tokenizer, content: Any, chat: bool | None, system: str | None) -> list[int]:
-    if isinstance(content, list):
+    tokens, messages = as_tokens(content), as_messages(content)
+    if tokens is not None:
         if chat or system is not None:
             raise click.UsageError("a prompt of token ids is sent unchanged; remove --chat and --system")
-        return content
-    messages = content["messages"] if isinstance(content, dict) else None
+        return tokens, False
     if chat is None:
-        has_template = getattr(tokenizer, "chat_template", None) is not None
-        chat = messages is not None or system is not None or has_template
+        chat = messages is not None or system is not None or has_chat_template(tokenizer)
     if not chat:
         if messages is not None:
             raise click.UsageError("a prompt of messages is a chat; remove --raw")
-        return tokenizer.encode(str(content), add_special_tokens=True)
+        return tokenizer.encode(str(content), add_special_tokens=True), False
     conversation = messages or [{"role": "user", "content": content}]
     if system is not None:
         conversation = [{"role": "system", "content": system}, *conversation]
     try:
-        rendered = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
-    except (ValueError, KeyError, TypeError) as error:
-        raise SetupError(
-            f"the chat template failed ({error}); send the prompt unchanged with --raw"
-        ) from error
-    return [int(token) for token in rendered]
+        return render_conversation(tokenizer, conversation), True
+    except SetupError as error:
+        raise SetupError(f"{error}; send the prompt unchanged with --raw") from error
 
 
 def _text(tokenizer: Tokenizer, sequence: SampledSequence) -> str:

@@ -10,16 +10,17 @@ import click
 
 from tinkex.cli.groups import HELP_NAMES, common_options
 from tinkex.cli.invocation import Invocation, pass_invocation
-from tinkex.cli.server_settings import METAVARS, SETTINGS, read_settings
+from tinkex.cli.server_settings import METAVARS, SETTINGS, flag_of, read_settings
 from tinkex.errors import SetupError
 
+LIST_METAVARS = {"models": "[NAME=]NAME_OR_DIR", "allow_origins": "ORIGIN"}
 UNITS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
 
 
 def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Adds one option per setting; an option that is not given falls back to the environment and the file."""
     for name, setting in reversed(list(SETTINGS.items())):
-        flag = f"--{name.replace('_', '-')}"
+        flag = flag_of(name)
         default = setting.default if isinstance(setting.default, str | int | float) else None
         suffix = f"  [default: {_format_default(default, setting.kind)}]" if default is not None else ""
         details: dict[str, Any] = {"default": None, "help": setting.meaning + suffix}
@@ -34,7 +35,7 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
             )
         elif setting.kind == "list":
             option = click.option(
-                "--model", name, multiple=True, metavar="[NAME=]NAME_OR_DIR", **{**details, "default": ()}
+                flag, name, multiple=True, metavar=LIST_METAVARS[name], **{**details, "default": ()}
             )
         elif setting.choices:
             option = click.option(flag, name, type=click.Choice(setting.choices), **details)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -19,6 +20,13 @@ from typing import Any, NoReturn
 import click
 import uvicorn
 
+from tinkex.cli.server_connections import (
+    AcceptedConnection,
+    Connections,
+    accept,
+    parse_proxies,
+    raise_descriptor_limit,
+)
 from tinkex.cli.server_logs import set_up_logs
 from tinkex.cli.server_protocol import BoundedHttpProtocol
 from tinkex.cli.server_settings import SETTINGS
@@ -36,6 +44,8 @@ KEEP_ALIVE_S = 75
 """Clients send a heartbeat every 10 s; their connections must stay open in between."""
 GRACE_S = 10
 """How long responses in flight may take at shutdown; long polls are answered immediately."""
+GC_THRESHOLD = 10_000
+"""How many new objects start a search for garbage: with many clients the default searches several times per request."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -44,12 +54,18 @@ def run_server(settings: Mapping[str, Any], *, as_json: bool = False, quiet: boo
     set_up_logs(settings["log_format"], settings["log_level"], access=settings["access_log"])
     config = engine_config(settings)
     check_exposure(config, settings)
+    connections = Connections.within_limits(
+        raise_descriptor_limit(),
+        settings["max_connections"],
+        settings["max_connections_per_address"],
+        parse_proxies(settings["behind_proxy"]),
+    )
     line = LoadingLine(sys.stderr)
     with set_up_tracing(), contextlib.closing(listen(config.host, config.port)) as listener:
         engine = Engine(config, None if quiet else line.show)
         try:
             engine.start()
-            _serve(engine, listener, settings, line, as_json=as_json)
+            _serve(engine, listener, connections, settings, line, as_json=as_json)
         finally:
             _close(engine, settings["shutdown_after_s"])
 
@@ -132,10 +148,17 @@ def _ready_line(engine: Engine, listener: socket.socket, scheme: str, *, as_json
 
 
 def _serve(
-    engine: Engine, listener: socket.socket, settings: Mapping[str, Any], line: LoadingLine, *, as_json: bool
+    engine: Engine,
+    listener: socket.socket,
+    connections: Connections,
+    settings: Mapping[str, Any],
+    line: LoadingLine,
+    *,
+    as_json: bool,
 ) -> None:
     """Serves while the models load, so that health checks are answered; prints the ready line after loading."""
     certificate = settings["tls_cert"]
+    protocol = BoundedHttpProtocol.with_stall_timeout(engine.config.request_stall_s)
     server = _Server(
         uvicorn.Config(
             build_app(engine),
@@ -143,17 +166,23 @@ def _serve(
             log_level="warning",
             access_log=False,
             lifespan="off",
-            http=BoundedHttpProtocol.with_stall_timeout(engine.config.request_stall_s),
+            http=protocol,
             ws="none",
-            backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
             server_header=False,
-            forwarded_allow_ips=settings["behind_proxy"] or "127.0.0.1",
+            proxy_headers=settings["behind_proxy"] is not None,
+            forwarded_allow_ips=settings["behind_proxy"],
             ssl_certfile=certificate,
             ssl_keyfile=settings["tls_key"],
-        )
+        ),
+        connections,
+        protocol,
     )
+    # What exists now stays, so it need not be searched for garbage again and again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
     ready_line = _ready_line(engine, listener, "https" if certificate else "http", as_json=as_json)
 
     async def run() -> None:
@@ -183,6 +212,7 @@ def _serve(
             server.should_exit = server.force_exit = True
             engine.end_waits()
         await serving
+        _hold_signals()
         await loading
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -197,12 +227,20 @@ def _close(engine: Engine, timeout_s: float) -> None:
 
     for number in SIGNALS:
         signal.signal(number, second_signal)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     try:
         concurrent.futures.ThreadPoolExecutor(1).submit(engine.close).result(timeout_s)
     except TimeoutError:
         _exit_now(
             f"The running operation took longer than {timeout_s:g} s; it will run at the next start.", 0
         )
+
+
+def _hold_signals() -> None:
+    """Keeps signals pending until :func:`_close` handles them: the handlers of the event loop end with it."""
+    if hasattr(signal, "pthread_sigmask"):  # not on Windows
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
 def _exit_now(message: str, code: int) -> NoReturn:
@@ -221,8 +259,40 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class _Server(uvicorn.Server):
-    """Does not handle signals: uvicorn would raise the captured signal again at its end."""
+    """Accepts connections within limits, and does not handle signals: uvicorn would raise the captured one again at its end."""
+
+    def __init__(
+        self, config: uvicorn.Config, connections: Connections, protocol: type[BoundedHttpProtocol]
+    ) -> None:
+        super().__init__(config)
+        self._connections = connections
+        self._protocol = protocol
+        self._accepting: list[asyncio.Task[None]] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts to accept connections."""
+        await super().startup(sockets=[])
+        for listener in sockets or []:
+            accepting = accept(
+                listener, self._connections, self._new_protocol, self.config.ssl, self._protocol.stall_s
+            )
+            self._accepting.append(asyncio.create_task(accepting))
+
+    def _new_protocol(self, connection: AcceptedConnection) -> BoundedHttpProtocol:
+        protocol = self._protocol(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        protocol.connection = connection
+        return protocol
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stops accepting connections and waits for responses in flight."""
+        for accepting in self._accepting:
+            accepting.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Does nothing."""
         yield

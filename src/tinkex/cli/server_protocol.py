@@ -2,17 +2,28 @@
 
 The head of a request has a size limit and a timeout. Its body has a stall timeout: the application enforces it while the
 request is handled, because the body may be waiting for the application (backpressure); afterwards this protocol does.
+A connection without a request in flight, or whose client does not read the response, is idle and may be closed to make
+room for others. A client that does not read for the stall timeout is disconnected: what it was sent takes memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import socket
+import struct
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tinkex.cli.server_connections import AcceptedConnection
+
 MAX_HEAD_BYTES = 256 * 1024
 """Bytes of a request's URL and headers; with more than that plus one read, the connection is closed."""
+
+MAX_COALESCED_BYTES = 64 * 1024
+
+MIN_BYTES_PER_S = 8 * 1024
+"""The rate at which a client must read a response, on average over the stall timeout."""
 
 
 def _error_response(status: bytes, detail: bytes) -> bytes:
@@ -32,10 +43,52 @@ _HEAD_TIMEOUT = _error_response(
 )
 
 
+class CoalescingTransport:
+    """A transport that sends what is written in one iteration of the event loop together: a response's head and body.
+
+    Everything but ``write``, ``close`` and ``get_write_buffer_size`` is that of the other transport.
+    """
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._waiting: list[bytes] = []
+        self._num_waiting = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send data soon; large data immediately, so that backpressure applies."""
+        if not self._waiting:
+            self._loop.call_soon(self._flush)
+        self._waiting.append(data)
+        self._num_waiting += len(data)
+        if self._num_waiting > MAX_COALESCED_BYTES:
+            self._flush()
+
+    def get_write_buffer_size(self) -> int:
+        """Returns how much has not been sent."""
+        return self._num_waiting + int(self._transport.get_write_buffer_size())
+
+    def close(self) -> None:
+        """Send what was written, and close the connection."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            waiting, self._waiting, self._num_waiting = self._waiting, [], 0
+            if not self._transport.is_closing():
+                self._transport.write(waiting[0] if len(waiting) == 1 else b"".join(waiting))
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """Limits the size of a request's head and the time without progress."""
 
     stall_s = 60.0
+    connection: AcceptedConnection | None = None
+    """Counts this connection as busy, idle or ended."""
 
     _head_bytes = 0
     _in_head = True
@@ -43,6 +96,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _last_progress = 0.0
     """When the head began, or the last part of the body arrived."""
     _timer: asyncio.TimerHandle | None = None
+    _unread_bytes = 0
+    _unread_timer: asyncio.TimerHandle | None = None
 
     @classmethod
     def with_stall_timeout(cls, stall_s: float) -> type[BoundedHttpProtocol]:
@@ -55,13 +110,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """Starts the timer: a request is expected."""
-        super().connection_made(transport)
+        super().connection_made(cast("asyncio.Transport", CoalescingTransport(transport, self.loop)))
         self._expect_data()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
+        """Stops the timers."""
+        for timer in (self._timer, self._unread_timer):
+            if timer is not None:
+                timer.cancel()
+        if self.connection is not None:
+            self.connection.ended()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -82,6 +140,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Starts the body's stall timeout."""
         self._head_bytes = 0
         self._in_head, self._last_progress = False, self.loop.time()
+        if self.connection is not None:
+            self.connection.busy()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -95,6 +155,45 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._expects_data = False
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Marks the connection as idle, unless the next request has arrived already."""
+        super().on_response_complete()
+        self._report_idle()
+
+    def pause_writing(self) -> None:
+        """Marks the connection as idle while the client does not read the response, and starts its timeout."""
+        super().pause_writing()
+        if self.connection is not None:
+            self.connection.idle()
+        self._expect_reading()
+
+    def resume_writing(self) -> None:
+        """Marks the connection as busy again."""
+        super().resume_writing()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+        if self.connection is not None:
+            self.connection.busy()
+        self._report_idle()
+
+    def _report_idle(self) -> None:
+        if self.connection is not None and (self.cycle is None or self.cycle.response_complete):
+            self.connection.idle()
+
+    def _expect_reading(self) -> None:
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._unread_timer = self.loop.call_later(self.stall_s, self._check_reading)
+
+    def _check_reading(self) -> None:
+        num_read = self._unread_bytes - self.transport.get_write_buffer_size()
+        if num_read < MIN_BYTES_PER_S * self.stall_s:
+            # Reset, or the system would keep what it has not sent.
+            connection = self.transport.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.abort()
+        else:
+            self._expect_reading()
 
     def _expect_data(self) -> None:
         self._expects_data, self._last_progress = True, self.loop.time()

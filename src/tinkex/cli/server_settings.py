@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from tinkex.errors import SetupError
 
-__all__ = ["CONFIG_VARIABLE", "SETTINGS", "ServerSetting", "read_settings"]
+__all__ = ["CONFIG_VARIABLE", "SETTINGS", "ServerSetting", "flag_of", "read_settings"]
 
 Kind = Literal["text", "integer", "bytes", "seconds", "boolean", "path", "list"]
 
@@ -79,9 +79,14 @@ SETTINGS: Mapping[str, ServerSetting] = {
     "tls_key": ServerSetting("path", "Private key (PEM) of the certificate.", engine=False),
     "behind_proxy": ServerSetting(
         "text",
-        "Addresses (comma-separated) of trusted reverse proxies that terminate TLS; the server uses their "
-        "X-Forwarded-For and X-Forwarded-Proto headers.",
+        "Addresses or networks (comma-separated) of trusted reverse proxies that terminate TLS; the server uses their "
+        "X-Forwarded-For and X-Forwarded-Proto headers, and those of no one else.",
         engine=False,
+    ),
+    "allow_origins": ServerSetting(
+        "list",
+        "Origin of web pages that may call this server, such as https://chat.example.org; repeatable. Default: none.",
+        (),
     ),
     "insecure": ServerSetting(
         "boolean",
@@ -89,30 +94,62 @@ SETTINGS: Mapping[str, ServerSetting] = {
         default=False,
         engine=False,
     ),
+    # connections
+    "max_connections": ServerSetting(
+        "integer",
+        "Maximum number of open connections. Default: 16384, or what the limit of open files leaves.",
+        engine=False,
+    ),
+    "max_connections_per_address": ServerSetting(
+        "integer",
+        "Maximum number of open connections per client address (IPv6: per /64 network), except trusted proxies. "
+        "Default: half of max_connections.",
+        engine=False,
+    ),
     # quotas
+    "max_live_bytes": ServerSetting(
+        "bytes",
+        "Memory of runs (weights, gradients, moments); idle ones are evicted to disk and restored when they are used. "
+        "Default: a quarter of the machine's memory.",
+    ),
     "max_live_runs": ServerSetting(
-        "integer", "Maximum number of runs with weights in memory, all users together.", 64
+        "integer",
+        "Maximum number of runs in memory, all users together; idle ones are evicted. Default: no limit.",
     ),
     "max_live_runs_per_user": ServerSetting(
-        "integer", "Maximum number of runs with weights in memory per user. Default: no limit."
+        "integer",
+        "Maximum number of runs per user that have not ended, in memory or not. Default: no limit.",
     ),
     "max_disk_bytes": ServerSetting(
-        "bytes", "Disk quota for checkpoints and images, all users together. Default: the free disk space."
+        "bytes",
+        "Disk quota for files and database rows of users, all together. Default: the free disk space.",
     ),
     "max_disk_bytes_per_user": ServerSetting(
-        "bytes", "Disk quota for checkpoints and images per user. Default: no limit."
+        "bytes", "Disk quota for files and database rows per user. Default: no limit."
     ),
     "max_pending_operations": ServerSetting(
         "integer", "Maximum number of waiting operations per user.", 20_000
+    ),
+    "max_pending_bytes_per_user": ServerSetting(
+        "bytes", "Maximum size of the requests of waiting operations per user.", 256 * 2**20
+    ),
+    "max_pending_bytes": ServerSetting(
+        "bytes", "Maximum size of the requests of waiting operations, all users together.", 1024 * 2**20
+    ),
+    "max_pending_bytes_in_memory": ServerSetting(
+        "bytes", "Memory for the requests of waiting operations; further ones are only on disk.", 64 * 2**20
     ),
     "max_tokens_per_s_per_user": ServerSetting(
         "integer", "Maximum tokens trained on or sampled per second and user. Default: no limit."
     ),
     "max_samples_per_request": ServerSetting("integer", "Maximum number of samples per request.", 1024),
     "max_body_bytes": ServerSetting(
-        "bytes", "Maximum size of a request body, also after decompression.", 256 * 2**20
+        "bytes",
+        "Maximum size of a request body, also after decompression; uploads have their own limits.",
+        32 * 2**20,
     ),
     "max_asset_bytes": ServerSetting("bytes", "Maximum size of an uploaded image.", 64 * 2**20),
+    "max_upload_bytes": ServerSetting("bytes", "Maximum size of an uploaded file of weights.", 16 * 2**30),
     # compute
     "worker": ServerSetting(
         "text",
@@ -120,8 +157,13 @@ SETTINGS: Mapping[str, ServerSetting] = {
         "process" if os.name == "posix" else "thread",
         choices=("process", "thread"),
     ),
+    "trainers": ServerSetting(
+        "integer", "Number of workers that train; without samplers they sample too.", 1
+    ),
+    "samplers": ServerSetting("integer", "Number of workers that only sample. 0: the trainers do it.", 0),
     "threads": ServerSetting(
-        "integer", "Number of compute threads. Default: $OMP_NUM_THREADS, or one per core."
+        "integer",
+        "Number of compute threads of each worker. Default: $OMP_NUM_THREADS, or one per core, divided by the workers.",
     ),
     "max_tokens_per_pass": ServerSetting("integer", "Maximum tokens per training pass.", 2048),
     "max_decode_batch": ServerSetting("integer", "Maximum number of sequences decoded in one batch.", 64),
@@ -137,6 +179,11 @@ SETTINGS: Mapping[str, ServerSetting] = {
         choices=("auto", "compiled", "torch"),
         variable="TINKEX_SAMPLER_COMPUTE",
     ),
+    "prefix_sharing": ServerSetting(
+        "boolean",
+        "Compute tokens that datums of a training pass have in common at their beginning once.",
+        default=True,
+    ),
     "deterministic": ServerSetting(
         "boolean",
         "Run every training operation in its own pass, so that its results are independent of other runs, bit for bit.",
@@ -150,7 +197,7 @@ SETTINGS: Mapping[str, ServerSetting] = {
     "gap_timeout_s": ServerSetting("seconds", "Timeout for a missing sequence number of a run.", 300.0),
     "request_stall_s": ServerSetting(
         "seconds",
-        "Timeout for the head of a request, and for its body without progress; then it is rejected with 408.",
+        "Timeout for the head of a request, and for its body without progress; then it is rejected with 408. A client that does not read its response for as long is disconnected.",
         60.0,
     ),
     "long_poll_s": ServerSetting("seconds", "Maximum duration of a long poll for a result.", 30.0),
@@ -160,18 +207,28 @@ SETTINGS: Mapping[str, ServerSetting] = {
         "seconds", "Retention of the record that a request expired.", 7 * 86_400.0
     ),
     "asset_retention_s": ServerSetting("seconds", "Retention of an uploaded image.", 30 * 86_400.0),
+    "upload_retention_s": ServerSetting("seconds", "Maximum duration of an upload of weights.", 86_400.0),
     "audit_retention_s": ServerSetting("seconds", "Retention of audit log entries.", 365 * 86_400.0),
     "usage_retention_s": ServerSetting(
         "seconds", "Retention of the usage per user and hour.", 2 * 365 * 86_400.0
     ),
     "session_idle_s": ServerSetting(
-        "seconds", "How long a session without heartbeats keeps its runs in memory.", 86_400.0
+        "seconds", "How long a session without heartbeats keeps its runs.", 86_400.0
     ),
-    "session_silent_s": ServerSetting(
-        "seconds", "How long such a session keeps them if other runs need the memory.", 900.0
-    ),
+    "session_silent_s": ServerSetting("seconds", "How long such a session keeps them in memory.", 900.0),
     "session_grace_s": ServerSetting(
-        "seconds", "How long a finished session keeps its runs in memory.", 3600.0
+        "seconds", "How long a finished session keeps its runs, on disk.", 3600.0
+    ),
+    "session_retention_s": ServerSetting(
+        "seconds",
+        "Retention of a session after its last use, with its runs without checkpoints, samplers and uploaded losses.",
+        30 * 86_400.0,
+    ),
+    "snapshot_idle_s": ServerSetting(
+        "seconds", "Retention of an unnamed sampler snapshot after its last use, if newer ones exist.", 1800.0
+    ),
+    "newest_snapshots_kept": ServerSetting(
+        "integer", "Number of unnamed sampler snapshots of a run that are kept although they are not used.", 8
     ),
     "maintenance_interval_s": ServerSetting("seconds", "Interval between deletions of expired data.", 30.0),
     "shutdown_after_s": ServerSetting(
@@ -206,7 +263,7 @@ def read_settings(
     """Returns the value of every setting; raises :class:`SetupError` with the name and source of an invalid one.
 
     >>> settings = read_settings({"port": 9000}, {"TINKEX_SERVE_PORT": "8000", "TINKEX_SERVE_KV_CACHE_BYTES": "1G"})
-    >>> settings["port"], settings["kv_cache_bytes"], settings["max_live_runs"]
+    >>> settings["port"], settings["kv_cache_bytes"], settings["max_decode_batch"]
     (9000, 1073741824, 64)
     """
     environ = os.environ if environ is None else environ
@@ -216,7 +273,11 @@ def read_settings(
     if config_file is not None:
         values |= _from_file(config_file)
     values |= _from_environment(environ)
-    values |= {name: _flag(name, value) for name, value in flags.items() if value is not None and value != ()}
+    values |= {
+        name: parse(name, value, flag_of(name))
+        for name, value in flags.items()
+        if value is not None and value != ()
+    }
     return values
 
 
@@ -281,8 +342,14 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _flag(name: str, value: object) -> Any:
-    return parse(name, value, "--model" if name == "models" else f"--{name.replace('_', '-')}")
+def flag_of(name: str) -> str:
+    """Returns the option of a setting; that of a list is its singular, and repeatable.
+
+    >>> flag_of("max_live_runs"), flag_of("allow_origins")
+    ('--max-live-runs', '--allow-origin')
+    """
+    singular = name.removesuffix("s") if SETTINGS[name].kind == "list" else name
+    return f"--{singular.replace('_', '-')}"
 
 
 def _text(value: object) -> str:
@@ -348,4 +415,4 @@ def _list(value: object) -> tuple[str, ...]:
         value = [f"{name}={source}" for name, source in value.items() if isinstance(source, str)]
     if isinstance(value, list | tuple) and value and all(isinstance(part, str) and part for part in value):
         return tuple(value)
-    raise ValueError("give a list of models, or a table of names and sources")
+    raise ValueError("give a list of strings, or for models a table of names and sources")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import click
 
 from tinkex.cli.groups import CommandGroup
 from tinkex.cli.invocation import Invocation, pass_invocation
+from tinkex.cli.paging import fetch_items
 from tinkex.cli.paths import ObjectId
 from tinkex.errors import SetupError, TinkexError
 
@@ -43,16 +43,14 @@ def list_(invocation: Invocation, limit: int, offset: int, access_scope: Any) ->
       tinkex session list --limit 5
       tinkex session list --limit 0 --json
     """  # noqa: D301 -- click reads the escape as "keep these lines"
-    if limit < 0 or offset < 0:
-        raise click.UsageError("--limit and --offset must be at least 0")
     rest = invocation.rest()
-    ids: list[str] = []
-    while limit == 0 or len(ids) < limit:
-        wanted = PAGE_SIZE if limit == 0 else min(PAGE_SIZE, limit - len(ids))
-        page = rest.list_sessions(wanted, offset + len(ids), access_scope).result().sessions
-        ids += islice(page, wanted)
-        if len(page) < wanted:
-            break
+    ids, _ = fetch_items(
+        lambda wanted, start: rest.list_sessions(wanted, start, access_scope).result(),
+        lambda page: page.sessions,
+        limit=limit,
+        offset=offset,
+        page_size=PAGE_SIZE,
+    )
     invocation.table({"sessions": ids}, ["Session ID"], [[session_id] for session_id in ids])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from io import TextIOWrapper
 
@@ -10,7 +11,10 @@ import click
 
 from tinkex.errors import SetupError
 
-__all__ = ["confirm", "flush_streams", "read_input", "set_up_streams"]
+__all__ = ["confirm", "flush_streams", "printable", "read_input", "set_up_streams", "write_text"]
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters except tab and newline."""
 
 
 def set_up_streams() -> None:
@@ -33,7 +37,7 @@ def read_input() -> str | None:
 
 
 def confirm(question: str) -> bool:
-    """Asks a yes/no question on stderr; returns False at the end of the input."""
+    """Asks a yes/no question on stderr; raises :class:`SetupError` if the input ends without an answer."""
     try:
         return click.confirm(question, err=True)
     except click.Abort as aborted:
@@ -42,7 +46,26 @@ def confirm(question: str) -> bool:
         ):
             raise
         click.echo(err=True)
-        return False
+        raise SetupError(
+            "nothing was changed: the question was not answered. Answer y or n, or add --yes to do it without a question"
+        ) from None
+
+
+def printable(text: str, *, is_terminal: bool | None = None) -> str:
+    r"""Escapes control characters for a terminal, which would execute them; other outputs get the text unchanged.
+
+    >>> printable("\x1b[2Jgone\n", is_terminal=True)
+    '\\x1b[2Jgone\n'
+    """
+    if is_terminal is None:
+        is_terminal = sys.stdout.isatty()
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text) if is_terminal else text
+
+
+def write_text(text: str, *, end: str = "\n") -> None:
+    """Prints text of a model on stdout: escaped on a terminal, unchanged elsewhere."""
+    # With color, click leaves out no escape sequences where the output is not a terminal.
+    click.echo(printable(text) + end, nl=False, color=True)
 
 
 def flush_streams() -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from tinkex.cli.groups import CommandGroup
+from tinkex.cli.groups import CommandGroup, common_options
 from tinkex.cli.invocation import Invocation, pass_invocation
 from tinkex.cli.paths import CheckpointPath
-from tinkex.errors import ConfigError
-
-if TYPE_CHECKING:
-    from tinkex.train import Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -22,12 +18,23 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 POSITIVE = click.IntRange(min=1)
 
 
+def _parse_columns(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in (value or "").split(",") if pair.strip()]
+    if any(not (name.strip() and column.strip()) for name, _, column in pairs):
+        raise click.BadParameter("the form is NAME=COLUMN, such as prompt=title,completion=body")
+    return {name.strip(): column.strip() for name, _, column in pairs}
+
+
 def recipe_options(learning_rate: float, epochs: int, schedule: str) -> Callable[[Command], Command]:
     """Adds the options that all recipes take, with the defaults of this recipe."""
     options = [
-        click.argument("data", type=FILE, required=False),
-        click.option("--model", help="Base model. Default: the server's only model, or SmolLM2-135M-Instruct if the server has it."),
-        click.option("--model-path", type=CheckpointPath("weights"), help="Start from this checkpoint instead of a base model."),
+        click.argument("data", type=click.Path(path_type=Path), required=False),
+        click.option("--model", help="Base model. Default: the only model there is, or SmolLM2-135M-Instruct."),
+        click.option("--model-path", type=CheckpointPath("weights", "external_weights"), help="Start from this checkpoint instead of a base model."),
+        click.option("--columns", metavar="NAME=COLUMN,…", callback=_parse_columns,
+                     help="Columns of DATA, such as prompt=title,completion=body. Default: recognised by their names."),
+        click.option("--check", is_flag=True,
+                     help="Check data, model and settings, print examples, tokens, steps, time and memory, and exit."),
         click.option("-o", "--output", type=FOLDER, help="Directory of the run. Default: ./tinkex-runs/<recipe>-<time>."),
         click.option("--resume", type=FOLDER, metavar="DIRECTORY", help="Resume the run in this directory with its settings."),
         click.option("--rank", type=POSITIVE, default=16, show_default=True, help="LoRA rank of the adapter."),
@@ -35,7 +42,9 @@ def recipe_options(learning_rate: float, epochs: int, schedule: str) -> Callable
         click.option("--schedule", type=click.Choice(["constant", "linear", "cosine"]), default=schedule,
                      show_default=True, help="Learning rate schedule."),
         click.option("--warmup-steps", type=click.IntRange(min=0), default=0, show_default=True, help="Steps of linear warmup to the peak learning rate."),
-        click.option("--batch-size", type=POSITIVE, default=4, show_default=True, help="Examples per step."),
+        click.option("--batch-size", type=POSITIVE, default=4, show_default=True, help="Examples per batch."),
+        click.option("--accumulate", type=POSITIVE, default=1, show_default=True, metavar="BATCHES",
+                     help="Batches per step: their gradients are added before the optimizer step."),
         click.option("--epochs", type=POSITIVE, default=epochs, show_default=True, help="Number of passes over the data."),
         click.option("--steps", type=POSITIVE, help="Total number of steps, instead of --epochs."),
         click.option("--max-length", type=POSITIVE, default=1024, show_default=True, help="Maximum tokens per example."),
@@ -46,14 +55,20 @@ def recipe_options(learning_rate: float, epochs: int, schedule: str) -> Callable
         click.option("--eval-data", type=FILE, help="Evaluation data."),
         click.option("--eval-fraction", type=float, default=0.1, show_default=True,
                      help="Fraction of DATA held out for evaluation if there is no --eval-data."),
+        click.option("--eval-task", "eval_tasks", multiple=True, type=FILE, metavar="FILE",
+                     help="Task file, as of 'tinkex eval', to score before and after training; repeatable."),
         click.option("--eval-every", type=POSITIVE, metavar="STEPS", help="Steps between evaluations. Default: one epoch."),
+        click.option("--keep-best", is_flag=True, help="Keep the checkpoint with the best evaluation as the result, not the last one."),
+        click.option("--early-stop", type=POSITIVE, metavar="EVALUATIONS",
+                     help="Stop after this many evaluations without improvement. Default: train to the end."),
         click.option("--save-every", type=POSITIVE, metavar="STEPS", help="Steps between checkpoints. Default: save only at the end."),
         click.option("--ttl", "ttl_seconds", type=POSITIVE, metavar="SECONDS",
-                     help="Delete intermediate checkpoints after this many seconds. Default: never."),
-        click.option("--seed", type=int, default=0, show_default=True, help="Seed of the adapter and of the data order."),
+                     help="Expire after this many seconds (intermediate checkpoints). Default: never."),
+        click.option("--seed", type=int, default=0, show_default=True, help="Random seed for adapter and shuffling."),
         click.option("--sample-prompt", "sample_prompts", multiple=True, metavar="TEXT",
                      help="Prompt to sample before and after training; repeatable. Default: three from the data."),
-        click.option("--sample-tokens", type=POSITIVE, default=64, show_default=True, help="Maximum tokens of these samples."),
+        click.option("--sample-tokens", type=POSITIVE, default=64, show_default=True, help="Maximum new tokens of these samples."),
+        click.option("--report", is_flag=True, help="Also write report.html: one file with curves and samples, to mail."),
     ]  # fmt: skip
 
     def decorate(command: Command) -> Command:
@@ -64,13 +79,66 @@ def recipe_options(learning_rate: float, epochs: int, schedule: str) -> Callable
     return decorate
 
 
-@click.group(cls=CommandGroup)
-def train() -> None:
-    """Train an adapter on a JSON lines file.
+@click.group(cls=CommandGroup, invoke_without_command=True, no_args_is_help=True)
+@click.option(
+    "--config",
+    type=FILE,
+    metavar="RUN.TOML",
+    help="Run with the settings in this file; every run writes one.",
+)
+@click.option("-o", "--output", type=FOLDER, help="With --config: directory of the new run.")
+@click.option("--check", is_flag=True, help="With --config: check everything, and exit.")
+@click.option(
+    "--report",
+    type=FOLDER,
+    metavar="DIRECTORY",
+    help="Write report.html of the complete run in this directory.",
+)
+@pass_invocation
+@click.pass_context
+def train(
+    ctx: click.Context,
+    invocation: Invocation,
+    /,
+    config: Path | None,
+    output: Path | None,
+    check: bool,
+    report: Path | None,
+) -> None:
+    """Train an adapter on your data.
 
     Training runs on this machine (--local) or on a server. The directory of a run holds its settings, metrics per step, checkpoint paths, and a final report with loss curve and samples.
     Ctrl-C saves the state; --resume continues from it.
-    """
+
+    \b
+    Examples:
+      tinkex train sft examples/data/captains_log.jsonl --local
+      tinkex train --config ./tinkex-runs/sft-20260731-120000/run.toml --local
+      tinkex train --report ./tinkex-runs/sft-20260731-120000
+    """  # noqa: D301 -- click reads the escape as "keep these lines"
+    if ctx.invoked_subcommand is not None:
+        if config is not None or output is not None or check or report is not None:
+            raise click.UsageError(
+                "give the options of a recipe after its name; --config and --report DIRECTORY need no recipe"
+            )
+        return
+    if config is None and (output is not None or check):
+        raise click.UsageError("--output and --check need --config RUN.TOML, or the name of a recipe")
+    if config is not None and report is not None:
+        raise click.UsageError("give --config or --report, not both; a config may contain report = true")
+    if config is not None:
+        from tinkex.cli.training import train_from_config
+
+        train_from_config(invocation, config, output, check=check)
+    elif report is not None:
+        from tinkex.cli.training import write_report
+
+        write_report(invocation, report)
+    else:
+        click.echo(ctx.get_help())
+
+
+train.params += common_options()
 
 
 @train.command()
@@ -82,9 +150,10 @@ def sft(invocation: Invocation, /, **options: Any) -> None:
     """Train on answers (supervised fine-tuning).
 
     \b
-    Every line of DATA is one of:
+    DATA is a JSON lines, JSON, CSV or Parquet file, a dataset directory, or the name of a dataset of the Hub, with rows such as:
       {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
       {"prompt": "…", "completion": "…"}
+      instruction/input/output, question/answer, ShareGPT conversations
 
     \b
     Examples:
@@ -106,7 +175,7 @@ def dpo(invocation: Invocation, /, **options: Any) -> None:
     """Train on preferences (direct preference optimization).
 
     \b
-    Every line of DATA has the form:
+    DATA has rows (JSON lines, JSON, CSV, Parquet, dataset) of the form:
       {"prompt": "…", "chosen": "…", "rejected": "…"}
     where each value may also be a list of messages.
 
@@ -122,13 +191,15 @@ def dpo(invocation: Invocation, /, **options: Any) -> None:
 @recipe_options(learning_rate=3e-4, epochs=3, schedule="constant")
 @click.option(
     "--reward",
-    metavar="FILE.PY:FUNCTION",
-    help="Reward function; takes prompt, completion and example by name.",
+    multiple=True,
+    metavar="FILE.PY:FUNCTION[=WEIGHT]",
+    help="Reward function; takes prompt, completion and example by name. Several are added, each times its weight.",
 )
 @click.option(
     "--reward-regex",
+    multiple=True,
     metavar="PATTERN",
-    help="Reward 1 for answers that match this regular expression, 0 for others.",
+    help="Reward 1 for answers that match this regular expression, 0 for others; repeatable.",
 )
 @click.option(
     "--group-size",
@@ -138,88 +209,51 @@ def dpo(invocation: Invocation, /, **options: Any) -> None:
     help="Number of answers per prompt.",
 )
 @click.option(
-    "--max-tokens", type=POSITIVE, default=64, show_default=True, help="Maximum tokens of an answer."
+    "--max-tokens", type=POSITIVE, default=64, show_default=True, help="Maximum new tokens of an answer."
 )
 @click.option("--loss", type=click.Choice(["importance_sampling", "ppo", "cispo"]), default="importance_sampling",
               show_default=True, help="Policy loss.")  # fmt: skip
 @click.option("--normalize-advantages/--no-normalize-advantages", default=True, show_default=True,
               help="Divide a group's advantages by their standard deviation.")  # fmt: skip
+@click.option("--kl-coef", type=float, default=0.0, show_default=True,
+              help="Weight of the KL penalty on moving away from the initial model.")  # fmt: skip
 @pass_invocation
 def grpo(invocation: Invocation, /, **options: Any) -> None:
     """Train on rewards (group relative policy optimization).
 
     \b
-    Every line of DATA has a prompt and any fields that the reward needs:
+    DATA has rows (JSON lines, JSON, CSV, Parquet, dataset) with a prompt and any fields that the reward needs:
       {"prompt": "What is 2 + 2?", "answer": "4"}
 
     \b
     Examples:
       tinkex train grpo prompts.jsonl --reward rewards.py:is_right --local
+      tinkex train grpo prompts.jsonl --reward rewards.py:is_right --reward rewards.py:is_short=0.2 --kl-coef 0.05 --local
       tinkex train grpo examples/data/short_questions.jsonl --reward-regex '^.{1,40}$' --local
     """  # noqa: D301 -- click reads the escape as "keep these lines"
     _train(invocation, "grpo", options)
 
 
 def _train(invocation: Invocation, recipe: str, options: dict[str, Any]) -> None:
-    data, directory = options.pop("data"), options.pop("resume")
+    data, directory, check = options.pop("data"), options.pop("resume"), options.pop("check")
     if (data is None) == (directory is None):
         raise click.UsageError("give either DATA or --resume DIRECTORY")
     if directory is not None:
         _reject_settings()
-    from tinkex.cli.training_display import TrainingDisplay
-    from tinkex.train import resume, run
+    invocation.status(f"Reading {data or directory}")  # before anything takes time
+    from tinkex.cli.training import resume_run, train_on_file
 
-    with invocation.service(f"train {recipe}") as service:
-        display = TrainingDisplay(invocation)
-        settings: Settings | None = None
-        if directory is None:
-            from tinkex.cli.base_model import choose_base_model
-
-            settings = _settings(recipe, data, options)
-            if settings.start_from is None and settings.model is None:
-                settings = _settings(recipe, data, {**options, "model": choose_base_model(service, None)})
-            directory = settings.output
-        invocation.interrupt_hint = (
-            f"resume with: tinkex train {recipe} --resume {directory}{invocation.server_options}"
-        )
-        if settings is not None:
-            report = run(service, settings, display)
-        else:
-            report = resume(service, directory, display, recipe=recipe)
-    if invocation.as_json:
-        invocation.json(report.as_json())
+    if directory is not None:
+        resume_run(invocation, recipe, directory)
     else:
-        click.echo(report.text)
-        click.echo(f"Report              {report.output}")
-        if not (report.output / "curve.png").exists():
-            invocation.status("(to save the curve as PNG: pip install 'tinkex[plots]')")
-        click.echo(
-            f'\nTry it: tinkex sample "…" --model-path {report.sampler_checkpoint}{invocation.server_options}'
-        )
-
-
-def _settings(recipe: str, data: Path, options: Mapping[str, Any]) -> Settings:
-    import time
-
-    from tinkex.train.settings import RECIPES
-
-    values = {**options, "data": data, "start_from": options["model_path"]}
-    del values["model_path"]
-    if values["model"] is not None and values["start_from"] is not None:
-        raise click.UsageError("give --model or --model-path, not both")
-    if values["output"] is None:
-        values["output"] = Path("tinkex-runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
-    try:
-        return RECIPES[recipe](**values)
-    except ConfigError as error:
-        raise click.UsageError(str(error)) from error
+        train_on_file(invocation, recipe, data, options, check=check)
 
 
 def _reject_settings() -> None:
     """Rejects options that a resumed run would ignore, because it uses the settings of its directory."""
     ctx = click.get_current_context()
     commandline = click.core.ParameterSource.COMMANDLINE
-    shared = {"resume", "base_url", "local", "api_key", "as_json", "quiet"}
+    shared = {"resume", "base_url", "local", "api_key", "timeout", "as_json", "quiet"}
     for parameter in ctx.command.params:
         name = parameter.name or ""
         if name not in shared and ctx.get_parameter_source(name) is commandline:

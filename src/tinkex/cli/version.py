@@ -9,7 +9,7 @@ from tinkex.cli.groups import Leaf
 from tinkex.cli.invocation import Invocation, pass_invocation
 
 
-@click.command(cls=Leaf)
+@click.command(cls=Leaf, uses_server=False)
 @click.option("--deps", is_flag=True, help="Also print the versions of the main dependencies.")
 @pass_invocation
 def version(invocation: Invocation, deps: bool) -> None:

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
-from tinkex.types import Datum, ImageAssetPointerChunk, ModelInput, SampleRequest, SamplingParams
+from tinkex.errors import Unsupported
+from tinkex.types import (
+    ClientConfigResponse,
+    Datum,
+    ImageAssetPointerChunk,
+    LossFnType,
+    ModelInput,
+    SampleRequest,
+    SamplingParams,
+)
 from tinkex.types.coercion import as_float, as_int
 
-__all__ = ["check_data", "check_loss", "check_name", "check_prompt_options", "check_sample", "check_ttl"]
+__all__ = [
+    "check_data",
+    "check_loss",
+    "check_name",
+    "check_offered",
+    "check_prompt_options",
+    "check_sample",
+    "check_ttl",
+]
 
 MAX_NAME_CHARS = 200
+LOSSES: tuple[str, ...] = get_args(LossFnType)
 
 
 def check_name(name: str) -> None:
@@ -56,13 +74,21 @@ def check_loss(
     """Returns a copy of the loss's configuration; rejects a name or configuration that cannot be sent."""
     if not isinstance(loss_fn, str) or not loss_fn:
         raise TypeError(f"loss_fn is the name of a loss such as 'cross_entropy', got {loss_fn!r}")
+    if loss_fn not in LOSSES:
+        raise ValueError(f"unknown loss {loss_fn!r}; known: {', '.join(LOSSES)}")
     if loss_fn_config is None:
         return None
+    if not isinstance(loss_fn_config, Mapping):
+        raise TypeError(
+            f"loss_fn_config is a mapping such as {{'clip_low_threshold': 0.8}}, got {type(loss_fn_config).__name__}"
+        )
     sent: dict[str, float | str] = {}
     given: Any
     for key, given in loss_fn_config.items():
         where = f"loss_fn_config[{key!r}]"
-        if not isinstance(key, str) or not (isinstance(given, str) or hasattr(given, "__float__")):
+        if not isinstance(key, str):
+            raise TypeError(f"the names in loss_fn_config are strings, got {key!r}")
+        if not (isinstance(given, str) or hasattr(given, "__float__")):
             raise TypeError(f"{where} must be a number or a string, got {type(given).__name__}")
         value = given if isinstance(given, str | int) else as_float(given, where)
         if isinstance(value, float) and not math.isfinite(value):
@@ -81,6 +107,15 @@ def check_sample(prompt: Any, num_samples: Any, sampling_params: Any) -> None:
         raise TypeError(f"sampling_params is a SamplingParams, got {type(sampling_params).__name__}")
     if as_int(num_samples, "num_samples") < 1:
         raise ValueError(f"num_samples is an integer ≥ 1, got {num_samples!r}")
+
+
+def check_offered(params: SamplingParams, server: ClientConfigResponse) -> None:
+    """Rejects fields of our extension that the server does not read: it might ignore them in silence."""
+    missing = [name for name in params.extensions() if name not in (server.sampling_extensions or ())]
+    if missing:
+        raise Unsupported(
+            f"this server does not offer SamplingParams.{', '.join(missing)}; leave it out, or sample on a Tinkex engine"
+        )
 
 
 def check_prompt_options(request: SampleRequest) -> None:

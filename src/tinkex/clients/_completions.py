@@ -72,6 +72,7 @@ class Completions:
 
     def retrieved(self, request_id: str) -> None:
         """Records that the server may delete a result; the next poll reports it."""
+        self._unclaimed.pop(request_id, None)
         self._retrieved.append(request_id)
 
     async def _poll(self) -> None:

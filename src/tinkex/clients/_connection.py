@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinkex._transport.caller import Caller
 from tinkex.config import Config
-from tinkex.observability.events import guard
+from tinkex.observability.callbacks import queued
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Transport
@@ -29,7 +29,7 @@ def connect(
         _log_at(config.log_level)
     if transport is None:
         transport = _transport(config)
-    return Caller(transport, config, sink=guard(events))
+    return Caller(transport, config, sink=queued(events))
 
 
 def _log_at(level: str) -> None:

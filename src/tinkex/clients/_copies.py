@@ -1,4 +1,4 @@
-"""Copies of a sampling client: in a process that unpickles it, reads its handle, or was forked with it."""
+"""Further clients of a sampler: in a process that unpickles one, reads its handle, or was forked with it, or by the sampler's id."""
 
 from __future__ import annotations
 
@@ -14,9 +14,19 @@ if TYPE_CHECKING:
     from tinkex.clients.sampling import SamplingClient
     from tinkex.config import Config
 
-__all__ = ["SEQ_IDS_PER_COPY", "make_copy", "restored"]
+__all__ = ["SEQ_IDS_PER_COPY", "copy_number", "make_copy", "restored"]
 
 COPIES = SEQ_IDS_PER_COPY = 1_000_000_000
+
+
+def copy_number(client_config: types.ClientConfigResponse) -> int | None:
+    """The number of a further client of a sampler; None: the server assigns it at the first sample.
+
+    Copies have separate ranges of sequence numbers, or a server would treat their samples as duplicates.
+    """
+    if client_config.sample_join_sampling_session:
+        return None
+    return random.randrange(1, COPIES)  # noqa: S311 - not a secret
 
 
 def restored(
@@ -64,6 +74,5 @@ def make_copy(
         sampling_session_id=sampling_session_id,
         retry_config=retry_config,
         record_stability_info=record_stability_info,
-        # Copies have separate ranges of sequence numbers, or a server would treat their samples as duplicates.
-        copy=None if client_config.sample_join_sampling_session else random.randrange(1, COPIES),  # noqa: S311 - not a secret
+        copy=copy_number(client_config),
     )

@@ -7,7 +7,7 @@ import functools
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from tinkex import types
@@ -15,6 +15,7 @@ from tinkex._wire.endpoints import endpoint
 from tinkex.clients._checks import check_data
 from tinkex.losses.custom import data_for_logprobs, differentiate, require_torch
 from tinkex.losses.traced import LossHandle, check_inputs, run_handle, write_graph
+from tinkex.observability.events import CustomLossFinished, CustomLossStarted, NullSink
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller
@@ -78,11 +79,24 @@ class CustomPass:
     """The data of the first pass, which returns the logprobs for a loss that runs here."""
     function: CustomLoss | None = None
     may_block: bool = False
+    num_regularizers: int = 0
+    events: Sink = field(default_factory=NullSink)
 
     def surrogate(self, data: Sequence[types.Datum], output: types.ForwardBackwardOutput) -> Surrogate:
         """Runs the loss on the logprobs of the first pass and computes its gradient."""
         assert self.function is not None
-        return differentiate(data, output, self.function)
+        self.events.emit(CustomLossStarted(len(data), self.num_regularizers))
+        began = time.monotonic()
+        try:
+            surrogate = differentiate(data, output, self.function)
+        except BaseException as error:
+            text, elapsed_s = f"{type(error).__name__}: {error}", time.monotonic() - began
+            self.events.emit(CustomLossFinished(len(data), elapsed_s, error=text))
+            raise
+        added = surrogate.metrics.get("regularizer_loss:sum") if self.num_regularizers else None
+        elapsed_s = time.monotonic() - began
+        self.events.emit(CustomLossFinished(len(data), elapsed_s, surrogate.loss, added))
+        return surrogate
 
     async def surrogate_async(
         self, data: Sequence[types.Datum], output: types.ForwardBackwardOutput
@@ -131,4 +145,6 @@ def custom_pass(
         forward_data=data_for_logprobs(data),
         function=cast("CustomLoss", function),
         may_block=bool(regularizers),
+        num_regularizers=len(regularizers),
+        events=events or NullSink(),
     )

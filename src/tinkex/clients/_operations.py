@@ -8,19 +8,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from tinkex import types
 from tinkex._runtime import background
 from tinkex._transport.caller import encode
-from tinkex.clients._ordering import Send, Sequencer, Submission
+from tinkex.clients._ordering import OperationHolds, Send, Sequencer, Submission
+from tinkex.clients._queue_state import callback_of
 from tinkex.clients._spans import note_submitted
+from tinkex.errors import APIResponseValidationError
 from tinkex.futures import AwaitableConcurrentFuture
 from tinkex.observability.tracing import start_operation, use_operation
 
 if TYPE_CHECKING:
     from tinkex._wire.endpoints import Endpoint
+    from tinkex.clients._queue_state import Observer
     from tinkex.clients.session import OpenSession, Session
+    from tinkex.observability.queues import QueueCallback
     from tinkex.types import UntypedAPIFuture
 
-__all__ = ["OperationSubmitter"]
+__all__ = ["OperationSubmitter", "named_export", "named_save", "require_field"]
 
 T = TypeVar("T")
 
@@ -51,6 +56,8 @@ class OperationSubmitter:
         self.on_queue = on_queue
         """Called when the server pauses or resumes an operation."""
         self._sequencer = Sequencer()
+        self._holds = OperationHolds()
+        self.hold = self._holds.hold
 
     def start(
         self,
@@ -59,6 +66,7 @@ class OperationSubmitter:
         finish: Callable[[Any], Any] | None = None,
         *,
         request_type: str | None = None,
+        observer: Observer = None,
     ) -> AwaitableConcurrentFuture[Any]:
         """Starts an operation of one request; ``request`` builds it from its number, ``finish`` converts its result."""
         return self.start_all(
@@ -67,6 +75,7 @@ class OperationSubmitter:
             lambda results: results[0] if finish is None else finish(results[0]),
             sizes=[0],
             request_type=request_type,
+            observer=observer,
         )
 
     def start_all(
@@ -78,12 +87,30 @@ class OperationSubmitter:
         sizes: Sequence[int],
         request_type: str | None = None,
         numbered: bool = True,
+        observer: Observer = None,
     ) -> AwaitableConcurrentFuture[T]:
         """Starts an operation that is sent in ``len(sizes)`` chunks of about so many bytes.
 
-        An operation without numbers in the protocol is still submitted in its turn.
+        An operation without numbers in the protocol is still submitted in its turn. ``observer`` receives its queue states
+        instead of the client's.
         """
         self._session.check_open()
+        on_queue = self.on_queue if observer is None else callback_of(observer)
+        start = functools.partial(
+            self._start_now, endpoint, requests, finish, sizes, request_type, numbered, on_queue
+        )
+        return self._holds.put_off(start) or start()
+
+    def _start_now(
+        self,
+        endpoint: Endpoint,
+        requests: Callable[[Sequence[int]], Sequence[Any]],
+        finish: Callable[[list[Any]], T],
+        sizes: Sequence[int],
+        request_type: str | None,
+        numbered: bool,
+        on_queue: QueueCallback,
+    ) -> AwaitableConcurrentFuture[T]:
         name = "forward" if request_type == "Forward" else METHOD_NAMES.get(endpoint.name, endpoint.name)
         operation = start_operation(name, on=self._session.caller.config.tracing)
         with use_operation(operation):
@@ -98,9 +125,11 @@ class OperationSubmitter:
             except KeyboardInterrupt:
                 loop.call(self._send_queued)  # otherwise it would wait for the next operation
                 raise
-            finishing = self._finish(endpoint, accepted, finish, request_type)
-            return AwaitableConcurrentFuture(
-                loop.submit(finishing, None if operation is None else operation.end)
+            finishing = self._finish(endpoint, accepted, finish, request_type, on_queue)
+            return loop.submit(
+                finishing,
+                None if operation is None else operation.end,
+                self._session.caller.done_callbacks,
             )
 
     def _prepare(
@@ -176,6 +205,7 @@ class OperationSubmitter:
         accepted: Sequence[asyncio.Future[Accepted]],
         finish: Callable[[list[Any]], T],
         request_type: str | None,
+        on_queue: QueueCallback,
     ) -> T:
         async def fetch(slot: asyncio.Future[Accepted]) -> Any:
             reply, submit_s = await asyncio.shield(slot)
@@ -184,7 +214,7 @@ class OperationSubmitter:
                 reply,
                 request_type=request_type,
                 submit_s=submit_s,
-                on_queue=self.on_queue,
+                on_queue=on_queue,
                 client=self._model_id,
             )
 
@@ -195,6 +225,25 @@ class OperationSubmitter:
             for task in fetching:
                 task.cancel()
         return finish(results)
+
+
+def require_field(field: str, value: str | None, what: str) -> str:
+    """Returns a field of a reply; raises if the server has left it out."""
+    if value is None:
+        raise APIResponseValidationError(None, None, f"the reply to {what} has no {field}")
+    return value
+
+
+def named_save(saved: types.SaveWeightsForSamplerResponseInternal) -> types.SaveWeightsForSamplerResponse:
+    """The result of saving weights for sampling under a name, from the server's reply."""
+    path = require_field("path", saved.path, "a named save")
+    return types.SaveWeightsForSamplerResponse(path=path, type=saved.type)
+
+
+def named_export(saved: types.SaveWeightsExternalResponseInternal) -> types.SaveWeightsExternalResponse:
+    """The result of an export, from the server's reply."""
+    path = require_field("path", saved.path, "an export")
+    return types.SaveWeightsExternalResponse(path=path, size_bytes=saved.size_bytes, type=saved.type)
 
 
 def compressor() -> Callable[[bytes], bytes] | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tinkex._transport.retry import retry_after
 from tinkex._wire.endpoints import endpoint
-from tinkex.errors import BillingError, RateLimitError
+from tinkex.errors import APIStatusError, BillingError, RateLimitError
 from tinkex.observability.events import SamplingPaused
 
 if TYPE_CHECKING:
@@ -41,5 +41,12 @@ async def submit_paced(
             if isinstance(error, BillingError) and time.monotonic() - began >= max_pause_s:
                 raise
             pause_s = limiter.report_backpressure(size, retry_after(error.response.headers, 60.0))
-            caller.sink.emit(SamplingPaused(opened.session_id, pause_s))
+            caller.sink.emit(SamplingPaused(opened.session_id, pause_s, _reason(error), size))
             await pause()
+
+
+def _reason(error: APIStatusError) -> str | None:
+    """Why the server rejected a sample, in its own words."""
+    body = error.body if isinstance(error.body, dict) else {}
+    said = body.get("queue_state_reason") or body.get("detail") or body.get("message") or body.get("error")
+    return said if isinstance(said, str) else None

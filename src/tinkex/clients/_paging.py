@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tinkex._runtime import await_future
+from tinkex.errors import APIResponseValidationError
+from tinkex.types.base import Options
 
-__all__ = ["PageIterator", "by_offset"]
+__all__ = ["PageIterator", "by_cursor", "by_offset"]
+
+MAX_REPEATS = 2
 
 P = TypeVar("P")
 T = TypeVar("T")
+Q = TypeVar("Q", bound=Options)
+
+
+class PageWithCursor(Protocol):
+    """A page of a search."""
+
+    @property
+    def next_cursor(self) -> Any:
+        """What to request the next page with; None at the end."""
+        ...
+
+
+C = TypeVar("C", bound=PageWithCursor)
 
 
 class PageIterator(Iterator[T], AsyncIterator[T], Generic[P, T]):
@@ -59,16 +76,47 @@ class PageIterator(Iterator[T], AsyncIterator[T], Generic[P, T]):
 
 
 def by_offset(list_page: Callable[[int], Future[P]], items: Callable[[P], Sequence[T]]) -> PageIterator[P, T]:
-    """Pages that are requested by the number of items before them; an empty page is the end."""
-    offset = 0
+    """Pages that are requested by the number of items before them; an empty page is the end.
+
+    A server that ignores the offset, and returns the same page again and again, is an ``APIResponseValidationError``.
+    """
+    offset, repeats = 0, 0
+    last: Sequence[T] = ()
 
     def request(previous: P | None) -> Future[P] | None:
-        nonlocal offset
-        if previous is not None:
-            count = len(items(previous))
-            if count == 0:
-                return None
-            offset += count
-        return list_page(offset)
+        return None if previous is not None and not last else list_page(offset)
+
+    def take(page: P) -> Sequence[T]:
+        nonlocal offset, repeats, last
+        found = items(page)
+        offset += len(found)
+        repeated = bool(found) and found == last
+        last = found
+        if not repeated:
+            repeats = 0
+            return found
+        repeats += 1  # once may be due to items that were added meanwhile, which move the others
+        if repeats == MAX_REPEATS:
+            raise APIResponseValidationError(
+                None,
+                None,
+                "the server returns the same page of a listing again and again, whatever the offset",
+            )
+        return ()
+
+    return PageIterator(request, take)
+
+
+def by_cursor(
+    query: Q, search: Callable[[Q], Future[C]], items: Callable[[C], Sequence[T]]
+) -> PageIterator[C, T]:
+    """Pages that are requested with the cursor of the page before them."""
+
+    def request(previous: C | None) -> Future[C] | None:
+        if previous is None:
+            return search(query)
+        if previous.next_cursor is None:
+            return None
+        return search(query.model_copy(update={"cursor": previous.next_cursor}))
 
     return PageIterator(request, items)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from tinkex.types import ForwardBackwardOutput, LossFnOutput
@@ -27,27 +28,26 @@ def combine(outputs: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
 
 
 def combine_metrics(metrics: Sequence[Mapping[str, float]], num_datums: Sequence[int]) -> dict[str, float]:
-    """The metrics of all chunks, each reduced as the part of its name after the colon says.
+    """The metrics of all chunks, each reduced as the part of its name after the last colon says.
 
-    A metric that a chunk lacks, or whose reduction is unknown, is left out; with a single chunk there is nothing to
-    reduce and it is kept.
+    No metric is lost: one without a known reduction is averaged over the datums, and one that some chunks lack is
+    reduced over the chunks that have it.
 
-    >>> combine_metrics([{"loss:sum": 1.0, "kl:mean": 0.5}, {"loss:sum": 2.0, "kl:mean": 2.0}], [1, 2])
-    {'loss:sum': 3.0, 'kl:mean': 1.5}
+    >>> combine_metrics([{"loss:sum": 1.0, "kl": 0.5}, {"loss:sum": 2.0, "kl": 2.0, "n:max": 3.0}], [1, 2])
+    {'loss:sum': 3.0, 'kl': 1.5, 'n:max': 3.0}
     """
     combined: dict[str, float] = {}
-    for name in metrics[0]:
-        if not all(name in chunk for chunk in metrics):
-            continue
-        values = [chunk[name] for chunk in metrics]
-        _, _, reduction = name.partition(":")
+    for name in dict.fromkeys(name for chunk in metrics for name in chunk):
+        present = [
+            (chunk[name], count) for chunk, count in zip(metrics, num_datums, strict=True) if name in chunk
+        ]
+        values, counts = [value for value, _ in present], [count for _, count in present]
+        reduction = name.rpartition(":")[2] if ":" in name else ""
         if reduction == "unique":
             combined[name] = values[0]
             combined.update({f"{name}_{place}": value for place, value in enumerate(values[1:], 1)})
-        elif reduction in REDUCTIONS:
-            combined[name] = REDUCTIONS[reduction](values, num_datums)
-        elif len(metrics) == 1:
-            combined[name] = values[0]
+        else:
+            combined[name] = REDUCTIONS.get(reduction, _mean)(values, counts)
     return combined
 
 
@@ -62,7 +62,10 @@ def _slack(values: Sequence[float], num_datums: Sequence[int]) -> float:
     return max(values) - _mean(values, num_datums)
 
 
-def _hash2(values: Sequence[float], _: Sequence[int]) -> float:
+def _hash(values: Sequence[float], _: Sequence[int]) -> float:
+    # A sum does not depend on the order or the number of chunks, and that of one hash is the hash itself.
+    if not all(map(math.isfinite, values)):
+        return math.nan
     return sum(int(value) for value in values) % 2**64
 
 
@@ -72,5 +75,6 @@ REDUCTIONS: Mapping[str, Reduce] = {
     "max": lambda values, _: max(values),
     "mean": _mean,
     "slack": _slack,
-    "hash2": _hash2,
+    "hash2": _hash,
+    "hash_unordered": _hash,
 }

@@ -7,7 +7,7 @@ import json
 import logging
 import uuid
 from base64 import urlsafe_b64decode
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import AbstractContextManager
 from datetime import date, datetime
 from email.utils import parsedate_to_datetime
@@ -17,6 +17,7 @@ from urllib.parse import urljoin
 import msgspec
 
 from tinkex import types
+from tinkex._runtime import AwaitableConcurrentFuture, background
 from tinkex._transport.caller import PROTOCOL_VERSION
 from tinkex._transport.signed_urls import SignedUrls, redirect_target, shown_url
 from tinkex._wire import json as wire_json
@@ -26,6 +27,7 @@ from tinkex.errors import APIResponseValidationError, APIStatusError
 from tinkex.observability.tracing import OperationSpan, trace_operation
 
 if TYPE_CHECKING:
+    from tinkex._transport.base import Reply
     from tinkex._transport.caller import Caller
     from tinkex._transport.multipart import Form
     from tinkex._wire.endpoints import Endpoint
@@ -55,6 +57,10 @@ class RestCalls:
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
         self._checked_tokens = False
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> AwaitableConcurrentFuture[T]:
+        """Starts a call on the background loop; callbacks that users add to its future are called in order per client."""
+        return background().submit(coroutine, None, self.caller.done_callbacks)
 
     async def weights_info(self, tinker_path: str) -> types.WeightsInfoResponse:
         with self._trace("get_weights_info_by_tinker_path"):
@@ -112,12 +118,13 @@ class RestCalls:
             _checkpoint(tinker_path),
         )
 
-    async def archive_url(self, tinker_path: str) -> types.CheckpointArchiveUrlResponse:
+    async def archive_url(
+        self, run_id: str, checkpoint_id: str, method: str
+    ) -> types.CheckpointArchiveUrlResponse:
         """The URL of the archive: in the body of the reply, or the target of its redirect."""
-        path = _checkpoint(tinker_path)
-        method = _headers("get_checkpoint_archive_url_from_tinker_path")
+        path = {"training_run_id": run_id, "checkpoint_id": checkpoint_id}
         try:
-            found = await self._send(endpoint("checkpoint_archive"), path=path, headers=method)
+            found = await self._send(endpoint("checkpoint_archive"), path=path, headers=_headers(method))
         except APIStatusError as error:
             location = redirect_target(error)
             if location is None:
@@ -143,6 +150,31 @@ class RestCalls:
             endpoint("copy_weights"), request, headers=headers
         )
         return copied.tinker_path
+
+    async def search_checkpoints(
+        self, request: types.CheckpointSearchRequest
+    ) -> types.CheckpointSearchResponse:
+        return await self._post("search_checkpoints", request, types.CheckpointSearchResponse)
+
+    async def start_weights_upload(
+        self, request: types.ExternalWeightsUploadStartRequest
+    ) -> types.ExternalWeightsUploadStartResult:
+        started = await self._post(
+            "external_weights_upload_start", request, types.ExternalWeightsUploadStartResponse
+        )
+        return types.ExternalWeightsUploadStartResult(started.upload_id, started.urls, started.expires)
+
+    async def finish_weights_upload(self, upload_id: str) -> types.ExternalWeightsUploadFinishResult:
+        request = types.ExternalWeightsUploadFinishRequest(upload_id=upload_id)
+        finished = await self._post(
+            "external_weights_upload_finish", request, types.ExternalWeightsUploadFinishResponse
+        )
+        return types.ExternalWeightsUploadFinishResult(finished.tinker_path)
+
+    async def cancel_weights_upload(self, upload_id: str) -> None:
+        method = "external_weights_upload_cancel"
+        request = types.ExternalWeightsUploadCancelRequest(upload_id=upload_id)
+        await self._send(endpoint(method), request, headers=_headers(method))
 
     async def upload_asset(self, form: Form, timeout: float | None) -> types.Asset:
         return (await self._upload(form, timeout, "upload_asset"))[0]
@@ -177,10 +209,7 @@ class RestCalls:
         return await self._get("list_sessions", types.ListSessionsResponse, "list_sessions", query=query)
 
     async def search(self, request: types.SessionSearchRequest) -> types.SessionSearchResponse:
-        method = "search_sessions"
-        found = await self._send(endpoint(method), request, headers=_headers(method))
-        assert isinstance(found, types.SessionSearchResponse)
-        return found
+        return await self._post("search_sessions", request, types.SessionSearchResponse)
 
     async def assign_project(self, session_id: str, project_id: str) -> None:
         method = "assign_session_project"
@@ -273,12 +302,24 @@ class RestCalls:
         assert isinstance(value, kind)
         return value
 
+    async def _post(self, name: str, value: Any, kind: type[T]) -> T:
+        """Makes a call whose endpoint has the name of the public method."""
+        reply = await self._send(endpoint(name), value, headers=_headers(name))
+        assert isinstance(reply, kind)
+        return reply
+
     async def _send(
         self, endpoint: Endpoint, value: Any = None, *, headers: Mapping[str, str], **more: Any
     ) -> Any:
         with self._trace(headers[METHOD_HEADER]):
             await self._ready()
             return await self.caller.call(endpoint, value, headers=headers, **more)
+
+    async def exchange(self, endpoint: Endpoint, value: Any, **more: Any) -> Reply:
+        """Makes a call by its path and returns the raw reply."""
+        with self._trace(endpoint.name):
+            await self._ready()
+            return await self.caller.exchange(endpoint, value, **more)
 
     def _trace(self, name: str) -> AbstractContextManager[OperationSpan | None]:
         return trace_operation(name, on=self.caller.config.tracing)

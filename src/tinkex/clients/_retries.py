@@ -31,6 +31,12 @@ class Retries:
     session: Session
 
     @property
+    def submits_once(self) -> bool:
+        """Whether a submission is not retried by itself: it counts as one of the attempts, or there is one attempt only."""
+        bounded = self.allowed and self.policy.max_retries is not None
+        return bounded or not self.config.enable_retry_logic
+
+    @property
     def kinds(self) -> tuple[type[Exception], ...]:
         """The errors that :meth:`pause` decides about."""
         return (APIStatusError, *self.config.retryable_exceptions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tinkex import types
 from tinkex._wire import json
+from tinkex.types.sampling import SAMPLING_EXTENSIONS
 
 __all__ = ["sample_body"]
 
@@ -25,9 +26,11 @@ def sample_body(request: types.SampleRequest, seq_id: int) -> bytes:
     fields["sampling_params"] = {
         name: value for name in _PARAMS if (value := getattr(params, name)) is not None
     }
+    for name in params.extensions():
+        fields["sampling_params"][name] = getattr(params, name)
     fields["seq_id"] = seq_id
     return json.encode(fields, omit_none=False)
 
 
 _FIELDS = types.SampleRequest.__struct_fields__
-_PARAMS = types.SamplingParams.__struct_fields__
+_PARAMS = tuple(name for name in types.SamplingParams.__struct_fields__ if name not in SAMPLING_EXTENSIONS)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from tinkex.clients._connection import connect
+from tinkex.clients._docstrings import documented
 from tinkex.clients._rest_calls import RestCalls
+from tinkex.clients._warnings import warn_about_async_names
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Transport
     from tinkex._transport.caller import Caller
     from tinkex.clients.session import Session
-    from tinkex.config import Config
+    from tinkex.config import Config, ConfigOptions
     from tinkex.observability.events import Sink
 
 __all__ = ["SessionlessClient"]
 
 
+@documented("rest")
 class SessionlessClient:
     """A client that uses the connections of a holder or caller, or those of a server and key.
 
@@ -33,14 +36,22 @@ class SessionlessClient:
         transport: Transport | None = None,
         events: Sink | None = None,
         caller: Caller | None = None,
+        **settings: Unpack[ConfigOptions],
     ) -> None:
         if _holder is not None:
-            if any(given is not None for given in (base_url, api_key, config, transport, events, caller)):
+            given = (base_url, api_key, config, transport, events, caller, *settings.values())
+            if any(value is not None for value in given):
                 raise ValueError(
                     f"{type(self).__name__} takes a holder, which has a server and key, or settings; not both"
                 )
             caller = _holder.caller
         self._caller = caller or connect(
-            config=config, transport=transport, events=events, base_url=base_url, api_key=api_key
+            config=config, transport=transport, events=events, base_url=base_url, api_key=api_key, **settings
         )
         self._calls = RestCalls(self._caller)
+        warn_about_async_names(self, self.config)
+
+    @property
+    def config(self) -> Config:
+        """The settings of this client; its ``repr`` shows no secrets."""
+        return self._caller.config

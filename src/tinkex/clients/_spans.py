@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinkex import types
-from tinkex._runtime import background
+from tinkex._runtime import AwaitableConcurrentFuture, background
 from tinkex.observability.tracing import OperationSpan, Value, current, start_operation, use_operation
 
 if TYPE_CHECKING:
@@ -21,12 +20,15 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def follow(operation: OperationSpan | None, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-    """Starts a coroutine in the span of an operation, if there is one; the span ends with it."""
+def follow(
+    session: Session, operation: OperationSpan | None, coroutine: Coroutine[Any, Any, T]
+) -> AwaitableConcurrentFuture[T]:
+    """Starts a coroutine of a client in the span of an operation, if there is one; the span ends with it."""
+    callbacks = session.caller.done_callbacks
     if operation is None:
-        return background().submit(coroutine)
+        return background().submit(coroutine, None, callbacks)
     with operation.activate():
-        return background().submit(coroutine, operation.end)
+        return background().submit(coroutine, operation.end, callbacks)
 
 
 def note_submitted(opened: OpenSession, values: Sequence[Any], seq_ids: Sequence[int]) -> None:

@@ -19,7 +19,7 @@ from tinkex._transport.caller import EVENT_STREAM
 from tinkex._wire import json
 from tinkex._wire.endpoints import endpoint
 from tinkex._wire.sse import EventParser, ServerSentEvent
-from tinkex.clients._checks import check_sample
+from tinkex.clients._checks import check_offered, check_sample
 from tinkex.clients._chunking import prompt_bytes
 from tinkex.clients._pacing import submit_paced
 from tinkex.clients._sample_body import sample_body
@@ -112,6 +112,7 @@ class StreamSource:
             sampling_session_id=sampling_session_id,
             record_stability_info=record_stability_info,
         )
+        check_offered(request.sampling_params, context.opened.client_config)
         return cls(context, request, sampling_span("sample_stream", context.session, context.opened, request))
 
     async def next_events(self) -> Sequence[types.SampleStreamEvent]:

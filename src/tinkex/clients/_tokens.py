@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from tinkex._transport.credentials import TokenProvider, credential_of
 from tinkex._wire.endpoints import endpoint
-from tinkex.errors import ConfigError
 
 if TYPE_CHECKING:
     from tinkex import types
@@ -19,11 +18,6 @@ def use_tokens(caller: Caller, client_config: types.ClientConfigResponse) -> Non
     """Makes a caller send tokens instead of its key, if the server's configuration says so."""
     config = caller.config
     if not client_config.pjwt_auth_enabled:
-        if config.api_key is None and config.credential_cmd is not None:
-            raise ConfigError(
-                f"{config.base_url} issues no short-lived tokens, so TINKER_CREDENTIAL_CMD is not used; "
-                "set TINKER_API_KEY to its output"
-            )
         return
     by_command = client_config.credential_default_source == "credential_cmd"
 

@@ -2,13 +2,13 @@
 
 A method is written once, with its signature and docstring; the class body names its async form::
 
-    def get_session(self, session_id: str) -> Future[types.GetSessionResponse]:
+    def get_session(self, session_id: str) -> AwaitableConcurrentFuture[types.GetSessionResponse]:
         ...
 
-    get_session_async = async_result(get_session)
+    get_session_async = async_form(get_session)
 
 Type checkers and ``inspect`` see coroutine functions with the same parameters. Each calls the method by its name, so that
-a subclass or a program that replaces the method replaces both.
+a subclass or a program that replaces the method replaces both. They are deprecated: the method itself can be awaited.
 """
 
 from __future__ import annotations
@@ -17,73 +17,59 @@ import inspect
 import re
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
-from tinkex._runtime import await_future, background
-from tinkex.futures import APIFuture, AwaitableConcurrentFuture
+from tinkex._runtime import APIFuture, await_future
+from tinkex.clients._warnings import deprecate_async
 
-__all__ = ["async_call", "async_iterator", "async_result", "blocking"]
+__all__ = ["async_form", "async_iterator"]
 
 S = TypeVar("S")
 P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_FUTURE = re.compile(r"(?:Future|APIFuture|AwaitableConcurrentFuture)\[(.*)\]", re.DOTALL)
-
-
-def blocking(method: Callable[Concatenate[S, P], Future[T]]) -> Callable[Concatenate[S, P], T]:
-    """Makes a method that returns a future block and return its result; an interrupt cancels the future."""
-
-    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        loop = background()
-        loop.check_may_block()
-        return loop.wait(method(self, *args, **kwargs))
-
-    call.start = method  # type: ignore[attr-defined]  # for async_call
-    return _describe(call, method, method.__name__, method.__doc__, _result_type(method))
+_RESULT = re.compile(r"(?:AwaitableConcurrentFuture|APIFuture)\[(.*)\]|Pending(.*Client)", re.DOTALL)
+_PENDING_VALUES = {
+    "PendingText": "str",
+    "PendingInfo": "types.GetInfoResponse",
+    "PendingCapabilities": "types.GetServerCapabilitiesResponse",
+}
 
 
 @overload
-def async_result(
-    method: Callable[Concatenate[S, P], Future[T]],
+def async_form(
+    method: Callable[Concatenate[S, P], APIFuture[T]], *, returns_future: Literal[False] = False
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]: ...
 @overload
-def async_result(
-    method: Callable[Concatenate[S, P], APIFuture[T]],
+def async_form(
+    method: Callable[Concatenate[S, P], T], *, returns_future: Literal[True]
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]: ...
-def async_result(method: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """The async form of a method that returns a future: it returns the result; its cancellation cancels the future."""
+def async_form(
+    method: Callable[..., Any], *, returns_future: bool = False
+) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """The async form of a method: it returns the result, and its cancellation cancels the operation.
+
+    With ``returns_future`` it returns the future of the operation, which is awaited in turn.
+    """
     name = method.__name__
 
     async def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        future = getattr(self, name)(*args, **kwargs)
-        if isinstance(future, AwaitableConcurrentFuture):
-            future = future.future()
-        return await await_future(future, propagate_cancel=True)
+        returned = getattr(self, name)(*args, **kwargs)
+        if returns_future:
+            return returned
+        if not isinstance(returned, Future) and isinstance(returned, APIFuture):
+            returned = returned.future()
+        # Anything else comes from a program that has replaced the method by one that returns the result.
+        return (
+            await await_future(returned, propagate_cancel=True) if isinstance(returned, Future) else returned
+        )
 
-    return _describe(call, method, f"{name}_async", f"As :meth:`{name}`, awaited.", _result_type(method))
-
-
-def async_call(
-    method: Callable[Concatenate[S, P], T],
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """The async form of a method, which returns the same.
-
-    That is the future of a training operation, or the result of a :func:`blocking` method, without blocking.
-    """
-    name = method.__name__
-    start: Callable[Concatenate[S, P], Future[T]] | None = getattr(method, "start", None)
-
-    async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if start is not None:
-            return await await_future(start(self, *args, **kwargs), propagate_cancel=True)
-        returned: T = getattr(self, name)(*args, **kwargs)
-        return returned
-
-    how = "without blocking" if start is not None else "await the returned future for the result"
+    how = "; await the returned future for the result" if returns_future else ", awaited"
     returns = inspect.signature(method).return_annotation
-    return _describe(call, method, f"{name}_async", f"As :meth:`{name}`; {how}.", returns)
+    doc = f"Deprecated: as :meth:`{name}`{how}."
+    returned_type = returns if returns_future else _result_type(returns)
+    return deprecate_async(_describe(call, method, f"{name}_async", doc, returned_type))
 
 
 def async_iterator(
@@ -100,11 +86,10 @@ def async_iterator(
     return _describe(call, method, f"{name}_async", f"As :meth:`{name}`, with ``async for``.", returns)
 
 
-def _result_type(method: Callable[..., Any]) -> Any:
+def _result_type(returns: Any) -> Any:
     """The type of a method's result, without the future around it; annotations are strings in this package."""
-    returns = inspect.signature(method).return_annotation
-    match = _FUTURE.fullmatch(returns) if isinstance(returns, str) else None
-    return returns if match is None else match[1]
+    match = _RESULT.fullmatch(returns) if isinstance(returns, str) else None
+    return _PENDING_VALUES.get(returns, returns) if match is None else match[1] or match[2]
 
 
 def _describe(call: F, method: Callable[..., Any], name: str, doc: str | None, returns: Any) -> F:

@@ -26,6 +26,8 @@ class ProgressWatchdog:
         self._timed_out: set[asyncio.Task[object]] = set()
         self._last_progress = self._clock()
         self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop of the timer."""
         self._queue: tuple[str, str | None] | None = None
 
     @property
@@ -45,8 +47,11 @@ class ProgressWatchdog:
         if not self._tasks:
             self._last_progress = self._clock()
         self._tasks.add(task)
-        if self._timer is None and self._timeout_s is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self.check)
+        if self._timeout_s is not None:
+            loop = asyncio.get_running_loop()
+            if self._timer is None or self._loop is not loop:
+                self._loop = loop
+                self._timer = loop.call_later(self._timeout_s, self.check)
         try:
             yield
         except asyncio.CancelledError:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from datetime import date, datetime
 
 from tinkex import types
-from tinkex._runtime import background
+from tinkex.clients._docstrings import documented
 from tinkex.clients._rest_calls import AuditEvents, billing_window
 from tinkex.clients._sessionless import SessionlessClient
-from tinkex.clients._twins import async_result
+from tinkex.clients._twins import async_form
+from tinkex.futures import AwaitableConcurrentFuture
 
 __all__ = ["AdminClient"]
 
 
+@documented("admin")
 class AdminClient(SessionlessClient):
     """Reads what only administrators of an organisation are allowed to read.
 
@@ -23,33 +24,33 @@ class AdminClient(SessionlessClient):
         usage = admin.get_billing_usage("2026-07-13T00:00:00Z", "2026-07-14T00:00:00Z").result()
         print(sum(event.estimated_cost_usd or 0 for event in usage.data))
 
-    Methods return futures; each has an ``_async`` form that returns the value. A server of your own counts
+    Methods return futures, which have ``result()`` and can be awaited. A server of your own counts
     usage at a price of zero.
     """
 
     def get_audit_log(
         self, event_type: AuditEvents = "all", day: date | None = None
-    ) -> Future[types.AuditLogResponse]:
+    ) -> AwaitableConcurrentFuture[types.AuditLogResponse]:
         """The events of one day (UTC; default: today), all of them or of one kind."""
-        return background().submit(self._calls.audit_log(event_type, day))
+        return self._calls.start(self._calls.audit_log(event_type, day))
 
-    get_audit_log_async = async_result(get_audit_log)
+    get_audit_log_async = async_form(get_audit_log)
 
     def get_billing_usage(
         self, starting_on: datetime | str, ending_before: datetime | str
-    ) -> Future[types.BillingUsageResponse]:
+    ) -> AwaitableConcurrentFuture[types.BillingUsageResponse]:
         """Usage in whole hours from ``starting_on`` up to ``ending_before``: datetimes, or RFC 3339 strings."""
-        return background().submit(self._calls.billing_usage(billing_window(starting_on, ending_before)))
+        return self._calls.start(self._calls.billing_usage(billing_window(starting_on, ending_before)))
 
-    get_billing_usage_async = async_result(get_billing_usage)
+    get_billing_usage_async = async_form(get_billing_usage)
 
     def get_current_checkpoint_storage_usage(
         self, project_id: str | None = None
-    ) -> Future[types.CurrentCheckpointStorageUsageResponse]:
+    ) -> AwaitableConcurrentFuture[types.CurrentCheckpointStorageUsageResponse]:
         """Number, size and cost of the checkpoints of each user; of one project or of all."""
-        return background().submit(self._calls.storage_usage(project_id))
+        return self._calls.start(self._calls.storage_usage(project_id))
 
-    get_current_checkpoint_storage_usage_async = async_result(get_current_checkpoint_storage_usage)
+    get_current_checkpoint_storage_usage_async = async_form(get_current_checkpoint_storage_usage)
 
     def get_telemetry(self) -> None:
         """None: this client sends no telemetry."""

@@ -17,7 +17,10 @@ class RetryConfig:
     Transient failures are retried as long as some sample of this client finishes within
     ``progress_timeout`` seconds. ``max_connections`` bounds the samples in flight (None: as many as
     the server accepts); the server may allow fewer. ``retryable_exceptions`` are the errors that are retried
-    besides the statuses 408, 409, 429 and 5xx, which always are::
+    besides the statuses 408, 409, 429 and 5xx, which always are. ``max_retries`` bounds the attempts of each sample (None:
+    the client's ``max_retries`` if that is set, else no bound). A 429 does not count: it pauses all samples of the session,
+    and the same request is sent again for as long as the client makes progress. ``enable_retry_logic=False`` retries nothing
+    else::
 
         patient = tinkex.RetryConfig(retryable_exceptions=(tinkex.APIConnectionError, tinkex.RequestFailedError))
         sampler = service.create_sampling_client(base_model="toy", retry_config=patient)
@@ -35,6 +38,7 @@ class RetryConfig:
         APIConnectionError,
         ResultExpiredError,
     )
+    max_retries: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_connections is not None and self.max_connections < 1:
@@ -45,15 +49,22 @@ class RetryConfig:
             raise ValueError("progress_timeout and retry_delay_base must be positive")
         if self.retry_delay_max < self.retry_delay_base or not 0 <= self.jitter_factor <= 1:
             raise ValueError("retry_delay_max must be at least retry_delay_base, jitter_factor within 0…1")
+        retries = self.max_retries
+        if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
+            raise ValueError(f"max_retries must be an integer ≥ 0, or None for no bound; got {retries!r}")
         kinds = self.retryable_exceptions
         if not isinstance(kinds, tuple) or not all(
             isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds
         ):
             raise TypeError(f"retryable_exceptions must be a tuple of exception classes, got {kinds!r}")
 
-    def policy(self, *, watched: bool) -> RetryPolicy:
-        """The policy for samples; ``watched``: give up after too long without progress."""
+    def policy(self, *, watched: bool, max_retries: int | None = None) -> RetryPolicy:
+        """The policy for samples; ``watched``: give up after too long without progress.
+
+        ``max_retries`` is the client's own bound, for a configuration without one.
+        """
         return RetryPolicy(
+            max_retries=max_retries if self.max_retries is None else self.max_retries,
             total_s=self.progress_timeout if watched else float("inf"),
             base_s=self.retry_delay_base,
             cap_s=self.retry_delay_max,

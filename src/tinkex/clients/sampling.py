@@ -7,35 +7,42 @@ import functools
 import itertools
 import os
 import time
-from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tinkex import types
-from tinkex._runtime import background
+from tinkex._runtime import background, run_in_daemon_thread
 from tinkex._transport.budget import Slots
+from tinkex._transport.retry import is_transient
 from tinkex._wire.endpoints import endpoint
-from tinkex.clients._checks import check_prompt_options, check_sample
+from tinkex.clients._checks import check_offered, check_prompt_options, check_sample
 from tinkex.clients._chunking import prompt_bytes
 from tinkex.clients._completions import Completions
 from tinkex.clients._copies import SEQ_IDS_PER_COPY, make_copy, restored
+from tinkex.clients._docstrings import documented
 from tinkex.clients._handles import SamplerHandle
+from tinkex.clients._open_sampling import open_sampling_client
 from tinkex.clients._pacing import submit_paced
-from tinkex.clients._queue_state import QueueStateMixin
+from tinkex.clients._pending import Pending, PendingText, PendingValue, pending_text
+from tinkex.clients._queue_state import QueueStateMixin, callback_of
 from tinkex.clients._retries import Retries
 from tinkex.clients._sample_body import sample_body
 from tinkex.clients._spans import follow, note_sampled, sampling_span
 from tinkex.clients._streaming import AsyncSampleStream, SampleStream, StreamContext, StreamSource
-from tinkex.clients._twins import async_call, async_result, blocking
+from tinkex.clients._twins import async_form
+from tinkex.clients._warnings import warn_about_async_names
 from tinkex.clients._watchdog import ProgressWatchdog
 from tinkex.clients.retry_config import RetryConfig
-from tinkex.errors import APIResponseValidationError
-from tinkex.futures import AwaitableConcurrentFuture
+from tinkex.errors import APIResponseValidationError, APIStatusError
 from tinkex.observability.tracing import trace_operation
 
 if TYPE_CHECKING:
+    from tinkex.clients._pending import PendingSamplingClient, PendingTokenizer
+    from tinkex.clients._queue_state import Observer
     from tinkex.clients.session import OpenSession, Session
-    from tinkex.futures import APIFuture
+    from tinkex.config import Config
+    from tinkex.futures import AwaitableConcurrentFuture
+    from tinkex.observability.queues import QueueCallback
     from tinkex.observability.telemetry.reporter import Reporter
     from tinkex.tokenizers import Tokenizer
 
@@ -45,6 +52,7 @@ UNBOUNDED = 1_000_000_000
 BACKPRESSURE = {"x-tinker-sampling-backpressure": "1"}
 
 
+@documented("client")
 class SamplingClient(QueueStateMixin):
     """Samples from one fixed set of weights: a base model, a checkpoint, or a snapshot of a run.
 
@@ -93,20 +101,23 @@ class SamplingClient(QueueStateMixin):
             server_limit = UNBOUNDED  # pending samples use no connection
         own_limit = None if retry_config is None else retry_config.max_connections
         self._in_flight = Slots(server_limit if own_limit is None else min(own_limit, server_limit))
-        # Backpressure pauses every sample of the session, so the call itself is not retried.
-        self._submit_policy = replace(
-            session.caller.policy, raised_statuses=frozenset({402, 429}), payment_pause_s=0.0
-        )
         watched = (
             self._retry_config.enable_stuck_detection and opened.client_config.sample_enable_stuck_detection
         )
         self._watchdog = ProgressWatchdog(self._retry_config.progress_timeout if watched else None)
         self._retries = Retries(
             self._retry_config,
-            self._retry_config.policy(watched=watched),
+            self._retry_config.policy(watched=watched, max_retries=session.caller.config.max_retries),
             not opened.client_config.sample_no_retries,
             session,
         )
+        # Backpressure pauses every sample of the session, so the call itself is not retried.
+        self._submit_policy = replace(
+            session.caller.policy, raised_statuses=frozenset({402, 429}), payment_pause_s=0.0
+        )
+        if self._retries.submits_once:
+            self._submit_policy = replace(self._submit_policy, max_retries=0)
+        warn_about_async_names(self, self.config)
 
     def sample(
         self,
@@ -119,11 +130,21 @@ class SamplingClient(QueueStateMixin):
         target_prompt_logprobs: types.TensorData | None = None,
         prompt_alt_tokens_k: int = 0,
         prompt_logprobs_last_n: int | None = None,
-    ) -> Future[types.SampleResponse]:
+        *,
+        queue_state_observer: Observer = None,
+    ) -> AwaitableConcurrentFuture[types.SampleResponse]:
         """Samples ``num_samples`` continuations of a prompt; cancelling the future cancels the sample.
 
+        ::
+
+            prompt = types.ModelInput.from_ints(tokenizer.encode("The sea is"))
+            response = client.sample(prompt, 2, types.SamplingParams(max_tokens=16)).result()
+            print([tokenizer.decode(one.tokens) for one in response.sequences])
+
+        ``max_tokens`` is capped at the rest of the context, and the sequence then ends with ``stop_reason`` ``length``.
         ``include_prompt_logprobs`` adds the logprob of every prompt token, or of the last
         ``prompt_logprobs_last_n``; the top-k arguments add the top-k tokens at each position.
+        ``queue_state_observer`` is notified of the queue states of this call, instead of the client's observer.
         """
         self._check_usable()
         check_sample(prompt, num_samples, sampling_params)
@@ -141,9 +162,11 @@ class SamplingClient(QueueStateMixin):
             record_stability_info=self._record_stability_info,
         )
         check_prompt_options(request)
-        return follow(sampling_span("sample", self._session, self._opened, request), self._sample(request))
+        check_offered(request.sampling_params, self._opened.client_config)
+        sampling = self._sample(request, self._queue_callback(queue_state_observer))
+        return follow(self._session, sampling_span("sample", self._session, self._opened, request), sampling)
 
-    sample_async = async_result(sample)
+    sample_async = async_form(sample)
 
     def sample_stream(
         self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
@@ -167,8 +190,12 @@ class SamplingClient(QueueStateMixin):
         return AsyncSampleStream(self._stream(prompt, num_samples, sampling_params))
 
     def compute_logprobs(
-        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
-    ) -> Future[list[float | None]]:
+        self,
+        prompt: types.ModelInput,
+        prompt_logprobs_last_n: int | None = None,
+        *,
+        queue_state_observer: Observer = None,
+    ) -> AwaitableConcurrentFuture[list[float | None]]:
         """The logprob of every token of a prompt given those before it; None for the first."""
         self._check_usable()
         params = types.SamplingParams(max_tokens=1)
@@ -183,25 +210,24 @@ class SamplingClient(QueueStateMixin):
             record_stability_info=self._record_stability_info,
         )
         check_prompt_options(request)
+        computing = self._logprobs(request, self._queue_callback(queue_state_observer))
         return follow(
-            sampling_span("compute_logprobs", self._session, self._opened, request), self._logprobs(request)
+            self._session, sampling_span("compute_logprobs", self._session, self._opened, request), computing
         )
 
-    compute_logprobs_async = async_result(compute_logprobs)
+    compute_logprobs_async = async_form(compute_logprobs)
 
-    @blocking
-    def get_base_model(self) -> Future[str]:
+    def get_base_model(self) -> PendingText:
         """The name of the base model behind these weights."""
         self._check_usable()
-        return background().submit(self._base_model())
+        return pending_text(self._base_model())
 
-    get_base_model_async = async_call(get_base_model)
+    get_base_model_async = async_form(get_base_model)
 
-    def get_tokenizer(self) -> Tokenizer:
+    def get_tokenizer(self) -> PendingTokenizer:
         """The tokenizer of the base model: a ``transformers`` one where that is installed, else our own."""
-        from tinkex.tokenizers import load_tokenizer
-
-        return load_tokenizer(self._session.caller, tokenizer_id=None, base_model=self.get_base_model())
+        self._check_usable()
+        return cast("PendingTokenizer", PendingValue(None, self._tokenizer()))
 
     # ---- other processes, other names ----
 
@@ -214,50 +240,54 @@ class SamplingClient(QueueStateMixin):
         sampling_session_id: str | None = None,
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
-    ) -> APIFuture[SamplingClient]:
+    ) -> AwaitableConcurrentFuture[SamplingClient]:
         """A sampling client in the session of ``holder``, with a new sampler or an existing one."""
-        return AwaitableConcurrentFuture(
-            background().submit(
-                open_sampling_client(
-                    holder,
-                    model_path=model_path,
-                    base_model=base_model,
-                    sampling_session_id=sampling_session_id,
-                    retry_config=retry_config,
-                    record_stability_info=record_stability_info,
-                )
+        return background().submit(
+            open_sampling_client(
+                holder,
+                model_path=model_path,
+                base_model=base_model,
+                sampling_session_id=sampling_session_id,
+                retry_config=retry_config,
+                record_stability_info=record_stability_info,
             )
         )
 
-    def get_sampler_handle(self) -> str:
+    def get_sampler_handle(self) -> PendingText:
         """A string from which :meth:`from_sampler_handle` creates a client of this sampler, in any process.
 
         It contains no credentials, unlike a pickled client.
         """
         self._check_transferable()
-        return SamplerHandle(
+        handle = SamplerHandle(
             self._opened.session_id,
             self._sampling_session_id,
             self._session.caller.config.base_url,
             self._opened.client_config,
             self._session.dynamic_config,
             self._record_stability_info,
-        ).text()
+        )
+        return PendingText(handle.text())
 
     @staticmethod
-    def from_sampler_handle(handle: str, *, api_key: str | None = None) -> SamplingClient:
+    def from_sampler_handle(handle: str, *, api_key: str | None = None) -> PendingSamplingClient:
         """A client of the sampler behind a handle, with this process's own key or ``api_key``."""
         from tinkex.config import Config
 
         said = SamplerHandle.parse(handle)
-        return restored(
-            Config.resolve(base_url=said.base_url, api_key=api_key),
-            said.session_id,
-            said.client_config,
-            said.sampling_session_id,
-            None,
-            said.record_stability_info,
-            said.dynamic_config,
+        return cast(
+            "PendingSamplingClient",
+            Pending.of(
+                restored(
+                    Config.resolve(base_url=said.base_url, api_key=api_key),
+                    said.session_id,
+                    said.client_config,
+                    said.sampling_session_id,
+                    None,
+                    said.record_stability_info,
+                    said.dynamic_config,
+                ),
+            ),
         )
 
     def get_telemetry(self) -> Reporter | None:
@@ -265,9 +295,18 @@ class SamplingClient(QueueStateMixin):
         return self._session.telemetry
 
     @property
+    def config(self) -> Config:
+        """The settings of this client; its ``repr`` shows no secrets."""
+        return self._session.caller.config
+
+    @property
     def holder(self) -> Session:
         """The session this client belongs to."""
         return self._session
+
+    @holder.setter
+    def holder(self, session: Session) -> None:
+        self._session = session
 
     def __repr__(self) -> str:
         return f"SamplingClient(sampling_session_id={self._sampling_session_id!r})"
@@ -310,29 +349,51 @@ class SamplingClient(QueueStateMixin):
             context, prompt, number, params, self._sampling_session_id, self._record_stability_info
         )
 
-    async def _sample(self, request: types.SampleRequest) -> types.SampleResponse:
-        """Submits and polls; again with a new number if the result expired or the server failed."""
+    async def _sample(
+        self, request: types.SampleRequest, on_queue: QueueCallback | None = None
+    ) -> types.SampleResponse:
+        """Submits and polls; again, with a new number if it was accepted, if the result expired or the server failed."""
         size = prompt_bytes(request.prompt)
         attempt = 0
+        seq_id: int | None = None
         async with self._watchdog.watch(), self._in_flight:
             while True:
                 try:
-                    return await self._sample_once(request, await self._next_seq_id(), size)
+                    if seq_id is None:
+                        seq_id = await self._next_seq_id()
+                    began = time.monotonic()
+                    accepted = await self._submit(sample_body(request, seq_id), size)
+                    seq_id = None
+                    return await self._result(request, accepted, time.monotonic() - began, on_queue)
                 except self._retries.kinds as error:
                     await self._retries.pause(_SAMPLE.name, error, attempt, self._watchdog.idle_s)
                     attempt += 1
+                    if isinstance(error, APIStatusError) and not is_transient(error.status_code):
+                        seq_id = None  # a rejected request has used its number
 
     def _notify_queue_state(self, queue_state: str, queue_state_reason: str | None) -> None:
         self._watchdog.record_queue_state(queue_state, queue_state_reason)
         super()._notify_queue_state(queue_state, queue_state_reason)
 
-    async def _sample_once(
-        self, request: types.SampleRequest, seq_id: int, size: int
+    def _queue_callback(self, observer: Observer) -> QueueCallback | None:
+        """What the queue states of one call are reported to, if not to the client's observer."""
+        if observer is None:
+            return None
+        notify = callback_of(observer)
+
+        def on_queue(queue_state: str, queue_state_reason: str | None) -> None:
+            self._watchdog.record_queue_state(queue_state, queue_state_reason)
+            notify(queue_state, queue_state_reason)
+
+        return on_queue
+
+    async def _result(
+        self,
+        request: types.SampleRequest,
+        accepted: types.UntypedAPIFuture,
+        submit_s: float,
+        on_queue: QueueCallback | None,
     ) -> types.SampleResponse:
-        body = sample_body(request, seq_id)
-        began = time.monotonic()
-        accepted = await self._submit(body, size)
-        submit_s = time.monotonic() - began
         ids = accepted.sample_sequence_ids
         if ids is None or len(ids) != request.num_samples:
             raise APIResponseValidationError(
@@ -343,13 +404,14 @@ class SamplingClient(QueueStateMixin):
             )
         finished_size = 0
         try:
-            if self._completions is not None:
+            # A call with its own observer is polled by itself: the poll for all samples returns no queue states.
+            if self._completions is not None and on_queue is None:
                 finished_size = await self._completions.wait(accepted.request_id)
             response: types.SampleResponse = await self._opened.results.fetch(
                 _SAMPLE,
                 accepted,
                 submit_s=submit_s,
-                on_queue=self._notify_queue_state,
+                on_queue=on_queue or self._notify_queue_state,
                 client=self._sampling_session_id,
                 payload_bytes=finished_size,
             )
@@ -384,8 +446,10 @@ class SamplingClient(QueueStateMixin):
         accepted: types.UntypedAPIFuture = await submit_paced(self._opened, self._session.caller, send, size)
         return accepted
 
-    async def _logprobs(self, request: types.SampleRequest) -> list[float | None]:
-        logprobs = (await self._sample(request)).prompt_logprobs
+    async def _logprobs(
+        self, request: types.SampleRequest, on_queue: QueueCallback | None
+    ) -> list[float | None]:
+        logprobs = (await self._sample(request, on_queue)).prompt_logprobs
         if logprobs is None:
             raise APIResponseValidationError(
                 None, None, "the reply has no prompt logprobs, which were requested"
@@ -401,52 +465,11 @@ class SamplingClient(QueueStateMixin):
             )
         return sampler.base_model
 
+    async def _tokenizer(self) -> Tokenizer:
+        from tinkex.tokenizers import load_tokenizer
+
+        load = functools.partial(load_tokenizer, tokenizer_id=None, base_model=await self._base_model())
+        return await run_in_daemon_thread(load, self._session.caller)
+
 
 _SAMPLE = endpoint("asample")
-
-
-async def open_sampling_client(
-    session: Session,
-    *,
-    model_path: str | None = None,
-    base_model: str | None = None,
-    sampling_session_id: str | None = None,
-    retry_config: RetryConfig | None = None,
-    record_stability_info: bool = False,
-) -> SamplingClient:
-    """Opens a sampler on a checkpoint or a base model, or uses an existing one."""
-    if sampling_session_id is not None:
-        return SamplingClient(
-            session,
-            await session.opened(),
-            sampling_session_id=sampling_session_id,
-            retry_config=retry_config,
-            record_stability_info=record_stability_info,
-        )
-    if model_path is None and base_model is None:
-        raise ValueError("a sampling client needs a model_path (tinker://…) or a base_model")
-    if model_path is not None and not model_path.startswith("tinker://"):
-        raise ValueError(
-            f"model_path starts with tinker://, got {model_path!r}; give a base model as base_model"
-        )
-    with trace_operation("create_sampling_client", on=session.caller.config.tracing) as operation:
-        opened = await session.opened()
-        created: types.CreateSamplingSessionResponse = await session.caller.call(
-            endpoint("create_sampling_session"),
-            types.CreateSamplingSessionRequest(
-                session_id=opened.session_id,
-                sampling_session_seq_id=session.next_sampling_session_seq_id(),
-                base_model=base_model,
-                model_path=model_path,
-            ),
-        )
-        if operation is not None:
-            facts = {"session.id": opened.session_id, "gen_ai.request.model": base_model}
-            operation.set_attributes({**facts, "tinkex.sampling_session_id": created.sampling_session_id})
-    return SamplingClient(
-        session,
-        opened,
-        sampling_session_id=created.sampling_session_id,
-        retry_config=retry_config,
-        record_stability_info=record_stability_info,
-    )

@@ -4,37 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Coroutine, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from tinkex import types
-from tinkex._runtime import background
-from tinkex._wire.endpoints import endpoint
+from tinkex._runtime import await_future, background
+from tinkex._wire.endpoints import endpoint, operation_of
 from tinkex.clients._connection import connect
+from tinkex.clients._docstrings import documented
+from tinkex.clients._open_sampling import open_sampling_client
+from tinkex.clients._pending import Pending, PendingText, PendingValue
 from tinkex.clients._rest_calls import RestCalls
-from tinkex.clients._twins import async_call, blocking
+from tinkex.clients._twins import async_form
+from tinkex.clients._warnings import warn_about_async_names
 from tinkex.clients.rest import RestClient, weights_info
-from tinkex.clients.sampling import SamplingClient, open_sampling_client
+from tinkex.clients.sampling import SamplingClient
 from tinkex.clients.session import FinishStatus, Session
 from tinkex.clients.training import TrainingClient
 from tinkex.errors import ClosedError, TinkexError
-from tinkex.futures import AwaitableConcurrentFuture
 from tinkex.observability.tracing import trace_operation
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Transport
+    from tinkex._wire.endpoints import Endpoint
+    from tinkex.clients._pending import (
+        PendingCapabilities,
+        PendingRestClient,
+        PendingSamplingClient,
+        PendingTrainingClient,
+    )
     from tinkex.clients.sampling import RetryConfig
-    from tinkex.config import Config
-    from tinkex.futures import APIFuture
+    from tinkex.config import Config, ConfigOptions
+    from tinkex.futures import AwaitableConcurrentFuture
     from tinkex.losses.traced import LossHandle, PerDatumLossFn
     from tinkex.observability.events import Sink
     from tinkex.observability.telemetry.reporter import Reporter
 
 __all__ = ["ServiceClient"]
 
+T = TypeVar("T")
 
+
+@documented("service")
 class ServiceClient:
     """Opens training and sampling clients on a server, or on the engine in this process.
 
@@ -44,8 +56,10 @@ class ServiceClient:
             training = service.create_lora_training_client("HuggingFaceTB/SmolLM2-135M-Instruct", rank=8)
 
     The constructor sends nothing: the session is opened at first use. Leaving the ``with`` block, or :meth:`close`,
-    ends it. Settings that are not given come from the environment; ``config`` replaces them all. ``transport``
-    and ``events`` are for tests and tools: what sends the requests, and what receives their events.
+    ends it. Every setting can be given as an argument, such as ``timeout=30``; those that are not given come from the
+    environment. ``config`` replaces them all. ``transport`` and ``events`` are for tests and tools: what sends the requests, and
+    what receives their events. With ``lazy``, methods that create clients return immediately also where no event loop
+    runs, so that several clients are created concurrently; errors are then raised by ``result()`` or at the first use.
     """
 
     def __init__(
@@ -60,7 +74,15 @@ class ServiceClient:
         config: Config | None = None,
         transport: Transport | None = None,
         events: Sink | None = None,
+        lazy: bool = False,
+        **settings: Unpack[ConfigOptions],
     ) -> None:
+        if default_headers_overrides is not None:
+            if "default_headers" in settings:
+                raise TypeError(
+                    "default_headers and default_headers_overrides are the same; give one of them"
+                )
+            settings["default_headers"] = default_headers_overrides
         self._caller = connect(
             config=config,
             transport=transport,
@@ -69,15 +91,15 @@ class ServiceClient:
             project_id=project_id,
             base_url=base_url,
             api_key=api_key,
-            default_headers=default_headers_overrides,
+            **settings,
         )
-        self._session = Session(self._caller, display_name=display_name)
+        self._session = Session(self._caller, display_name=display_name, lazy=lazy)
         self._closing: AwaitableConcurrentFuture[None] | None = None
         self._close_lock = threading.Lock()
+        warn_about_async_names(self, self.config)
 
     # ---- training ----
 
-    @blocking
     def create_lora_training_client(
         self,
         base_model: str,
@@ -88,14 +110,13 @@ class ServiceClient:
         train_unembed: bool = True,
         user_metadata: Mapping[str, str] | None = None,
         optimizer: Mapping[str, Any] | types.AdamOptimizerConfig | None = None,
-    ) -> Future[TrainingClient]:
+    ) -> PendingTrainingClient:
         """A new run: a base model with a fresh low-rank adapter to train."""
         lora = _lora(rank, seed, train_mlp, train_attn, train_unembed)
-        return background().submit(self._create(base_model, lora, user_metadata, _optimizer(optimizer)))
+        return self._training_client(self._create(base_model, lora, user_metadata, _optimizer(optimizer)))
 
-    create_lora_training_client_async = async_call(create_lora_training_client)
+    create_lora_training_client_async = async_form(create_lora_training_client)
 
-    @blocking
     def create_training_client_from_state(
         self,
         path: str,
@@ -103,9 +124,9 @@ class ServiceClient:
         user_metadata: Mapping[str, str] | None = None,
         weights_access_token: str | None = None,
         optimizer: Mapping[str, Any] | types.AdamOptimizerConfig | None = None,
-    ) -> Future[TrainingClient]:
+    ) -> PendingTrainingClient:
         """A new run that starts from saved weights, with a fresh optimizer."""
-        return background().submit(
+        return self._training_client(
             self._restore(
                 path,
                 base_model,
@@ -116,61 +137,59 @@ class ServiceClient:
             )
         )
 
-    create_training_client_from_state_async = async_call(create_training_client_from_state)
+    create_training_client_from_state_async = async_form(create_training_client_from_state)
 
-    @blocking
     def create_training_client_from_state_with_optimizer(
         self,
         path: str,
         base_model: str | None = None,
         user_metadata: Mapping[str, str] | None = None,
         weights_access_token: str | None = None,
-    ) -> Future[TrainingClient]:
+    ) -> PendingTrainingClient:
         """A new run that continues a saved one exactly: with its weights and optimizer state."""
-        return background().submit(
+        return self._training_client(
             self._restore(
                 path, base_model, user_metadata, weights_access_token, _optimizer(None), with_optimizer=True
             )
         )
 
-    create_training_client_from_state_with_optimizer_async = async_call(
+    create_training_client_from_state_with_optimizer_async = async_form(
         create_training_client_from_state_with_optimizer
     )
 
     # ---- sampling and the rest ----
 
-    @blocking
     def create_sampling_client(
         self,
         model_path: str | None = None,
         base_model: str | None = None,
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
-    ) -> Future[SamplingClient]:
+    ) -> PendingSamplingClient:
         """A sampling client on saved weights (``tinker://…``) or on a base model."""
-        return background().submit(
-            open_sampling_client(
-                self._session,
-                model_path=model_path,
-                base_model=base_model,
-                retry_config=retry_config,
-                record_stability_info=record_stability_info,
-            )
+        opening = open_sampling_client(
+            self._session,
+            model_path=model_path,
+            base_model=base_model,
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
         )
+        return cast("PendingSamplingClient", Pending(SamplingClient, opening, lazy=self._session.lazy))
 
-    create_sampling_client_async = async_call(create_sampling_client)
+    create_sampling_client_async = async_form(create_sampling_client)
 
-    def create_rest_client(self) -> RestClient:
+    def create_rest_client(self) -> PendingRestClient:
         """A REST client on the same server and connections."""
         self._session.check_open()
-        return RestClient(caller=self._caller)
+        return cast("PendingRestClient", Pending.of(RestClient(caller=self._caller)))
 
-    @blocking
-    def get_server_capabilities(self) -> Future[types.GetServerCapabilitiesResponse]:
+    def get_server_capabilities(self) -> PendingCapabilities:
         """The base models that the server offers; needs no session."""
-        return background().submit(self._capabilities())
+        return cast(
+            "PendingCapabilities", PendingValue(types.GetServerCapabilitiesResponse, self._capabilities())
+        )
 
-    get_server_capabilities_async = async_call(get_server_capabilities)
+    get_server_capabilities_async = async_form(get_server_capabilities)
 
     def copy_weights(
         self, path: str, *, ttl_seconds: int | None = None, weights_access_token: str | None = None
@@ -183,11 +202,11 @@ class ServiceClient:
                 "copy_weights copies into this client's project; make it with ServiceClient(project_id=…)"
             )
         copying = RestCalls(self._caller).copy_weights(path, project_id, ttl_seconds, weights_access_token)
-        return AwaitableConcurrentFuture(background().submit(copying))
+        return background().submit(copying)
 
     def create_custom_loss(
         self, fn: PerDatumLossFn, input_ranks: Mapping[str, types.CustomLossInputRank]
-    ) -> APIFuture[LossHandle]:
+    ) -> AwaitableConcurrentFuture[LossHandle]:
         """A custom loss as a graph that the server runs; a server without support for it runs it in this process.
 
         ``fn(logprobs, …)`` is traced once and applied to each datum: after ``logprobs`` its parameters name
@@ -206,11 +225,31 @@ class ServiceClient:
         from tinkex.losses.traced import trace_loss
 
         self._session.check_open()
-        return AwaitableConcurrentFuture(background().submit(self._custom_loss(trace_loss(fn, input_ranks))))
+        return background().submit(self._custom_loss(trace_loss(fn, input_ranks)))
 
-    def get_console_url(self) -> str:
+    def poll(self, request_id: str, result_type: type[T] | None = None) -> AwaitableConcurrentFuture[T]:
+        """The result of an operation that is known only by its id, such as one that another process submitted.
+
+        ``result_type`` is the type of the result, such as ``types.OptimStepResponse`` or
+        ``types.ForwardBackwardOutput``; without it the result is a dictionary, as the server sends it::
+
+            saved = service.poll(request_id, types.SaveWeightsResponse).result()
+
+        Raises what the operation itself would raise. The server keeps results for a limited time.
+        """
+        self._session.check_open()
+        return background().submit(self._poll(request_id, operation_of(result_type)))
+
+    poll_async = async_form(poll)
+
+    @property
+    def config(self) -> Config:
+        """The settings of this client; its ``repr`` shows no secrets."""
+        return self._caller.config
+
+    def get_console_url(self) -> PendingText:
         """The page of this session in the hosted service's console."""
-        return self._session.console_url()
+        return PendingText(self._session.console_url())
 
     def get_telemetry(self) -> Reporter | None:
         """The telemetry of this session; None before the session is open, and if telemetry is off."""
@@ -222,16 +261,21 @@ class ServiceClient:
         background().run(self._session.opened())
         return self._session
 
-    @blocking
-    def renew_session(self) -> Future[bool]:
+    @holder.setter
+    def holder(self, session: Session) -> None:
+        self._session = session
+
+    def renew_session(self) -> bool:
         """Opens a new session if the server has deleted or ended this one; returns whether it did.
 
         Clients of the old session stay bound to it: create new ones, from checkpoints. Programs that use
         ``resilient_training`` or a recovery monitor need not call it.
         """
-        return background().submit(self._session.renew_if_lost())
+        return background().run(self._session.renew_if_lost())
 
-    renew_session_async = async_call(renew_session)
+    async def renew_session_async(self) -> bool:
+        """As :meth:`renew_session`, without blocking."""
+        return await await_future(background().submit(self._session.renew_if_lost()), propagate_cancel=True)
 
     # ---- closing ----
 
@@ -245,9 +289,7 @@ class ServiceClient:
             raise ValueError(f"status is 'success', 'errored' or 'interrupted', got {status!r}")
         with self._close_lock:
             if self._closing is None:
-                self._closing = AwaitableConcurrentFuture(
-                    background().submit(self._session.close(status, detail))
-                )
+                self._closing = background().submit(self._session.finish(status, detail))
             return self._closing
 
     def __enter__(self) -> Self:
@@ -270,6 +312,9 @@ class ServiceClient:
         return f"ServiceClient(base_url={self._caller.config.base_url!r})"
 
     # ---- the calls ----
+
+    def _training_client(self, creating: Coroutine[Any, Any, TrainingClient]) -> PendingTrainingClient:
+        return cast("PendingTrainingClient", Pending(TrainingClient, creating, lazy=self._session.lazy))
 
     async def _create(
         self,
@@ -353,6 +398,11 @@ class ServiceClient:
                 client.unload()  # a run without its weights is useless; the server need not keep it
             raise
         return client
+
+    async def _poll(self, request_id: str, operation: Endpoint) -> Any:
+        with trace_operation("poll", on=self._caller.config.tracing):
+            opened = await self._session.opened()
+            return await opened.results.fetch(operation, types.UntypedAPIFuture(request_id=request_id))
 
     async def _custom_loss(self, traced: LossHandle) -> LossHandle:
         with trace_operation("create_custom_loss", on=self._caller.config.tracing):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from tinkex import types
-from tinkex._runtime import background, create_detached_task
+from tinkex._runtime import background, create_detached_task, resume_on_new_loop
 from tinkex._transport.budget import ByteBudget
 from tinkex._transport.caller import PROTOCOL_VERSION
 from tinkex._transport.limiter import Limiter, limiter_for
@@ -30,6 +30,7 @@ from tinkex.errors import (
 )
 from tinkex.futures import Results
 from tinkex.observability.events import (
+    HeartbeatFailed,
     HeartbeatLost,
     ServerMessage,
     SessionClosed,
@@ -80,6 +81,7 @@ class Session:
         caller: Caller,
         *,
         display_name: str | None = None,
+        lazy: bool = False,
         heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S,
         heartbeat_warning_s: float = HEARTBEAT_WARNING_S,
         min_refresh_interval_s: float = MIN_REFRESH_INTERVAL_S,
@@ -87,6 +89,8 @@ class Session:
         self.pid = os.getpid()
         """The process of this session, which counts its sequence numbers."""
         self.caller = caller
+        self.lazy = lazy
+        """Whether methods that create clients never wait."""
         self.dynamic_config = types.ClientDynamicConfigResponse()
         self._display_name = display_name
         self._heartbeat_interval_s = heartbeat_interval_s
@@ -119,7 +123,7 @@ class Session:
         self.check_open()
         if self._open is not None:
             return self._open
-        if self._opening is None:
+        if self._opening is None or self._opening.done():  # one that ended with its loop is still here
             self._opening = asyncio.create_task(self._open_session())
         opening = self._opening
         try:
@@ -171,6 +175,7 @@ class Session:
     def join(self, session_id: str, client_config: types.ClientConfigResponse) -> OpenSession:
         """Joins a session that another process opened: nothing is sent, and heartbeats start."""
         use_tokens(self.caller, client_config)
+        resume_on_new_loop(self)
         background().start(self._send_heartbeats(session_id), detached=True)
         return self._enter(session_id, client_config)
 
@@ -198,7 +203,16 @@ class Session:
             page = "sessions" if self._open is None else f"sessions/{self._open.session_id}"
         return f"{CONSOLE_URL}/{page}"
 
-    async def close(self, status: FinishStatus, detail: str | None = None) -> None:
+    def close(self) -> None:
+        """Stops the heartbeats and closes the connections, without a report to the server; returns immediately.
+
+        ``ServiceClient.close`` reports how the program ended.
+        """
+        if not self._closed:
+            self._closed = True
+            background().start(self._release(), detached=True)
+
+    async def finish(self, status: FinishStatus, detail: str | None = None) -> None:
         """Reports to the server how the program ended, stops the heartbeats and closes the connections.
 
         The server ends a session without heartbeats by itself, so that a failure of the report is an event and not an
@@ -207,9 +221,7 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        for task in (self._opening, self._heartbeats):
-            if task is not None:
-                task.cancel()
+        self._stop_tasks()
         if self._open is not None:
             session_id = self._open.session_id
             failure = None
@@ -225,9 +237,18 @@ class Session:
             except APIError as error:
                 failure = error.message
             self.caller.sink.emit(SessionClosed(session_id, status, failure))
+        await self._release()
+
+    async def _release(self) -> None:
+        self._stop_tasks()
         if self.telemetry is not None:
             await self.telemetry.close()
         await self.caller.close()
+
+    def _stop_tasks(self) -> None:
+        for task in (self._opening, self._heartbeats):
+            if task is not None:
+                task.cancel()
 
     async def _open_session(self) -> OpenSession:
         request = types.ClientConfigRequest(sdk_version=PROTOCOL_VERSION)
@@ -251,15 +272,22 @@ class Session:
         opened = self._enter(created.session_id, client_config)
         if config.telemetry and isinstance(self.caller.transport, SharedHttp):
             self.telemetry = Reporter(self.caller, created.session_id)
-            self._telemetry_sink = TelemetrySink(self.telemetry)
+            self._telemetry_sink = TelemetrySink(self.telemetry, all_requests=config.telemetry_requests)
             self.caller.sink.subscribe(self._telemetry_sink)
         self.caller.sink.emit(SessionOpened(created.session_id))
         for level in ("info", "warning", "error"):
             text = getattr(created, f"{level}_message")
             if text:
                 self.caller.sink.emit(ServerMessage(created.session_id, level, text))
+        resume_on_new_loop(self)
         self._heartbeats = create_detached_task(self._send_heartbeats(created.session_id))
         return opened
+
+    def resume(self) -> None:
+        """Starts the heartbeats again that ended with their event loop."""
+        heartbeats = self._heartbeats
+        if self._open is not None and not self._closed and heartbeats is not None and heartbeats.cancelled():
+            self._heartbeats = create_detached_task(self._send_heartbeats(self._open.session_id))
 
     def _enter(self, session_id: str, client_config: types.ClientConfigResponse) -> OpenSession:
         pause_s = client_config.billing_exception_max_pause_duration_sec
@@ -275,42 +303,67 @@ class Session:
         return opened
 
     async def _send_heartbeats(self, session_id: str) -> None:
-        """Sends heartbeats until the server rejects them, and refreshes the dynamic configuration."""
+        """Sends heartbeats until the server rejects them or the client is closed, and refreshes the dynamic configuration."""
+        self._heartbeats = asyncio.current_task()
         last_success = warned = refreshed = time.monotonic()
         while True:
             await asyncio.sleep(self._heartbeat_interval_s)
+            accepted = False
             try:
-                await self.caller.call(
-                    endpoint("session_heartbeat"),
-                    types.SessionHeartbeatRequest(session_id=session_id),
-                    timeout=HEARTBEAT_TIMEOUT_S,
-                    policy=NO_RETRIES,
-                )
-                last_success = warned = time.monotonic()
-            except APIStatusError as error:
-                if _ends_session(error.status_code):
-                    self.caller.sink.emit(SessionLost(session_id, error.message))
-                    return
-            except APIError:
-                pass  # it counts as time since the last success
-            except ClosedError:
-                return  # the client is closed
+                accepted = await self._send_heartbeat(session_id)
+            except _SessionEnded as ended:
+                self.caller.sink.emit(SessionLost(session_id, str(ended)))
+                return
+            except ClosedError as error:
+                if not self._closed and not self.caller.closed:
+                    self.caller.sink.emit(SessionLost(session_id, str(error)))
+                return
+            except Exception as error:  # noqa: BLE001 - emitted; without heartbeats the server would end the session
+                self._emit_failure(session_id, error)
             now = time.monotonic()
-            if now - warned >= self._heartbeat_warning_s:
+            if accepted:
+                last_success = warned = now
+            elif now - warned >= self._heartbeat_warning_s:
                 warned = now
                 self.caller.sink.emit(HeartbeatLost(session_id, now - last_success))
             if now - refreshed >= max(self.dynamic_config.refresh_interval_sec, self._min_refresh_interval_s):
                 refreshed = now
-                await self._refresh()
+                await self._refresh(session_id)
 
-    async def _refresh(self) -> None:
+    def _emit_failure(self, session_id: str, error: Exception) -> None:
+        self.caller.sink.emit(HeartbeatFailed(session_id, f"{type(error).__name__}: {error}"))
+
+    async def _send_heartbeat(self, session_id: str) -> bool:
+        """Returns whether the server accepted a heartbeat."""
+        try:
+            await self.caller.call(
+                endpoint("session_heartbeat"),
+                types.SessionHeartbeatRequest(session_id=session_id),
+                timeout=HEARTBEAT_TIMEOUT_S,
+                policy=NO_RETRIES,
+            )
+        except APIStatusError as error:
+            if _ends_session(error.status_code):
+                raise _SessionEnded(error.message) from error
+            return False
+        except APIConnectionError:
+            return False  # it counts as time since the last success
+        return True
+
+    async def _refresh(self, session_id: str) -> None:
         request = types.ClientConfigRequest(sdk_version=PROTOCOL_VERSION)
         try:
             self.dynamic_config = await self.caller.call(
                 endpoint("client_dynamic_config"), request, timeout=HEARTBEAT_TIMEOUT_S, policy=NO_RETRIES
             )
-        except (APIConnectionError, APIStatusError):
+        except (APIConnectionError, APIStatusError, ClosedError):
             return  # the old values stay in use
+        except Exception as error:  # noqa: BLE001 - emitted; the old values stay in use
+            self._emit_failure(session_id, error)
+
+
+class _SessionEnded(Exception):
+    """The server rejects the heartbeats of a session."""
 
 
 def _ends_session(status: int) -> bool:

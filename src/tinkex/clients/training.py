@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Literal
+import functools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tinkex import types
-from tinkex._runtime import background
+from tinkex._runtime import on_event_loop, run_in_daemon_thread
 from tinkex._wire.endpoints import endpoint
 from tinkex.clients._checks import check_data, check_loss, check_name, check_ttl
 from tinkex.clients._chunking import split
 from tinkex.clients._custom_losses import CustomPass, custom_pass
-from tinkex.clients._operations import OperationSubmitter
+from tinkex.clients._docstrings import documented
+from tinkex.clients._open_sampling import open_sampling_client, open_saved_sampler
+from tinkex.clients._operations import OperationSubmitter, named_export, named_save
+from tinkex.clients._pending import Pending, PendingText, PendingValue
 from tinkex.clients._queue_state import QueueStateMixin
 from tinkex.clients._reduction import combine
 from tinkex.clients._spans import spanning
-from tinkex.clients._twins import async_call, blocking
-from tinkex.clients._warnings import warn_caller
-from tinkex.clients.sampling import SamplingClient, open_sampling_client
-from tinkex.errors import APIResponseValidationError
+from tinkex.clients._twins import async_form
+from tinkex.clients._warnings import deprecate_async, warn_about_async_names, warn_caller
+from tinkex.clients.sampling import SamplingClient
 from tinkex.losses.custom import SURROGATE
 from tinkex.observability.tracing import trace_operation
 from tinkex.types import Datum
 
 if TYPE_CHECKING:
+    from tinkex.clients._pending import PendingInfo, PendingSamplingClient, PendingTokenizer
+    from tinkex.clients._queue_state import Observer
     from tinkex.clients.sampling import RetryConfig
     from tinkex.clients.session import OpenSession, Session
-    from tinkex.futures import APIFuture, AwaitableConcurrentFuture
-    from tinkex.losses.custom import CustomLoss
+    from tinkex.config import Config
+    from tinkex.futures import AwaitableConcurrentFuture
+    from tinkex.losses.custom import CustomLoss, Surrogate
     from tinkex.losses.traced import LossHandle
     from tinkex.observability.telemetry.reporter import Reporter
     from tinkex.tokenizers import Tokenizer
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["TrainingClient"]
 
 
+@documented("client")
 class TrainingClient(QueueStateMixin):
     """Trains one model: a base model with its own adapter, optimizer state and run id.
 
@@ -46,7 +52,7 @@ class TrainingClient(QueueStateMixin):
         step = client.optim_step(tinkex.AdamParams(learning_rate=1e-4))
         print(backward.result().metrics["loss:sum"], step.result().metrics)
 
-    Get one from :meth:`ServiceClient.create_lora_training_client`. Every method has an ``_async`` form.
+    Get one from :meth:`ServiceClient.create_lora_training_client`. Every method can be awaited.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class TrainingClient(QueueStateMixin):
         self._session = session
         self._opened = opened
         self._operations = OperationSubmitter(session, opened, model_id, self._notify_queue_state)
+        warn_about_async_names(self, self.config)
 
     # ---- passes ----
 
@@ -65,28 +72,46 @@ class TrainingClient(QueueStateMixin):
         data: Sequence[Datum],
         loss_fn: types.LossFnType,
         loss_fn_config: Mapping[str, float | str] | None = None,
-    ) -> APIFuture[types.ForwardBackwardOutput]:
-        """Computes the loss and its outputs (such as logprobs) without any gradient."""
-        return self._pass(data, loss_fn, loss_fn_config, forward_only=True)
+        *,
+        queue_state_observer: Observer = None,
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
+        """Computes the loss and its outputs (such as logprobs) without any gradient.
 
-    forward_async = async_call(forward)
+        The arguments are those of :meth:`forward_backward`::
+
+            outputs = client.forward(batch, "cross_entropy").result().loss_fn_outputs
+
+        ``queue_state_observer`` is notified of the queue states of this call, instead of the client's observer; so it is in
+        every other operation.
+        """
+        return self._pass(data, loss_fn, loss_fn_config, forward_only=True, observer=queue_state_observer)
+
+    forward_async = async_form(forward, returns_future=True)
 
     def forward_backward(
         self,
         data: Sequence[Datum],
         loss_fn: types.LossFnType,
         loss_fn_config: Mapping[str, float | str] | None = None,
-    ) -> APIFuture[types.ForwardBackwardOutput]:
+        *,
+        queue_state_observer: Observer = None,
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
         """Computes the loss and adds its gradient to what the next :meth:`optim_step` applies.
 
-        Gradients of several calls add up. Large data is sent in chunks, and the result is one output. If one
-        chunk fails, the gradients of the others may already have been added.
+        ``data`` is the batch: each datum has the model's input and the inputs of the loss, such as ``target_tokens``.
+        ``loss_fn`` is ``cross_entropy``, ``importance_sampling``, ``ppo``, ``cispo``, ``dro``, ``gspo`` or
+        ``stable_reinforce``, and ``loss_fn_config`` its settings. Gradients of several calls add up. Large data is sent in chunks, and the result is
+        one output. If one chunk fails, the gradients of the others may already have been added::
+
+            inputs, targets = types.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]}
+            output = client.forward_backward([types.Datum(inputs, targets)], "cross_entropy").result()
+            client.optim_step(types.AdamParams(learning_rate=1e-4)).result()
+            print(output.metrics["loss:sum"])
         """
-        return self._pass(data, loss_fn, loss_fn_config, forward_only=False)
+        return self._pass(data, loss_fn, loss_fn_config, forward_only=False, observer=queue_state_observer)
 
-    forward_backward_async = async_call(forward_backward)
+    forward_backward_async = async_form(forward_backward, returns_future=True)
 
-    @spanning("forward_backward_custom")
     def forward_backward_custom(
         self,
         data: Sequence[Datum],
@@ -94,12 +119,14 @@ class TrainingClient(QueueStateMixin):
         *,
         loss_type_input: Literal["logprobs"] | None = None,
         regularizers: Sequence[types.RegularizerSpec] = (),
-    ) -> APIFuture[types.ForwardBackwardOutput]:
+        queue_state_observer: Observer = None,
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
         """As :meth:`forward_backward` with a custom loss, written with PyTorch.
 
         ``loss_fn(data, logprobs)`` receives one tensor per datum, of the shape of its ``target_tokens``, and
         returns the loss and a dictionary of metrics. It is called once, in this process, after a forward pass that this
-        call waits for. If it fails, nothing is added to the gradient::
+        call waits for; on an event loop nothing waits, and it is called on another thread. If it fails, nothing is added to
+        the gradient::
 
             def squared(data, logprobs):
                 return sum((lp**2).sum() for lp in logprobs), {"datums": len(data)}
@@ -111,11 +138,14 @@ class TrainingClient(QueueStateMixin):
         """
         loss = self._custom(data, loss_fn, loss_type_input, regularizers)
         if loss.loss_id is not None:
-            return self.forward_backward(data, "custom", {"loss_id": loss.loss_id})
-        surrogate = loss.surrogate(data, self.forward(loss.forward_data, SURROGATE).result())
-        return self._pass(surrogate.data, SURROGATE, None, forward_only=False, finish=surrogate.finish)
+            observed = _given(queue_state_observer)
+            return self.forward_backward(data, "custom", {"loss_id": loss.loss_id}, **observed)
+        if on_event_loop():
+            return self._operations.hold(lambda: self._custom_pass_async(data, loss, queue_state_observer))
+        return self._custom_pass(data, loss, queue_state_observer)
 
-    # Not derived: between its two passes the sync form blocks the caller's thread, and this one awaits on the caller's loop.
+    # Not derived: its first await is that of the forward pass, and the loss is called on the caller's thread.
+    @deprecate_async
     @spanning("forward_backward_custom")
     async def forward_backward_custom_async(
         self,
@@ -124,24 +154,27 @@ class TrainingClient(QueueStateMixin):
         *,
         loss_type_input: Literal["logprobs"] | None = None,
         regularizers: Sequence[types.RegularizerSpec] = (),
-    ) -> APIFuture[types.ForwardBackwardOutput]:
-        """As :meth:`forward_backward_custom`, awaiting the forward pass; await the future for the output."""
+        queue_state_observer: Observer = None,
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
+        """Deprecated: as :meth:`forward_backward_custom`, awaiting the forward pass; await the future for the output."""
         loss = self._custom(data, loss_fn, loss_type_input, regularizers)
+        observed = _given(queue_state_observer)
         if loss.loss_id is not None:
-            return await self.forward_backward_async(data, "custom", {"loss_id": loss.loss_id})
-        surrogate = await loss.surrogate_async(data, await self.forward(loss.forward_data, SURROGATE))
-        return self._pass(surrogate.data, SURROGATE, None, forward_only=False, finish=surrogate.finish)
+            return self.forward_backward(data, "custom", {"loss_id": loss.loss_id}, **observed)
+        forward = self.forward(loss.forward_data, SURROGATE, **observed)
+        return self._surrogate_pass(await loss.surrogate_async(data, await forward), queue_state_observer)
 
     def optim_step(
         self,
         optim_params: types.AdamParams | Mapping[str, Any] | None = None,
         *,
         adam_params: types.AdamParams | None = None,
-    ) -> APIFuture[types.OptimStepResponse]:
+        queue_state_observer: Observer = None,
+    ) -> AwaitableConcurrentFuture[types.OptimStepResponse]:
         """Applies the accumulated gradient once, with these parameters, and clears it.
 
         ``optim_params`` is an ``AdamParams``, or for another optimizer a mapping with its ``type``.
-        ``adam_params`` is the older spelling of the same argument.
+        ``adam_params`` is the older spelling of the same argument: ``optim_step(types.AdamParams(learning_rate=1e-4))``.
         """
         if optim_params is not None and adam_params is not None:
             raise ValueError("optim_step takes its parameters once: optim_step(AdamParams(learning_rate=…))")
@@ -160,9 +193,10 @@ class TrainingClient(QueueStateMixin):
             lambda seq_id: types.OptimStepRequest(
                 model_id=self.model_id, seq_id=seq_id, adam_params=adam, optimizer_params=other
             ),
+            observer=queue_state_observer,
         )
 
-    optim_step_async = async_call(optim_step)
+    optim_step_async = async_form(optim_step, returns_future=True)
 
     # ---- checkpoints ----
 
@@ -172,7 +206,9 @@ class TrainingClient(QueueStateMixin):
         ttl_seconds: int | None = None,
         overwrite: bool = False,
         user_metadata: Mapping[str, str] | None = None,
-    ) -> APIFuture[types.SaveWeightsResponse]:
+        *,
+        queue_state_observer: Observer = None,
+    ) -> AwaitableConcurrentFuture[types.SaveWeightsResponse]:
         """Saves weights and optimizer state under a name; load them again by the result's ``path``."""
         check_name(name)
         check_ttl(ttl_seconds)
@@ -184,18 +220,21 @@ class TrainingClient(QueueStateMixin):
                 seq_id=seq_id,
                 ttl_seconds=ttl_seconds,
                 overwrite=overwrite,
-                user_metadata=_copied(user_metadata),
+                user_metadata=None if user_metadata is None else dict(user_metadata),
             ),
+            observer=queue_state_observer,
         )
 
-    save_state_async = async_call(save_state)
+    save_state_async = async_form(save_state, returns_future=True)
 
     def save_weights_external(
         self,
         name: str,
         ttl_seconds: int | None = None,
         age_encryption_recipients: Sequence[str] | None = None,
-    ) -> APIFuture[types.SaveWeightsExternalResponse]:
+        *,
+        queue_state_observer: Observer = None,
+    ) -> AwaitableConcurrentFuture[types.SaveWeightsExternalResponse]:
         """Saves weights for use outside the service, encrypted for ``age_encryption_recipients`` if given."""
         check_name(name)
         check_ttl(ttl_seconds)
@@ -210,25 +249,27 @@ class TrainingClient(QueueStateMixin):
                 if age_encryption_recipients is None
                 else list(age_encryption_recipients),
             ),
+            named_export,
+            observer=queue_state_observer,
         )
 
-    save_weights_external_async = async_call(save_weights_external)
+    save_weights_external_async = async_form(save_weights_external, returns_future=True)
 
     def load_state(
-        self, path: str, weights_access_token: str | None = None
-    ) -> APIFuture[types.LoadWeightsResponse]:
+        self, path: str, weights_access_token: str | None = None, *, queue_state_observer: Observer = None
+    ) -> AwaitableConcurrentFuture[types.LoadWeightsResponse]:
         """Replaces this run's weights by saved ones and resets the optimizer."""
-        return self._load(path, weights_access_token, optimizer=False)
+        return self._load(path, weights_access_token, queue_state_observer, optimizer=False)
 
-    load_state_async = async_call(load_state)
+    load_state_async = async_form(load_state, returns_future=True)
 
     def load_state_with_optimizer(
-        self, path: str, weights_access_token: str | None = None
-    ) -> APIFuture[types.LoadWeightsResponse]:
+        self, path: str, weights_access_token: str | None = None, *, queue_state_observer: Observer = None
+    ) -> AwaitableConcurrentFuture[types.LoadWeightsResponse]:
         """Replaces this run's weights and optimizer state by saved ones, to continue exactly from there."""
-        return self._load(path, weights_access_token, optimizer=True)
+        return self._load(path, weights_access_token, queue_state_observer, optimizer=True)
 
-    load_state_with_optimizer_async = async_call(load_state_with_optimizer)
+    load_state_with_optimizer_async = async_form(load_state_with_optimizer, returns_future=True)
 
     # ---- sampling ----
 
@@ -237,7 +278,9 @@ class TrainingClient(QueueStateMixin):
         name: str,
         ttl_seconds: int | None = None,
         user_metadata: Mapping[str, str] | None = None,
-    ) -> APIFuture[types.SaveWeightsForSamplerResponse]:
+        *,
+        queue_state_observer: Observer = None,
+    ) -> AwaitableConcurrentFuture[types.SaveWeightsForSamplerResponse]:
         """Saves weights for sampling under a name; sample from the result's ``path``."""
         check_name(name)
         check_ttl(ttl_seconds)
@@ -248,20 +291,20 @@ class TrainingClient(QueueStateMixin):
                 path=name,
                 seq_id=seq_id,
                 ttl_seconds=ttl_seconds,
-                user_metadata=_copied(user_metadata),
+                user_metadata=None if user_metadata is None else dict(user_metadata),
             ),
-            lambda saved: _require(saved, "path", "a named save"),
+            named_save,
+            observer=queue_state_observer,
         )
 
-    save_weights_for_sampler_async = async_call(save_weights_for_sampler)
+    save_weights_for_sampler_async = async_form(save_weights_for_sampler, returns_future=True)
 
-    @blocking
     def save_weights_and_get_sampling_client(
         self,
         name: str | None = None,
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
-    ) -> Future[SamplingClient]:
+    ) -> PendingSamplingClient:
         """A sampling client on the current weights; further training does not change them."""
         if name is not None:
             warn_caller(
@@ -275,29 +318,29 @@ class TrainingClient(QueueStateMixin):
             lambda seq_id: types.SaveWeightsForSamplerRequest(
                 model_id=self.model_id, seq_id=seq_id, sampling_session_seq_id=sampling_session_seq_id
             ),
-            self._snapshot_sampler(retry_config, record_stability_info),
+            lambda saved: open_saved_sampler(
+                self._session, self._opened, saved, retry_config, record_stability_info=record_stability_info
+            ),
         )
-        return saving.future()
+        return cast("PendingSamplingClient", Pending(SamplingClient, saving, lazy=self._session.lazy))
 
-    save_weights_and_get_sampling_client_async = async_call(save_weights_and_get_sampling_client)
+    save_weights_and_get_sampling_client_async = async_form(save_weights_and_get_sampling_client)
 
-    @blocking
     def create_sampling_client(
         self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False
-    ) -> Future[SamplingClient]:
+    ) -> PendingSamplingClient:
         """A sampling client on saved weights."""
-        return background().submit(
-            open_sampling_client(
-                self._session,
-                model_path=model_path,
-                retry_config=retry_config,
-                record_stability_info=record_stability_info,
-            )
+        opening = open_sampling_client(
+            self._session,
+            model_path=model_path,
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
         )
+        return cast("PendingSamplingClient", Pending(SamplingClient, opening, lazy=self._session.lazy))
 
-    create_sampling_client_async = async_call(create_sampling_client)
+    create_sampling_client_async = async_form(create_sampling_client)
 
-    def unload(self) -> APIFuture[types.UnloadModelResponse]:
+    def unload(self) -> AwaitableConcurrentFuture[types.UnloadModelResponse]:
         """Frees the live weights on the server, after all operations called before; checkpoints are kept."""
         return self._operations.start_all(
             endpoint("unload_model"),
@@ -307,38 +350,45 @@ class TrainingClient(QueueStateMixin):
             numbered=False,
         )
 
-    unload_async = async_call(unload)
+    # Not a coroutine function: programs list those of this class, and the official one has no such method.
+    @deprecate_async
+    def unload_async(self) -> Coroutine[Any, Any, AwaitableConcurrentFuture[types.UnloadModelResponse]]:
+        """Deprecated: as :meth:`unload`; await the returned future for the result."""
+        return _unload_async(self)
 
     # ---- properties ----
 
-    @blocking
-    def get_info(self) -> Future[types.GetInfoResponse]:
+    def get_info(self) -> PendingInfo:
         """The properties of this run: base model, tokenizer, adapter rank."""
-        return background().submit(self._info())
+        return cast("PendingInfo", PendingValue(types.GetInfoResponse, self._info()))
 
-    get_info_async = async_call(get_info)
+    get_info_async = async_form(get_info)
 
-    def get_tokenizer(self) -> Tokenizer:
+    def get_tokenizer(self) -> PendingTokenizer:
         """The tokenizer of the base model: a ``transformers`` one where that is installed, else our own."""
-        from tinkex.tokenizers import load_tokenizer
+        return cast("PendingTokenizer", PendingValue(None, self._tokenizer()))
 
-        model = self.get_info().model_data
-        return load_tokenizer(
-            self._session.caller, tokenizer_id=model.tokenizer_id, base_model=model.model_name
-        )
-
-    def get_console_url(self) -> str:
+    def get_console_url(self) -> PendingText:
         """The page of this run in the hosted service's console."""
-        return self._session.console_url(f"training_runs/{self.model_id}")
+        return PendingText(self._session.console_url(f"training_runs/{self.model_id}"))
 
     def get_telemetry(self) -> Reporter | None:
         """The telemetry of this session; None before the session is open, and if telemetry is off."""
         return self._session.telemetry
 
     @property
+    def config(self) -> Config:
+        """The settings of this client; its ``repr`` shows no secrets."""
+        return self._session.caller.config
+
+    @property
     def holder(self) -> Session:
         """The session this run belongs to."""
         return self._session
+
+    @holder.setter
+    def holder(self, session: Session) -> None:
+        self._session = session
 
     def __repr__(self) -> str:
         return f"TrainingClient(model_id={self.model_id!r})"
@@ -353,7 +403,8 @@ class TrainingClient(QueueStateMixin):
         *,
         forward_only: bool,
         finish: Callable[[types.ForwardBackwardOutput], types.ForwardBackwardOutput] | None = None,
-    ) -> APIFuture[types.ForwardBackwardOutput]:
+        observer: Observer = None,
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
         data = check_data(data)
         config = check_loss(loss_fn, loss_fn_config)
         limits = self._opened.client_config
@@ -376,11 +427,38 @@ class TrainingClient(QueueStateMixin):
             combine if finish is None else lambda outputs: finish(combine(outputs)),
             sizes=[chunk.num_bytes for chunk in chunks],
             request_type="Forward" if forward_only else None,
+            observer=observer,
+        )
+
+    @spanning("forward_backward_custom")
+    def _custom_pass(
+        self, data: Sequence[Datum], loss: CustomPass, observer: Observer
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
+        forward = self.forward(loss.forward_data, SURROGATE, **_given(observer))
+        return self._surrogate_pass(loss.surrogate(data, forward.result()), observer)
+
+    @spanning("forward_backward_custom")
+    async def _custom_pass_async(
+        self, data: Sequence[Datum], loss: CustomPass, observer: Observer
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
+        forward = self.forward(loss.forward_data, SURROGATE, **_given(observer))
+        return self._surrogate_pass(await run_in_daemon_thread(loss.surrogate, data, await forward), observer)
+
+    def _surrogate_pass(
+        self, surrogate: Surrogate, observer: Observer
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
+        return self._pass(
+            surrogate.data,
+            SURROGATE,
+            None,
+            forward_only=False,
+            finish=surrogate.finish,
+            observer=observer,
         )
 
     def _load(
-        self, path: str, weights_access_token: str | None, *, optimizer: bool
-    ) -> APIFuture[types.LoadWeightsResponse]:
+        self, path: str, weights_access_token: str | None, observer: Observer, *, optimizer: bool
+    ) -> AwaitableConcurrentFuture[types.LoadWeightsResponse]:
         types.ParsedCheckpointTinkerPath.from_tinker_path(path)
         return self._operations.start(
             endpoint("load_weights"),
@@ -391,28 +469,11 @@ class TrainingClient(QueueStateMixin):
                 optimizer=optimizer,
                 weights_access_token=weights_access_token,
             ),
+            observer=observer,
         )
 
     def _custom(self, *arguments: Any) -> CustomPass:
         return custom_pass(*arguments, session_id=self._opened.session_id, events=self._session.caller.sink)
-
-    def _snapshot_sampler(
-        self, retry_config: RetryConfig | None, record_stability_info: bool
-    ) -> Callable[[types.SaveWeightsForSamplerResponse], SamplingClient]:
-        def open_sampler(saved: types.SaveWeightsForSamplerResponse) -> SamplingClient:
-            sampling_session_id = _require(
-                saved, "sampling_session_id", "an unnamed save"
-            ).sampling_session_id
-            assert sampling_session_id is not None
-            return SamplingClient(
-                self._session,
-                self._opened,
-                sampling_session_id=sampling_session_id,
-                retry_config=retry_config,
-                record_stability_info=record_stability_info,
-            )
-
-        return open_sampler
 
     async def _info(self) -> types.GetInfoResponse:
         self._session.check_open()
@@ -421,14 +482,17 @@ class TrainingClient(QueueStateMixin):
             info: types.GetInfoResponse = await self._session.caller.call(endpoint("get_info"), request)
         return info
 
+    async def _tokenizer(self) -> Tokenizer:
+        from tinkex.tokenizers import load_tokenizer
 
-def _require(
-    saved: types.SaveWeightsForSamplerResponse, field: str, what: str
-) -> types.SaveWeightsForSamplerResponse:
-    if getattr(saved, field) is None:
-        raise APIResponseValidationError(None, None, f"the reply to {what} has no {field}")
-    return saved
+        model = (await self._info()).model_data
+        load = functools.partial(load_tokenizer, tokenizer_id=model.tokenizer_id, base_model=model.model_name)
+        return await run_in_daemon_thread(load, self._session.caller)
 
 
-def _copied(metadata: Mapping[str, str] | None) -> dict[str, Any] | None:
-    return None if metadata is None else dict(metadata)
+_unload_async = async_form(TrainingClient.unload, returns_future=True)
+
+
+def _given(observer: Observer) -> dict[str, Any]:
+    """The observer as an argument, only if there is one: a program may have replaced the method it is passed to."""
+    return {} if observer is None else {"queue_state_observer": observer}

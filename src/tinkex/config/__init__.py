@@ -9,9 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tinkex.config.settings import DEFAULT_BASE_URL, LOCAL, SETTINGS, ClientSetting, Config, mask
+from tinkex.config.settings import (
+    DEFAULT_BASE_URL,
+    LOCAL,
+    SETTINGS,
+    ClientSetting,
+    Config,
+    ConfigOptions,
+    mask,
+)
 
-__all__ = ["DEFAULT_BASE_URL", "LOCAL", "SETTINGS", "ClientSetting", "Config", "mask"]
+__all__ = ["DEFAULT_BASE_URL", "LOCAL", "SETTINGS", "ClientSetting", "Config", "ConfigOptions", "mask"]
 
 
 if not TYPE_CHECKING:

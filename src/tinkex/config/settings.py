@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 from urllib.parse import urlsplit
 
 from tinkex.config import values as accept
 from tinkex.config.values import DEFAULT_BASE_URL, LOCAL, PARITIES, POLL_BACKOFF, mask
 from tinkex.errors import ConfigError, MissingApiKeyError
 
-__all__ = ["DEFAULT_BASE_URL", "LOCAL", "SETTINGS", "ClientSetting", "Config", "mask"]
+__all__ = ["DEFAULT_BASE_URL", "LOCAL", "SETTINGS", "ClientSetting", "Config", "ConfigOptions", "mask"]
+
+Pairs: TypeAlias = Mapping[str, str | float] | Iterable[tuple[str, str | float]]
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Config:
     project_id: str | None = None
     tags: tuple[str, ...] = ()
     user_metadata: Mapping[str, Any] = field(default_factory=dict)
-    timeout: float = 60.0
+    timeout: float = None  # type: ignore[assignment]  # as parity says
     max_retries: int | None = None
     default_headers: Mapping[str, str] = field(default_factory=dict)
     default_query: Mapping[str, str] = field(default_factory=dict)
@@ -73,10 +75,15 @@ class Config:
     poll_backoff: tuple[float, float] = POLL_BACKOFF
     credential_cmd: str | None = None
     circuit_breaker: bool = True
+    circuit_breaker_failures: int = 5
+    circuit_breaker_cooldown: float = 5.0
+    circuit_breaker_probes: int = 1
     telemetry: bool = True
+    telemetry_requests: bool = False
     tracing: bool = True
     log_level: str | None = None
     dump_headers: bool = False
+    deprecation_warnings: bool = False
     parity: str = "python"
 
     def __post_init__(self) -> None:
@@ -84,6 +91,9 @@ class Config:
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, _read(setting, value, f"Config({name}=…)"))
+        for name, default in zip(("timeout", "max_retries"), PARITIES[self.parity], strict=True):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
         if self.proxy_headers and self.proxy is None:
             raise ConfigError("proxy_headers need a proxy, and none is set; pass proxy=… or set TINKEX_PROXY")
         if self.proxy_headers and urlsplit(self.proxy or "").scheme.startswith("socks"):
@@ -103,7 +113,13 @@ class Config:
     ) -> Config:
         """Resolves every setting: the argument unless it is None, else the environment, else the default.
 
-        ``needs_key=False`` is for clients with a custom transport, which may not need a key.
+        ``arguments`` are settings by name. ``environ`` replaces the environment of this process, and ``credentials`` the file
+        with stored keys. ``needs_key=False`` is for clients with a custom transport, which may not need a key.
+
+        >>> Config.resolve(base_url="local", timeout=30, environ={}).timeout
+        30.0
+        >>> Config.resolve(environ={"TINKER_BASE_URL": "http://host:8787", "TINKER_API_KEY": "tml-key"}).base_url
+        'http://host:8787'
         """
         environ = os.environ if environ is None else environ
         unknown = sorted(set(arguments) - set(SETTINGS))
@@ -120,8 +136,6 @@ class Config:
                     source = f"environment variable {variable}"
                     values[name] = _read(setting, environ[variable].strip(), source)
                     break
-        timeout, max_retries = PARITIES[values.get("parity", "python")]
-        values = {"timeout": timeout, "max_retries": max_retries} | values
         base_url = values.get("base_url", DEFAULT_BASE_URL)
         if "api_key" not in values and "credential_cmd" not in values and base_url != LOCAL:
             key = _stored_key(credentials, environ)
@@ -149,6 +163,35 @@ class Config:
         return f"Config({shown})"
 
 
+class ConfigOptions(TypedDict, total=False):
+    """The settings that a client takes as keyword arguments, besides those with a parameter of their own."""
+
+    tags: Sequence[str] | str
+    timeout: float
+    max_retries: int
+    default_headers: Pairs
+    default_query: Pairs
+    cloudflare_client_id: str
+    cloudflare_client_secret: str
+    proxy: str
+    proxy_headers: Pairs
+    ca_file: str | os.PathLike[str]
+    pool_size: int
+    poll_backoff: tuple[float, float] | str
+    credential_cmd: str
+    circuit_breaker: bool
+    circuit_breaker_failures: int
+    circuit_breaker_cooldown: float
+    circuit_breaker_probes: int
+    telemetry: bool
+    telemetry_requests: bool
+    tracing: bool
+    log_level: str
+    dump_headers: bool
+    deprecation_warnings: bool
+    parity: str
+
+
 def _read(setting: ClientSetting, value: Any, source: str) -> Any:
     try:
         return setting.read(value)
@@ -169,7 +212,7 @@ SETTINGS: Mapping[str, ClientSetting] = {
             "max_retries",
             "TINKEX_MAX_RETRIES",
             accept.max_retries,
-            "retries of a failed request; unset: as many as fit into 300 s",
+            "retries of a failed request, and of a sample; unset: as many as fit into 300 s, samples as long as the client makes progress",
         ),
         ClientSetting("default_headers", "TINKEX_DEFAULT_HEADERS", accept.headers, "headers added to every request"),
         ClientSetting("default_query", "TINKEX_DEFAULT_QUERY", accept.pairs, "query parameters added to every request"),
@@ -178,17 +221,22 @@ SETTINGS: Mapping[str, ClientSetting] = {
             "cloudflare_client_secret", "CLOUDFLARE_ACCESS_CLIENT_SECRET", accept.header_value, "Cloudflare Access secret"
         ),
         ClientSetting("proxy", "TINKEX_PROXY", accept.proxy, "the proxy of all requests, downloads and streams included: http, https, socks5 (names are resolved here) or socks5h (names are resolved by the proxy)"),
-        ClientSetting("proxy_headers", "TINKEX_PROXY_HEADERS", accept.proxy_headers, "headers sent to an http or https proxy only; a proxy-authorization here replaces the proxy's user and password"),
+        ClientSetting("proxy_headers", "TINKEX_PROXY_HEADERS", accept.headers, "headers sent to an http or https proxy only; a proxy-authorization here replaces the proxy's user and password"),
         ClientSetting("ca_file", "TINKEX_CA_FILE", accept.certificates, "certificates (PEM) of authorities trusted in addition to the system's", "SSL_CERT_FILE"),
         ClientSetting("pool_size", "TINKEX_POOL_SIZE", accept.pool_size, "maximum number of connections per purpose (submitting, polling, heartbeats …), and of streams per purpose; unset: one per concurrent request"),
         ClientSetting("poll_backoff", "TINKEX_POLL_BACKOFF", accept.poll_backoff, "initial and maximum back-off, in seconds, between polls that the server answers immediately"),
-        ClientSetting("circuit_breaker", "TINKEX_CIRCUIT_BREAKER", accept.flag, "whether calls pause for 5 s after five consecutive failures, per kind of call"),
+        ClientSetting("circuit_breaker", "TINKEX_CIRCUIT_BREAKER", accept.flag, "whether calls pause after consecutive failures, per server, key and endpoint"),
+        ClientSetting("circuit_breaker_failures", "TINKEX_CIRCUIT_BREAKER_FAILURES", accept.count, "consecutive failures that open a circuit breaker"),
+        ClientSetting("circuit_breaker_cooldown", "TINKEX_CIRCUIT_BREAKER_COOLDOWN", accept.timeout, "how long an open circuit breaker sends nothing before it probes, in seconds"),
+        ClientSetting("circuit_breaker_probes", "TINKEX_CIRCUIT_BREAKER_PROBES", accept.count, "calls that a half-open circuit breaker lets through at a time"),
         ClientSetting("telemetry", "TINKER_TELEMETRY", accept.flag, "whether telemetry is sent to the server"),
+        ClientSetting("telemetry_requests", "TINKEX_TELEMETRY_REQUESTS", accept.flag, "whether telemetry reports every request (name, status, duration), not only those that failed"),
         ClientSetting("tracing", "TINKEX_TRACING", accept.flag, "whether OpenTelemetry spans are created, if the program has set up a tracer provider"),
         ClientSetting("log_level", "TINKER_LOG", accept.log_level, "level of the logger 'tinkex': debug, info, warning or error"),
         ClientSetting("dump_headers", "TINKEX_DUMP_HEADERS", accept.flag, "whether every request is logged (at info) with its headers, secrets masked"),
+        ClientSetting("deprecation_warnings", "TINKEX_DEPRECATION_WARNINGS", accept.flag, "whether the deprecated `_async` methods raise a DeprecationWarning at the line that calls them"),
         ClientSetting("parity", "TINKEX_PARITY", accept.parity, "defaults of timeout and max_retries: 'python' (60 s, as many as fit into 300 s) or 'beam' (120 s, 2)"),
-        ClientSetting("credential_cmd", "TINKER_CREDENTIAL_CMD", accept.text, "a shell command that prints the credential, for servers with short-lived tokens"),
+        ClientSetting("credential_cmd", "TINKER_CREDENTIAL_CMD", accept.text, "a shell command that prints the credential, where there is no api_key; its output is exchanged for short-lived tokens where the server issues them"),
     )
 }  # fmt: skip
 

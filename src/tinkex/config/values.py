@@ -18,6 +18,7 @@ PARITIES: Mapping[str, tuple[float, int | None]] = {"python": (60.0, None), "bea
 """The default timeout and number of retries of each mode."""
 POLL_BACKOFF = (0.05, 5.0)
 
+_TRUE = ("1", "true", "yes", "on")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -93,18 +94,28 @@ def max_retries(value: Any) -> int:
 
 
 def pairs(value: Any) -> dict[str, str]:
-    """A mapping of names to strings; as a string, a JSON object."""
+    """Names with their values: a mapping, or pairs of name and value; as a string, in JSON.
+
+    >>> pairs({"team": "alpha", "shard": 3}), pairs('[["team", "alpha"]]')
+    ({'team': 'alpha', 'shard': '3'}, {'team': 'alpha'})
+    """
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError:
-            raise ValueError('expected a JSON object such as {"x-team": "alpha"}') from None
+            raise ValueError('expected JSON such as {"x-team": "alpha"} or [["x-team", "alpha"]]') from None
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in value):
+            raise ValueError("every entry must be a pair of name and value")
+        value = {name: item for name, item in value}  # noqa: C416 - JSON gives lists, not tuples
     if not isinstance(value, Mapping):
         raise ValueError("expected a mapping of names to strings")
     for name, item in value.items():
-        if not isinstance(name, str) or not isinstance(item, str | int | float) or isinstance(item, bool):
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(f"a name must be a string that is not blank, got {name!r}")
+        if not isinstance(item, str | int | float) or isinstance(item, bool):
             raise ValueError(f"the value of {name!r} must be a string or a number")
-    return {str(name): str(item) for name, item in value.items()}
+    return {name.strip(): str(item) for name, item in value.items()}
 
 
 def headers(value: Any) -> dict[str, str]:
@@ -130,8 +141,8 @@ def proxy(value: Any) -> str:
     text = str(value).strip()
     parts = urlsplit(text)
     try:
-        usable = parts.scheme in {"http", "https", "socks5", "socks5h"} and bool(parts.hostname)
-        _ = parts.port
+        known = parts.scheme in {"http", "https", "socks5", "socks5h"}
+        usable = known and bool(parts.hostname) and parts.port != 0
     except ValueError:
         usable = False
     if not usable:
@@ -142,28 +153,14 @@ def proxy(value: Any) -> str:
     return text
 
 
-def proxy_headers(value: Any) -> dict[str, str]:
-    """Headers for the proxy: a mapping, or pairs of name and value; as a string, in JSON."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            raise ValueError('expected JSON such as {"x-route": "a"} or [["x-route", "a"]]') from None
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in value):
-            raise ValueError("every entry must be a pair of name and value")
-        value = {name: text for name, text in value}  # noqa: C416 - JSON gives lists, not tuples
-    return headers(value)
-
-
 def flag(value: Any) -> bool:
     """A boolean; as a string 1, true, yes, on or 0, false, no, off."""
     if isinstance(value, bool):
         return value
     word = str(value).strip().lower()
-    if word not in {"1", "true", "yes", "on", "0", "false", "no", "off"}:
+    if word not in {*_TRUE, "0", "false", "no", "off"}:
         raise ValueError(f"{value!r} is not a boolean; use 1, true, yes, on or 0, false, no, off")
-    return word in {"1", "true", "yes", "on"}
+    return word in _TRUE
 
 
 def parity(value: Any) -> str:
@@ -184,7 +181,7 @@ def log_level(value: Any) -> str:
 
 def poll_backoff(value: Any) -> tuple[float, float]:
     """Initial and maximum back-off between polls that the server answers immediately, in seconds."""
-    if isinstance(value, str) and value.strip().lower() == "exponential":
+    if value is True or (isinstance(value, str) and value.strip().lower() in {"exponential", *_TRUE}):
         return POLL_BACKOFF
     if isinstance(value, str):
         value = value.split(",")
@@ -206,6 +203,13 @@ def pool_size(value: Any) -> int:
     """The maximum number of connections per purpose."""
     if isinstance(value, bool) or not re.fullmatch(r"[1-9]\d*", str(value).strip()):
         raise ValueError(f"pool_size must be an integer ≥ 1, got {value!r}")
+    return int(value)
+
+
+def count(value: Any) -> int:
+    """An integer ≥ 1."""
+    if isinstance(value, bool) or not re.fullmatch(r"[1-9]\d*", str(value).strip()):
+        raise ValueError(f"expected an integer ≥ 1, got {value!r}")
     return int(value)
 
 

@@ -6,9 +6,12 @@ environment.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,9 +26,18 @@ MAX_DURATION_S = 100 * 365 * 86_400.0
 MAX_THREADS = 1024
 """More threads are not faster on any machine, and the process is killed if the system cannot start them."""
 
+MAX_WORKERS = 256
+"""Workers of one role on one machine."""
+
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
 MIB = 1024 * 1024
+
+CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""The memory limit of a container, in versions 2 and 1 of control groups."""
+
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?", re.IGNORECASE)
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 SAMPLER_COMPUTES = ("auto", "compiled", "torch")
 WORKERS = ("thread", "process")
@@ -91,6 +103,8 @@ class EngineConfig:
     host: str = "127.0.0.1"
     port: int = 8787
     auth: bool = True
+    allow_origins: Sequence[str] = ()
+    """Origins of web pages that may call this server, such as ``https://chat.example.org``."""
 
     gap_timeout_s: float = 300.0
     """How long operations wait for a missing seq_id of their run before they fail."""
@@ -109,37 +123,59 @@ class EngineConfig:
     usage_retention_s: float = 2 * 365 * 86_400.0
     """How long the usage per hour is kept."""
     session_idle_s: float = 86_400.0
-    """How long a session may be without heartbeats before its live weights and unnamed snapshots are released."""
+    """How long a session may be without heartbeats before its runs end and its unnamed snapshots are deleted."""
     session_silent_s: float = 900.0
-    """How long a session may be without heartbeats before its live weights are released if new runs need the room."""
+    """How long a session may be without heartbeats before its runs are evicted to their savepoints."""
     session_grace_s: float = 3600.0
-    """How long a finished session keeps its live weights and unnamed snapshots."""
+    """How long after a session finished its runs end and its unnamed snapshots are deleted; its runs leave memory sooner."""
+    session_retention_s: float = 30 * 86_400.0
+    """How long what is left of a session is kept after its last use: the session, its runs without checkpoints, its samplers
+    and its uploaded losses."""
+    snapshot_idle_s: float = 1800.0
+    """How long an unnamed snapshot is kept after its last use, unless it is one of the newest of its run."""
+    newest_snapshots_kept: int = 8
+    """Unnamed snapshots of each run that are kept while its session lasts, however long they are not used."""
     asset_retention_s: float = 30 * 86_400.0
     """How long an uploaded image is kept, unless its owner sets a shorter time."""
+    upload_retention_s: float = 86_400.0
+    """How long an upload of weights may take; it is deleted then if it is not finished."""
     maintenance_interval_s: float = 30.0
     """How often expired results, checkpoints and idle sessions are deleted."""
 
-    max_body_bytes: int = 256 * MIB
+    max_body_bytes: int = 32 * MIB
+    """Size limit for a request that is decoded in memory, also after decompression."""
     max_asset_bytes: int = 64 * MIB
     """Size limit for an uploaded image."""
+    max_upload_bytes: int = 16 * 1024 * MIB
+    """Size limit for a file of an upload of weights."""
     max_pending_operations: int = 20_000
     """Pending operations of one user; more are rejected with 429."""
+    max_pending_bytes_per_user: int = 256 * MIB
+    """Bytes of the requests of one user's pending operations; more are rejected with 429. An operation that others wait for
+    may exceed it by ``max_body_bytes``."""
+    max_pending_bytes: int = 1024 * MIB
+    """The same for all users together."""
+    max_pending_bytes_in_memory: int = 64 * MIB
+    """Memory for the requests of pending operations; those of further ones stay on disk until their turn comes."""
     max_tokens_per_s_per_user: int | None = None
     """Rate limit in tokens per second for one user, counting the tokens of passes, prompts and samples; more are rejected
     with 429. None: no limit."""
     max_samples_per_request: int = 1024
-    max_live_runs: int = 64
-    """Runs with weights in memory, of all users."""
+    max_live_bytes: int | None = None
+    """Memory of runs: weights, gradients and moments. Above it, idle runs are evicted to their savepoints, and restored when
+    they are next used. None: a quarter of the machine's memory."""
+    max_live_runs: int | None = None
+    """Runs in memory, of all users; above it, idle ones are evicted in the same way. None: no limit but the bytes."""
     max_live_runs_per_user: int | None = None
-    """Runs of one user with weights in memory; None: no limit per user."""
+    """Runs of one user that have not ended, in memory or not; runs of sessions that finished or are silent do not count.
+    More are rejected with 429. None: no limit per user."""
     max_disk_bytes: int | None = None
-    """Bytes of live checkpoints and assets of all users; saving more is rejected with 429, uploading with 507. None: no
-    limit but the disk."""
+    """Bytes that all users may store: checkpoints, snapshots, savepoints, images, and rows of the database. What would store
+    more is rejected with 429, an upload with 507. None: no limit but the disk."""
     max_disk_bytes_per_user: int | None = None
-    """Bytes of live checkpoints and assets of one user; saving more is rejected with 429, uploading with 507. None: no
-    limit but the disk."""
+    """Bytes that one user may store, counted in the same way. None: no limit but the disk."""
     max_tokens_per_pass: int = 2048
-    """Token budget of one training pass: tenants and chunks are added until it is full."""
+    """Token budget of one training pass: tenants and chunks are added until it is full. Shared prefixes count once."""
     max_decode_batch: int = 64
     kv_cache_bytes: int = 2048 * MIB
     """KV cache of one base model, prefix cache included; samples wait while it is full."""
@@ -147,10 +183,16 @@ class EngineConfig:
     """The sampler implementation: the ``compiled`` core or ``torch``; ``auto`` uses the core if it is available."""
     worker: str = "thread"
     """Where models run: on a ``thread`` of this process, or in a worker ``process``, which is restarted if it crashes."""
+    trainers: int = 1
+    """Workers that train; each holds its share of the runs. Without samplers they sample too."""
+    samplers: int = 0
+    """Workers that only sample. 0: the trainers do it."""
     threads: int | None = None
-    """Compute threads; None: ``$OMP_NUM_THREADS``, or one per core."""
+    """Compute threads of each worker; None: ``$OMP_NUM_THREADS``, or one per core, which several workers divide."""
     snapshots_in_memory: int = 16
     """Sampler weights kept in memory; others are loaded from disk when they are used."""
+    prefix_sharing: bool = True
+    """Whether training computes tokens that datums of a run have in common at their beginning once per pass."""
     deterministic: bool = False
     """Whether training operations run one per pass, so that results are bitwise independent of other tenants. Samples of
     the compiled core are always batch-invariant."""
@@ -164,6 +206,7 @@ class EngineConfig:
         if self.data_dir is not None:
             object.__setattr__(self, "data_dir", Path(self.data_dir).expanduser())
         object.__setattr__(self, "models", MappingProxyType(dict(self.models)))
+        object.__setattr__(self, "allow_origins", tuple(_parse_origin(each) for each in self.allow_origins))
         if not 0 < self.long_poll_s <= MAX_LONG_POLL_S:
             raise SetupError(
                 f"long_poll_s is {self.long_poll_s:g}; it must be positive and at most {MAX_LONG_POLL_S:g} "
@@ -177,7 +220,10 @@ class EngineConfig:
             "expired_retention_s",
             "audit_retention_s",
             "usage_retention_s",
+            "session_retention_s",
+            "snapshot_idle_s",
             "asset_retention_s",
+            "upload_retention_s",
             "maintenance_interval_s",
             "savepoint_after_s",
         ):
@@ -194,9 +240,12 @@ class EngineConfig:
         for name in (
             "max_body_bytes",
             "max_asset_bytes",
+            "max_upload_bytes",
             "max_pending_operations",
+            "max_pending_bytes_per_user",
+            "max_pending_bytes",
+            "max_pending_bytes_in_memory",
             "max_samples_per_request",
-            "max_live_runs",
         ):
             if getattr(self, name) < 1:
                 raise SetupError(f"{name} is {getattr(self, name)}; it must be at least 1.")
@@ -205,6 +254,7 @@ class EngineConfig:
             "max_decode_batch",
             "kv_cache_bytes",
             "snapshots_in_memory",
+            "newest_snapshots_kept",
             "savepoint_after_operations",
         ):
             if getattr(self, name) < 1:
@@ -220,7 +270,14 @@ class EngineConfig:
             raise SetupError(
                 "a worker process needs a POSIX system; run the models on a thread (--worker thread)."
             )
+        if not 1 <= self.trainers <= MAX_WORKERS or not 0 <= self.samplers <= MAX_WORKERS:
+            raise SetupError(
+                f"trainers is {self.trainers} and samplers is {self.samplers}; choose 1 to {MAX_WORKERS} trainers, and 0 to "
+                f"{MAX_WORKERS} samplers (0: the trainers sample too)."
+            )
         for name in (
+            "max_live_bytes",
+            "max_live_runs",
             "max_live_runs_per_user",
             "max_disk_bytes_per_user",
             "max_disk_bytes",
@@ -246,6 +303,43 @@ class EngineConfig:
         return self.data_dir if self.data_dir is not None else self.home / "engine"
 
     @property
+    def live_bytes_limit(self) -> int:
+        """The memory of runs: ``max_live_bytes``, or a quarter of the machine's memory."""
+        return self.max_live_bytes if self.max_live_bytes is not None else memory_bytes() // 4
+
+    @property
     def models_home(self) -> Path:
         """The directory of downloaded and converted models."""
         return self.home / "models"
+
+
+@cache
+def memory_bytes() -> int:
+    """Returns the memory of the machine, or of the container if that is less; 16 GiB if neither is known.
+
+    >>> memory_bytes() > 0
+    True
+    """
+    found: list[int] = []
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for file in CGROUP_LIMITS:
+        with contextlib.suppress(OSError, ValueError):
+            found.append(int(Path(file).read_text()))  # "max" without a limit
+    return min((size for size in found if size > 0), default=16 * 1024 * MIB)
+
+
+def _parse_origin(text: str) -> str:
+    """Returns an origin as browsers send it.
+
+    >>> _parse_origin("HTTPS://Chat.example.org:443")
+    'https://chat.example.org'
+    """
+    found = _ORIGIN.fullmatch(text)
+    if found is None:
+        raise SetupError(
+            f"allow_origins has {text!r}; give the scheme, host and port of each web page, such as https://chat.example.org "
+            "or http://localhost:3000, without a path. '*' and 'null' are not accepted, because any page could use them."
+        )
+    scheme, host, port = found[1].lower(), found[2].lower(), found[3] or ""
+    return f"{scheme}://{host}{'' if port == _DEFAULT_PORTS.get(scheme) else port}"

@@ -5,39 +5,99 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import sys
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeVar
 
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.durability.recovery import Recovery
+from tinkex.engine.durability.recovery import recover
 from tinkex.engine.durability.retention import forget_checkpoint
+from tinkex.engine.encoding import body_size
 from tinkex.engine.health import Health
-from tinkex.engine.inbox import Inbox
-from tinkex.engine.intake.admission import Admission
+from tinkex.engine.intake.admission import Admission, Arrival, Submission
+from tinkex.engine.intake.arrivals import Arrivals
+from tinkex.engine.intake.uploads import WeightUploads
 from tinkex.engine.integrity import CheckpointIntegrity
-from tinkex.engine.lanes.interface import Backend, BatchStats, WorkerLost
-from tinkex.engine.lanes.lane import Lane
+from tinkex.engine.lanes.interface import Backend, BatchStats, WorkerLost, WorkerStatus
+from tinkex.engine.lanes.lane import Inbox
+from tinkex.engine.lanes.roles import LaneSpec, lane_config, lane_specs
 from tinkex.engine.loop import EngineLoop
-from tinkex.engine.operation import OperationRequest
+from tinkex.engine.operation import Kind
 from tinkex.engine.running import spans
+from tinkex.engine.running.crashes import CrashTracker
 from tinkex.engine.running.feeds import TokenFeed
-from tinkex.engine.running.table import OperationTable, QueueState
+from tinkex.engine.running.table import Budgets, OperationTable, QueueState
+from tinkex.engine.running.waiters import set_outcome
 from tinkex.engine.served_models import ServedModel, ServedModels
-from tinkex.engine.stats import EngineStats, ModelStats
-from tinkex.engine.store import CheckpointRow, FinishedRow, FutureRow, FutureStatus, Outcome, Store
+from tinkex.engine.store import CheckpointRow, FinishedRow, FutureRow, FutureStatus, Outcome, Store, UsageKind
+from tinkex.engine.user_threads import UserThreads
 from tinkex.errors import Expired, ModelUnavailable, StorageUnavailable, UnknownObject
-from tinkex.types import CreateCustomLossRequest, UntypedAPIFuture
+from tinkex.types import CreateCustomLossRequest, SampleRequest, StructuredOutput, UntypedAPIFuture
 
 if TYPE_CHECKING:
     from tinkex.engine.model.catalog import Progress
 
+T = TypeVar("T")
+
+MAX_LOOP_BYTES = 64 * 1024
+"""The size of a request that is validated and recorded, or of a result that is read, on the event loop, in a few milliseconds."""
+THREADS = 4
+"""Threads for what users ask for that takes long: searches, copies, large results, grammars; one of each user at a time."""
 MAX_COMPLETIONS = 1000
 """How many ended samples one poll returns."""
 
-Submission: TypeAlias = OperationRequest | CreateCustomLossRequest
+
+@dataclass(frozen=True)
+class ModelStats:
+    """One base model: what computes its samples (empty until it is loaded), and its decode batch."""
+
+    name: str
+    compute: str
+    batch: BatchStats
+
+
+@dataclass(frozen=True)
+class LaneStats:
+    """One lane: whether it computes at the moment, and its worker process, or None if the engine's own process computes."""
+
+    name: str
+    is_busy: bool
+    worker: WorkerStatus | None
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What the engine does and holds at the moment, in numbers."""
+
+    state: str
+    troubles: Collection[str]
+    uptime_s: float
+    operations: Mapping[tuple[Kind, bool], int]
+    """Operations by kind, and whether they run."""
+    models: Collection[ModelStats]
+    kv_limit_bytes: int
+    used: Mapping[UsageKind, int]
+    """Tokens and checkpoints since the start."""
+    live_runs: int
+    """Runs in memory."""
+    live_bytes: int
+    """The memory of their weights, gradients and moments."""
+    live_limit_bytes: int
+    evictions: int
+    """Runs evicted to disk since the start."""
+    polls: int
+    journal_rows: int
+    savepoints: int
+    stored_bytes: Mapping[str, int]
+    """What users store, by kind, as the disk quotas count it."""
+    database_bytes: int
+    free_disk_bytes: int
+    lanes: Sequence[LaneStats]
 
 
 class Engine:
@@ -52,53 +112,79 @@ class Engine:
     """
 
     def __init__(
-        self, config: EngineConfig, progress: Progress | None = None, backend: Backend | None = None
+        self,
+        config: EngineConfig,
+        progress: Progress | None = None,
+        backends: Sequence[Backend] | None = None,
     ) -> None:
         self.config = config
         self.store = Store(config.engine_dir)
         self.api_key = self.store.local_key(time.time())
         self.health = Health()
         self._inbox = inbox = Inbox()
-        self.backend = backend or self._make_backend(progress)
-        self._lane = Lane("lane-0", self.backend, inbox.put)
+        specs = lane_specs(config)
+        made = backends or [self._make_backend(spec, progress) for spec in specs]
+        self.backend = made[0]
+        """The backend of the first lane."""
         self.models = ServedModels(config, progress)
         self._table = OperationTable(
             gap_timeout_s=config.gap_timeout_s,
-            max_pending=config.max_pending_operations,
-            max_tokens_per_s=config.max_tokens_per_s_per_user,
+            budgets=Budgets(
+                max_operations=config.max_pending_operations,
+                max_bytes_per_user=config.max_pending_bytes_per_user,
+                max_bytes=config.max_pending_bytes,
+                reserve_bytes=config.max_body_bytes,
+                max_held_bytes=config.max_pending_bytes_in_memory,
+                max_tokens_per_s=config.max_tokens_per_s_per_user,
+            ),
             on_ready=inbox.wake,
         )
         self.integrity = CheckpointIntegrity(self.store, self.health)
-        self.admission = Admission(config, self.store, self.models, self._table, self.health, self.integrity)
-        self._loop = EngineLoop(
-            config, self.store, self.health, self.models, self._table, self.integrity, inbox, self._lane
+        crashes = CrashTracker(records=self.store.crashes)
+        self.admission = Admission(
+            config, self.store, self.models, self._table, crashes, self.health, self.integrity
         )
+        self.uploads = WeightUploads(config, self.store, self.models, self.backend)
+        self._arrivals = Arrivals(self.admission)
+        self._loop = EngineLoop(
+            config,
+            self.store,
+            self.health,
+            self.models,
+            self._table,
+            crashes,
+            self.integrity,
+            inbox,
+            dict(zip(specs, made, strict=True)),
+        )
+        self._intake = ThreadPoolExecutor(1, thread_name_prefix="tinkex-intake")
+        self._threads = UserThreads(THREADS, "tinkex-user")
+        self._num_submitting = 0
         self._started_at = time.monotonic()
         self._closed = False
 
-    def _make_backend(self, progress: Progress | None) -> Backend:
+    def _make_backend(self, spec: LaneSpec, progress: Progress | None) -> Backend:
         """The backend that the configuration names; the other one need not be importable."""
-        if self.config.worker == "process":
+        config = lane_config(self.config)
+        if config.worker == "process":
             from tinkex.engine.lanes.worker_process import ProcessBackend
 
-            on_silence = partial(self.health.note, "silence")
-            return ProcessBackend(self.config, progress, self._inbox.wake, on_silence)
+            on_silence = partial(self.health.note, f"silence {spec.name}")
+            return ProcessBackend(config, progress, self._inbox.wake, on_silence)
         from tinkex.engine.lanes.in_process import LocalBackend
 
-        return LocalBackend(self.config, progress)
+        return LocalBackend(config, progress)
 
     # ---- lifecycle
 
     def start(self) -> None:
         """Recover what an earlier engine left, and start to work."""
-        Recovery(self.store, self.models, self._table, self.integrity, self._loop.unrecoverable).recover()
+        recover(self.store, self.models, self._table, self.integrity, self._loop.unrecoverable)
         self._loop.start()
 
     def load_models(self) -> Future[None]:
         """Load every served model now instead of at its first use."""
-        loading = self._loop.supervisor.load_models()
-        self._inbox.wake()
-        return loading
+        return self._loop.load_models()
 
     def end_waits(self) -> None:
         """End every wait for a result without one; clients poll again."""
@@ -113,10 +199,14 @@ class Engine:
         """Finish the running job, end all waits, and close the store."""
         if not self._closed:
             self._closed = True
+            self._intake.shutdown()
+            self._threads.shutdown()
             self._loop.stop()
             self._loop.waiters.end_all()
             spans.abandoned(self._table.unfinished())
-            self.backend.close()
+            for each in self._loop.lanes.values():
+                each.lane.backend.close()
+            self.models.close()
             self._loop.retention.close()
             self.store.close()
 
@@ -127,22 +217,63 @@ class Engine:
         if isinstance(request, CreateCustomLossRequest):
             self._check_loss(request)
         accepted = self.admission.submit(owner, request, body)
-        with self._flushing():
+        try:
             self.store.database.flushed().result()
+        except OSError as error:
+            raise self._disk_failed(error) from error
         return accepted
 
     async def accept(self, owner: str, request: Submission, body: bytes | None = None) -> UntypedAPIFuture:
-        """The same for an event loop: operations that are submitted at the same time share one flush to disk."""
+        """The same for an event loop: operations that are submitted at the same time share one transaction and one flush to disk."""
         if isinstance(request, CreateCustomLossRequest):
-            await asyncio.to_thread(self._check_loss, request)
-        accepted = self.admission.submit(owner, request, body)
+            await self.run_on_thread(owner, partial(self._check_loss, request))
+        if isinstance(request, SampleRequest) and request.sampling_params.structured_output is not None:
+            await self._compile(owner, request, request.sampling_params.structured_output)
+        if self._num_submitting or body is None or body_size(body) > MAX_LOOP_BYTES:
+            accepted = await self._submit_on_thread(owner, request, body)
+        elif spans.call_context.get() is not None:  # of a traced request, which a group would lose
+            accepted = self.admission.submit(owner, request, body)
+        else:
+            accepted = await self._arrivals.submit(Arrival(owner, request, body))
         await self.flushed()
         return accepted
 
+    async def _submit_on_thread(
+        self, owner: str, request: Submission, body: bytes | None
+    ) -> UntypedAPIFuture:
+        """Validate and record a large request while the event loop serves others.
+
+        Until that is done small ones follow it there: on the loop they would wait for the lock of the intake.
+        """
+        if self._closed:
+            raise ModelUnavailable("this engine is closed; start it again.")
+        context = copy_context()
+
+        def submit() -> UntypedAPIFuture:
+            return context.run(self.admission.submit, owner, request, body)
+
+        self._num_submitting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._intake, submit)
+        finally:
+            self._num_submitting -= 1
+
+    async def _compile(self, owner: str, request: SampleRequest, wanted: StructuredOutput) -> None:
+        """Compile a structured output on a thread of its own, so that admission finds it compiled; raises what is wrong with it."""
+        model = self.models.find(self.admission.find_sampler(owner, request).base_model)
+        if model.known and not model.has_compiled(wanted):
+            await self.run_on_thread(owner, lambda: model.grammars.check(wanted))
+
+    async def run_on_thread(self, owner: str, job: Callable[[], T]) -> T:
+        """Run what takes long for a user while the event loop serves others; the jobs of one user run one after the other."""
+        return await asyncio.wrap_future(self._threads.submit(owner, job))
+
     async def flushed(self) -> None:
         """Wait until everything recorded so far would survive a power failure."""
-        with self._flushing():
-            await asyncio.wrap_future(self.store.database.flushed())
+        try:
+            await self.store.database.wait_flushed()
+        except OSError as error:
+            raise self._disk_failed(error) from error
 
     def _check_loss(self, request: CreateCustomLossRequest) -> None:
         """Raise ``InvalidInput`` for a loss that cannot be run."""
@@ -153,15 +284,11 @@ class Engine:
                 f"the worker that would check this loss is being started again ({lost.reason}); send it again."
             ) from lost
 
-    @contextlib.contextmanager
-    def _flushing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self.health.trouble("disk", f"the disk does not accept writes ({error})")
-            raise StorageUnavailable(
-                f"the disk of the server failed ({error}), so nothing can be accepted; restart the server on a working disk."
-            ) from error
+    def _disk_failed(self, error: OSError) -> StorageUnavailable:
+        self.health.trouble("disk", f"the disk does not accept writes ({error})")
+        return StorageUnavailable(
+            f"the disk of the server failed ({error}), so nothing can be accepted; restart the server on a working disk."
+        )
 
     async def load(self, model: ServedModel) -> None:
         """Wait until a model is loaded, for one long poll at most: only then can requests be validated."""
@@ -169,10 +296,11 @@ class Engine:
         def load() -> None:
             # If it cannot be loaded, the operation that needs it fails with the reason.
             with contextlib.suppress(ModelUnavailable, WorkerLost):
-                model.load_on(self._lane)
+                model.load_on(self.backend)
 
         if not model.known:
-            loading = asyncio.wrap_future(self._lane.call(load))
+            first = next(iter(self._loop.lanes.values()))
+            loading = asyncio.wrap_future(first.lane.call(load))
             await asyncio.wait([loading], timeout=self.config.long_poll_s)
 
     # ---- results
@@ -182,12 +310,14 @@ class Engine:
         waiters = self._loop.waiters
         waiter = waiters.enter(request_id)
         try:
-            _, outcome = self._find(owner, request_id)
+            # The store is only asked for operations that have ended: the waiter gets the outcome of every other.
+            outcome = None if self._table.has(owner, request_id) else await self._read(owner, request_id)
             if outcome is None:
+                timer = asyncio.get_running_loop().call_later(timeout, set_outcome, waiter, None)
                 try:
-                    outcome = await asyncio.wait_for(waiter, timeout)
-                except TimeoutError:
-                    return None
+                    outcome = await waiter
+                finally:
+                    timer.cancel()
             if outcome is not None:
                 self._loop.retention.fetched(request_id)
             return outcome
@@ -215,28 +345,38 @@ class Engine:
 
     def watch(self, request_id: str, feed: TokenFeed) -> None:
         """Append the tokens of a sample to a feed as they are drawn, those it already has first."""
-        self._inbox.call(lambda: self._loop.batches.watch(request_id, feed))
+        self._inbox.put(lambda: self._loop.feeds.watch(request_id, feed))
 
     def unwatch(self, request_id: str) -> None:
         """End what :meth:`watch` started."""
-        self._inbox.call(lambda: self._loop.batches.unwatch(request_id))
+        self._inbox.put(lambda: self._loop.feeds.unwatch(request_id))
 
     def queue_state(self, request_id: str) -> QueueState:
         """Why an operation has no outcome yet."""
-        worker = self.backend.status
-        if worker is not None and worker.unavailable is not None:
-            return QueueState("paused_capacity", worker.unavailable)
+        trouble = self._loop.queue_trouble(self._table.find(request_id))
+        if trouble is not None:
+            return QueueState("paused_capacity", trouble)
         return self._table.describe(request_id)
 
     def cancel(self, owner: str, request_id: str) -> None:
         """Cancel a sample; other operations are not cancelled, because later ones depend on them."""
-        self._find(owner, request_id)
+        self._find(owner, request_id, 0)
         operation = self._table.cancel(request_id)
         if operation is not None:
-            self._inbox.call(lambda: self._loop.complete_cancelled(operation))
+            self._inbox.put(lambda: self._loop.cancel(operation))
 
-    def _find(self, owner: str, request_id: str) -> tuple[FutureRow, Outcome | None]:
-        found = self.store.futures.find_with_outcome(request_id)
+    async def _read(self, owner: str, request_id: str) -> Outcome | None:
+        """The outcome of a user's request, or None if it has not ended; a large one is read on a thread."""
+        future, outcome = self._find(owner, request_id, MAX_LOOP_BYTES)
+        if outcome is None and future.status is not FutureStatus.PENDING:
+            _, outcome = await self.run_on_thread(owner, partial(self._find, owner, request_id))
+        return outcome
+
+    def _find(
+        self, owner: str, request_id: str, max_bytes: int = sys.maxsize
+    ) -> tuple[FutureRow, Outcome | None]:
+        """A user's request, and its outcome if it has ended and is not larger; raises if there is none."""
+        found = self.store.futures.find_with_outcome(request_id, max_bytes)
         if found is None or found[0].owner != owner:
             raise UnknownObject(
                 f"there is no request {request_id!r} of yours; it may be long gone. Submit it again."
@@ -252,9 +392,9 @@ class Engine:
     def stats(self) -> EngineStats:
         """What the engine does and holds at the moment."""
         store = self.store
-        savepoints = store.savepoints.all()
         database = store.database.path
         files = [database, database.with_name(f"{database.name}-wal")]
+        live_runs, live_bytes = self._loop.live_runs
         return EngineStats(
             state=self.health.state,
             troubles=self.health.troubles,
@@ -263,24 +403,34 @@ class Engine:
             models=self._model_stats(),
             kv_limit_bytes=self.config.kv_cache_bytes,
             used=self._loop.committer.usage_totals,
-            live_runs=self._loop.num_live_runs,
+            live_runs=live_runs,
+            live_bytes=live_bytes,
+            live_limit_bytes=self.config.live_bytes_limit,
+            evictions=sum(each.eviction.num_evicted for each in self._loop.lanes.values()),
             polls=len(self._loop.waiters),
             journal_rows=len(store.journal),
-            savepoints=len(savepoints),
-            savepoint_bytes=sum(row.size_bytes for row in savepoints),
-            checkpoint_bytes=store.checkpoints.total_bytes(None, time.time()),
+            savepoints=len(store.savepoints.all()),
+            stored_bytes=store.disk_usage.by_kind(),
             database_bytes=sum(file.stat().st_size for file in files if file.exists()),
             free_disk_bytes=shutil.disk_usage(store.root).free,
-            worker=self.backend.status,
+            lanes=[
+                LaneStats(each.name, each.lane.busy, each.lane.backend.status)
+                for each in self._loop.lanes.values()
+            ],
         )
+
+    @property
+    def workers(self) -> Mapping[str, WorkerStatus | None]:
+        """The worker process of each lane; None where the engine's own process computes."""
+        return {each.name: each.lane.backend.status for each in self._loop.lanes.values()}
 
     def _model_stats(self) -> Sequence[ModelStats]:
         found: dict[str, ModelStats] = {}
         for name in self.models.names:
             model = self.models.find(name)
             compute = model.info.computes_with if model.known else ""
-            batch = self._loop.batches.stats.get(model.source, BatchStats())
-            found.setdefault(model.source, ModelStats(name, compute, batch))
+            batches = [each.batches.stats.get(model.source) for each in self._loop.lanes.values()]
+            found.setdefault(model.source, ModelStats(name, compute, BatchStats.total(batches)))
         return list(found.values())
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
@@ -296,20 +446,26 @@ class Engine:
         """Remove everything whose retention time has passed, now instead of at the next interval."""
         with self._quiescent():
             self._inbox.call(self._loop.retention.run).result()
-            self._lane.call(lambda: None).result()  # it removes files
+            self._drain_lanes()  # they remove files
 
     def flush_savepoints(self) -> None:
         """Write the savepoints that are due, and wait until all are complete."""
         with self._quiescent():
-            self._lane.call(lambda: self._loop.savepoints.flush(self._loop.committer.turn)).result()
+            for each in self._loop.lanes.values():
+                each.lane.call(partial(each.savepoints.flush, self._loop.committer.turn)).result()
 
     @contextlib.contextmanager
     def _quiescent(self) -> Iterator[None]:
         """Nothing runs during the block, and everything that ran is committed."""
         with self._loop.paused():
-            self._lane.call(lambda: None).result()
+            self._drain_lanes()
             self._inbox.call(lambda: None).result()
             yield
+
+    def _drain_lanes(self) -> None:
+        """Wait until the lanes have done what was asked of them, of one after the other."""
+        for each in self._loop.lanes.values():
+            each.lane.call(lambda: None).result()
 
     def delete_checkpoint(self, checkpoint: CheckpointRow) -> None:
         """Delete a checkpoint now, and its files as soon as no job uses them."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from tinkex.engine.integrity import CheckpointIntegrity
 from tinkex.engine.served_models import ServedModel, ServedModels
 from tinkex.engine.store import (
+    MANIFEST_FILE,
     CheckpointKind,
     CheckpointRow,
     RunRow,
@@ -52,15 +53,23 @@ def find_accessible_run(store: Store, owner: str, run_id: str) -> RunRow:
 def find_live_run(store: Store, owner: str, run_id: str) -> RunRow:
     """A run of this user that can still be trained."""
     row = find_run(store, owner, run_id)
-    if row.status is RunStatus.CORRUPTED:
-        raise Expired(
-            f"the server restarted, and what run {run_id} would be restored from is corrupt. {how_to_resume(store, run_id)}"
-        )
-    if row.status is RunStatus.RELEASED:
-        raise Expired(f"run {run_id} was unloaded, or its session is over. {how_to_resume(store, run_id)}")
-    if row.status is RunStatus.FAILED:
-        raise Expired(f"run {run_id} was never created: its create_model failed. Create a new run.")
+    if row.status not in {RunStatus.LIVE, RunStatus.CREATING}:
+        raise Expired(_why_ended(store, run_id, row.status))
     return row
+
+
+def run_lost(store: Store, run_id: str) -> EngineError:
+    """The error of accepted operations whose run is gone."""
+    row = store.runs.get(run_id)
+    return ModelUnavailable(_why_ended(store, run_id, row.status if row is not None else RunStatus.CORRUPTED))
+
+
+def _why_ended(store: Store, run_id: str, status: RunStatus) -> str:
+    if status is RunStatus.FAILED:
+        return f"run {run_id} was never created: its create_model failed. Create a new run."
+    if status is RunStatus.RELEASED:
+        return f"run {run_id} was unloaded, or its session is over. {how_to_resume(store, run_id)}"
+    return f"the server restarted, and what run {run_id} would be restored from is corrupt. {how_to_resume(store, run_id)}"
 
 
 def how_to_resume(store: Store, run_id: str) -> str:
@@ -74,32 +83,20 @@ def how_to_resume(store: Store, run_id: str) -> str:
     )
 
 
-def run_lost(store: Store, run_id: str) -> EngineError:
-    """The error of accepted operations whose run is gone."""
-    row = store.runs.get(run_id)
-    if row is not None and row.status is RunStatus.FAILED:
-        return ModelUnavailable(f"run {run_id} was never created: its create_model failed. Create a new run.")
-    if row is not None and row.status is RunStatus.RELEASED:
-        return ModelUnavailable(
-            f"run {run_id} was unloaded, or its session is over. {how_to_resume(store, run_id)}"
-        )
-    return ModelUnavailable(
-        f"the server restarted, and what run {run_id} would be restored from is corrupt. {how_to_resume(store, run_id)}"
-    )
-
-
 def find_sampler(store: Store, owner: str, sampler_id: str) -> SamplerRow:
-    """A sampler of this user that can still be used."""
+    """A sampler of this user that can still be used; looking it up is a use."""
     row = store.samplers.get(sampler_id)
     if row is None or row.owner != owner:
         raise UnknownObject(
             f"there is no sampling session {sampler_id!r} of yours; create one with create_sampling_client."
         )
-    if row.released_at is not None and row.model_path is None and row.directory is not None:
-        raise Expired(
-            f"the weights of sampling session {sampler_id} were released when its session ended; keep weights under a "
-            "name with save_weights_for_sampler to sample from them later."
-        )
+    if row.model_path is None and row.directory is not None:
+        if row.released_at is not None:
+            raise Expired(
+                f"the weights of sampling session {sampler_id} were deleted: its session ended, or newer ones of its run exist and "
+                "it was not used for a while. Save weights again, or under a name (save_weights_for_sampler) to keep them."
+            )
+        store.samplers.mark_used(row.directory, time.time())
     return row
 
 
@@ -122,7 +119,7 @@ def find_checkpoint(store: Store, owner: str, path: str, granted: str | None = N
     row = store.checkpoints.get(parsed.training_run_id, kind, name)
     if row is None or not (row.public or row.owner in {owner, granted}):
         raise UnknownObject(
-            f"there is no checkpoint {path} that this key can see; list yours with RestClient().list_user_checkpoints()"
+            f"there is no checkpoint {path} that you can read; list yours with RestClient().list_user_checkpoints()"
         )
     if is_expired(row):
         when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(row.expires_at))
@@ -168,12 +165,12 @@ def new_sampler(
     base_model: str | None,
     model_path: str | None,
 ) -> SamplerRow:
-    """A sampler on a base model or on a checkpoint that this user may read."""
+    """A sampler on a base model or on a checkpoint that this user may read; either may be ``<base>;<checkpoint>``."""
+    base_model, model_path = split_model_name(base_model, model_path)
     directory = None
     if model_path is not None:
         checkpoint = find_checkpoint(store, owner, model_path)
-        if checkpoint.kind is CheckpointKind.EXTERNAL_WEIGHTS:
-            raise InvalidInput(f"{model_path} was exported for use elsewhere; sample from sampler_weights.")
+        check_readable(store, checkpoint)
         integrity.check(checkpoint)
         if base_model is not None:
             check_same_base(models, models.find(base_model), checkpoint, model_path)
@@ -182,7 +179,7 @@ def new_sampler(
         raise InvalidInput(
             "sampling needs a base_model or a model_path (tinker://<run>/sampler_weights/<name>)."
         )
-    models.find(base_model)
+    models.find_for_use(base_model)
     return SamplerRow(
         sampler_id=sampler_id,
         session_id=session_id,
@@ -192,6 +189,36 @@ def new_sampler(
         model_path=model_path,
         directory=directory,
     )
+
+
+def split_model_name(base_model: str | None, model_path: str | None) -> tuple[str | None, str | None]:
+    """The base model and the checkpoint of a sampler, where one of the two names both: ``<base>;<checkpoint>``.
+
+    >>> split_model_name("tiny:peft:128;tinker://run/sampler_weights/a", None)
+    ('tiny:peft:128', 'tinker://run/sampler_weights/a')
+    """
+    for name, other in ((base_model, model_path), (model_path, base_model)):
+        base, separator, path = (name or "").partition(";")
+        if separator and path.startswith("tinker://"):
+            if other is not None:
+                raise InvalidInput(
+                    f"{name!r} names a base model and a checkpoint; give it as base_model or as model_path, and leave out the other."
+                )
+            return base, path
+    return base_model, model_path
+
+
+def check_readable(store: Store, checkpoint: CheckpointRow) -> None:
+    """Raise ``InvalidInput`` for weights that were exported: the server may not be able to decrypt them.
+
+    Uploaded weights are external ones too, and have a manifest like other checkpoints.
+    """
+    if checkpoint.kind is not CheckpointKind.EXTERNAL_WEIGHTS:
+        return
+    if not (store.directories.resolve(checkpoint.directory) / MANIFEST_FILE).exists():
+        raise InvalidInput(
+            f"{checkpoint.path} was exported for use elsewhere; use what save_state or save_weights_for_sampler saved."
+        )
 
 
 def check_same_base(models: ServedModels, model: ServedModel, checkpoint: CheckpointRow, path: str) -> None:

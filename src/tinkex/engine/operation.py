@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from tinkex.engine.store import CheckpointKind, FutureStatus, Outcome, UsageKind
 from tinkex.types import (
     CreateModelRequest,
     ForwardBackwardRequest,
@@ -21,20 +22,19 @@ from tinkex.types import (
 
 if TYPE_CHECKING:
     from tinkex.engine.lanes.interface import PassJob
-    from tinkex.engine.store import Outcome, UsageKind
 
-OperationRequest: TypeAlias = (
-    CreateModelRequest
-    | ForwardBackwardRequest
-    | OptimStepRequest
-    | SaveWeightsRequest
-    | SaveWeightsForSamplerRequest
-    | SaveWeightsExternalRequest
-    | LoadWeightsRequest
-    | UnloadModelRequest
-    | SampleRequest
+SaveRequest: TypeAlias = SaveWeightsRequest | SaveWeightsForSamplerRequest | SaveWeightsExternalRequest
+RunRequest: TypeAlias = (
+    ForwardBackwardRequest | OptimStepRequest | SaveRequest | LoadWeightsRequest | UnloadModelRequest
 )
+"""The requests of a run that exists."""
+OperationRequest: TypeAlias = CreateModelRequest | RunRequest | SampleRequest
 """The requests that are accepted now and finish later."""
+CHECKPOINT_KINDS: Mapping[type[SaveRequest], CheckpointKind] = {
+    SaveWeightsRequest: CheckpointKind.WEIGHTS,
+    SaveWeightsForSamplerRequest: CheckpointKind.SAMPLER_WEIGHTS,
+    SaveWeightsExternalRequest: CheckpointKind.EXTERNAL_WEIGHTS,
+}
 
 
 class Kind(StrEnum):
@@ -127,7 +127,8 @@ class Operation:
     """An accepted request, from its acceptance to its outcome.
 
     ``owner`` is the user it counts against, ``model`` the source of its base model (only operations of one model share a
-    pass), ``run_id`` the run or sampling session whose numbering it follows, and ``num_tokens`` what it costs.
+    pass), ``run_id`` the run or sampling session whose numbering it follows, and ``num_tokens`` the tokens sent with it. Its request
+    is on disk; while it waits, it is in memory too only if there is room.
 
     >>> operation = Operation("req-1", "ada", "tiny", "run", 1, Kind.OPTIM_STEP, 0)
     >>> operation.move(State.QUEUED)
@@ -144,10 +145,29 @@ class Operation:
     kind: Kind
     num_tokens: int
     request: OperationRequest | None = field(default=None, repr=False)
-    """What it asks for; None for a pass whose datums have been read into ``job``."""
+    """What it asks for; None if it is read from disk when it runs, or its datums have been read into ``job``."""
     job: PassJob | None = field(default=None, repr=False)
     """A pass as a lane runs it; None until its datums have been read."""
+    loss: str | None = None
+    """The digest of the custom loss of a pass; None if it has none."""
+    tokens_computed: int = field(init=False)
+    """The tokens that are computed for it: those that its datums share count once, and, when it has run, not those that an
+    earlier operation of its turn has computed."""
+    prefix_sharing: bool = False
+    """Whether it ran in a turn whose datums share prefixes, so that a replay repeats it."""
+    num_datums: int = 0
+    """How many datums a pass has; once it has run, those that its custom loss was computed for."""
+    charged: int = 0
+    """What its user was charged when it started, in tokens."""
+    loss_tokens: int = 0
+    """What its custom loss has cost, in tokens; set by the lane that ran it."""
+    num_bytes: int = 0
+    """The size of its request, encoded."""
+    held_bytes: int = 0
+    """The memory that ``request`` and ``job`` take while it waits."""
     state: State = State.RECORDED
+    lane: str = ""
+    """The lane it was last dispatched to."""
     attempt: int = 1
     """How many times it has been dispatched, or will have been with the next one."""
     started_at: float | None = None
@@ -155,12 +175,21 @@ class Operation:
     cancelled: bool = False
     """Whether a running sample is asked to leave its batch."""
     outcome: Outcome | None = None
+    """How it ended; set by the lane that ran it, or by the loop if it never ran."""
     ran: bool = False
     """Whether it reached the weights of its run, so that a replay repeats it."""
     usage: Mapping[UsageKind, int] = field(default_factory=dict)
     """What it used, for metering."""
     trace: Any = None
     """The open spans of a traced operation."""
+
+    def __post_init__(self) -> None:
+        self.tokens_computed = self.num_tokens  # all of them, until more is known
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it has an outcome, and did what it was asked to."""
+        return self.outcome is not None and self.outcome.status is FutureStatus.DONE
 
     def move(self, state: State) -> None:
         """Make a transition; only the owner of the operation's state calls this."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from tinkex._wire import json as wire_json
 from tinkex.engine.lanes.interface import ModelInfo, PassJob, UploadedLoss
@@ -49,6 +52,18 @@ def find_custom_loss(store: Store, owner: str, request: ForwardBackwardRequest) 
             f"there is no custom loss {loss_id!r} of yours; create one with create_custom_loss."
         )
     return UploadedLoss(loss_id, row.definition)
+
+
+def digest_of(loss: UploadedLoss | None) -> str | None:
+    """A digest of what an uploaded loss computes, whatever its id and name; None for a built-in one."""
+    return _digest(loss) if loss is not None else None
+
+
+@lru_cache(maxsize=256)
+def _digest(loss: UploadedLoss) -> str:
+    request = wire_json.decode(loss.definition, CreateCustomLossRequest)
+    content = msgspec.json.encode([request.inputs, request.graph], order="sorted")
+    return hashlib.sha256(content).hexdigest()
 
 
 @lru_cache(maxsize=256)

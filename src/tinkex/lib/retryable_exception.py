@@ -1,4 +1,4 @@
-"""Where official-SDK programs import ``RetryableException`` from: the result is gone, and can be had anew."""
+"""Where official-SDK programs import ``RetryableException`` from: the result was deleted; the operation can be submitted again."""
 
 from tinkex.errors import ResultExpiredError as RetryableException
 

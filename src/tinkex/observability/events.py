@@ -22,8 +22,13 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 __all__ = [
     "CallbackFailed",
+    "CallbackSlow",
+    "CallbacksDropped",
     "CircuitChanged",
+    "CustomLossFinished",
+    "CustomLossStarted",
     "Event",
+    "HeartbeatFailed",
     "HeartbeatLost",
     "LogSink",
     "NullSink",
@@ -46,6 +51,7 @@ __all__ = [
     "Sink",
     "StillWaiting",
     "StreamingUnavailable",
+    "TelemetryDataDropped",
     "guard",
 ]
 
@@ -67,6 +73,21 @@ class RequestFinished:
     status: int | None
     elapsed_s: float
     error: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether there was no response, or one with an error status; a 408 is the normal end of a long poll.
+
+        >>> [RequestFinished("retrieve_future", 0, status, 0.1).failed for status in (200, 302, 408, 500, None)]
+        [False, False, False, True, True]
+        """
+        status = self.status
+        if status is None or status >= 400:
+            return not (status == 408 and self.endpoint in POLLS)
+        return False
+
+
+POLLS = frozenset({"retrieve_future", "retrieve_futures"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +125,16 @@ class StillWaiting:
 
 @dataclass(frozen=True, slots=True)
 class SamplingPaused:
-    """The server applied backpressure; the session submits no samples for ``after_s`` seconds."""
+    """The server applied backpressure; the session submits no samples for ``after_s`` seconds.
+
+    ``reason`` is the server's; ``prompt_bytes`` is the estimated size of the prompt that was rejected: after a large one the
+    pause is longer.
+    """
 
     session_id: str
     after_s: float
+    reason: str | None = None
+    prompt_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +159,14 @@ class HeartbeatLost:
 
     session_id: str
     silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatFailed:
+    """A heartbeat failed with an unexpected exception; the next one is sent as usual."""
+
+    session_id: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +241,30 @@ class CallbackFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class CallbackSlow:
+    """A user callback has run for so long; later callbacks of the same client wait for it, the client does not."""
+
+    callback: str
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallbacksDropped:
+    """A sink or observer is so slow that its queue is full: ``count`` events were not delivered so far."""
+
+    callback: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryDataDropped:
+    """Fields of a telemetry event were not sent: only numbers, booleans, None and short strings are."""
+
+    event_name: str
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StreamingUnavailable:
     """The server does not stream (it responded with this status), so the sample was delivered in one piece."""
 
@@ -215,12 +274,39 @@ class StreamingUnavailable:
 
 @dataclass(frozen=True, slots=True)
 class CircuitChanged:
-    """A circuit breaker stopped sending calls to a failing server (``open``), or resumed (``closed``)."""
+    """A circuit breaker stopped sending calls (``open``), probes whether they succeed again (``half_open``), or resumed (``closed``).
+
+    ``endpoint`` is that of the calls; it and ``purpose`` are ``connection`` for the breaker that all keys and endpoints of
+    the server share.
+    """
 
     base_url: str
     purpose: str
     state: str
     reason: str
+    endpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CustomLossStarted:
+    """A custom loss is computed in this process, on the logprobs of its first pass."""
+
+    num_datums: int
+    num_regularizers: int
+
+
+@dataclass(frozen=True, slots=True)
+class CustomLossFinished:
+    """A custom loss was computed and differentiated, or failed (``error`` gives the reason): nothing is added to the gradient.
+
+    ``loss`` is the total, of which ``regularizer_loss`` is the part of the regularizers.
+    """
+
+    num_datums: int
+    elapsed_s: float
+    loss: float | None = None
+    regularizer_loss: float | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +339,7 @@ Event: TypeAlias = (
     | SessionOpened
     | ServerMessage
     | HeartbeatLost
+    | HeartbeatFailed
     | SessionLost
     | SessionClosed
     | RunUnhealthy
@@ -261,17 +348,23 @@ Event: TypeAlias = (
     | RunRecovered
     | RecoveryFailed
     | CallbackFailed
+    | CallbackSlow
+    | CallbacksDropped
+    | TelemetryDataDropped
     | StreamingUnavailable
     | CircuitChanged
+    | CustomLossStarted
+    | CustomLossFinished
     | RegularizerStarted
     | RegularizerFinished
 )
 
 
 class Sink(Protocol):
-    """Receives events on the client's background thread; it must be fast and must not call the client.
+    """Receives the events of a client, in order, on a thread of its own; a slow sink delays no other client.
 
-    An exception it raises is logged as a warning and has no other effect.
+    An exception it raises is logged as a warning and has no other effect. While a sink is slow, at most 10,000 events wait
+    for it, and further ones are dropped.
     """
 
     def emit(self, event: Event) -> None:
@@ -285,22 +378,8 @@ class NullSink:
         """Does nothing."""
 
 
-SAMPLING = "Sample"
-"""The request type of samples; all others belong to training."""
-
-REASONS = {
-    ("Sampling", "paused_rate_limit"): "the limit of concurrent samplers is reached",
-    ("Training", "paused_rate_limit"): "the limit of concurrent training runs is reached",
-    ("Sampling", "paused_capacity"): "the server is short of capacity, please wait",
-    ("Training", "paused_capacity"): "the server is short of capacity, please wait",
-}
-"""The reason to log for a pause if the server gives none."""
-
 MAX_REMEMBERED_KINDS = 1000
 """Number of warning kinds remembered for rate limiting; beyond it, only recent ones are kept."""
-
-LONG_WAIT_S = 600.0
-"""A result pending for this long is logged as a warning, even if its queue is active."""
 
 
 class LogSink:
@@ -326,7 +405,9 @@ class LogSink:
             if self._logger.isEnabledFor(logging.DEBUG):
                 self._logger.debug("%r", event)
             return
-        text, kind = _warning(event, self.QUIET_ATTEMPTS)
+        from tinkex.observability.warnings import warning_for
+
+        text, kind = warning_for(event, self.QUIET_ATTEMPTS)
         if text is not None and self._due(kind):
             self._logger.warning(text)
         elif isinstance(event, ServerMessage):
@@ -369,6 +450,7 @@ class GuardedSink:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
+        self.name = f"{type(sink).__name__}.emit"
         self._log = LogSink()
 
     def emit(self, event: Event) -> None:
@@ -377,59 +459,7 @@ class GuardedSink:
             self._sink.emit(event)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - logged; an observer must not fail the operation
             failed = f"{type(error).__name__}: {error}"
-            self._log.emit(CallbackFailed(f"{type(self._sink).__name__}.emit", failed))
-
-
-def _warning(event: Event, quiet_attempts: int) -> tuple[str | None, str]:
-    """Returns the warning for an event, or None, and the kind by which repetitions are rate-limited."""
-    match event:
-        case RetryScheduled() if event.attempt >= quiet_attempts:
-            text = f"{event.endpoint}: {event.reason}; attempt {event.attempt + 2} in {event.after_s:.1f} s"
-            return text, f"retry {event.endpoint}"
-        case QueueStateChanged() if event.state != "active":
-            work = "Sampling" if event.request_type == SAMPLING else "Training"
-            why = event.reason or REASONS.get((work, event.state), "the server gives no reason")
-            owner = event.client or event.request_id
-            return f"{work} is paused for {owner}. Reason: {why}", f"queue {owner} {event.state}"
-        case StillWaiting() if event.state not in {None, "active"} or event.waited_s >= LONG_WAIT_S:
-            state = event.reason or (event.state or "unknown").replace("_", " ")
-            text = (
-                f"{event.request_type} {event.request_id} has been waiting for {event.waited_s:.0f} s; "
-                f"queue state: {state}"
-            )
-            return text, f"waiting {event.client or event.request_type}"
-        case HeartbeatLost():
-            text = (
-                f"no heartbeat of session {event.session_id} has reached the server for {event.silent_s:.0f} s; "
-                "the server may end the session. Check the network"
-            )
-            return text, f"heartbeat {event.session_id}"
-        case SessionLost():
-            return f"session {event.session_id} ended on the server: {event.reason}", event.session_id
-        case SessionClosed() if event.error is not None:
-            return (
-                f"session {event.session_id} is closed, but not on the server: {event.error}",
-                event.session_id,
-            )
-        case RunUnhealthy():
-            return f"run {event.run_id} is {event.condition}: {event.reason}", f"unhealthy {event.run_id}"
-        case RunRecovered():
-            text = f"run {event.run_id} continues as {event.new_run_id}, from {event.checkpoint}"
-            return text, f"recovered {event.run_id}"
-        case RecoveryFailed():
-            then = "giving up" if event.after_s is None else f"next attempt in {event.after_s:.1f} s"
-            text = f"run {event.run_id} could not be restarted: {event.reason}; {then}"
-            return text, f"recovery {event.run_id} {event.attempt}"
-        case CircuitChanged() if event.state == "open":
-            text = f"{event.base_url} keeps failing ({event.purpose}: {event.reason}); circuit open, calls are paused"
-            return text, f"circuit {event.purpose}"
-        case StreamingUnavailable():
-            text = f"the server does not stream (status {event.status}); a sample's tokens are delivered all together"
-            return text, "streaming"
-        case CallbackFailed():
-            return f"{event.callback} raised {event.reason}", f"callback {event.callback}"
-        case _:
-            return None, ""
+            self._log.emit(CallbackFailed(self.name, failed))
 
 
 if not TYPE_CHECKING:

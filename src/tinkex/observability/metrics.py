@@ -182,8 +182,7 @@ class Metrics:
 
     def count_request(self, event: RequestFinished) -> None:
         """Counts and times a request; a fast path, because every request calls it."""
-        status = event.status
-        series = _request_series(event.endpoint, status is not None and 200 <= status < 400)
+        series = _request_series(event.endpoint, not event.failed)
         self._add(series[0], 1.0, series[1], event.elapsed_s * 1000)
 
     def snapshot(self) -> Snapshot:
@@ -230,7 +229,7 @@ class Metrics:
 
 
 class MetricsSink:
-    """Counts a client's events, and forwards each to ``then`` (by default to the log).
+    """Counts a client's events in ``metrics`` (by default new ones), and forwards each to ``then`` (by default to the log).
 
     ::
 
@@ -241,17 +240,24 @@ class MetricsSink:
 
     def __init__(self, metrics: Metrics | None = None, *, then: Sink | None = None) -> None:
         self.metrics = metrics or Metrics()
-        self._then: Sink = then or LogSink()
+        self.then: Sink = then or LogSink()
+        """Receives every event next."""
 
     def emit(self, event: Event) -> None:
-        """Counts one event."""
+        """Counts ``event``.
+
+        >>> sink = MetricsSink()
+        >>> sink.emit(RetryScheduled("asample", 0, 0.5, "status 503"))
+        >>> sink.metrics.snapshot().counters['tinkex_retries_total{endpoint="asample"}']
+        1.0
+        """
         kind = type(event)
         if kind is RequestFinished:
             assert isinstance(event, RequestFinished)
             self.metrics.count_request(event)
         elif kind is not RequestStarted:
             self._count(event)
-        self._then.emit(event)
+        self.then.emit(event)
 
     def _count(self, event: Event) -> None:
         count, metrics = self.metrics.increment, self.metrics
@@ -263,7 +269,8 @@ class MetricsSink:
             case SamplingPaused():
                 count("tinkex_sampling_pauses_total")
             case CircuitChanged():
-                metrics.set_gauge("tinkex_circuit_open", float(event.state == "open"), purpose=event.purpose)
+                open_ = float(event.state != "closed")
+                metrics.set_gauge("tinkex_circuit_open", open_, endpoint=event.endpoint or event.purpose)
             case StreamingUnavailable():
                 count("tinkex_streams_unavailable_total")
             case _:

@@ -14,7 +14,8 @@ from tinkex._runtime import background
 from tinkex._transport.retry import GiveUp, Retry, decide
 from tinkex.errors import APIStatusError, RecoveryError
 from tinkex.futures import AwaitableConcurrentFuture
-from tinkex.observability.events import CallbackFailed, RecoveryFailed, RecoveryStarted, RunRecovered, guard
+from tinkex.observability.events import CallbackFailed, RecoveryFailed, RecoveryStarted, RunRecovered
+from tinkex.observability.process import bus_for
 from tinkex.recovery.diagnosis import condition_of, outcome_of, says_gone
 from tinkex.recovery.policy import Condition, RecoveryPolicy, RecoveryResult
 from tinkex.recovery.restoring import call_user_function, checkpoints_of, paths_for, restore_first
@@ -60,7 +61,7 @@ class RecoveryExecutor:
     ) -> None:
         if isinstance(max_concurrent, bool) or not isinstance(max_concurrent, int) or max_concurrent < 1:
             raise ValueError(f"max_concurrent must be an integer ≥ 1, got {max_concurrent!r}")
-        self._sink: Sink = guard(events)
+        self._sink: Sink = bus_for(events)
         self._rng = rng
         self._max_concurrent = max_concurrent
         self._slots: asyncio.Semaphore | None = None
@@ -87,10 +88,10 @@ class RecoveryExecutor:
             in_flight = self._in_flight.get(run_id)
             if in_flight is not None:
                 return in_flight
-            started = AwaitableConcurrentFuture(background().submit(self._recover(job)))
-            self._in_flight[run_id] = started
+            future = background().submit(self._recover(job))
+            self._in_flight[run_id] = started = future
         # Outside the lock: the callback of a finished recovery runs immediately.
-        started.future().add_done_callback(lambda _: self._forget(run_id))
+        future.call_when_done(lambda _: self._forget(run_id))
         return started
 
     @property

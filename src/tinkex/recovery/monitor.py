@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Self
 
 from tinkex._runtime import background
 from tinkex.errors import ClosedError, RecoveryError, TinkexError
-from tinkex.futures import AwaitableConcurrentFuture
-from tinkex.observability.events import RunCheckFailed, RunUnhealthy, guard
+from tinkex.observability.events import RunCheckFailed, RunUnhealthy
+from tinkex.observability.process import bus_for
 from tinkex.recovery.diagnosis import condition_of, says_gone
 from tinkex.recovery.executor import RecoveryExecutor
 from tinkex.recovery.policy import Condition, RecoveryPolicy, RecoveryResult
@@ -76,7 +76,7 @@ class RecoveryMonitor:
     ) -> None:
         self._service = service
         self._policy = policy or RecoveryPolicy()
-        self._sink: Sink = guard(events)
+        self._sink: Sink = bus_for(events)
         self._executor = executor or RecoveryExecutor(events=self._sink)
         self._watched: dict[str, _MonitoredRun] = {}
         self._finished: dict[str, _MonitoredRun] = {}
@@ -103,7 +103,7 @@ class RecoveryMonitor:
 
     def check(self) -> APIFuture[dict[str, Condition | None]]:
         """Checks every run now and returns the condition of each; restarts continue in the background."""
-        return AwaitableConcurrentFuture(background().submit(self._round()))
+        return background().submit(self._round())
 
     def report(self, run: TrainingClient | str, error: BaseException) -> APIFuture[RecoveryResult | None]:
         """Checks a run whose operation failed; the result is the new run if it had to be restarted, else None.
@@ -115,7 +115,7 @@ class RecoveryMonitor:
             watched = self._watched.get(run_id) or self._finished.get(run_id)
         if watched is None:
             raise ValueError(f"run {run_id} is not watched; call watch() first")
-        return AwaitableConcurrentFuture(background().submit(self._reported(watched, error)))
+        return background().submit(self._reported(watched, error))
 
     def close(self) -> None:
         """Stops monitoring; restarts in flight continue."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from tinkex.observability.events import guard
+from tinkex.observability.process import bus_for
 from tinkex.recovery.batches import Batches, Data
 from tinkex.recovery.loop import ResilientTraining
 from tinkex.recovery.policy import RecoveryPolicy
@@ -114,5 +115,5 @@ def resilient_training(
         policy=policy or POLICY,
         user_metadata=metadata,
         show_progress=progress,
-        sink=guard(events),
+        sink=bus_for(events, guard),
     )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tinkex.clients.training import TrainingClient
-from tinkex.futures import APIFuture, AwaitableConcurrentFuture
+from tinkex.futures import AwaitableConcurrentFuture
 from tinkex.recovery.diagnosis import is_interruption, says_run_is_gone
 
 if TYPE_CHECKING:
     from tinkex import types
+    from tinkex.clients._queue_state import Observer
     from tinkex.losses.custom import CustomLoss
     from tinkex.losses.traced import LossHandle
     from tinkex.types import Datum
@@ -25,10 +26,16 @@ T = TypeVar("T")
 class TrackedFuture(AwaitableConcurrentFuture[T]):
     """A future that records whether the program has retrieved its result."""
 
-    def __init__(self, future: Future[T], step: int) -> None:
-        super().__init__(future)
+    def __init__(self, started: AwaitableConcurrentFuture[T], step: int) -> None:
+        super().__init__(started)
+        self._started = started
         self.step = step
         self.retrieved = False
+
+    def future(self) -> Future[T]:
+        """Returns this future; from then on the program handles its errors."""
+        self.retrieved = True
+        return super().future()
 
     def result(self, timeout: float | None = None) -> T:
         """Returns the result and marks it as retrieved."""
@@ -44,20 +51,26 @@ class TrackedFuture(AwaitableConcurrentFuture[T]):
         finally:
             self.retrieved = self.done()
 
-    def future(self) -> Future[T]:
-        """Returns the underlying future; from then on the program handles its errors."""
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Returns the error and marks it as retrieved."""
+        try:
+            return super().exception(timeout)
+        finally:
+            self.retrieved = self.done()
+
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        """Adds a callback; from then on the program handles its errors."""
         self.retrieved = True
-        return super().future()
+        super().add_done_callback(fn)
 
     def error(self) -> BaseException | None:
         """Returns the exception of a failed operation; None for pending, successful and cancelled ones."""
-        underlying = super().future()
-        return None if not underlying.done() or underlying.cancelled() else underlying.exception()
+        return None if not self.done() or self.cancelled() else super().exception()
 
     async def wait(self) -> None:
         """Waits until it is done; raises nothing."""
         with contextlib.suppress(Exception):  # error() returns it
-            await super().result_async()
+            await self._started
 
 
 class TrackedTraining(TrainingClient):
@@ -75,9 +88,13 @@ class TrackedTraining(TrainingClient):
         data: Sequence[Datum],
         loss_fn: types.LossFnType,
         loss_fn_config: Mapping[str, float | str] | None = None,
-    ) -> APIFuture[types.ForwardBackwardOutput]:
+        *,
+        queue_state_observer: Observer = None,
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
         """See ``TrainingClient``."""
-        return self._tracked(super().forward_backward(data, loss_fn, loss_fn_config))
+        return self._tracked(
+            super().forward_backward(data, loss_fn, loss_fn_config, queue_state_observer=queue_state_observer)
+        )
 
     def forward_backward_custom(
         self,
@@ -86,11 +103,16 @@ class TrackedTraining(TrainingClient):
         *,
         loss_type_input: Literal["logprobs"] | None = None,
         regularizers: Sequence[types.RegularizerSpec] = (),
-    ) -> APIFuture[types.ForwardBackwardOutput]:
+        queue_state_observer: Observer = None,
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
         """See ``TrainingClient``."""
         return self._tracked(
             super().forward_backward_custom(
-                data, loss_fn, loss_type_input=loss_type_input, regularizers=regularizers
+                data,
+                loss_fn,
+                loss_type_input=loss_type_input,
+                regularizers=regularizers,
+                queue_state_observer=queue_state_observer,
             )
         )
 
@@ -101,11 +123,16 @@ class TrackedTraining(TrainingClient):
         *,
         loss_type_input: Literal["logprobs"] | None = None,
         regularizers: Sequence[types.RegularizerSpec] = (),
-    ) -> APIFuture[types.ForwardBackwardOutput]:
+        queue_state_observer: Observer = None,
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
         """See ``TrainingClient``."""
         return self._tracked(
             await super().forward_backward_custom_async(
-                data, loss_fn, loss_type_input=loss_type_input, regularizers=regularizers
+                data,
+                loss_fn,
+                loss_type_input=loss_type_input,
+                regularizers=regularizers,
+                queue_state_observer=queue_state_observer,
             )
         )
 
@@ -114,9 +141,14 @@ class TrackedTraining(TrainingClient):
         optim_params: types.AdamParams | Mapping[str, Any] | None = None,
         *,
         adam_params: types.AdamParams | None = None,
-    ) -> APIFuture[types.OptimStepResponse]:
+        queue_state_observer: Observer = None,
+    ) -> AwaitableConcurrentFuture[types.OptimStepResponse]:
         """See ``TrainingClient``."""
-        return self._tracked(super().optim_step(optim_params, adam_params=adam_params))
+        return self._tracked(
+            super().optim_step(
+                optim_params, adam_params=adam_params, queue_state_observer=queue_state_observer
+            )
+        )
 
     async def wait_all(self) -> None:
         """Waits for all operations so far; raises as :meth:`check` does."""
@@ -145,10 +177,9 @@ class TrackedTraining(TrainingClient):
                 raise error
         self._pending = pending
 
-    def _tracked(self, started: APIFuture[T]) -> APIFuture[T]:
+    def _tracked(self, started: AwaitableConcurrentFuture[T]) -> AwaitableConcurrentFuture[T]:
         if isinstance(started, TrackedFuture):
             return started
-        assert isinstance(started, AwaitableConcurrentFuture)
-        tracked: TrackedFuture[T] = TrackedFuture(started.future(), self.step)
+        tracked: TrackedFuture[T] = TrackedFuture(started, self.step)
         self._pending.append(tracked)
         return tracked

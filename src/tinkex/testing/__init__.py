@@ -22,6 +22,15 @@ For pytest, put ``pytest_plugins = ["tinkex.testing.fixtures"]`` into your ``con
 from __future__ import annotations
 
 from tinkex.testing.engine import LocalEngine, local_engine
-from tinkex.testing.mock import Handler, MockTransport, Reply, Request, reply
+from tinkex.testing.mock import Handler, MockTransport, Reply, Request, reply, sample_reply
 
-__all__ = ["Handler", "LocalEngine", "MockTransport", "Reply", "Request", "local_engine", "reply"]
+__all__ = [
+    "Handler",
+    "LocalEngine",
+    "MockTransport",
+    "Reply",
+    "Request",
+    "local_engine",
+    "reply",
+    "sample_reply",
+]

@@ -7,19 +7,21 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tinkex.errors import InvalidInput
+from tinkex.errors import InvalidInput, SetupError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from jinja2 import Template
+    from jinja2 import Environment, Template
 
-__all__ = ["chat_template_of", "render_chat"]
+__all__ = ["chat_template_of", "render_chat", "template_variables"]
 
 
 def chat_template_of(directory: Path, config: Mapping[str, Any]) -> str | None:
     """Returns the chat template of a model directory: its own file, or that of ``tokenizer_config.json``; None if there is none.
+
+    Raises ``SetupError`` if it is not text.
 
     Example:
         >>> chat_template_of(directory, read_json_object(directory / "tokenizer_config.json"))[:20]
@@ -27,11 +29,20 @@ def chat_template_of(directory: Path, config: Mapping[str, Any]) -> str | None:
     """
     file = directory / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise SetupError(f"{file} is not UTF-8 text ({error}); download the model again") from error
     template = config.get("chat_template")
     if isinstance(template, list):
-        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
-    return template if isinstance(template, str) else None
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[-1].get("template") if named else None
+    if template is None or isinstance(template, str):
+        return template
+    raise SetupError(
+        f"the chat_template in {directory / 'tokenizer_config.json'} is not text or a list of named templates; download "
+        "the model again"
+    )
 
 
 def render_chat(template: str, **variables: Any) -> str:
@@ -44,16 +55,37 @@ def render_chat(template: str, **variables: Any) -> str:
         >>> render_chat("{{ messages[0]['content'] }}!", messages=[{"role": "user", "content": "Hi"}])
         'Hi!'
     """
-    from jinja2 import TemplateError
-
     try:
         return _compiled(template).render(**variables)
-    except (TemplateError, TypeError, ValueError, LookupError) as error:
-        raise InvalidInput(f"the model's chat template cannot render these messages: {error}") from error
+    except Exception as error:  # a template is a program, and can raise anything
+        reason = str(error) or type(error).__name__
+        raise InvalidInput(f"the model's chat template cannot render these messages: {reason}") from error
+
+
+@lru_cache(maxsize=16)
+def template_variables(template: str) -> frozenset[str]:
+    """The variables that a template reads and does not define; raises ``InvalidInput`` if it cannot be parsed.
+
+    >>> sorted(template_variables("{% if tools %}{{ tools|tojson }}{% endif %}{{ messages }}"))
+    ['messages', 'tools']
+    """
+    from jinja2 import TemplateError, meta
+
+    environment = _environment()
+    try:
+        names = meta.find_undeclared_variables(environment.parse(template))
+    except TemplateError as error:
+        raise InvalidInput(f"the model's chat template cannot be parsed: {error}") from error
+    return frozenset(names) - frozenset(environment.globals)
 
 
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> Template:
+    return _environment().from_string(template)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
@@ -86,4 +118,4 @@ def _compiled(template: str) -> Template:
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = strftime_now
-    return environment.from_string(template)
+    return environment

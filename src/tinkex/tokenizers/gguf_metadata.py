@@ -16,6 +16,8 @@ _TEXT, _ARRAY = 8, 9
 _VERSIONS = {2, 3}
 _MAX_ITEMS = 1 << 26
 """Limits the memory that a corrupt file can allocate; valid files have shorter arrays."""
+_MAX_DEPTH = 4
+"""How deep arrays may be nested; valid files do not nest them."""
 
 
 def read_metadata(file: Path) -> dict[str, Any]:
@@ -28,7 +30,7 @@ def read_metadata(file: Path) -> dict[str, Any]:
     try:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _MetadataReader(content).pairs()
-    except (OSError, ValueError, struct.error, IndexError) as error:
+    except (OSError, ValueError, OverflowError, struct.error, IndexError) as error:
         raise SetupError(f"{file} cannot be read as a GGUF file ({error}); download it again") from error
 
 
@@ -47,16 +49,16 @@ class _MetadataReader:
             raise ValueError(f"its version is {version}, only 2 and 3 are supported")
         return {self._text(): self._value(self._number("I")) for _ in range(count)}
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, depth: int = 0) -> Any:
         if kind == _TEXT:
             return self._text()
         if kind == _ARRAY:
             item, count = self._numbers("IQ")
-            if count > _MAX_ITEMS:
-                raise ValueError(f"an array of {count} items is too long")
+            if count > _MAX_ITEMS or depth > _MAX_DEPTH:
+                raise ValueError(f"an array of {count} items at depth {depth} is too large")
             if item in _NUMBERS:
                 return list(self._numbers(f"{count}{_NUMBERS[item]}"))
-            return [self._value(item) for _ in range(count)]
+            return [self._value(item, depth + 1) for _ in range(count)]
         if kind not in _NUMBERS:
             raise ValueError(f"unknown value type {kind}")
         return self._number(_NUMBERS[kind])

@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from tokenizers.pre_tokenizers import PreTokenizer
 
-__all__ = ["build_tokenizer", "special_tokens"]
+__all__ = ["PRE_TOKENIZERS", "TOKEN_TYPES", "build_pre_tokenizer", "build_tokenizer", "special_tokens"]
 
-# Values of tokenizer.ggml.token_type.
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+TOKEN_TYPES = {"normal": 1, "unknown": 2, "control": 3, "user_defined": 4, "unused": 5, "byte": 6}
+"""Values of tokenizer.ggml.token_type."""
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _ = TOKEN_TYPES.values()
 
 # Pre-tokenization patterns, by their name in GGUF files.
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -22,7 +23,8 @@ _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2_WORDS = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
 _LLAMA3_WORDS = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
 _LLAMA3_NAMES = frozenset({"llama-bpe", "llama-v3", "llama3"})
-_PRE_TOKENIZERS = ("smollm", "gpt-2", "default", "qwen2", "llama-bpe", "llama-v3", "llama3")
+PRE_TOKENIZERS = ("smollm", "gpt-2", "default", "qwen2", "llama-bpe", "llama-v3", "llama3")
+"""The names of pre-tokenizers that can be built, as GGUF files have them."""
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -36,12 +38,13 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         ['2', '0', '2', '4']
     """
     kind = metadata.get("tokenizer.ggml.model")
-    if kind not in {"gpt2", "llama"}:
+    if kind not in ("gpt2", "llama"):
         raise SetupError(
             f"the GGUF file's tokenizer model {kind!r} is not supported, only byte-level BPE ('gpt2') and SentencePiece BPE "
             "('llama') are; use the model's Hugging Face directory instead"
         )
-    if not metadata.get("tokenizer.ggml.tokens"):
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
         raise SetupError("the GGUF file has no tokenizer (tokenizer.ggml.tokens); download it again")
     try:
         tokenizer = _byte_level(metadata) if kind == "gpt2" else _sentencepiece(metadata)
@@ -73,7 +76,7 @@ def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
     )
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _pre_tokenizer(pre)
+    tokenizer.pre_tokenizer = build_pre_tokenizer(pre)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -136,10 +139,15 @@ def _token_kinds(metadata: Mapping[str, Any]) -> Sequence[int]:
 
 
 def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the named special tokens (``bos_token``, ``eos_token``…)."""
+    """Returns the named special tokens (``bos_token``, ``eos_token``…); raises ``SetupError`` for an id without a token."""
     tokens = metadata["tokenizer.ggml.tokens"]
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in named.items()}
+    for name, token_id in ids.items():
+        if token_id is not None and (not isinstance(token_id, int) or not 0 <= token_id < len(tokens)):
+            raise SetupError(
+                f"the GGUF file's {name} is number {token_id!r:.80} of {len(tokens)} tokens; download it again"
+            )
     return {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None}
 
 
@@ -148,7 +156,13 @@ def _pair(merge: str) -> tuple[str, str]:
     return left, right
 
 
-def _pre_tokenizer(name: str) -> PreTokenizer:
+def build_pre_tokenizer(name: str) -> PreTokenizer:
+    """Builds the pre-tokenizer that GGUF files call ``name``; raises ``SetupError`` for one that is not known.
+
+    Example:
+        >>> [piece for piece, _ in build_pre_tokenizer("llama-bpe").pre_tokenize_str("in 2024")]
+        ['in', 'Ġ', '202', '4']
+    """
     from tokenizers import Regex, pre_tokenizers
 
     if name == "smollm":
@@ -156,9 +170,9 @@ def _pre_tokenizer(name: str) -> PreTokenizer:
         return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     if name in {"gpt-2", "default"}:
         return pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if name not in _PRE_TOKENIZERS:
+    if name not in PRE_TOKENIZERS:
         raise SetupError(
-            f"the GGUF file's pre-tokenizer {name!r} is not supported, only {', '.join(_PRE_TOKENIZERS)} are. "
+            f"the GGUF file's pre-tokenizer {name!r} is not supported, only {', '.join(PRE_TOKENIZERS)} are. "
             "Use the model's Hugging Face directory instead"
         )
     words = Regex(_QWEN2_WORDS if name == "qwen2" else _LLAMA3_WORDS)

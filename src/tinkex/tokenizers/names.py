@@ -17,12 +17,13 @@ _PINNED: Mapping[str, str] = {
 def hub_name(model: str) -> str:
     """Returns the hub repository of a model's tokenizer.
 
-    A suffix after a colon and a variant after a second slash are ignored; Llama 3 maps to a copy that is not gated.
+    A checkpoint after a semicolon, a suffix after a colon and a variant after a second slash are ignored; Llama 3 maps to a copy
+    that is not gated.
 
     >>> hub_name("Qwen/Qwen3-8B:peft:262144"), hub_name("moonshotai/Kimi-K2/base")
     ('Qwen/Qwen3-8B', 'moonshotai/Kimi-K2')
     """
-    name = model.partition(":")[0]
+    name = model.partition(";")[0].partition(":")[0]
     if name.startswith("meta-llama/Llama-3"):
         return LLAMA_3
     return "/".join(name.split("/")[:2])

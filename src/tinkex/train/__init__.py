@@ -17,17 +17,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tinkex.train.data import TrainingData, read_data
 from tinkex.train.loop import TrainingCallback, resume, run
+from tinkex.train.notebook_display import NotebookDisplay
 from tinkex.train.report import TrainingReport
 from tinkex.train.settings import DpoSettings, GrpoSettings, Settings, SftSettings
 
 __all__ = [
     "DpoSettings",
     "GrpoSettings",
+    "NotebookDisplay",
     "Settings",
     "SftSettings",
     "TrainingCallback",
+    "TrainingData",
     "TrainingReport",
+    "read_data",
     "resume",
     "run",
 ]

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tinkex.errors import ConfigError
-from tinkex.train.examples import Messages, Preference, read_preferences, split
-from tinkex.train.recipes import Metrics, PreparedStep, RunContext
-from tinkex.train.rendering import TokenizedExample
+from tinkex.train.data import TrainingData
+from tinkex.train.examples import Messages, Preference
+from tinkex.train.recipes import Metrics, PreparedStep, RunContext, collect
+from tinkex.train.rendering import Renderer, TokenizedExample
 from tinkex.train.settings import DpoSettings
 
 if TYPE_CHECKING:
-    from tinkex.types import ForwardBackwardOutput
+    from tinkex.types import Datum, ForwardBackwardOutput
 
 __all__ = ["Dpo", "preference"]
 
@@ -33,6 +34,10 @@ MIN_MARGIN = 1e-3
 class _Pair:
     chosen: TokenizedExample
     rejected: TokenizedExample
+
+    @property
+    def answers(self) -> tuple[TokenizedExample, TokenizedExample]:
+        return self.chosen, self.rejected
 
 
 def preference(margin: float, beta: float) -> tuple[float, float]:
@@ -54,103 +59,110 @@ class Dpo:
 
     headline = "loss"
 
-    def __init__(self, settings: DpoSettings, context: RunContext) -> None:
-        self._context = context
+    def __init__(self, settings: DpoSettings, data: TrainingData[Preference], renderer: Renderer) -> None:
         self._beta = settings.beta
         self._sft_weight = settings.sft_weight
-        learn = read_preferences(settings.data)
-        check: list[Preference] = []
-        if settings.eval_data is not None:
-            check = read_preferences(settings.eval_data)
-        else:
-            learn, check = split(learn, settings.eval_fraction, settings.seed)
-        self._shown = [one.prompt for one in [*check, *learn]]
-        self._learn = self._render(learn, settings)
-        self._check = self._render(check, settings) if check else []
-        if settings.start_from is not None:
-            self._reference = context.service.create_sampling_client(model_path=settings.start_from)
-        else:
-            self._reference = context.service.create_sampling_client(base_model=context.base_model)
+        self.prompts: Sequence[Messages | str] = [one.prompt for one in [*data.held_out, *data.examples]]
+        self._learn = _render(renderer, data.examples, settings)
+        self._check = _render(renderer, data.held_out, settings) if data.held_out else []
         self._references: dict[int, tuple[float, float]] = {}
 
     @property
-    def num_examples(self) -> int:
-        """The number of training pairs."""
-        return len(self._learn)
+    def token_counts(self) -> Sequence[int]:
+        """The number of tokens of each training pair."""
+        return [sum(len(one.ids) for one in pair.answers) for pair in self._learn]
 
-    @property
-    def prompts(self) -> Sequence[Messages | str]:
-        """Prompts of the data, held-out ones first."""
-        return self._shown
+    def sequences(self, place: int) -> Sequence[Sequence[int]]:
+        """The tokens of both answers of a pair, each after its prompt, without the last one, which is only predicted."""
+        return [one.ids[:-1] for one in self._learn[place].answers]
 
-    def prepare(self, batch: Sequence[int], step: int) -> PreparedStep:
-        """Runs a forward pass for the margins and returns the data with the gradient as weights."""
+    def prepare(self, context: RunContext, batches: Sequence[Sequence[int]], step: int) -> PreparedStep:
+        """Runs forward passes for the margins and returns the data with the gradient as weights."""
         del step
-        pairs = [self._learn[place] for place in batch]
-        shifts = self._log_ratios(pairs)
-        measured = [preference(chosen - rejected, self._beta) for chosen, rejected in shifts]
-        data = []
-        for pair, (_, slope) in zip(pairs, measured, strict=True):
-            sft = self._sft_weight / pair.chosen.num_learned
-            data += [
-                pair.chosen.datum((slope + sft) / len(pairs)),
-                pair.rejected.datum(-slope / len(pairs)),
-            ]
-        num_tokens = sum(len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs)
-        return PreparedStep(data, "cross_entropy", {**_summary(shifts, self._beta), "num_tokens": num_tokens})
+        chosen = [[self._learn[place] for place in batch] for batch in batches]
+        pairs = [pair for batch in chosen for pair in batch]
+        shifts = self._log_ratios(context, chosen)
+        slopes = iter(preference(good - bad, self._beta)[1] for good, bad in shifts)
+        passes = [
+            [datum for pair in batch for datum in self._data(pair, next(slopes), len(pairs))]
+            for batch in chosen
+        ]
+        num_tokens = sum(len(one.ids) for pair in pairs for one in pair.answers)
+        return PreparedStep(
+            passes, "cross_entropy", {**_summary(shifts, self._beta), "num_tokens": num_tokens}
+        )
 
-    def evaluate(self) -> Metrics | None:
+    def _data(self, pair: _Pair, slope: float, num_pairs: int) -> list[Datum]:
+        sft = self._sft_weight / pair.chosen.num_learned
+        return [
+            pair.chosen.datum((slope + sft) / num_pairs),
+            pair.rejected.datum(-slope / num_pairs),
+        ]
+
+    def evaluate(self, context: RunContext) -> Metrics | None:
         """Returns the loss and accuracy on held-out pairs."""
-        return _summary(self._log_ratios(self._check), self._beta) if self._check else None
+        if not self._check:
+            return None
+        context.progress("evaluating", 0, 1)
+        return _summary(self._log_ratios(context, [self._check]), self._beta)
 
-    def _log_ratios(self, pairs: Sequence[_Pair]) -> list[tuple[float, float]]:
+    def _log_ratios(
+        self, context: RunContext, batches: Sequence[Sequence[_Pair]]
+    ) -> list[tuple[float, float]]:
         """Returns π_chosen − ρ_chosen and π_rejected − ρ_rejected of each pair; their difference is the margin."""
-        data = [one.datum() for pair in pairs for one in (pair.chosen, pair.rejected)]
-        future = self._context.training.forward(data, "cross_entropy")
-        references = self._reference_sums(pairs)
-        sums = _answer_sums(future.result(), [one for pair in pairs for one in (pair.chosen, pair.rejected)])
+        answers = [[one for pair in batch for one in pair.answers] for batch in batches]
+        futures = [
+            context.training.forward([one.datum() for one in batch], "cross_entropy") for batch in answers
+        ]
+        references = self._reference_sums(context, [pair for batch in batches for pair in batch])
+        sums = [
+            total
+            for future, batch in zip(futures, answers, strict=True)
+            for total in _answer_sums(future.result(), batch)
+        ]
         return [
             (sums[2 * place] - chosen, sums[2 * place + 1] - rejected)
             for place, (chosen, rejected) in enumerate(references)
         ]
 
-    def _reference_sums(self, pairs: Sequence[_Pair]) -> list[tuple[float, float]]:
+    def _reference_sums(self, context: RunContext, pairs: Sequence[_Pair]) -> list[tuple[float, float]]:
         """Returns the reference's logprobs of each pair; computed once per pair, since the reference is constant."""
         from tinkex import types
 
         new = {id(pair): pair for pair in pairs if id(pair) not in self._references}
-        futures = {
-            key: [
-                self._reference.compute_logprobs(types.ModelInput.from_ints(one.ids))
-                for one in (pair.chosen, pair.rejected)
+        if new:
+            answers = [one for pair in new.values() for one in pair.answers]
+            futures = [
+                context.initial.compute_logprobs(types.ModelInput.from_ints(one.ids)) for one in answers
             ]
-            for key, pair in new.items()
-        }
-        for key, pair in new.items():
-            chosen, rejected = (future.result() for future in futures[key])
-            self._references[key] = (_learned_sum(chosen, pair.chosen), _learned_sum(rejected, pair.rejected))
+            logprobs = collect(futures, "logprobs of the reference model", context.progress)
+            sums = [_learned_sum(found, one) for found, one in zip(logprobs, answers, strict=True)]
+            self._references |= dict(zip(new, zip(sums[::2], sums[1::2], strict=True), strict=True))
         return [self._references[id(pair)] for pair in pairs]
 
-    def _render(self, examples: Sequence[Preference], settings: DpoSettings) -> list[_Pair]:
-        renderer = self._context.renderer
-        pairs: list[_Pair] = []
-        for one in examples:
-            pair = _Pair(renderer.pair(one.prompt, one.chosen), renderer.pair(one.prompt, one.rejected))
-            longest = max(len(pair.chosen.ids), len(pair.rejected.ids))
-            if longest <= settings.max_length:
-                pairs.append(pair)
-            elif settings.too_long == "error":
-                raise ConfigError(
-                    f"{one.where}: {longest} tokens exceed the limit of {settings.max_length}. Raise --max-length, or "
-                    "use --too-long skip or cut."
-                )
-            elif settings.too_long == "cut":
-                cut = _Pair(pair.chosen.cut(settings.max_length), pair.rejected.cut(settings.max_length))
-                if cut.chosen.num_learned and cut.rejected.num_learned:
-                    pairs.append(cut)
-        if not pairs:
-            raise ConfigError(f"every pair has more than {settings.max_length} tokens; raise --max-length")
-        return pairs
+
+def _render(renderer: Renderer, examples: Sequence[Preference], settings: DpoSettings) -> list[_Pair]:
+    pairs: list[_Pair] = []
+    for one in examples:
+        pair = _Pair(
+            renderer.pair(one.prompt, one.chosen, one.tools),
+            renderer.pair(one.prompt, one.rejected, one.tools),
+        )
+        longest = max(len(pair.chosen.ids), len(pair.rejected.ids))
+        if longest <= settings.max_length:
+            pairs.append(pair)
+        elif settings.too_long == "error":
+            raise ConfigError(
+                f"{one.where}: {longest} tokens exceed the limit of {settings.max_length}. Raise --max-length, or "
+                "use --too-long skip or cut."
+            )
+        elif settings.too_long == "cut":
+            cut = _Pair(pair.chosen.cut(settings.max_length), pair.rejected.cut(settings.max_length))
+            if cut.chosen.num_learned and cut.rejected.num_learned:
+                pairs.append(cut)
+    if not pairs:
+        raise ConfigError(f"every pair has more than {settings.max_length} tokens; raise --max-length")
+    return pairs
 
 
 def _answer_sums(output: ForwardBackwardOutput, tokens: Sequence[TokenizedExample]) -> list[float]:

@@ -1,28 +1,47 @@
-"""Training data: JSON-lines files, with errors that name the line."""
+"""Training examples from rows of data, with errors that name the row."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from tinkex.errors import ConfigError
+from tinkex.train.layouts import (
+    CONVERSATIONS,
+    PREFERENCES,
+    PROMPTS,
+    InvalidRow,
+    Layout,
+    recognise,
+    rename_columns,
+    short,
+)
+from tinkex.train.rows import read_rows
 
 __all__ = [
+    "Answer",
     "Conversation",
+    "Example",
     "Messages",
+    "OtherRecipeError",
     "Preference",
     "Prompt",
+    "describe",
     "read_conversations",
     "read_preferences",
     "read_prompts",
+    "split",
 ]
 
 Messages: TypeAlias = list[dict[str, Any]]
+Answer: TypeAlias = str | dict[str, Any]
+"""The text of an answer, or the assistant's message where it calls tools."""
 T = TypeVar("T")
 NUM_SHOWN_PROBLEMS = 5
+CHAT_LAYOUTS = frozenset({"messages", "ShareGPT conversations"})
 
 
 @dataclass(frozen=True)
@@ -31,7 +50,9 @@ class Conversation:
 
     where: str
     prompt: Messages | str
-    answer: str
+    answer: Answer
+    layout: str = ""
+    tools: Messages | None = None
 
 
 @dataclass(frozen=True)
@@ -40,172 +61,192 @@ class Preference:
 
     where: str
     prompt: Messages | str
-    chosen: str
-    rejected: str
+    chosen: Answer
+    rejected: Answer
+    layout: str = ""
+    tools: Messages | None = None
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt to answer; ``fields`` is the whole line, for the reward."""
+    """A prompt to answer; ``fields`` is the whole row, for the reward."""
 
     where: str
     prompt: Messages | str
     fields: dict[str, Any] = field(default_factory=dict)
+    layout: str = ""
 
 
-def read_conversations(path: Path) -> list[Conversation]:
-    """Reads lines with ``messages`` (the last one the assistant's), or with ``prompt`` and ``completion``."""
-    return _read(path, _conversation)
+class OtherRecipeError(ConfigError):
+    """No row of the data suits the recipe, and all suit another one."""
+
+    def __init__(self, message: str, recipe: str) -> None:
+        super().__init__(f"{message}\nThis is data for the recipe {recipe}.")
+        self.recipe = recipe
 
 
-def read_preferences(path: Path) -> list[Preference]:
-    """Reads lines with ``chosen`` and ``rejected``, strings or messages, and a ``prompt`` unless both start with it."""
-    return _read(path, _preference)
+Example: TypeAlias = Conversation | Preference | Prompt
 
 
-def read_prompts(path: Path) -> list[Prompt]:
-    """Reads lines with ``prompt`` (a string or messages) or ``messages``; other fields are for the reward."""
-    return _read(path, _prompt)
+def read_conversations(source: Path, columns: Mapping[str, str] | None = None) -> list[Conversation]:
+    """Reads chats whose last message is the assistant's, or prompts with their completions; see :mod:`.layouts`."""
+    return _read(source, columns, CONVERSATIONS, _conversation)
 
 
-class _InvalidLine(Exception):
-    """A line is invalid; the message gives the reason."""
+def read_preferences(source: Path, columns: Mapping[str, str] | None = None) -> list[Preference]:
+    """Reads ``chosen`` and ``rejected`` answers, strings or messages, and a ``prompt`` unless both start with it."""
+    return _read(source, columns, PREFERENCES, _preference)
 
 
-def _read(path: Path, make: Callable[[str, dict[str, Any]], T]) -> list[T]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
-    except FileNotFoundError:
-        raise ConfigError(f"there is no file {path}; pass a file with one JSON object per line") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as UTF-8 text ({error})") from error
+def read_prompts(source: Path, columns: Mapping[str, str] | None = None) -> list[Prompt]:
+    """Reads prompts (a string or messages); other columns are for the reward."""
+    return _read(source, columns, PROMPTS, _prompt)
+
+
+def describe(examples: Sequence[Example]) -> str:
+    """Returns the layouts of the examples, for messages.
+
+    >>> describe([Prompt("a:1", "Hi", layout="question"), Prompt("a:2", "Ho", layout="question")])
+    'question'
+    """
+    return ", ".join(dict.fromkeys(one.layout for one in examples))
+
+
+def _read(
+    source: Path,
+    columns: Mapping[str, str] | None,
+    layouts: Sequence[Layout],
+    make: Callable[[str, str, dict[str, Any]], T],
+) -> list[T]:
     found: list[T] = []
     problems: list[str] = []
-    # Not splitlines(): JSON strings may contain U+2028 and other Unicode line breaks.
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
+    other_recipes: set[str | None] = set()
+    for row in read_rows(source):
         try:
-            value = json.loads(line)
-            if not isinstance(value, dict):
-                raise _InvalidLine("the line is not a JSON object")
-            _check_encodable(value)
-            found.append(make(where, value))
-        except RecursionError:
-            problems.append(f"{where}: the JSON is nested too deeply")
-        except json.JSONDecodeError as error:
-            problems.append(f"{where}: invalid JSON: {error.msg} at column {error.colno}")
-        except _InvalidLine as wrong:
-            problems.append(f"{where}: {wrong}")
+            if row.problem is not None:
+                raise InvalidRow(row.problem)
+            layout, fields = recognise(rename_columns(row.fields, columns or {}), layouts)
+            found.append(make(row.where, layout, fields))
+        except InvalidRow as wrong:
+            problems.append(f"{row.where}: {wrong}")
+            other_recipes.add(wrong.other_recipe)
     if problems:
         more = len(problems) - NUM_SHOWN_PROBLEMS
         shown = "\n".join(problems[:NUM_SHOWN_PROBLEMS]) + (f"\n… and {more} more" if more > 0 else "")
-        raise ConfigError(f"{len(problems)} invalid line{'s' if len(problems) > 1 else ''}:\n{shown}")
+        message = f"{len(problems)} invalid line{'s' if len(problems) > 1 else ''}:\n{shown}"
+        if not found and len(other_recipes) == 1 and (recipe := other_recipes.pop()) is not None:
+            raise OtherRecipeError(message, recipe)
+        raise ConfigError(message)
     if not found:
-        raise ConfigError(f"{path} contains no examples; it needs one JSON object per line")
+        raise ConfigError(f"{source} contains no examples; it needs at least one row")
     return found
 
 
-def _conversation(where: str, line: dict[str, Any]) -> Conversation:
-    if "messages" in line:
-        messages = _messages(line["messages"], "messages")
-        if messages[-1]["role"] != "assistant":
-            raise _InvalidLine(
-                f"the last message has the role {messages[-1]['role']!r}; it must be 'assistant'"
-            )
-        if len(messages) < 2:
-            raise _InvalidLine("there is only an answer: messages need at least two entries")
-        return Conversation(where, messages[:-1], _text(messages[-1], "content"))
-    if "prompt" in line and "completion" in line:
-        return Conversation(where, _parse_prompt(line["prompt"]), _answer(line["completion"], "completion"))
-    raise _InvalidLine(f"'messages', or 'prompt' and 'completion', are required; the line has {_names(line)}")
+def _conversation(where: str, layout: str, line: dict[str, Any]) -> Conversation:
+    tools = _tools(line.get("tools"))
+    if layout not in CHAT_LAYOUTS:
+        prompt, answer = _parse_prompt(line["prompt"]), _answer(line["completion"], "completion")
+        return Conversation(where, prompt, answer, layout, tools)
+    messages = _messages(line["messages"], "messages")
+    if messages[-1]["role"] != "assistant":
+        raise InvalidRow(f"the last message has the role {messages[-1]['role']!r}; it must be 'assistant'")
+    if len(messages) < 2:
+        raise InvalidRow("there is only an answer: messages need at least two entries")
+    return Conversation(where, messages[:-1], _answer_of(messages[-1]), layout, tools)
 
 
-def _preference(where: str, line: dict[str, Any]) -> Preference:
-    if "chosen" not in line or "rejected" not in line:
-        raise _InvalidLine(f"'chosen' and 'rejected' are required; the line has {_names(line)}")
+def _preference(where: str, layout: str, line: dict[str, Any]) -> Preference:
     chosen, rejected = line["chosen"], line["rejected"]
     if "prompt" in line:
         prompt = _parse_prompt(line["prompt"])
     elif isinstance(chosen, list) and isinstance(rejected, list):
         prompt = _messages(chosen, "chosen")[:-1]
         if not prompt or prompt != _messages(rejected, "rejected")[:-1]:
-            raise _InvalidLine(
+            raise InvalidRow(
                 "'chosen' and 'rejected' must start with the same messages if there is no 'prompt'"
             )
     else:
-        raise _InvalidLine("there is no 'prompt'")
+        raise InvalidRow("there is no 'prompt'")
     pair = _answer(chosen, "chosen"), _answer(rejected, "rejected")
     if pair[0] == pair[1]:
-        raise _InvalidLine("'chosen' and 'rejected' are equal")
-    return Preference(where, prompt, *pair)
+        raise InvalidRow("'chosen' and 'rejected' are equal")
+    return Preference(where, prompt, *pair, layout, _tools(line.get("tools")))
 
 
-def _prompt(where: str, line: dict[str, Any]) -> Prompt:
-    name = "prompt" if "prompt" in line else "messages"
-    if name not in line:
-        raise _InvalidLine(f"'prompt' (or 'messages') is required; the line has {_names(line)}")
-    prompt = _parse_prompt(line[name])
+def _prompt(where: str, layout: str, line: dict[str, Any]) -> Prompt:
+    prompt = _parse_prompt(line["messages" if layout in CHAT_LAYOUTS else "prompt"])
     if isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
-        raise _InvalidLine("the last message must not have the role 'assistant'")
-    return Prompt(where, prompt, line)
+        raise InvalidRow("the last message must not have the role 'assistant'")
+    return Prompt(where, prompt, line, layout)
 
 
 def _parse_prompt(value: Any) -> Messages | str:
     if isinstance(value, str):
         if not value:
-            raise _InvalidLine("'prompt' is empty")
+            raise InvalidRow("'prompt' is empty")
         return value
     return _messages(value, "prompt")
 
 
-def _answer(value: Any, name: str) -> str:
-    """Returns a string, or the content of the last message, which must be the assistant's."""
+def _answer(value: Any, name: str) -> Answer:
+    """Returns a string, or the last message, which must be the assistant's."""
     if isinstance(value, str):
         if not value:
-            raise _InvalidLine(f"{name!r} is empty")
+            raise InvalidRow(f"{name!r} is empty")
         return value
     last = _messages(value, name)[-1]
     if last["role"] != "assistant":
-        raise _InvalidLine(
+        raise InvalidRow(
             f"the last message of {name!r} has the role {last['role']!r}; it must be 'assistant'"
         )
-    return _text(last, "content")
+    return _answer_of(last)
+
+
+def _answer_of(message: dict[str, Any]) -> Answer:
+    """Returns the text of an answer; one with tool calls is kept as a message, for the chat template."""
+    return message if message.get("tool_calls") else _text(message, "content")
+
+
+def _tools(value: Any) -> Messages | None:
+    """Returns the tools that a chat may call, from a list or its JSON."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value else None
+        except ValueError as error:
+            raise InvalidRow(f"'tools' is not valid JSON ({error})") from error
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise InvalidRow(f"'tools' must be a list of tool definitions, got {short(value)}")
+    return value
 
 
 def _messages(value: Any, name: str) -> Messages:
     if not isinstance(value, list) or not value:
-        raise _InvalidLine(f"{name!r} must be a string or a list of messages, got {_short(value)}")
+        raise InvalidRow(f"{name!r} must be a string or a list of messages, got {short(value)}")
     for index, message in enumerate(value):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise _InvalidLine(f"{name!r}[{index}] is not a message: it needs a 'role' and a 'content'")
+            raise InvalidRow(f"{name!r}[{index}] is not a message: it needs a 'role' and a 'content'")
+        _check_content(message)
+    return [
+        {"content": "", **{key: item for key, item in message.items() if item is not None}}
+        for message in value
+    ]
+
+
+def _check_content(message: dict[str, Any]) -> None:
+    calls = message.get("tool_calls")
+    if calls is None or calls == []:
         _text(message, "content")
-    return value
+    elif message["role"] != "assistant" or not isinstance(calls, list):
+        raise InvalidRow(f"'tool_calls' must be a list in an assistant message, got {short(calls)}")
 
 
 def _text(message: dict[str, Any], name: str) -> str:
     text = message.get(name)
     if not isinstance(text, str):
-        raise _InvalidLine(f"the {name} of a message must be a string, got {_short(text)}")
+        raise InvalidRow(f"the {name} of a message must be a string, got {short(text)}")
     return text
-
-
-def _check_encodable(line: dict[str, Any]) -> None:
-    """Raises for a lone surrogate, which no tokenizer accepts."""
-    try:
-        json.dumps(line, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise _InvalidLine(f"it contains the lone surrogate {error.object[error.start]!r}") from None
-
-
-def _names(line: dict[str, Any]) -> str:
-    return ", ".join(sorted(line)) or "nothing"
-
-
-def _short(value: Any) -> str:
-    shown = json.dumps(value, ensure_ascii=False)
-    return shown if len(shown) <= 40 else shown[:40] + "…"
 
 
 def split(examples: Sequence[T], fraction: float, seed: int) -> tuple[list[T], list[T]]:

@@ -1,28 +1,68 @@
-"""Group-relative policy optimization: several answers per prompt, with advantages relative to the group."""
+"""Group-relative policy optimization: several answers per prompt, with advantages relative to the group.
+
+With ``kl_coef`` β > 0 the policy is also kept near the reference, the model that the run starts from. For a sampled token
+with log-probability q under the policy and ρ under the reference, δ = q − ρ is an unbiased estimate of the KL divergence
+KL(policy ‖ reference) at its position, in nats. Its gradient is estimated by δ·∇log π, so each token of an answer with
+advantage A is trained with the advantage
+
+    A − β(δ − δ̄),
+
+where δ̄, the mean of δ over all answer tokens of the step, is a baseline that reduces the variance; it is the metric ``kl``.
+All of it is divided by the number of answers of the step, as without the penalty.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from tinkex.errors import ConfigError
-from tinkex.train.examples import Messages, Prompt, read_prompts, split
-from tinkex.train.recipes import Metrics, PreparedStep, RunContext, sample_greedy
-from tinkex.train.rewards import Reward, load_reward, pattern_reward
+from tinkex.train.data import TrainingData
+from tinkex.train.examples import Messages, Prompt
+from tinkex.train.packing import placeholders
+from tinkex.train.recipes import Metrics, PreparedStep, RunContext, collect, sample_greedy
+from tinkex.train.rendering import Renderer
 from tinkex.train.settings import GrpoSettings
 
 if TYPE_CHECKING:
     from tinkex.types import Datum, SampledSequence
 
-__all__ = ["Grpo", "advantages"]
+__all__ = ["Grpo", "advantages", "token_advantages"]
+
+MIN_LOG_RATIO = 1e-3
+"""Smaller log ratios are rounding errors. An answer without an advantage or a larger one is not trained on: Adam would scale
+the rounding errors up to whole steps."""
 
 
 @dataclass(frozen=True)
 class _Task:
     prompt: Prompt
     tokens: list[int]
+
+
+@dataclass(frozen=True)
+class _ScoredAnswer:
+    """A sampled answer; ``batch`` is the number of its batch in the step."""
+
+    batch: int
+    task: _Task
+    sequence: SampledSequence
+    scores: Metrics
+    advantage: float
+
+    @property
+    def ids(self) -> list[int]:
+        return [*self.task.tokens, *self.sequence.tokens]
+
+    @property
+    def logprobs(self) -> Sequence[float]:
+        if self.sequence.logprobs is None:
+            raise ConfigError("this server returns no logprobs of sampled tokens, which GRPO needs")
+        return self.sequence.logprobs
 
 
 def advantages(rewards: Sequence[float], *, normalize: bool) -> list[float]:
@@ -39,96 +79,149 @@ def advantages(rewards: Sequence[float], *, normalize: bool) -> list[float]:
     return [one / spread for one in centered] if normalize and spread > 0 else centered
 
 
+def token_advantages(
+    advantage: float, log_ratios: Sequence[float], mean_log_ratio: float, kl_coef: float
+) -> list[float]:
+    """Returns the advantage of every token of an answer: the answer's, minus the KL penalty of the token.
+
+    >>> token_advantages(1.0, [0.5, 0.0], mean_log_ratio=0.25, kl_coef=0.1)
+    [0.975, 1.025]
+    """
+    return [advantage - kl_coef * (one - mean_log_ratio) for one in log_ratios]
+
+
 class Grpo:
     """GRPO; answers are sampled at temperature 1 from the current weights, so their logprobs are on-policy."""
 
     headline = "reward"
 
-    def __init__(self, settings: GrpoSettings, context: RunContext) -> None:
-        self._context = context
-        self._settings = settings
-        self._reward = _reward(settings)
-        learn = read_prompts(settings.data)
-        check: list[Prompt] = []
-        if settings.eval_data is not None:
-            check = read_prompts(settings.eval_data)
-        else:
-            learn, check = split(learn, settings.eval_fraction, settings.seed)
-        self._learn = self._render(learn)
-        self._check = check
-        self._shown = [one.prompt for one in [*check, *learn]]
+    def __init__(self, settings: GrpoSettings, data: TrainingData[Prompt], renderer: Renderer) -> None:
+        assert data.reward is not None, "read_data sets it"
+        self._settings, self._renderer, self._reward = settings, renderer, data.reward
+        self.prompts: Sequence[Messages | str] = [one.prompt for one in [*data.held_out, *data.examples]]
+        self._learn = self._render(data.examples)
+        self._check = data.held_out
 
     @property
-    def num_examples(self) -> int:
-        """The number of training prompts."""
-        return len(self._learn)
+    def token_counts(self) -> Sequence[int]:
+        """The largest number of tokens of each prompt's group of answers."""
+        settings = self._settings
+        return [settings.group_size * (len(task.tokens) + settings.max_tokens) for task in self._learn]
 
-    @property
-    def prompts(self) -> Sequence[Messages | str]:
-        """Prompts of the data, held-out ones first."""
-        return self._shown
+    def sequences(self, place: int) -> Sequence[Sequence[int]]:
+        """The prompt with the longest possible answers, whose tokens are not known yet."""
+        settings, prompt = self._settings, self._learn[place].tokens
+        return [
+            [*prompt, *placeholders((place * settings.group_size + number) * settings.max_tokens, settings.max_tokens - 1)]
+            for number in range(settings.group_size)
+        ]  # fmt: skip
 
-    def prepare(self, batch: Sequence[int], step: int) -> PreparedStep:
-        """Samples and scores groups; trains on answers with a non-zero advantage."""
+    def prepare(self, context: RunContext, batches: Sequence[Sequence[int]], step: int) -> PreparedStep:
+        """Samples and scores groups; trains on the answers that have an advantage, or have left the reference."""
+        settings = self._settings
+        answers = self._sample(context, batches, step)
+        log_ratios, kl = self._log_ratios(context, answers)
+        by_batch = groupby(zip(answers, log_ratios, strict=True), key=lambda one: one[0].batch)
+        passes = [list(self._data(batch, kl, len(answers))) for _, batch in by_batch]
+        lengths = [len(answer.sequence.tokens) for answer in answers]
+        num_prompt_tokens = sum(len(answer.task.tokens) for answer in answers)
+        summary = {
+            **_means([answer.scores for answer in answers]),
+            "answer_tokens": sum(lengths) / len(lengths),
+            "used_answers": sum(answer.advantage != 0 for answer in answers) / len(answers),
+            "num_tokens": float(sum(lengths) + num_prompt_tokens),
+        }
+        if settings.kl_coef:
+            summary["kl"] = kl
+        if not any(passes):  # every group has equal rewards: all advantages are zero
+            summary["loss"] = 0.0
+        return PreparedStep(passes, settings.loss, summary)
+
+    def _data(
+        self, batch: Iterable[tuple[_ScoredAnswer, Sequence[float]]], kl: float, num_answers: int
+    ) -> Iterator[Datum]:
+        for answer, ratios in batch:
+            if answer.advantage or any(abs(ratio) > MIN_LOG_RATIO for ratio in ratios):
+                relative = token_advantages(answer.advantage, ratios, kl, self._settings.kl_coef)
+                yield _datum(answer, [one / num_answers for one in relative])
+
+    def _sample(
+        self, context: RunContext, batches: Sequence[Sequence[int]], step: int
+    ) -> list[_ScoredAnswer]:
+        """Returns scored groups of answers to the prompts of all batches, from the weights before the step."""
         from tinkex import types
 
         settings = self._settings
-        sampler = self._context.training.save_weights_and_get_sampling_client()
-        tasks = [self._learn[place] for place in batch]
+        sampler = context.training.save_weights_and_get_sampling_client()
+        tasks = [(number, self._learn[place]) for number, batch in enumerate(batches) for place in batch]
         futures = [
             sampler.sample(
                 types.ModelInput.from_ints(task.tokens),
                 settings.group_size,
                 types.SamplingParams(max_tokens=settings.max_tokens, seed=_seed(settings.seed, step, place)),
             )
-            for place, task in enumerate(tasks)
+            for place, (_, task) in enumerate(tasks)
         ]
-        data: list[Datum] = []
-        rewards: list[float] = []
-        lengths: list[int] = []
-        for task, future in zip(tasks, futures, strict=True):
-            sequences = future.result().sequences
-            group = [self._score(task, sequence) for sequence in sequences]
-            rewards += group
-            lengths += [len(sequence.tokens) for sequence in sequences]
-            for sequence, advantage in zip(
-                sequences, advantages(group, normalize=settings.normalize_advantages), strict=True
-            ):
-                if advantage:
-                    data.append(_datum(task.tokens, sequence, advantage / len(tasks) / settings.group_size))
-        summary = {
-            "reward": sum(rewards) / len(rewards),
-            "answer_tokens": sum(lengths) / len(lengths),
-            "used_answers": len(data) / len(rewards),
-            "num_tokens": float(sum(lengths) + settings.group_size * sum(len(task.tokens) for task in tasks)),
-        }
-        if not data:  # every group has equal rewards: all advantages are zero
-            summary["loss"] = 0.0
-        return PreparedStep(data, settings.loss, summary)
+        answers: list[_ScoredAnswer] = []
+        responses = collect(futures, f"drawing answers for step {step}", context.progress)
+        for (number, task), response in zip(tasks, responses, strict=True):
+            scores = [self._score(task, sequence) for sequence in response.sequences]
+            relative = advantages([one["reward"] for one in scores], normalize=settings.normalize_advantages)
+            answers += [
+                _ScoredAnswer(number, task, *each)
+                for each in zip(response.sequences, scores, relative, strict=True)
+            ]
+        return answers
 
-    def evaluate(self) -> Metrics | None:
+    def _log_ratios(
+        self, context: RunContext, answers: Sequence[_ScoredAnswer]
+    ) -> tuple[list[list[float]], float]:
+        """Returns q − ρ of every answer token, and the mean of all; without a KL penalty zeros."""
+        from tinkex import types
+
+        if not self._settings.kl_coef:
+            return [[0.0] * len(answer.sequence.tokens) for answer in answers], 0.0
+        futures = [
+            context.initial.compute_logprobs(types.ModelInput.from_ints(answer.ids)) for answer in answers
+        ]
+        found = collect(futures, "logprobs of the reference model", context.progress)
+        ratios = [
+            [q - rho for q, rho in zip(answer.logprobs, _answer_logprobs(all_, answer), strict=True)]
+            for answer, all_ in zip(answers, found, strict=True)
+        ]
+        return ratios, math.fsum(one for each in ratios for one in each) / max(1, sum(map(len, ratios)))
+
+    def evaluate(self, context: RunContext) -> Metrics | None:
         """Returns the mean reward of greedy answers to held-out prompts."""
         if not self._check:
             return None
-        sampler = self._context.training.save_weights_and_get_sampling_client()
+        sampler = context.training.save_weights_and_get_sampling_client()
         prompts = [one.prompt for one in self._check]
-        answers = sample_greedy(sampler, self._context.renderer, prompts, self._settings.max_tokens)
-        scores = [
-            self._reward(_as_text(one.prompt), answer, one.fields)
-            for one, answer in zip(self._check, answers, strict=True)
-        ]
-        return {"reward": sum(scores) / len(scores)}
+        answers = sample_greedy(
+            sampler,
+            self._renderer,
+            prompts,
+            self._settings.max_tokens,
+            phase="evaluating",
+            progress=context.progress,
+        )
+        return _means(
+            [
+                self._reward.score(_as_text(one.prompt), answer, one.fields)
+                for one, answer in zip(self._check, answers, strict=True)
+            ]
+        )
 
-    def _score(self, task: _Task, sequence: SampledSequence) -> float:
-        text = self._context.renderer.tokenizer.decode(sequence.tokens, skip_special_tokens=True)
-        return self._reward(_as_text(task.prompt.prompt), text, task.prompt.fields)
+    def _score(self, task: _Task, sequence: SampledSequence) -> Metrics:
+        text = self._renderer.tokenizer.decode(sequence.tokens, skip_special_tokens=True)
+        return self._reward.score(_as_text(task.prompt.prompt), text, task.prompt.fields)
 
     def _render(self, prompts: Sequence[Prompt]) -> list[_Task]:
         settings = self._settings
         room = settings.max_length - settings.max_tokens
         tasks: list[_Task] = []
         for one in prompts:
-            tokens = self._context.renderer.prompt(one.prompt)
+            tokens = self._renderer.prompt(one.prompt)
             if len(tokens) <= room:
                 tasks.append(_Task(one, tokens))
             elif settings.too_long == "error":
@@ -143,28 +236,30 @@ class Grpo:
         return tasks
 
 
-def _reward(settings: GrpoSettings) -> Reward:
-    if settings.reward is not None:
-        return load_reward(settings.reward)
-    assert settings.reward_regex is not None, "the settings are checked"
-    return pattern_reward(settings.reward_regex)
-
-
-def _datum(prompt: Sequence[int], sequence: SampledSequence, advantage: float) -> Datum:
+def _datum(answer: _ScoredAnswer, own_advantages: Sequence[float]) -> Datum:
     from tinkex import types
 
-    if sequence.logprobs is None:
-        raise ConfigError("this server returns no logprobs of sampled tokens, which GRPO needs")
-    tokens = [*prompt, *sequence.tokens]
-    padding = [0.0] * (len(prompt) - 1)
+    padding = [0.0] * (len(answer.task.tokens) - 1)
     return types.Datum(
-        model_input=types.ModelInput.from_ints(tokens[:-1]),
+        model_input=types.ModelInput.from_ints(answer.ids[:-1]),
         loss_fn_inputs={
-            "target_tokens": tokens[1:],
-            "logprobs": [*padding, *sequence.logprobs],
-            "advantages": [*padding, *([advantage] * len(sequence.tokens))],
+            "target_tokens": answer.ids[1:],
+            "logprobs": [*padding, *answer.logprobs],
+            "advantages": [*padding, *own_advantages],
         },
     )
+
+
+def _answer_logprobs(logprobs: Sequence[float | None], answer: _ScoredAnswer) -> list[float]:
+    """Returns the reference's logprobs of the answer's tokens, from those of prompt and answer."""
+    own = logprobs[len(answer.task.tokens) :]
+    if any(one is None for one in own):
+        raise ConfigError("this server returns no logprobs of a prompt's tokens, which --kl-coef needs")
+    return [one for one in own if one is not None]
+
+
+def _means(scores: Sequence[Metrics]) -> dict[str, float]:
+    return {name: sum(one[name] for one in scores) / len(scores) for name in scores[0]}
 
 
 def _as_text(prompt: Messages | str) -> str:

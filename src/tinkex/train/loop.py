@@ -6,24 +6,30 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinkex.errors import ConfigError
+from tinkex.train.data import TrainingData, read_data
+from tinkex.train.evaluations import Evaluations
+from tinkex.train.html_report import write_html
 from tinkex.train.interrupts import CriticalSection, Interrupts
+from tinkex.train.packing import Packing, pack
 from tinkex.train.recipes import Metrics, PreparedStep, Recipe, RunContext, sample_greedy
-from tinkex.train.rendering import Renderer
 from tinkex.train.report import TrainingReport
 from tinkex.train.run_directory import RunDirectory
-from tinkex.train.settings import DpoSettings, GrpoSettings, Settings, SftSettings
+from tinkex.train.settings import Settings
+from tinkex.train.starting import make_recipe, open_model
 
 if TYPE_CHECKING:
+    from tinkex.clients.sampling import SamplingClient
     from tinkex.clients.service import ServiceClient
     from tinkex.clients.training import TrainingClient
     from tinkex.train.examples import Messages
     from tinkex.types import AdamParams
 
-__all__ = ["TrainingCallback", "batch_indices", "learning_rate", "resume", "run"]
+__all__ = ["TrainingCallback", "learning_rate", "num_steps", "resume", "run", "step_batches"]
 
 MAX_IN_FLIGHT = 2
 """Maximum number of concurrent steps: the next batch is submitted while the server computes the last one."""
@@ -32,6 +38,15 @@ NUM_SHOWN_PROMPTS = 3
 
 class TrainingCallback:
     """Receives the progress of a run; override the methods you need."""
+
+    def data_read(self, description: str) -> None:
+        """Called when the data has been read and checked, before any request."""
+
+    def created(self, directory: Path) -> None:
+        """Called when the directory of the run exists: from now on the run can be resumed."""
+
+    def working(self, phase: str, done: int, total: int) -> None:
+        """Called during phases that take time: ``done`` of ``total`` parts of this phase are done."""
 
     def started(self, total_steps: int, first_step: int, headline: str) -> None:
         """Called when training starts after ``first_step`` of ``total_steps``."""
@@ -53,17 +68,34 @@ class TrainingCallback:
 
 
 def run(
-    service: ServiceClient, settings: Settings, watcher: TrainingCallback | None = None
+    service: ServiceClient,
+    settings: Settings,
+    watcher: TrainingCallback | None = None,
+    *,
+    data: TrainingData[Any] | None = None,
 ) -> TrainingReport:
-    """Trains with these settings and returns the report, which is also written to the output directory.
+    """Trains with ``settings`` on the server of ``service`` and returns the report, which is also written to the output directory.
 
-    On ``KeyboardInterrupt`` the state is saved first; :func:`resume` continues from there.
+    Data, reward, output directory and the lengths of examples are checked before the run exists on the server. ``data``
+    is what :func:`read_data` has returned for the settings, if that was called before. ``watcher`` receives the progress. On
+    ``KeyboardInterrupt`` the state is saved first; :func:`resume` continues from there.
+
+    ::
+
+        report = train.run(service, train.SftSettings(data=Path("chats.jsonl"), output=Path("run-1")))
     """
-    base_model = _base_model(service, settings)
-    context = _create_context(service, settings, base_model, settings.start_from, with_optimizer=False)
-    recipe = _recipe(settings, context)
-    run_directory = RunDirectory.new(settings, base_model)
-    return _Run(settings, context, recipe, run_directory, watcher or TrainingCallback()).go(0)
+    watcher = watcher or TrainingCallback()
+    RunDirectory.check_unused(settings.output)
+    if data is None:
+        data = read_data(settings)
+        watcher.data_read(data.description)
+    model = open_model(service, settings, watcher.working)
+    recipe = make_recipe(settings, data, model.renderer)
+    directory = RunDirectory.new(settings, model.name, service.config.base_url)
+    watcher.created(directory.directory)
+    training = _training_client(service, settings, model.name, settings.start_from, with_optimizer=False)
+    context = RunContext(training, model.sampler, model.renderer, watcher.working)
+    return _Run(settings, data, model.name, context, recipe, directory, watcher).run(0)
 
 
 def resume(
@@ -73,12 +105,19 @@ def resume(
     *,
     recipe: str | None = None,
 ) -> TrainingReport:
-    """Resumes a run from its last checkpoint: with the same batches, optimizer state and learning rates.
+    """Resumes the run in ``directory`` from its last checkpoint: with the same batches, optimizer state and learning rates.
 
     A run without a checkpoint restarts from the beginning; for a complete run, returns its report again. Raises
-    ``ConfigError`` if ``recipe`` is not the run's recipe.
+    ``ConfigError`` if ``recipe`` is not the run's recipe. ``service`` is a client of the run's server, and ``watcher`` receives
+    the progress.
+
+    ::
+
+        report = train.resume(service, Path("run-1"))
     """
-    run_directory, settings, base_model = RunDirectory.open(directory)
+    watcher = watcher or TrainingCallback()
+    run_directory, stored = RunDirectory.open(directory)
+    settings = stored.settings
     if recipe is not None and settings.recipe != recipe:
         raise ConfigError(
             f"{directory} is a run of {settings.recipe}; resume it with: tinkex train {settings.recipe} --resume {directory}"
@@ -86,14 +125,18 @@ def resume(
     complete = TrainingReport.read(directory)
     if complete is not None:
         return complete
+    data = read_data(settings)
+    watcher.data_read(data.description)
+    watcher.created(directory)
     saved = run_directory.checkpoints()
     step = int(saved[-1]["step"]) if saved else 0
     path = str(saved[-1]["path"]) if saved else settings.start_from
-    context = _create_context(service, settings, base_model, path, with_optimizer=bool(saved))
+    model = open_model(service, settings, watcher.working, name=stored.base_model)
+    method = make_recipe(settings, data, model.renderer)
+    training = _training_client(service, settings, stored.base_model, path, with_optimizer=bool(saved))
     run_directory.rewind(step)
-    return _Run(
-        settings, context, _recipe(settings, context), run_directory, watcher or TrainingCallback()
-    ).go(step)
+    context = RunContext(training, model.sampler, model.renderer, watcher.working)
+    return _Run(settings, data, stored.base_model, context, method, run_directory, watcher).run(step)
 
 
 class _Run:
@@ -102,30 +145,36 @@ class _Run:
     def __init__(
         self,
         settings: Settings,
+        data: TrainingData[Any],
+        base_model: str,
         context: RunContext,
         recipe: Recipe,
         run_directory: RunDirectory,
         watcher: TrainingCallback,
     ) -> None:
         self._settings, self._context, self._recipe = settings, context, recipe
+        self._num_held_out, self._base_model = len(data.held_out), base_model
         self._directory, self._watcher = run_directory, watcher
-        self._per_epoch = math.ceil(recipe.num_examples / settings.batch_size)
-        self._total = settings.steps or self._per_epoch * settings.epochs
-        self._pending: list[tuple[int, Callable[[], Metrics]]] = []
+        self._num_examples = len(recipe.token_counts)
+        self._per_epoch = steps_per_epoch(settings, self._num_examples)
+        self._total = num_steps(settings, self._num_examples)
+        self._pending: list[tuple[int, Sequence[Packing], Callable[[], Metrics]]] = []
         self._submitted = 0
         self._critical = CriticalSection()
 
-    def go(self, first: int) -> TrainingReport:
+    def run(self, first: int) -> TrainingReport:
         before = self._before(first)
         began = time.monotonic()
-        if first == 0:
-            self._evaluate(0)
+        if first == 0 or (self._evaluates_after(first) and first not in self._evaluations.steps):
+            self._evaluate(first)  # also if an interrupt came between a step and its evaluation
         self._watcher.started(self._total, first, self._recipe.headline)
         self._submitted = first
         try:
             with Interrupts() as interrupts:
                 self._critical = interrupts.critical
                 for step in range(first + 1, self._total + 1):
+                    if self._evaluations.should_stop(self._settings.early_stop):
+                        break
                     self._submit(step)
                     self._collect(MAX_IN_FLIGHT - 1)
                     self._evaluate_and_save(step)
@@ -141,17 +190,21 @@ class _Run:
 
     def _submit(self, step: int) -> None:
         adam = self._adam(step)
-        batch = batch_indices(self._recipe.num_examples, self._settings.batch_size, step, self._settings.seed)
-        work = self._recipe.prepare(batch, step)
-        with self._critical:  # else a checkpoint could contain a pass without its step, or an uncounted step
-            self._pending.append((step, _submit_step(self._context.training, work, adam)))
+        work = self._recipe.prepare(
+            self._context, step_batches(self._settings, self._num_examples, step), step
+        )
+        packing = [pack([datum.model_input.to_ints() for datum in data]) for data in work.passes if data]
+        with (
+            self._critical
+        ):  # else a checkpoint could contain passes without their step, or an uncounted step
+            self._pending.append((step, packing, _submit_step(self._context.training, work, adam)))
             self._submitted = step
 
     def _evaluate_and_save(self, step: int) -> None:
         """Evaluates and saves a checkpoint after this step if due; the last ones follow in the report."""
         if step == self._total:
             return
-        if step % (self._settings.eval_every or self._per_epoch) == 0:
+        if self._evaluates_after(step):
             self._collect(0)
             self._evaluate(step)
         if self._settings.save_every is not None and step % self._settings.save_every == 0:
@@ -161,7 +214,7 @@ class _Run:
     def _collect(self, leave: int) -> None:
         """Waits for steps until at most ``leave`` are in flight."""
         while len(self._pending) > leave:
-            step, metrics = self._pending[0]
+            step, packing, metrics = self._pending[0]
             found = metrics()
             for name, value in found.items():
                 if not math.isfinite(value):
@@ -169,15 +222,28 @@ class _Run:
                         f"{name} is {value} after step {step}; resume from an earlier checkpoint with a lower learning rate"
                     )
             with self._critical:  # recorded exactly once
-                self._directory.add_step(step, dict(found))
+                self._directory.add_step(step, {**found, "packing": [one.as_json() for one in packing]})
                 self._pending.pop(0)
             self._watcher.stepped(step, found)
 
+    def _evaluates_after(self, step: int) -> bool:
+        return step < self._total and step % (self._settings.eval_every or self._per_epoch) == 0
+
+    @property
+    def _evaluations(self) -> Evaluations:
+        return Evaluations.of(self._recipe.headline, self._directory.steps())
+
     def _evaluate(self, step: int) -> None:
-        found = self._recipe.evaluate()
-        if found is not None:
-            self._directory.add_step(step, {f"eval_{name}": value for name, value in found.items()})
-            self._watcher.evaluated(step, found)
+        found = self._recipe.evaluate(self._context)
+        if found is None:
+            return
+        best = self._evaluations.best
+        self._directory.add_step(step, {f"eval_{name}": value for name, value in found.items()})
+        self._watcher.evaluated(step, found)
+        if self._settings.keep_best and step and self._evaluations.best != best:
+            path = self._context.training.save_state("best", overwrite=True).result().path
+            self._directory.save_best({"step": step, "path": path})
+            self._watcher.saved(step, path)
 
     def _save(self, step: int, name: str, ttl_seconds: int | None = None) -> str:
         path = self._context.training.save_state(name, ttl_seconds, overwrite=True).result().path
@@ -200,72 +266,103 @@ class _Run:
     def _prompts(self) -> list[Messages | str]:
         return [*self._settings.sample_prompts] or list(self._recipe.prompts[:NUM_SHOWN_PROMPTS])
 
+    def _sample(self, sampler: SamplingClient, phase: str) -> list[str]:
+        context = self._context
+        return sample_greedy(
+            sampler,
+            context.renderer,
+            self._prompts(),
+            self._settings.sample_tokens,
+            phase=phase,
+            progress=context.progress,
+        )
+
     def _before(self, first: int) -> Sequence[str]:
         kept = self._directory.baseline()
         if first and kept is not None:
             return [str(answer) for answer in kept["answers"]]
-        context, settings = self._context, self._settings
-        if settings.start_from is not None:
-            sampler = context.service.create_sampling_client(model_path=settings.start_from)
-        else:
-            sampler = context.service.create_sampling_client(base_model=context.base_model)
-        answers = sample_greedy(sampler, context.renderer, self._prompts(), settings.sample_tokens)
+        answers = self._sample(self._context.initial, "sampling before training")
         self._directory.save_baseline({"answers": answers})
         return answers
 
     def _report(self, before: Sequence[str], seconds: float) -> TrainingReport:
-        self._directory.rewind(self._total, evaluations=False)  # drop those of a process killed at this point
-        self._evaluate(self._total)
-        sampler = self._context.training.save_weights_and_get_sampling_client()
-        prompts = self._prompts()
-        after = sample_greedy(sampler, self._context.renderer, prompts, self._settings.sample_tokens)
-        path = self._save(self._total, "final")
-        sampler_path = self._context.training.save_weights_for_sampler("final").result().path
+        last = self._submitted
+        self._directory.rewind(last, evaluations=False)  # drop those of a process killed at this point
+        self._evaluate(last)
+        training = self._context.training
+        path = self._save(last, "final")
+        sampler_path = training.save_weights_for_sampler("final").result().path
+        best = self._directory.best() if self._settings.keep_best else None
+        if best is not None:
+            path = str(best["path"])
+            training.load_state(path).result()  # nothing trains after this
+            sampler_path = training.save_weights_for_sampler("best").result().path
+            self._directory.save_best({**best, "sampler_path": sampler_path})
+        sampler = training.create_sampling_client(str(sampler_path))
+        after = self._sample(sampler, "sampling after training")
         report = TrainingReport(
             recipe=self._settings.recipe,
-            base_model=self._context.base_model,
+            base_model=self._base_model,
             headline=self._recipe.headline,
             metrics=self._directory.steps(),
             samples=[
                 {"prompt": _shown(prompt), "before": old, "after": new}
-                for prompt, old, new in zip(prompts, before, after, strict=True)
+                for prompt, old, new in zip(self._prompts(), before, after, strict=True)
             ],
             checkpoint=path,
             sampler_checkpoint=str(sampler_path),
-            num_examples=self._recipe.num_examples,
+            num_examples=self._num_examples,
+            num_held_out=self._num_held_out,
+            best_step=int(best["step"]) if best is not None else None,
+            stopped_early=last < self._total,
             seconds=seconds,
             output=self._directory.directory,
         )
         report.write()
+        if self._settings.report:
+            write_html(report, self._settings)
         return report
 
 
 def _submit_step(training: TrainingClient, work: PreparedStep, adam: AdamParams) -> Callable[[], Metrics]:
-    """Submits a step; returns a function that waits for it and returns its metrics."""
-    if not work.data:
+    """Submits the passes of a step and the optimizer step; returns a function that waits and returns the metrics."""
+    passed = [training.forward_backward(data, work.loss_fn) for data in work.passes if data]
+    if not passed:
         return lambda: work.metrics
-    passed = training.forward_backward(work.data, work.loss_fn)
     stepped = training.optim_step(adam)
 
     def metrics() -> Metrics:
-        loss = passed.result().metrics["loss:sum"]
+        loss = math.fsum(one.result().metrics["loss:sum"] for one in passed)
         stepped.result()
         return {"loss": loss, **work.metrics}
 
     return metrics
 
 
-def batch_indices(num_examples: int, batch_size: int, step: int, seed: int) -> list[int]:
-    """Returns the indices of the examples of a step (from 1), shuffled in every epoch; the last batch may be smaller.
+def step_batches(settings: Settings, num_examples: int, step: int) -> list[list[int]]:
+    """Returns the indices of the examples of a step (from 1), batch by batch, shuffled in every epoch.
 
-    >>> [batch_indices(3, 2, step, seed=0) for step in (1, 2)]
-    [[1, 0], [2]]
+    A step has ``accumulate`` batches, together the examples of one batch that is as many times as large. The last step of an
+    epoch may have fewer, and smaller ones.
+
+    >>> from tinkex.train.settings import SftSettings
+    >>> settings = SftSettings(data=Path("a.jsonl"), output=Path("run"), batch_size=2, accumulate=2)
+    >>> [step_batches(settings, 7, step) for step in (1, 2)]
+    [[[2, 3], [1, 0]], [[6, 5], [4]]]
     """
-    per_epoch = math.ceil(num_examples / batch_size)
-    epoch, index = divmod(step - 1, per_epoch)
+    size = settings.batch_size
+    epoch, index = divmod(step - 1, steps_per_epoch(settings, num_examples))
+    order = _epoch_order(num_examples, settings.seed, epoch)
+    first = index * size * settings.accumulate
+    stop = min(first + size * settings.accumulate, num_examples)
+    return [list(order[place : min(place + size, stop)]) for place in range(first, stop, size)]
+
+
+@lru_cache(maxsize=2)
+def _epoch_order(num_examples: int, seed: int, epoch: int) -> tuple[int, ...]:
     order = list(range(num_examples))
     random.Random(f"{seed}:{epoch}").shuffle(order)  # noqa: S311 -- repeatable on purpose
-    return order[index * batch_size : (index + 1) * batch_size]
+    return tuple(order)
 
 
 def learning_rate(peak: float, step: int, total: int, schedule: str, warmup_steps: int) -> float:
@@ -282,42 +379,24 @@ def learning_rate(peak: float, step: int, total: int, schedule: str, warmup_step
     return peak * (0.5 - 0.5 * math.cos(math.pi * left)) if schedule == "cosine" else peak
 
 
-def _base_model(service: ServiceClient, settings: Settings) -> str:
-    if settings.start_from is not None:
-        info = service.create_rest_client().get_weights_info_by_tinker_path(settings.start_from).result()
-        return info.base_model
-    if settings.model is None:
-        raise ConfigError("no model is set; choose one with --model (model=…)")
-    return settings.model
+def num_steps(settings: Settings, num_examples: int) -> int:
+    """Returns the number of steps of a run: ``steps``, or as many as the epochs take."""
+    return settings.steps or steps_per_epoch(settings, num_examples) * settings.epochs
 
 
-def _create_context(
+def steps_per_epoch(settings: Settings, num_examples: int) -> int:
+    """Returns the number of optimizer steps of one pass over the data."""
+    return math.ceil(num_examples / (settings.batch_size * settings.accumulate))
+
+
+def _training_client(
     service: ServiceClient, settings: Settings, base_model: str, path: str | None, *, with_optimizer: bool
-) -> RunContext:
-    training: TrainingClient
+) -> TrainingClient:
     if path is None:
-        training = service.create_lora_training_client(base_model, rank=settings.rank, seed=settings.seed)
-    elif with_optimizer:
-        training = service.create_training_client_from_state_with_optimizer(path)
-    else:
-        training = service.create_training_client_from_state(path)
-    return RunContext(service, training, Renderer(training.get_tokenizer(), settings.chat), base_model)
-
-
-def _recipe(settings: Settings, context: RunContext) -> Recipe:
-    from tinkex.train.dpo import Dpo
-    from tinkex.train.grpo import Grpo
-    from tinkex.train.sft import Sft
-
-    if isinstance(settings, SftSettings):
-        return Sft(settings, context)
-    if isinstance(settings, DpoSettings):
-        return Dpo(settings, context)
-    if isinstance(settings, GrpoSettings):
-        return Grpo(settings, context)
-    raise ConfigError(
-        f"{type(settings).__name__} has no recipe; use SftSettings, DpoSettings or GrpoSettings"
-    )
+        return service.create_lora_training_client(base_model, rank=settings.rank, seed=settings.seed)
+    if with_optimizer:
+        return service.create_training_client_from_state_with_optimizer(path)
+    return service.create_training_client_from_state(path)
 
 
 def _shown(prompt: Messages | str) -> str:

@@ -13,16 +13,28 @@ MIN_WORDS = 12
 """Shorter answers are not checked for repetition."""
 
 
+MIN_HELD_OUT = {"loss": 2, "reward": 8}
+"""Fewer held-out examples say nothing about the trend of that metric."""
+
+
 def notes(
-    headline: str, metrics: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, str]]
+    headline: str,
+    metrics: Sequence[Mapping[str, Any]],
+    samples: Sequence[Mapping[str, str]],
+    num_held_out: int,
 ) -> list[str]:
     """Returns warnings for the report, each with advice; none if there is no problem.
 
     >>> lines = [{"step": 4, "eval_loss": 1.0}, {"step": 8, "eval_loss": 2.0}]
-    >>> notes("loss", lines, [])[0][:59]
-    'The loss on held-out examples was best after step 4 (1.000)'
+    >>> notes("loss", lines, [], num_held_out=9)[0][:45]
+    'The eval loss was best after step 4 (1.000) a'
     """
-    found = [_past_its_best(headline, metrics), _chosen_lost(metrics), _nothing_to_learn(metrics)]
+    enough = num_held_out >= MIN_HELD_OUT[headline]
+    found = [
+        _past_its_best(headline, metrics) if enough else None,
+        _chosen_lost(metrics),
+        _nothing_to_learn(metrics),
+    ]
     return [note for note in [*found, _repeats(samples)] if note is not None]
 
 
@@ -36,9 +48,14 @@ def _past_its_best(headline: str, metrics: Sequence[Mapping[str, Any]]) -> str |
     last = tried[-1][1]
     if sign * (best - last) <= MIN_REGRESSION * max(abs(best), MIN_REGRESSION):
         return None
+    if step == 0:
+        return (
+            f"The eval {headline} was better before training ({best:.3f}) than after it ({last:.3f}): use more data, or a "
+            "lower --learning-rate."
+        )
     return (
-        f"The {headline} on held-out examples was best after step {step} ({best:.3f}) and is {last:.3f} at the end: "
-        f"train for fewer steps (--steps {step}) or with a lower --learning-rate."
+        f"The eval {headline} was best after step {step} ({best:.3f}) and is {last:.3f} at the end: train for fewer "
+        f"steps (--steps {step}), keep the best checkpoint (--keep-best), or lower --learning-rate."
     )
 
 

@@ -2,71 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tinkex.train.examples import Messages
 
 if TYPE_CHECKING:
     from tinkex.clients.sampling import SamplingClient
-    from tinkex.clients.service import ServiceClient
     from tinkex.clients.training import TrainingClient
+    from tinkex.futures import APIFuture
     from tinkex.train.rendering import Renderer
     from tinkex.types import Datum, LossFnType
 
-__all__ = ["Metrics", "PreparedStep", "Recipe", "RunContext", "sample_greedy"]
+__all__ = ["Metrics", "PreparedStep", "Progress", "Recipe", "RunContext", "collect", "sample_greedy"]
 
+T = TypeVar("T")
 Metrics = Mapping[str, float]
+Progress = Callable[[str, int, int], None]
+"""Takes the current phase, and how many of how many parts of it are done."""
+
+
+def no_progress(phase: str, done: int, total: int) -> None:
+    """Shows nothing."""
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """The clients, renderer and base model of a run."""
+    """The clients and the renderer of a run."""
 
-    service: ServiceClient
     training: TrainingClient
+    initial: SamplingClient
+    """Samples from the model that the run starts from: the base model, or the given checkpoint."""
     renderer: Renderer
-    base_model: str
+    progress: Progress = no_progress
 
 
 @dataclass(frozen=True)
 class PreparedStep:
-    """One step, ready to submit: a pass over the data and an optimizer step; without data, neither is submitted."""
+    """One step, ready to submit: a pass over each batch and an optimizer step; without data, neither is submitted."""
 
-    data: Sequence[Datum]
+    passes: Sequence[Sequence[Datum]]
+    """The data of each batch. The losses are summed, so their weights are divided by what all batches have together."""
     loss_fn: LossFnType
     metrics: Metrics
     """Metrics known before the step; without ``loss`` here, it is the sum over the data."""
 
 
 class Recipe(Protocol):
-    """A training method; created after the model's tokenizer is loaded."""
+    """A training method; created from data and tokenizer, before the run exists on the server."""
 
     headline: str
     """The metric of the plot and the progress line."""
 
     @property
-    def num_examples(self) -> int:
-        """The number of training examples."""
+    def token_counts(self) -> Sequence[int]:
+        """The number of tokens that each training example takes in one step."""
         ...
 
     @property
     def prompts(self) -> Sequence[Messages | str]:
-        """Prompts for the samples before and after training."""
+        """Prompts for the samples before and after training, held-out ones first."""
         ...
 
-    def prepare(self, batch: Sequence[int], step: int) -> PreparedStep:
+    def sequences(self, place: int) -> Sequence[Sequence[int]]:
+        """The token sequences that a training example adds to a pass; unknown tokens are :func:`placeholders`."""
+        ...
+
+    def prepare(self, context: RunContext, batches: Sequence[Sequence[int]], step: int) -> PreparedStep:
         """Prepares the data of one step. It may call the server, and may be interrupted at any point."""
         ...
 
-    def evaluate(self) -> Metrics | None:
+    def evaluate(self, context: RunContext) -> Metrics | None:
         """Evaluates the model on held-out examples; returns None if there are none."""
         ...
 
 
+def collect(futures: Sequence[APIFuture[T]], phase: str, progress: Progress) -> list[T]:
+    """Waits for all results in order and reports how many have arrived.
+
+    >>> from tinkex.futures import AwaitableConcurrentFuture
+    >>> done: AwaitableConcurrentFuture[int] = AwaitableConcurrentFuture()
+    >>> done.set_result(3)
+    >>> collect([done], "counting", print)
+    counting 0 1
+    counting 1 1
+    [3]
+    """
+    progress(phase, 0, len(futures))
+    results = []
+    for number, future in enumerate(futures, 1):
+        results.append(future.result())
+        progress(phase, number, len(futures))
+    return results
+
+
 def sample_greedy(
-    sampler: SamplingClient, renderer: Renderer, prompts: Sequence[Messages | str], max_tokens: int
+    sampler: SamplingClient,
+    renderer: Renderer,
+    prompts: Sequence[Messages | str],
+    max_tokens: int,
+    *,
+    phase: str = "sampling",
+    progress: Progress = no_progress,
 ) -> list[str]:
     """Returns the greedy answer to each prompt."""
     from tinkex import types
@@ -76,6 +114,6 @@ def sample_greedy(
         sampler.sample(types.ModelInput.from_ints(renderer.prompt(prompt)), 1, params) for prompt in prompts
     ]
     return [
-        renderer.tokenizer.decode(future.result().sequences[0].tokens, skip_special_tokens=True).strip()
-        for future in futures
+        renderer.tokenizer.decode(response.sequences[0].tokens, skip_special_tokens=True).strip()
+        for response in collect(futures, phase, progress)
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tinkex.errors import ConfigError
-from tinkex.train.examples import Messages
+from tinkex.train.examples import Answer, Messages
 
 if TYPE_CHECKING:
     from tinkex.tokenizers import Tokenizer
@@ -61,23 +61,25 @@ class Renderer:
         eos = getattr(tokenizer, "eos_token", None)
         self._eos = eos if isinstance(eos, str) else ""
 
-    def prompt(self, prompt: Messages | str) -> list[int]:
+    def prompt(self, prompt: Messages | str, tools: Messages | None = None) -> list[int]:
         """Returns the tokens of a prompt, up to the start of the answer."""
         if isinstance(prompt, str) and not self.chat:
             return self._encode(prompt, special=True)
-        return self._encode(self._template(self._messages(prompt), prompt=True))
+        return self._encode(self._template(self._messages(prompt), tools, prompt=True))
 
-    def pair(self, prompt: Messages | str, answer: str) -> TokenizedExample:
+    def pair(self, prompt: Messages | str, answer: Answer, tools: Messages | None = None) -> TokenizedExample:
         """Returns a prompt and its answer; the answer has a loss, up to its end token."""
-        prompt_ids = self.prompt(prompt)
+        prompt_ids = self.prompt(prompt, tools)
         if isinstance(prompt, str) and not self.chat:
+            if not isinstance(answer, str):
+                raise ConfigError("an answer that calls tools needs a chat template; use another model")
             end = self.tokenizer.eos_token_id
             reply = [*self._encode(answer), *([] if end is None else [end])]
         else:
-            reply = self._encode(self._answer_text(self._messages(prompt), answer))
+            reply = self._encode(self._answer_text(self._messages(prompt), answer, tools))
         return TokenizedExample(prompt_ids + reply, [False] * len(prompt_ids) + [True] * len(reply))
 
-    def all_answers(self, messages: Messages) -> TokenizedExample:
+    def all_answers(self, messages: Messages, tools: Messages | None = None) -> TokenizedExample:
         """Returns a whole chat; every assistant message has a loss."""
         ids: list[int] = []
         learned: list[bool] = []
@@ -85,8 +87,8 @@ class Renderer:
         for place, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before = self._template(messages[:place], prompt=True)
-            after = self._template(messages[: place + 1], prompt=False)
+            before = self._template(messages[:place], tools, prompt=True)
+            after = self._template(messages[: place + 1], tools, prompt=False)
             if not (before.startswith(done) and after.startswith(before)):
                 raise ConfigError(
                     "this model's chat template renders earlier turns differently when later ones follow, so they cannot "
@@ -109,20 +111,41 @@ class Renderer:
             )
         return prompt
 
-    def _template(self, messages: Messages, *, prompt: bool) -> str:
+    def _template(self, messages: Messages, tools: Messages | None = None, *, prompt: bool) -> str:
         try:
             text: Any = self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=prompt, tokenize=False
+                messages, tools=tools, add_generation_prompt=prompt, tokenize=False
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"the model's chat template rejects a chat: {error}") from error
+        if tools or any("tool_calls" in message for message in messages):
+            self._check_tools(messages, tools, str(text))
         return str(text)
 
-    def _answer_text(self, prompt: Messages, answer: str) -> str:
-        before = self._template(prompt, prompt=True)
-        whole = self._template([*prompt, {"role": "assistant", "content": answer}], prompt=False)
+    def _check_tools(self, messages: Messages, tools: Messages | None, text: str) -> None:
+        """Rejects a template that leaves out tools or tool calls: the model would learn answers without their reason."""
+        for what, chat, given in (
+            ("tools", messages, None),
+            ("tool calls", [{k: v for k, v in one.items() if k != "tool_calls"} for one in messages], tools),
+        ):
+            if (chat, given) == (messages, tools):
+                continue
+            plain: Any = self.tokenizer.apply_chat_template(chat, tools=given, tokenize=False)
+            if text.startswith(str(plain)):  # it may end with the start of the answer
+                raise ConfigError(
+                    f"the model's chat template does not render {what}; use a model whose template does"
+                )
+
+    def _answer_text(self, prompt: Messages, answer: Answer, tools: Messages | None) -> str:
+        before = self._template(prompt, tools, prompt=True)
+        message = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
+        whole = self._template([*prompt, message], tools, prompt=False)
+        if not isinstance(answer, str) and not whole.startswith(before):
+            raise ConfigError(
+                "this model's chat template renders a prompt differently once a tool call follows it"
+            )
         # Some templates render the prompt differently once it is answered; then the answer is appended directly.
-        return self._up_to_end(whole[len(before) :]) if whole.startswith(before) else answer + self._eos
+        return self._up_to_end(whole[len(before) :]) if whole.startswith(before) else f"{answer}{self._eos}"
 
     def _up_to_end(self, text: str) -> str:
         """Truncates after the end token: sampling stops there, so the model never sees what follows."""

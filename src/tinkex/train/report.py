@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinkex.observability.terminal import text_plot
 from tinkex.train.notes import notes
+from tinkex.train.packing import Packing, describe, from_metrics
 
 __all__ = ["TrainingReport"]
 
@@ -30,6 +31,11 @@ class TrainingReport:
     num_examples: int
     seconds: float
     output: Path
+    num_held_out: int = 0
+    """The number of examples that were used for evaluation only."""
+    best_step: int | None = None
+    """The step of the checkpoints with ``keep_best``; None: the last one."""
+    stopped_early: bool = False
 
     @property
     def curve(self) -> list[float]:
@@ -45,21 +51,34 @@ class TrainingReport:
     @property
     def notes(self) -> list[str]:
         """Warnings from the metrics and samples, each with advice."""
-        return notes(self.headline, self.metrics, self.samples)
+        found = notes(self.headline, self.metrics, self.samples, self.num_held_out)
+        return [note for note in found if self.best_step is None or "--keep-best" not in note]
+
+    @property
+    def packing(self) -> list[Packing]:
+        """The packing of every pass."""
+        return from_metrics(self.metrics)
+
+    @property
+    def summary(self) -> str:
+        """The number of steps and examples, and the time."""
+        done = f"{_count(len(self.curve), 'step')} on {_count(self.num_examples, 'example')} in {self.seconds:.0f} s"
+        return done + (", stopped early" if self.stopped_early else "")
 
     @property
     def text(self) -> str:
         """The report as plain text."""
-        curve = self.curve
-        done = f"{len(curve)} step{'' if len(curve) == 1 else 's'} on {self.num_examples} examples in {self.seconds:.0f} s"
         lines = [
-            f"Trained {self.base_model} by {self.recipe}: {done}",
+            f"Fine-tuned {self.base_model} ({self.recipe.upper()}): {self.summary}",
             "",
-            text_plot(curve, label=f"{self.headline} per step"),
+            text_plot(self.curve, label=f"{self.headline} per step"),
         ]
         if self.evaluations:
             shown = ", ".join(f"{value:.3f} after step {step}" for step, value in _some(self.evaluations))
-            lines += ["", f"{self.headline} on held-out examples: {shown}"]
+            lines += ["", f"eval {self.headline}: {shown}"]
+        changes = self._changes()
+        if changes:
+            lines += ["", f"first and last step: {changes}"]
         for sample in self.samples:
             lines += ["", f"Prompt   {_one_line(sample['prompt'])}"]
             lines += [f"Before   {_one_line(sample['before'])}", f"After    {_one_line(sample['after'])}"]
@@ -67,10 +86,27 @@ class TrainingReport:
             lines += ["", f"Note     {note}"]
         lines += [
             "",
+            *(
+                [f"The checkpoints are those after step {self.best_step}, the best evaluation."]
+                if self.best_step
+                else []
+            ),
+            *([f"Packing             {describe(self.packing)}"] if self.packing else []),
             f"Checkpoint          {self.checkpoint}",
             f"Sampler checkpoint  {self.sampler_checkpoint}",
         ]
         return "\n".join(lines)
+
+    def _changes(self) -> str:
+        """Returns each of several rewards and the KL divergence of the first and the last step."""
+        names = dict.fromkeys(
+            name for line in self.metrics for name in line if name == "kl" or name.startswith("reward_")
+        )
+        found = {name: [float(line[name]) for line in self.metrics if name in line] for name in names}
+        return ", ".join(
+            f"{name} {round(values[0], 3) + 0.0:.3f} → {round(values[-1], 3) + 0.0:.3f}"  # + 0.0: not -0.000
+            for name, values in found.items()
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Returns the report as plain values, for JSON."""
@@ -78,6 +114,9 @@ class TrainingReport:
             "recipe": self.recipe,
             "base_model": self.base_model,
             "num_examples": self.num_examples,
+            "num_held_out": self.num_held_out,
+            "best_step": self.best_step,
+            "stopped_early": self.stopped_early,
             "num_steps": len(self.curve),
             "seconds": round(self.seconds, 3),
             "headline": self.headline,
@@ -94,7 +133,11 @@ class TrainingReport:
         """Reads the report of a complete run; returns None if there is none."""
         try:
             kept = json.loads((directory / "report.json").read_text(encoding="utf-8"))
-            named = {field.name: kept[field.name] for field in fields(cls) if field.name != "output"}
+            named = {
+                field.name: kept[field.name]
+                for field in fields(cls)
+                if field.name != "output" and (field.name in kept or field.default is MISSING)
+            }
         except (OSError, ValueError, KeyError):
             return None
         return cls(**named, output=directory)
@@ -136,6 +179,10 @@ def _some(evaluations: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float
         for place in range(NUM_SHOWN_EVALUATIONS)
     ]
     return [evaluations[place] for place in places]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _one_line(text: str) -> str:

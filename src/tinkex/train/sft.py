@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tinkex.train.examples import Conversation, Messages, read_conversations, split
+from tinkex.train.data import TrainingData
+from tinkex.train.examples import Conversation, Messages
 from tinkex.train.recipes import Metrics, PreparedStep, RunContext
-from tinkex.train.rendering import TokenizedExample, filter_by_length
+from tinkex.train.rendering import Renderer, TokenizedExample, filter_by_length
 from tinkex.train.settings import SftSettings
 
 __all__ = ["Sft"]
@@ -17,55 +18,54 @@ class Sft:
 
     headline = "loss"
 
-    def __init__(self, settings: SftSettings, context: RunContext) -> None:
-        self._context = context
-        learn = read_conversations(settings.data)
-        check: list[Conversation] = []
-        if settings.eval_data is not None:
-            check = read_conversations(settings.eval_data)
-        else:
-            learn, check = split(learn, settings.eval_fraction, settings.seed)
-        self._shown = [one.prompt for one in [*check, *learn]]
-        self._learn = self._render(learn, settings)
-        self._check = self._render(check, settings) if check else []
+    def __init__(self, settings: SftSettings, data: TrainingData[Conversation], renderer: Renderer) -> None:
+        self._renderer = renderer
+        self.prompts: Sequence[Messages | str] = [one.prompt for one in [*data.held_out, *data.examples]]
+        self._learn = self._render(data.examples, settings)
+        self._check = self._render(data.held_out, settings) if data.held_out else []
 
     @property
-    def num_examples(self) -> int:
-        """The number of training examples."""
-        return len(self._learn)
+    def token_counts(self) -> Sequence[int]:
+        """The number of tokens of each training example."""
+        return [len(tokens.ids) for tokens in self._learn]
 
-    @property
-    def prompts(self) -> Sequence[Messages | str]:
-        """Prompts of the data, held-out ones first."""
-        return self._shown
+    def sequences(self, place: int) -> Sequence[Sequence[int]]:
+        """The tokens of an example, without the last one, which is only predicted."""
+        return [self._learn[place].ids[:-1]]
 
-    def prepare(self, batch: Sequence[int], step: int) -> PreparedStep:
-        """Returns the examples of the batch."""
-        del step
-        chosen = [self._learn[place] for place in batch]
-        num_learned = sum(tokens.num_learned for tokens in chosen)
-        # The mean over the batch's tokens, so that the learning rate does not depend on the length of answers.
+    def prepare(self, context: RunContext, batches: Sequence[Sequence[int]], step: int) -> PreparedStep:
+        """Returns the examples of the batches."""
+        del context, step
+        chosen = [[self._learn[place] for place in batch] for batch in batches]
+        every = [tokens for batch in chosen for tokens in batch]
+        num_learned = sum(tokens.num_learned for tokens in every)
+        # The mean over the tokens of all batches: a step does not depend on how its examples are divided into batches,
+        # nor the learning rate on the length of answers.
         return PreparedStep(
-            [tokens.datum(1.0 / num_learned) for tokens in chosen],
+            [[tokens.datum(1.0 / num_learned) for tokens in batch] for batch in chosen],
             "cross_entropy",
-            {"num_tokens": sum(len(tokens.ids) for tokens in chosen)},
+            {"num_tokens": sum(len(tokens.ids) for tokens in every)},
         )
 
-    def evaluate(self) -> Metrics | None:
+    def evaluate(self, context: RunContext) -> Metrics | None:
         """Returns the loss on held-out examples."""
         if not self._check:
             return None
+        context.progress("evaluating", 0, 1)
         num_learned = sum(tokens.num_learned for tokens in self._check)
-        passed = self._context.training.forward([tokens.datum() for tokens in self._check], "cross_entropy")
+        passed = context.training.forward([tokens.datum() for tokens in self._check], "cross_entropy")
         return {"loss": passed.result().metrics["loss:sum"] / num_learned}
 
     def _render(self, examples: Sequence[Conversation], settings: SftSettings) -> list[TokenizedExample]:
-        renderer = self._context.renderer
-
         def tokens(one: Conversation) -> TokenizedExample:
             if settings.train_on == "all" and isinstance(one.prompt, list):
-                return renderer.all_answers([*one.prompt, {"role": "assistant", "content": one.answer}])
-            return renderer.pair(one.prompt, one.answer)
+                answer = (
+                    one.answer
+                    if isinstance(one.answer, dict)
+                    else {"role": "assistant", "content": one.answer}
+                )
+                return self._renderer.all_answers([*one.prompt, answer], one.tools)
+            return self._renderer.pair(one.prompt, one.answer, one.tools)
 
         return filter_by_length(
             [(one.where, tokens(one)) for one in examples], settings.max_length, settings.too_long

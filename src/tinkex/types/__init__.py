@@ -36,8 +36,10 @@ from tinkex.types.checkpoints import (
     ParsedCheckpointTinkerPath,
     SaveWeightsExternalRequest,
     SaveWeightsExternalResponse,
+    SaveWeightsExternalResponseInternal,
     SaveWeightsForSamplerRequest,
     SaveWeightsForSamplerResponse,
+    SaveWeightsForSamplerResponseInternal,
     SaveWeightsRequest,
     SaveWeightsResponse,
     SetCheckpointTTLRequest,
@@ -53,11 +55,24 @@ from tinkex.types.custom_losses import (
     CustomLossNode,
     CustomLossNodeOp,
 )
+from tinkex.types.external_weights_upload import (
+    ExternalWeightsUploadCancelRequest,
+    ExternalWeightsUploadFinishRequest,
+    ExternalWeightsUploadFinishResponse,
+    ExternalWeightsUploadFinishResult,
+    ExternalWeightsUploadStartRequest,
+    ExternalWeightsUploadStartResponse,
+    ExternalWeightsUploadStartResult,
+)
 from tinkex.types.futures import (
     CancelFutureRequest,
+    FutureCompletedResponse,
+    FutureCompleteMetadataResponse,
     FutureCompletion,
     FutureFailed,
+    FutureFailedResponse,
     FutureFinished,
+    FuturePendingResponse,
     FutureRetrieveRequest,
     FutureRetrieveResponse,
     FuturesRetrieveRequest,
@@ -69,6 +84,7 @@ from tinkex.types.futures import (
     SamplingSessionFuturesTarget,
     TryAgainResponse,
     UntypedAPIFuture,
+    parse_future_response,
 )
 from tinkex.types.inputs import (
     Datum,
@@ -102,6 +118,7 @@ from tinkex.types.optimizers import (
     OptimParams,
     OptimParamsBase,
 )
+from tinkex.types.raw import RawResponse
 from tinkex.types.regularizers import (
     CustomLossOutput,
     RegularizerOutput,
@@ -123,12 +140,16 @@ from tinkex.types.sampling import (
     SampleResponse,
     SamplingParams,
     StopReason,
+    StructuredOutput,
     TopkLogprobs,
 )
 from tinkex.types.search import (
     AccessibleSearchOwner,
     ActiveSessionStatusQuery,
     CancelledSessionStatusQuery,
+    CheckpointSearchCursor,
+    CheckpointSearchRequest,
+    CheckpointSearchResponse,
     ClientFinishedSessionStatusQuery,
     ClientSessionFinished,
     ClientSessionFinishErrored,
@@ -217,8 +238,6 @@ if not TYPE_CHECKING:  # else type checkers would find every name
 
 
 # One type serves as the server's response and as the caller's result.
-SaveWeightsForSamplerResponseInternal = SaveWeightsForSamplerResponse
-SaveWeightsExternalResponseInternal = SaveWeightsExternalResponse
 
 __all__ = [
     "AccessibleSearchOwner",
@@ -241,6 +260,9 @@ __all__ = [
     "Checkpoint",
     "CheckpointArchiveUrlResponse",
     "CheckpointBillingEvent",
+    "CheckpointSearchCursor",
+    "CheckpointSearchRequest",
+    "CheckpointSearchResponse",
     "CheckpointType",
     "CheckpointsListResponse",
     "ClientConfigRequest",
@@ -278,6 +300,13 @@ __all__ = [
     "DmelChunk",
     "EncodedTextChunk",
     "EventType",
+    "ExternalWeightsUploadCancelRequest",
+    "ExternalWeightsUploadFinishRequest",
+    "ExternalWeightsUploadFinishResponse",
+    "ExternalWeightsUploadFinishResult",
+    "ExternalWeightsUploadStartRequest",
+    "ExternalWeightsUploadStartResponse",
+    "ExternalWeightsUploadStartResult",
     "ExternalWeightsUrlsResponse",
     "FailedSessionStatusQuery",
     "FinishReason",
@@ -286,9 +315,13 @@ __all__ = [
     "ForwardBackwardOutput",
     "ForwardBackwardRequest",
     "ForwardRequest",
+    "FutureCompleteMetadataResponse",
+    "FutureCompletedResponse",
     "FutureCompletion",
     "FutureFailed",
+    "FutureFailedResponse",
     "FutureFinished",
+    "FuturePendingResponse",
     "FutureRetrieveRequest",
     "FutureRetrieveResponse",
     "FuturesRetrieveRequest",
@@ -330,6 +363,7 @@ __all__ = [
     "PromptProvenanceSpan",
     "ProvenanceSpans",
     "QueueState",
+    "RawResponse",
     "RegularizerOutput",
     "RegularizerSpec",
     "RequestErrorCategory",
@@ -376,6 +410,7 @@ __all__ = [
     "Severity",
     "StopReason",
     "StorageBillingEvent",
+    "StructuredOutput",
     "SupportedModel",
     "TelemetryBatch",
     "TelemetryEvent",
@@ -397,4 +432,5 @@ __all__ = [
     "WeightsInfoRequest",
     "WeightsInfoResponse",
     "WhoamiResponse",
+    "parse_future_response",
 ]

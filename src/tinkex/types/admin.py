@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from tinkex.types.base import Options, Value
+from tinkex.types.base import Options, TaggedValue, Value
 
 __all__ = [
     "AuditLogEntry",
@@ -45,14 +45,16 @@ class AuditLogResponse(Value, frozen=True, kw_only=True):
     entries: list[AuditLogEntry]
 
 
-class TrainingBillingEvent(Value, frozen=True, kw_only=True, tag_field="type", tag="training"):
+class TrainingBillingEvent(TaggedValue, frozen=True, kw_only=True, tag_field="type", tag="training"):
     """Tokens of training data."""
 
     type: ClassVar[Literal["training"]] = "training"
     token_count: int
 
 
-class SamplingPrefillBillingEvent(Value, frozen=True, kw_only=True, tag_field="type", tag="sampling_prefill"):
+class SamplingPrefillBillingEvent(
+    TaggedValue, frozen=True, kw_only=True, tag_field="type", tag="sampling_prefill"
+):
     """Prompt tokens, read from a cache or computed."""
 
     type: ClassVar[Literal["sampling_prefill"]] = "sampling_prefill"
@@ -60,21 +62,23 @@ class SamplingPrefillBillingEvent(Value, frozen=True, kw_only=True, tag_field="t
     token_count: int
 
 
-class SamplingSampleBillingEvent(Value, frozen=True, kw_only=True, tag_field="type", tag="sampling_sample"):
+class SamplingSampleBillingEvent(
+    TaggedValue, frozen=True, kw_only=True, tag_field="type", tag="sampling_sample"
+):
     """Sampled tokens."""
 
     type: ClassVar[Literal["sampling_sample"]] = "sampling_sample"
     token_count: int
 
 
-class CheckpointBillingEvent(Value, frozen=True, kw_only=True, tag_field="type", tag="checkpoint"):
+class CheckpointBillingEvent(TaggedValue, frozen=True, kw_only=True, tag_field="type", tag="checkpoint"):
     """Saved checkpoints."""
 
     type: ClassVar[Literal["checkpoint"]] = "checkpoint"
     count: int
 
 
-class StorageBillingEvent(Value, frozen=True, kw_only=True, tag_field="type", tag="storage"):
+class StorageBillingEvent(TaggedValue, frozen=True, kw_only=True, tag_field="type", tag="storage"):
     """Storage of checkpoints."""
 
     type: ClassVar[Literal["storage"]] = "storage"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 
 from tinkex.types.coercion import coerce
+from tinkex.types.display import show_fields, suggestion
 
-__all__ = ["Options", "Value"]
+__all__ = ["Options", "SuggestingType", "TaggedOptions", "TaggedValue", "Value"]
 
 
 class Field:
@@ -51,6 +53,9 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         coerce(self)
+
+    def __repr__(self) -> str:
+        return show_fields(self, self.__struct_fields__)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         """Yields names and values of the fields, so that ``dict(value)`` is a shallow dump.
@@ -173,6 +178,49 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 
 class Options(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A value whose fields are all honoured: an unknown field is rejected, not ignored."""
+
+
+class SuggestingType(msgspec.StructMeta):
+    """The type of options that users write: an unknown field names the one that was probably meant."""
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:  # noqa: N805 -- the class that is called
+        """Builds a value."""
+        if unknown := fields.keys() - set(cls.__struct_fields__):
+            name, known = min(unknown), ", ".join(cls.__struct_fields__)
+            advice = suggestion(name, cls.__struct_fields__)
+            raise TypeError(f"{cls.__name__} has no field {name!r}{advice or f'; it has {known}'}")
+        return super().__call__(*args, **fields)
+
+
+class TaggedType(msgspec.StructMeta):
+    """The type of values that a tag tells apart, which may be given like a field: ``OwnSearchOwner(type="own")``."""
+
+    if not TYPE_CHECKING:  # type checkers use the fields
+
+        def __call__(cls, *args: Any, **fields: Any) -> Any:  # noqa: N805 -- the class that is called
+            """Builds a value; another tag than that of the class is a ``ValueError``."""
+            config = cls.__struct_config__
+            tag = fields.pop(config.tag_field, config.tag)
+            if tag != config.tag:
+                raise ValueError(f"{cls.__name__}.{config.tag_field} is {config.tag!r}, got {tag!r}")
+            return super().__call__(*args, **fields)
+
+        @property
+        def __signature__(cls) -> inspect.Signature:  # noqa: N805
+            config = cls.__struct_config__
+            if config.tag_field is None:
+                return super().__signature__
+            tag = inspect.Parameter(config.tag_field, inspect.Parameter.KEYWORD_ONLY, default=config.tag)
+            fields = super().__signature__.parameters.values()
+            return inspect.Signature([tag, *fields])
+
+
+class TaggedValue(Value, frozen=True, kw_only=True, metaclass=TaggedType):
+    """A value that a tag tells apart from others."""
+
+
+class TaggedOptions(Options, frozen=True, kw_only=True, metaclass=TaggedType):
+    """Options that a tag tells apart from others."""
 
 
 def pydantic_field(kind: Any) -> Any:

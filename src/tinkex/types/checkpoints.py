@@ -25,8 +25,10 @@ __all__ = [
     "ParsedCheckpointTinkerPath",
     "SaveWeightsExternalRequest",
     "SaveWeightsExternalResponse",
+    "SaveWeightsExternalResponseInternal",
     "SaveWeightsForSamplerRequest",
     "SaveWeightsForSamplerResponse",
+    "SaveWeightsForSamplerResponseInternal",
     "SaveWeightsRequest",
     "SaveWeightsResponse",
     "WeightsInfoRequest",
@@ -119,25 +121,27 @@ class SaveWeightsForSamplerRequest(Options, frozen=True, kw_only=True):
     type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
 
 
-class SaveWeightsForSamplerResponse(Value, frozen=True, kw_only=True):
-    """The path of a named save, or the sampler of an unnamed one."""
+class SaveWeightsForSamplerResponseInternal(Value, frozen=True, kw_only=True):
+    """The server's reply: the path of a named save, or the sampler of an unnamed one."""
 
     path: str | None = None
     sampling_session_id: str | None = None
     type: Literal["save_weights_for_sampler"] | None = None
 
+
+class SaveWeightsForSamplerResponse(Value, frozen=True, kw_only=True):
+    """The path of the checkpoint."""
+
+    path: str
+    type: Literal["save_weights_for_sampler"] | None = None
+
     def get_console_url(self) -> str:
-        """Returns the URL of this checkpoint's page on the hosted service; raises ``ValueError`` for an unnamed save."""
-        return console_url(self._named())
+        """Returns the URL of this checkpoint's page on the hosted service."""
+        return console_url(self.path)
 
     def get_playground_url(self) -> str:
-        """Returns the URL of the hosted service's playground for this checkpoint; raises ``ValueError`` for an unnamed save."""
-        return f"{CONSOLE}/playground?mode=checkpoint&checkpoint={quote(self._named(), safe='')}"
-
-    def _named(self) -> str:
-        if self.path is None:
-            raise ValueError("these weights were saved without a name, so they have no page")
-        return self.path
+        """Returns the URL of the hosted service's playground for this checkpoint."""
+        return f"{CONSOLE}/playground?mode=checkpoint&checkpoint={quote(self.path, safe='')}"
 
 
 class SaveWeightsExternalRequest(Options, frozen=True, kw_only=True):
@@ -151,10 +155,18 @@ class SaveWeightsExternalRequest(Options, frozen=True, kw_only=True):
     type: Literal["save_weights_external"] = "save_weights_external"
 
 
-class SaveWeightsExternalResponse(Value, frozen=True, kw_only=True):
-    """The path of the exported checkpoint."""
+class SaveWeightsExternalResponseInternal(Value, frozen=True, kw_only=True):
+    """The server's reply: the path of the exported checkpoint, and its size."""
 
     path: str | None = None
+    size_bytes: int | None = None
+    type: Literal["save_weights_external"] | None = None
+
+
+class SaveWeightsExternalResponse(Value, frozen=True, kw_only=True):
+    """The path of the exported checkpoint, and its size."""
+
+    path: str
     size_bytes: int | None = None
     type: Literal["save_weights_external"] | None = None
 
@@ -253,6 +265,16 @@ class Checkpoint(Value, frozen=True, kw_only=True):
     public: bool = False
     user_metadata: dict[str, Any] | None = None
     expires_at: datetime | None = None
+    base_model: str | None = None
+    """The name of its base model; None from servers that do not send it."""
+
+    @property
+    def training_run_id(self) -> str | None:
+        """The run of the checkpoint, from its path; None if the path is not one of a checkpoint."""
+        try:
+            return ParsedCheckpointTinkerPath.from_tinker_path(self.tinker_path).training_run_id
+        except ValueError:
+            return None
 
 
 class CheckpointsListResponse(Value, frozen=True, kw_only=True):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import base64
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from msgspec.structs import astuple, force_setattr
 
-__all__ = ["as_float", "as_int", "coerce"]
+__all__ = ["as_bytes", "as_float", "as_int", "as_token_ids", "coerce", "packed_array"]
 
 
 def coerce(value: msgspec.Struct) -> None:
@@ -69,6 +74,63 @@ def as_float(given: Any, where: str) -> float:
         raise ValueError(f"{where} must be a number, got {given!r}") from error
 
 
+def as_token_ids(tokens: Sequence[int] | npt.NDArray[Any]) -> list[int]:
+    """Converts a flat sequence of token ids to a new list of ints.
+
+    >>> as_token_ids((1, "2", 3.0))
+    [1, 2, 3]
+    """
+    given: Any = tokens
+    if type(tokens) is not list and not isinstance(tokens, np.ndarray):
+        if isinstance(tokens, str | bytes | bytearray | Mapping | AbstractSet):
+            raise ValueError(f"tokens must be a sequence of ints, got {type(tokens).__name__}")
+        given = list(tokens)
+    if type(given) is list:
+        packed = None if given and type(given[0]) is bool else packed_array(given, "i", np.dtype("<i4"))
+        if packed is not None and (not given or int(packed.min()) >= 0):
+            # A copy, because programs reuse one list for several chunks.
+            return given.copy() if type(given[0] if given else 0) is int else packed.tolist()
+    array = np.asarray(given)
+    if array.ndim != 1:
+        raise ValueError(f"tokens must be a flat sequence of ints, got shape {array.shape}")
+    if array.dtype.kind == "U":
+        return as_token_ids([as_int(token, "a token id") for token in given])
+    if array.dtype.kind == "f" and bool(np.all((array == np.floor(array)) & (np.abs(array) < 2**53))):
+        array = array.astype(np.int64)
+    if array.size and array.dtype.kind not in "iu":
+        raise ValueError(f"tokens must be ints, got values of type {array.dtype}")
+    if array.size and (int(array.min()) < 0 or int(array.max()) > np.iinfo(np.int32).max):
+        raise ValueError(f"token ids must be in 0…2147483647, got {int(array.min())}…{int(array.max())}")
+    found: list[int] = array.tolist()
+    return found
+
+
+def packed_array(values: Sequence[Any], code: str, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+    """Converts a flat list of numbers to an array, twice as fast as numpy; returns None for anything else."""
+    try:
+        return np.frombuffer(struct.pack(f"<{len(values)}{code}", *values), dtype)
+    except (struct.error, OverflowError, TypeError):
+        return None
+
+
+def as_bytes(given: object, where: str) -> bytes:
+    """Converts bytes-like data, or a base64 string, to bytes.
+
+    >>> as_bytes("aGk=", "ImageChunk.data")
+    b'hi'
+    """
+    if type(given) is bytes:
+        return given
+    if isinstance(given, str):
+        try:
+            return base64.b64decode("".join(given.split()), validate=True)
+        except ValueError as error:
+            raise ValueError(f"{where} is not valid base64: {error}") from error
+    if isinstance(given, bytes | bytearray | memoryview):
+        return bytes(given)
+    raise ValueError(f"{where} must be bytes or a base64 string, got {type(given).__name__}")
+
+
 class _Plan:
     """The allowed types and further checks of the fields of one value type; computed once."""
 
@@ -90,6 +152,8 @@ _PLANS: dict[type, _Plan] = {}
 
 def _allowed_types(annotation: Any) -> frozenset[type] | None:
     """Returns the types a field may have, or None if any type is allowed or the class checks it."""
+    if annotation is Any:
+        return None
     origin = get_origin(annotation)
     if origin is Annotated:
         return _allowed_types(get_args(annotation)[0])
@@ -97,6 +161,8 @@ def _allowed_types(annotation: Any) -> frozenset[type] | None:
         return frozenset(type(choice) for choice in get_args(annotation))
     if origin in (list, dict):
         return frozenset({origin})
+    if origin is Mapping:
+        return frozenset({dict})
     if origin in _UNIONS:
         found: set[type] = set()
         for member in get_args(annotation):

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
 from tinkex.errors import RequestErrorCategory
-from tinkex.types.base import Options, Value
+from tinkex.types.base import Options, TaggedValue, Value
 from tinkex.types.coercion import coerce
 
 __all__ = [
     "CancelFutureRequest",
+    "FutureCompleteMetadataResponse",
+    "FutureCompletedResponse",
     "FutureCompletion",
     "FutureFailed",
+    "FutureFailedResponse",
     "FutureFinished",
+    "FuturePendingResponse",
     "FutureRetrieveRequest",
     "FutureRetrieveResponse",
     "FuturesRetrieveRequest",
@@ -26,6 +31,7 @@ __all__ = [
     "SamplingSessionFuturesTarget",
     "TryAgainResponse",
     "UntypedAPIFuture",
+    "parse_future_response",
 ]
 
 RequestID: TypeAlias = str
@@ -67,7 +73,14 @@ class TryAgainResponse(Value, frozen=True, kw_only=True):
     request_id: RequestID = ""
     queue_state: str = "active"
     queue_state_reason: str | None = None
+    retry_after_ms: int | None = None
+    """How long to wait before the next poll; None leaves it to the client."""
     type: Literal["try_again"] = "try_again"
+
+    def __post_init__(self) -> None:
+        coerce(self)
+        if self.retry_after_ms is not None and self.retry_after_ms < 0:
+            raise ValueError(f"TryAgainResponse.retry_after_ms must be at least 0, got {self.retry_after_ms}")
 
 
 class RequestFailedResponse(Value, frozen=True, kw_only=True):
@@ -77,11 +90,94 @@ class RequestFailedResponse(Value, frozen=True, kw_only=True):
     category: RequestErrorCategory = RequestErrorCategory.Unknown
 
 
+class FuturePendingResponse(Value, frozen=True, kw_only=True):
+    """The operation has not finished."""
+
+    status: Literal["pending"] = "pending"
+
+
+class FutureCompletedResponse(Value, frozen=True, kw_only=True):
+    """The operation has finished, with this result."""
+
+    result: Any
+    status: Literal["completed"] = "completed"
+
+
+class FutureCompleteMetadataResponse(Value, frozen=True, kw_only=True):
+    """The operation has finished; its result of this size is returned by a poll without ``allow_metadata_only``."""
+
+    response_payload_size: int = 0
+    status: Literal["complete_metadata"] = "complete_metadata"
+
+
+class FutureFailedResponse(Value, frozen=True, kw_only=True):
+    """The operation failed; ``error`` holds a message and a category."""
+
+    error: dict[str, Any]
+    status: Literal["failed"] = "failed"
+
+    @property
+    def message(self) -> str:
+        """What failed."""
+        return str(self.error.get("message") or self.error.get("error") or "the operation failed")
+
+    @property
+    def category(self) -> RequestErrorCategory:
+        """Who is at fault."""
+        return RequestErrorCategory.parse(self.error.get("category"))
+
+
 FutureRetrieveResponse: TypeAlias = Any
 """The operation's own response type, ``TryAgainResponse`` or ``RequestFailedResponse``."""
 
+_STATUSES: Mapping[str, type[Value]] = {
+    "pending": FuturePendingResponse,
+    "completed": FutureCompletedResponse,
+    "complete_metadata": FutureCompleteMetadataResponse,
+    "failed": FutureFailedResponse,
+}
 
-class FutureFinished(Value, frozen=True, kw_only=True, tag_field="state", tag="finished"):
+
+def parse_future_response(
+    body: Mapping[str, Any],
+) -> (
+    TryAgainResponse
+    | FuturePendingResponse
+    | FutureCompletedResponse
+    | FutureCompleteMetadataResponse
+    | FutureFailedResponse
+    | RequestFailedResponse
+):
+    """Returns what the JSON answer of ``retrieve_future`` says, for programs that poll by themselves.
+
+    A plain result, which carries no ``status``, becomes a ``FutureCompletedResponse``; an unknown status raises ``ValueError``.
+
+    >>> parse_future_response({"type": "try_again", "queue_state": "paused_capacity", "retry_after_ms": 500}).retry_after_ms
+    500
+    >>> parse_future_response({"path": "tinker://run-1/weights/a"}).result
+    {'path': 'tinker://run-1/weights/a'}
+    """
+    status = body.get("status")
+    if "try_again" in (body.get("type"), status):
+        return TryAgainResponse.model_validate({**body, "type": "try_again"})
+    if "status" in body and status not in _STATUSES:
+        raise ValueError(f"the status of an operation is {', '.join(_STATUSES)}; got {status!r}")
+    if isinstance(body.get("error"), str):
+        return RequestFailedResponse(
+            error=body["error"], category=RequestErrorCategory.parse(body.get("category"))
+        )
+    if status is None:
+        return FutureCompletedResponse(result=dict(body))
+    if status == "completed" and not isinstance(body.get("result"), Mapping):
+        raise ValueError("a completed operation has an object as its 'result'")
+    if status == "failed" and body.get("error") is None:
+        body = {**body, "error": {}}  # the server gives no reason
+    kind: Any = _STATUSES[status]
+    parsed: FuturePendingResponse = kind.model_validate(body)
+    return parsed
+
+
+class FutureFinished(TaggedValue, frozen=True, kw_only=True, tag_field="state", tag="finished"):
     """A result is ready to be retrieved."""
 
     state: ClassVar[Literal["finished"]] = "finished"
@@ -89,7 +185,7 @@ class FutureFinished(Value, frozen=True, kw_only=True, tag_field="state", tag="f
     response_payload_uncompressed_size: int | None = None
 
 
-class FutureFailed(Value, frozen=True, kw_only=True, tag_field="state", tag="failed"):
+class FutureFailed(TaggedValue, frozen=True, kw_only=True, tag_field="state", tag="failed"):
     """An operation failed; retrieving its result returns the error."""
 
     state: ClassVar[Literal["failed"]] = "failed"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -14,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tinkex.types.base import Options, pydantic_field
-from tinkex.types.coercion import as_int, coerce
+from tinkex.types.coercion import as_bytes, as_token_ids, coerce, packed_array
+from tinkex.types.display import elided, suggestion
 from tinkex.types.tensors import TensorData, TensorDtype
 
 if TYPE_CHECKING:
@@ -48,7 +46,7 @@ class EncodedTextChunk(Options, frozen=True, kw_only=True):
     type: Literal["encoded_text"] = "encoded_text"
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "tokens", _token_list(self.tokens))
+        msgspec.structs.force_setattr(self, "tokens", as_token_ids(self.tokens))
         kind: str = self.type
         if kind != "encoded_text":
             coerce(self)
@@ -68,7 +66,7 @@ class ImageChunk(Options, frozen=True, kw_only=True):
     type: Literal["image"] = "image"
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "data", _file_bytes(self.data, "ImageChunk.data"))
+        msgspec.structs.force_setattr(self, "data", as_bytes(self.data, "ImageChunk.data"))
         coerce(self)
 
     @property
@@ -98,7 +96,7 @@ class DmelChunk(Options, frozen=True, kw_only=True):
     type: Literal["dmel"] = "dmel"
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "dmel", _file_bytes(self.dmel, "DmelChunk.dmel"))
+        msgspec.structs.force_setattr(self, "dmel", as_bytes(self.dmel, "DmelChunk.dmel"))
         coerce(self)
 
     @property
@@ -118,11 +116,13 @@ CHUNK_TYPES: Mapping[str, type[ModelInputChunk]] = {
 
 
 class ModelInput:
-    """A prompt or training sequence: a list of chunks, usually one of text.
+    """A prompt or training sequence: the list ``chunks``, usually one of text.
 
     >>> prompt = ModelInput.from_ints([1, 2]).append_int(3)
     >>> prompt.to_ints(), prompt.length
     ([1, 2, 3], 3)
+    >>> ModelInput(chunks=[EncodedTextChunk(tokens=[1, 2])]) == ModelInput.from_ints([1, 2])
+    True
     """
 
     __slots__ = ("chunks",)
@@ -144,20 +144,53 @@ class ModelInput:
     __hash__ = None  # type: ignore[assignment]  # chunks hold lists
 
     def __repr__(self) -> str:
-        return f"ModelInput(chunks={self.chunks!r})"
+        return f"ModelInput(chunks={elided(self.chunks)})"
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int]) -> ModelInput:
-        """Returns an input of one text chunk with these token ids."""
+        """Returns an input of one text chunk with the token ids ``tokens``.
+
+        >>> ModelInput.from_ints([1, 2, 3]).length
+        3
+        """
         return cls(chunks=[EncodedTextChunk(tokens=tokens)])
 
     @classmethod
+    def from_text(cls, text: str, tokenizer: Any, **options: Any) -> ModelInput:
+        """Returns an input of one text chunk: ``text``, encoded as it is, without a chat template.
+
+        ``tokenizer`` is a tokenizer, or a training or sampling client, whose tokenizer is used. ``options`` are
+        those of its ``encode``, such as ``add_special_tokens=False``::
+
+            prompt = types.ModelInput.from_text("Hello", sampler)
+            prompt = types.ModelInput.from_text("Hello", tinkex.tokenizers.get_tokenizer("Qwen/Qwen3-0.6B"))
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"from_text encodes a str, got {type(text).__name__}")
+        if callable(getattr(tokenizer, "get_tokenizer", None)):
+            tokenizer = tokenizer.get_tokenizer()
+        if isinstance(tokenizer, str) or not callable(getattr(tokenizer, "encode", None)):
+            raise TypeError(
+                f"from_text needs a tokenizer, or a client that has one, got {type(tokenizer).__name__}; load one by "
+                "the name of its model with tinkex.tokenizers.get_tokenizer(name)"
+            )
+        return cls.from_ints(tokenizer.encode(text, **options))
+
+    @classmethod
     def empty(cls) -> ModelInput:
-        """Returns an input without chunks, to extend with ``append``."""
+        """Returns an input without chunks, to extend with ``append``.
+
+        >>> ModelInput.empty().append_int(1).to_ints()
+        [1]
+        """
         return cls(chunks=[])
 
     def to_ints(self) -> list[int]:
-        """Returns all token ids; raises ``ValueError`` for chunks that are not text."""
+        """Returns all token ids; raises ``ValueError`` for chunks that are not text.
+
+        >>> ModelInput.from_ints([1, 2]).append_int(3).to_ints()
+        [1, 2, 3]
+        """
         tokens: list[int] = []
         for chunk in self.chunks:
             if not isinstance(chunk, EncodedTextChunk):
@@ -168,15 +201,27 @@ class ModelInput:
         return tokens
 
     def to_numpy(self) -> npt.NDArray[np.int32]:
-        """Returns all token ids as int32; raises ``ValueError`` for chunks that are not text."""
+        """Returns all token ids as int32; raises ``ValueError`` for chunks that are not text.
+
+        >>> ModelInput.from_ints([1, 2]).to_numpy()
+        array([1, 2], dtype=int32)
+        """
         return np.asarray(self.to_ints(), dtype=np.int32)
 
     def append(self, chunk: ModelInputChunk) -> ModelInput:
-        """Returns a new input with a chunk appended."""
+        """Returns a new input with ``chunk``, text or an image, appended.
+
+        >>> ModelInput.from_ints([1]).append(EncodedTextChunk(tokens=[2, 3])).to_ints()
+        [1, 2, 3]
+        """
         return ModelInput(chunks=[*self.chunks, chunk])
 
     def append_int(self, token: int) -> ModelInput:
-        """Returns a new input with a token appended."""
+        """Returns a new input with the token id ``token`` appended.
+
+        >>> ModelInput.from_ints([1, 2]).append_int(3).to_ints()
+        [1, 2, 3]
+        """
         return self.append(EncodedTextChunk(tokens=[token]))
 
     @property
@@ -185,7 +230,11 @@ class ModelInput:
         return sum(chunk.length for chunk in self.chunks)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ModelInput:
-        """Returns a copy, with the chunks of ``update`` if given; values are frozen, so ``deep`` has no effect."""
+        """Returns a copy, with the chunks of ``update`` if given; values are frozen, so ``deep`` has no effect.
+
+        >>> ModelInput.from_ints([1]).model_copy(update={"chunks": []}).to_ints()
+        []
+        """
         del deep
         return ModelInput(chunks=(update or {}).get("chunks", self.chunks))
 
@@ -199,7 +248,14 @@ class ModelInput:
         exclude_none: bool = False,
         by_alias: bool | None = None,
     ) -> dict[str, Any]:
-        """Returns the input as plain dictionaries."""
+        """Returns the input as plain dictionaries.
+
+        Bytes are base64 in either ``mode``. ``include`` and ``exclude`` name fields, of which there is one, ``chunks``.
+        ``exclude_defaults`` and ``exclude_none`` omit such values of chunks; ``by_alias`` has no effect.
+
+        >>> ModelInput.from_ints([7]).model_dump()
+        {'chunks': [{'tokens': [7], 'type': 'encoded_text'}]}
+        """
         del by_alias  # chunks have none
         if (include is not None and "chunks" not in include) or "chunks" in (exclude or ()):
             return {}
@@ -207,13 +263,21 @@ class ModelInput:
         return {"chunks": [c.model_dump(mode=mode, **options) for c in self.chunks]}
 
     def model_dump_json(self, *, indent: int | None = None, exclude_none: bool = False) -> str:
-        """Returns the input as JSON."""
+        """Returns the input as JSON: on one line, or with ``indent`` spaces per level; ``exclude_none`` omits such values.
+
+        >>> ModelInput.from_ints([7]).model_dump_json()
+        '{"chunks":[{"tokens":[7],"type":"encoded_text"}]}'
+        """
         text = msgspec.json.encode(self.model_dump(exclude_none=exclude_none, mode="json"))
         return (text if indent is None else msgspec.json.format(text, indent=indent)).decode()
 
     @classmethod
     def model_validate(cls, obj: Any) -> ModelInput:
-        """Builds the input from a mapping with ``chunks``; an instance is returned as it is."""
+        """Builds the input from ``obj``, a mapping with ``chunks``; an instance is returned as it is.
+
+        >>> ModelInput.model_validate({"chunks": [{"type": "encoded_text", "tokens": [7]}]}).to_ints()
+        [7]
+        """
         from tinkex.types import plain
 
         return obj if isinstance(obj, cls) else plain.from_plain(obj, cls)
@@ -229,7 +293,7 @@ class ModelInput:
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray) -> ModelInput:
-        """Builds the input from JSON.
+        """Builds the input from the JSON text ``json_data``.
 
         >>> ModelInput.model_validate_json('{"chunks": [{"type": "encoded_text", "tokens": [7]}]}').to_ints()
         [7]
@@ -282,10 +346,10 @@ _SPARSIFIED = frozenset({"target_tokens", "weights"})
 
 @dataclass(frozen=True, init=False)
 class Datum:
-    """One training example: the model's input, and the per-token inputs of the loss.
+    """One training example: ``model_input``, the model's input, and the per-token inputs of the loss.
 
     Values of ``loss_fn_inputs`` may be ``TensorData``, torch tensors, numpy arrays, or, for the standard keys, lists;
-    they are converted to ``TensorData``.
+    they are converted to ``TensorData``. ``model_input_spans`` and ``loss_fn_input_spans`` are those of :meth:`with_provenance`.
 
     >>> d = Datum(model_input=ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [2, 3]})
     >>> d.loss_fn_inputs["target_tokens"].dtype
@@ -318,7 +382,15 @@ class Datum:
         put(self, "loss_fn_input_spans", loss_fn_input_spans)
 
     def with_provenance(self, model_input: ProvenanceSpans, loss_fn_inputs: ProvenanceSpans) -> Datum:
-        """Returns the datum with the provenance of its tokens; the spans must cover both sides completely."""
+        """Returns the datum with the provenance of its tokens.
+
+        ``model_input`` and ``loss_fn_inputs`` are the spans of the input and of the targets; each covers all tokens.
+
+        >>> datum = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
+        >>> prompt, sampled = PromptProvenanceSpan(sequence_id="s", length=2), SampledProvenanceSpan(sequence_id="s", length=2)
+        >>> len(datum.with_provenance([prompt], [sampled]).loss_fn_input_spans)
+        1
+        """
         targets = self.loss_fn_inputs.get("target_tokens")
         if targets is None or targets.to_numpy().ndim != 1:
             raise ValueError("with_provenance needs one-dimensional target_tokens")
@@ -347,40 +419,6 @@ def _chunk(chunk: ModelInputChunk | Mapping[str, Any]) -> ModelInputChunk:
     return kind.model_validate(chunk)
 
 
-def _token_list(tokens: Sequence[int] | npt.NDArray[Any]) -> list[int]:
-    given: Any = tokens
-    if type(tokens) is not list and not isinstance(tokens, np.ndarray):
-        if isinstance(tokens, str | bytes | bytearray | Mapping | AbstractSet):
-            raise ValueError(f"tokens must be a sequence of ints, got {type(tokens).__name__}")
-        given = list(tokens)
-    if type(given) is list:
-        packed = None if given and type(given[0]) is bool else _packed(given, "i", np.dtype("<i4"))
-        if packed is not None and (not given or int(packed.min()) >= 0):
-            # A copy, because programs reuse one list for several chunks.
-            return given.copy() if type(given[0] if given else 0) is int else packed.tolist()
-    array = np.asarray(given)
-    if array.ndim != 1:
-        raise ValueError(f"tokens must be a flat sequence of ints, got shape {array.shape}")
-    if array.dtype.kind == "U":
-        return _token_list([as_int(token, "a token id") for token in given])
-    if array.dtype.kind == "f" and bool(np.all((array == np.floor(array)) & (np.abs(array) < 2**53))):
-        array = array.astype(np.int64)
-    if array.size and array.dtype.kind not in "iu":
-        raise ValueError(f"tokens must be ints, got values of type {array.dtype}")
-    if array.size and (int(array.min()) < 0 or int(array.max()) > np.iinfo(np.int32).max):
-        raise ValueError(f"token ids must be in 0…2147483647, got {int(array.min())}…{int(array.max())}")
-    found: list[int] = array.tolist()
-    return found
-
-
-def _packed(values: Sequence[Any], code: str, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Converts a flat list of numbers to an array, twice as fast as numpy; returns None for anything else."""
-    try:
-        return np.frombuffer(struct.pack(f"<{len(values)}{code}", *values), dtype)
-    except (struct.error, OverflowError, TypeError):
-        return None
-
-
 def _tensor(key: str, value: Any) -> TensorData:
     if isinstance(value, TensorData):
         return value
@@ -390,17 +428,17 @@ def _tensor(key: str, value: Any) -> TensorData:
         if key not in LIST_DTYPES:
             raise KeyError(
                 f"loss_fn_inputs[{key!r}] is a list, and only {', '.join(LIST_DTYPES)} have a default dtype; "
-                "pass a TensorData, numpy array or torch tensor instead"
+                f"pass a TensorData, numpy array or torch tensor instead{suggestion(key, LIST_DTYPES)}"
             )
         is_int = LIST_DTYPES[key] == "int64"
-        packed = _packed(value, "q" if is_int else "f", np.dtype("<i8" if is_int else "<f4"))
+        packed = packed_array(value, "q" if is_int else "f", np.dtype("<i8" if is_int else "<f4"))
         if packed is not None:
             return TensorData.from_numpy(packed)
         try:
             array = np.asarray(value, dtype=np.int64 if is_int else np.float32)
         except (ValueError, TypeError) as error:
             raise ValueError(
-                f"loss_fn_inputs[{key!r}] is not a rectangular list of numbers: {error}"
+                f"loss_fn_inputs[{key!r}] must be a rectangular numeric array, and ragged nested lists are not ({error})"
             ) from error
         return TensorData.from_numpy(array)
     if type(value).__module__.split(".")[0] == "torch":
@@ -411,19 +449,6 @@ def _tensor(key: str, value: Any) -> TensorData:
         f"loss_fn_inputs[{key!r}] must be a TensorData, torch tensor, numpy array or list, "
         f"got {type(value).__name__}"
     )
-
-
-def _file_bytes(given: object, where: str) -> bytes:
-    if type(given) is bytes:
-        return given
-    if isinstance(given, str):
-        try:
-            return base64.b64decode("".join(given.split()), validate=True)
-        except ValueError as error:
-            raise ValueError(f"{where} is not valid base64: {error}") from error
-    if isinstance(given, bytes | bytearray | memoryview):
-        return bytes(given)
-    raise ValueError(f"{where} must be bytes or a base64 string, got {type(given).__name__}")
 
 
 def _check_span(sequence_id: str, offset: int, length: int) -> None:

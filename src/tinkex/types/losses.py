@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from tinkex.types.display import html_table, show_fields
 from tinkex.types.inputs import Datum
 from tinkex.types.tensors import TensorData
 
@@ -56,7 +57,7 @@ class ForwardRequest:
     seq_id: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ForwardBackwardOutput:
     """The outputs of the loss per datum, and metrics named ``name:reduction``.
 
@@ -66,3 +67,19 @@ class ForwardBackwardOutput:
     loss_fn_output_type: str
     loss_fn_outputs: list[LossFnOutput]
     metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float | None:
+        """The loss of the pass: the metric ``loss:sum``, or ``loss`` of servers without reductions; None without either.
+
+        >>> ForwardBackwardOutput("CrossEntropyLossReturn", [], {"loss:sum": 2.5}).loss
+        2.5
+        """
+        return self.metrics.get("loss:sum", self.metrics.get("loss"))
+
+    def __repr__(self) -> str:
+        return show_fields(self, ("loss_fn_output_type", "loss_fn_outputs", "metrics"))
+
+    def _repr_html_(self) -> str:
+        title = f"ForwardBackwardOutput of {len(self.loss_fn_outputs)} datums"
+        return html_table(title, ("metric", "value"), list(self.metrics.items()))

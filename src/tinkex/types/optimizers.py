@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import msgspec
 
-from tinkex.types.base import Options
+from tinkex.types.base import Options, SuggestingType
 from tinkex.types.coercion import as_float, coerce
 
 __all__ = [
@@ -127,8 +127,11 @@ class DimuonOptimizerConfig(OptimizerConfigBase):
 OptimizerConfig: TypeAlias = AdamOptimizerConfig | OptimizerConfigBase
 
 
-class AdamParams(Options, frozen=True, kw_only=True):
+class AdamParams(Options, frozen=True, kw_only=True, metaclass=SuggestingType):
     """The settings of one AdamW step; ``grad_clip_norm`` 0 means no clipping.
+
+    A ``learning_rate`` of 0 is allowed, as the first step of a warm-up is: the step updates the optimizer's moments, counts,
+    and clears the gradient, and the weights stay as they are.
 
     >>> AdamParams(learning_rate=1e-3).beta2
     0.95

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ class RegularizerSpec:
                 f"a regularizer must be a function of (data, logprobs), such as tinkex.losses.regularizers.L2(); "
                 f"got {type(self.fn).__name__}"
             )
+        _check_arity(self.fn)
         if not self.name:
             own = getattr(self.fn, "name", None) or getattr(self.fn, "__name__", "")
             object.__setattr__(self, "name", own)
@@ -54,6 +56,22 @@ class RegularizerSpec:
             raise ValueError(
                 f"the weight of the regularizer {self.name!r} must be a finite number ≥ 0, got {self.weight!r}"
             )
+
+
+def _check_arity(fn: Regularizer) -> None:
+    """Raises ``TypeError`` for a function that cannot be called with (data, logprobs)."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return  # a builtin without a signature
+    try:
+        signature.bind((), ())
+    except TypeError as error:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise TypeError(
+            f"a regularizer takes two arguments, (data, logprobs); {name}{signature} does not: {error}. Bind other "
+            "arguments with functools.partial"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -13,8 +13,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tinkex.types.base import Options, Value
-from tinkex.types.coercion import coerce
+from tinkex.types.base import Options, SuggestingType, Value
+from tinkex.types.coercion import as_float, as_int, coerce
+from tinkex.types.display import html_table, show_fields
 from tinkex.types.inputs import ModelInput
 from tinkex.types.tensors import TensorData
 
@@ -30,6 +31,7 @@ __all__ = [
     "SampledSequence",
     "SamplingParams",
     "StopReason",
+    "StructuredOutput",
     "TopkLogprobs",
 ]
 
@@ -39,11 +41,64 @@ EMPTY_LOGPROB = -99999.0
 """Marks an unused cell of a top-k table; a position whose first cell is unused is ``None``."""
 
 
-class SamplingParams(Options, frozen=True, kw_only=True):
+MAX_SCHEMA_DEPTH = 64
+"""How deeply a JSON schema may be nested."""
+
+
+class StructuredOutput(Options, frozen=True, kw_only=True, omit_defaults=True):
+    """What the text of a sample must be: JSON of a schema, a match of a regular expression, or a sentence of a grammar.
+
+    Exactly one field is set. ``json_schema`` is a JSON schema, or True for any JSON object; ``regex`` matches the whole text;
+    ``grammar`` is in the Lark format, and starts with the rule ``start``.
+
+    >>> StructuredOutput(json_schema={"type": "integer"}).model_dump()
+    {'json_schema': {'type': 'integer'}}
+    >>> StructuredOutput(regex="[0-9]+").kind
+    'regex'
+    """
+
+    json_schema: dict[str, Any] | bool | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        coerce(self)
+        given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
+        if len(given) != 1:
+            what = " and ".join(given) if given else "nothing"
+            raise ValueError(f"StructuredOutput takes one of json_schema, regex and grammar, got {what}")
+        if self.json_schema is False:
+            raise ValueError(
+                "StructuredOutput.json_schema must be a schema, or True for any JSON object, got False"
+            )
+        if isinstance(self.json_schema, dict) and not _fits(self.json_schema, MAX_SCHEMA_DEPTH):
+            raise ValueError(
+                f"StructuredOutput.json_schema is nested deeper than {MAX_SCHEMA_DEPTH} levels; use $defs and $ref"
+            )
+
+    @property
+    def kind(self) -> Literal["json_schema", "regex", "grammar"]:
+        """The field that is set."""
+        if self.json_schema is not None:
+            return "json_schema"
+        return "regex" if self.regex is not None else "grammar"
+
+
+MAX_PENALTY = 2.0
+MAX_REPETITION_PENALTY = 100.0
+MAX_LOGIT_BIAS = 100.0
+
+
+class SamplingParams(Options, frozen=True, kw_only=True, metaclass=SuggestingType):
     """Sampling parameters.
 
-    ``temperature`` 0 is greedy; ``top_k`` -1 is off; ``stop`` is a string, a list of strings, or a list of
-    token ids, ``[]`` never stops, ``None`` stops at the model's end-of-sequence token.
+    ``max_tokens`` is capped at what the model's context has left after the prompt, which is also its default: a sequence
+    with ``stop_reason`` ``"length"`` and fewer tokens has reached the end of the context. ``temperature`` 0 is greedy;
+    ``top_k`` -1 is off; ``stop`` is a string, a list of strings, or a list of token ids, ``[]`` never stops, ``None`` stops at
+    the model's end-of-sequence token.
+
+    The fields from ``min_p`` on are an extension of ours. They are not sent where they are None, and a client raises
+    ``Unsupported`` instead of sending them to a server that does not offer them.
 
     >>> SamplingParams(max_tokens=16, temperature=0.7).top_p
     1.0
@@ -55,6 +110,18 @@ class SamplingParams(Options, frozen=True, kw_only=True):
     temperature: float = 1.0
     top_k: int = -1
     top_p: float = 1.0
+    min_p: float | None = None
+    """Tokens less probable than this fraction of the most probable one are not drawn; in [0, 1]."""
+    presence_penalty: float | None = None
+    """Subtracted from the logit of every token that was generated; in [-2, 2]."""
+    frequency_penalty: float | None = None
+    """Subtracted from the logit of every token for each time it was generated; in [-2, 2]."""
+    repetition_penalty: float | None = None
+    """Divides positive and multiplies negative logits of tokens of the prompt and the output; in [0.01, 100]."""
+    logit_bias: Mapping[int, float] | None = None
+    """Token id → number in [-100, 100] that is added to its logit."""
+    structured_output: StructuredOutput | None = None
+    """What the text must be; other tokens are never drawn."""
 
     def __post_init__(self) -> None:
         if self.stop is not None and type(self.stop) is not str:
@@ -68,6 +135,62 @@ class SamplingParams(Options, frozen=True, kw_only=True):
             raise ValueError(f"SamplingParams.top_k must be at least 1, or -1 for off, got {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"SamplingParams.top_p must be in (0, 1], got {self.top_p}")
+        for name in self.extensions():
+            self._check_extension(name, getattr(self, name))
+
+    def _check_extension(self, name: str, value: Any) -> None:
+        if name in EXTENSION_RANGES:
+            low, high = EXTENSION_RANGES[name]
+            if not low <= value <= high:
+                raise ValueError(f"SamplingParams.{name} must be in [{low:g}, {high:g}], got {value}")
+        elif name == "logit_bias":
+            msgspec.structs.force_setattr(self, name, _logit_bias(value))
+
+    def extensions(self) -> list[str]:
+        """The names of the fields that are set and that the official service does not have.
+
+        >>> SamplingParams(max_tokens=16, min_p=0.1).extensions()
+        ['min_p']
+        """
+        if (  # without a loop: bursts of thousands of samples pass here
+            self.min_p is None
+            and self.presence_penalty is None
+            and self.frequency_penalty is None
+            and self.repetition_penalty is None
+            and self.logit_bias is None
+            and self.structured_output is None
+        ):
+            return []
+        return [name for name in SAMPLING_EXTENSIONS if getattr(self, name) is not None]
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter(_without_unset(dict(super().__iter__())).items())
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        """Returns the parameters as a plain dictionary, without the fields of our extension that are None.
+
+        >>> SamplingParams(max_tokens=8, min_p=0.1).model_dump(exclude_defaults=True)
+        {'max_tokens': 8, 'min_p': 0.1}
+        """
+        return _without_unset(super().model_dump(**options))
+
+
+SAMPLING_EXTENSIONS = (
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "structured_output",
+)
+"""The fields of ``SamplingParams`` that the official service does not have."""
+
+EXTENSION_RANGES: Mapping[str, tuple[float, float]] = {
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-MAX_PENALTY, MAX_PENALTY),
+    "frequency_penalty": (-MAX_PENALTY, MAX_PENALTY),
+    "repetition_penalty": (1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+}
 
 
 class SampleRequest(Options, frozen=True, kw_only=True):
@@ -105,6 +228,13 @@ class SampleRequest(Options, frozen=True, kw_only=True):
         ):
             coerce(self)
 
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        """Returns the request as a plain dictionary, without the fields of our extension that are None."""
+        dumped = super().model_dump(**options)
+        if "sampling_params" in dumped:
+            dumped["sampling_params"] = _without_unset(dumped["sampling_params"])
+        return dumped
+
 
 @dataclass(frozen=True, eq=False)
 class TopkLogprobs:
@@ -130,7 +260,7 @@ class PromptAltTokens:
     logprobs: TensorData
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SampledSequence:
     """One completion; ``tokens`` includes the stop token or the tokens of the stop string."""
 
@@ -156,8 +286,11 @@ class SampledSequence:
         """The top-k tokens at each position."""
         return None if self.topk_logprobs_np is None else self.topk_logprobs_np.rows()
 
+    def __repr__(self) -> str:
+        return show_fields(self, ("stop_reason", "sequence_id", "tokens", "logprobs"))
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class SampleResponse:
     """The completions of one prompt, and the requested logprobs of the prompt."""
 
@@ -180,6 +313,16 @@ class SampleResponse:
         """The top-k tokens at each prompt position."""
         return None if self.topk_prompt_logprobs_np is None else self.topk_prompt_logprobs_np.rows()
 
+    def __repr__(self) -> str:
+        return show_fields(self, ("sequences", "prompt_logprobs"))
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (number, one.stop_reason, len(one.tokens), float(np.mean(one.logprobs)) if one.logprobs else "")
+            for number, one in enumerate(self.sequences, 1)
+        ]
+        return html_table("SampleResponse", ("sequence", "stop reason", "tokens", "mean logprob"), rows)
+
 
 def _stops(given: Any) -> str | list[str | int]:
     """Returns a string as it is, and a copy of a list of strings or token ids: the caller may reuse its list."""
@@ -196,6 +339,40 @@ def _stops(given: Any) -> str | list[str | int]:
     if len({isinstance(one, str) for one in stop}) > 1:
         raise ValueError("SamplingParams.stop mixes strings and token ids; use one kind")
     return stop
+
+
+def _logit_bias(given: Mapping[Any, Any]) -> dict[int, float]:
+    """Returns a copy with checked token ids and numbers."""
+    bias: dict[int, float] = {}
+    for key, value in given.items():
+        token = as_int(key, "SamplingParams.logit_bias: a token id")
+        if token < 0:
+            raise ValueError(f"SamplingParams.logit_bias: a token id must be at least 0, got {token}")
+        number = as_float(value, f"SamplingParams.logit_bias[{token}]")
+        if not -MAX_LOGIT_BIAS <= number <= MAX_LOGIT_BIAS:
+            raise ValueError(
+                f"SamplingParams.logit_bias[{token}] must be in [-{MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}], got {number}"
+            )
+        bias[token] = number
+    return bias
+
+
+def _without_unset(dumped: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of ``SamplingParams`` without those of our extension that are None."""
+    return {
+        name: item for name, item in dumped.items() if item is not None or name not in SAMPLING_EXTENSIONS
+    }
+
+
+def _fits(value: Any, depth: int) -> bool:
+    """Whether a JSON value is nested at most ``depth`` levels deep."""
+    level: list[Any] = [value]
+    for _ in range(depth):
+        inner = [item.values() if isinstance(item, dict) else item for item in level]
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+        if not level:
+            return True
+    return False
 
 
 class CreateSamplingSessionRequest(Options, frozen=True, kw_only=True):

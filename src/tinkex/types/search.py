@@ -1,4 +1,4 @@
-"""Session search: the query, and sessions with their status."""
+"""Searches of sessions and of checkpoints: queries, pages, and sessions with their status."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from tinkex.types.base import Options, Value
+from tinkex.types.base import Options, TaggedOptions, TaggedValue, Value
+from tinkex.types.checkpoints import Checkpoint, CheckpointType
 from tinkex.types.coercion import coerce
 
 __all__ = [
     "AccessibleSearchOwner",
     "ActiveSessionStatusQuery",
     "CancelledSessionStatusQuery",
+    "CheckpointSearchCursor",
+    "CheckpointSearchRequest",
+    "CheckpointSearchResponse",
     "ClientFinishedSessionStatusQuery",
     "ClientSessionFinishErrored",
     "ClientSessionFinishInterrupted",
@@ -43,20 +47,20 @@ __all__ = [
 ClientSessionFinishReasonType = Literal["success", "errored", "interrupted"]
 
 
-class OwnSearchOwner(Options, frozen=True, kw_only=True, tag_field="type", tag="own"):
-    """Sessions of the caller."""
+class OwnSearchOwner(TaggedOptions, frozen=True, kw_only=True, tag_field="type", tag="own"):
+    """What belongs to the caller."""
 
     type: ClassVar[Literal["own"]] = "own"
 
 
-class AccessibleSearchOwner(Options, frozen=True, kw_only=True, tag_field="type", tag="accessible"):
-    """Sessions the caller may read."""
+class AccessibleSearchOwner(TaggedOptions, frozen=True, kw_only=True, tag_field="type", tag="accessible"):
+    """What the caller may read."""
 
     type: ClassVar[Literal["accessible"]] = "accessible"
 
 
-class UserSearchOwner(Options, frozen=True, kw_only=True, tag_field="type", tag="user"):
-    """Sessions of up to ten named users."""
+class UserSearchOwner(TaggedOptions, frozen=True, kw_only=True, tag_field="type", tag="user"):
+    """What belongs to up to ten named users."""
 
     type: ClassVar[Literal["user"]] = "user"
     owner_urns: list[str]
@@ -70,26 +74,28 @@ class UserSearchOwner(Options, frozen=True, kw_only=True, tag_field="type", tag=
 SearchOwner: TypeAlias = OwnSearchOwner | AccessibleSearchOwner | UserSearchOwner
 
 
-class ActiveSessionStatusQuery(Options, frozen=True, kw_only=True, tag_field="type", tag="active"):
+class ActiveSessionStatusQuery(TaggedOptions, frozen=True, kw_only=True, tag_field="type", tag="active"):
     """Sessions that are active."""
 
     type: ClassVar[Literal["active"]] = "active"
 
 
-class CancelledSessionStatusQuery(Options, frozen=True, kw_only=True, tag_field="type", tag="cancelled"):
+class CancelledSessionStatusQuery(
+    TaggedOptions, frozen=True, kw_only=True, tag_field="type", tag="cancelled"
+):
     """Sessions that were cancelled."""
 
     type: ClassVar[Literal["cancelled"]] = "cancelled"
 
 
-class FailedSessionStatusQuery(Options, frozen=True, kw_only=True, tag_field="type", tag="failed"):
+class FailedSessionStatusQuery(TaggedOptions, frozen=True, kw_only=True, tag_field="type", tag="failed"):
     """Sessions that failed on the server."""
 
     type: ClassVar[Literal["failed"]] = "failed"
 
 
 class ClientFinishedSessionStatusQuery(
-    Options, frozen=True, kw_only=True, tag_field="type", tag="client_finished"
+    TaggedOptions, frozen=True, kw_only=True, tag_field="type", tag="client_finished"
 ):
     """Sessions that their program closed, for any reason or for the given ones."""
 
@@ -148,19 +154,21 @@ class SessionSearchRequest(Options, frozen=True, kw_only=True):
             raise ValueError("SessionSearchRequest.statuses must be a non-empty list, or None for any")
 
 
-class ClientSessionFinishSuccess(Value, frozen=True, kw_only=True, tag_field="type", tag="success"):
+class ClientSessionFinishSuccess(TaggedValue, frozen=True, kw_only=True, tag_field="type", tag="success"):
     """The program succeeded."""
 
     type: ClassVar[Literal["success"]] = "success"
 
 
-class ClientSessionFinishErrored(Value, frozen=True, kw_only=True, tag_field="type", tag="errored"):
+class ClientSessionFinishErrored(TaggedValue, frozen=True, kw_only=True, tag_field="type", tag="errored"):
     """The program ended with an exception."""
 
     type: ClassVar[Literal["errored"]] = "errored"
 
 
-class ClientSessionFinishInterrupted(Value, frozen=True, kw_only=True, tag_field="type", tag="interrupted"):
+class ClientSessionFinishInterrupted(
+    TaggedValue, frozen=True, kw_only=True, tag_field="type", tag="interrupted"
+):
     """The program was interrupted."""
 
     type: ClassVar[Literal["interrupted"]] = "interrupted"
@@ -171,7 +179,7 @@ ClientSessionFinishReason: TypeAlias = (
 )
 
 
-class SessionFailedRequestReason(Value, frozen=True, kw_only=True, tag_field="type", tag="request"):
+class SessionFailedRequestReason(TaggedValue, frozen=True, kw_only=True, tag_field="type", tag="request"):
     """A request failed."""
 
     type: ClassVar[Literal["request"]] = "request"
@@ -179,7 +187,9 @@ class SessionFailedRequestReason(Value, frozen=True, kw_only=True, tag_field="ty
     request_type: str
 
 
-class SessionFailedTrainingRunReason(Value, frozen=True, kw_only=True, tag_field="type", tag="training_run"):
+class SessionFailedTrainingRunReason(
+    TaggedValue, frozen=True, kw_only=True, tag_field="type", tag="training_run"
+):
     """A training run failed."""
 
     type: ClassVar[Literal["training_run"]] = "training_run"
@@ -187,7 +197,7 @@ class SessionFailedTrainingRunReason(Value, frozen=True, kw_only=True, tag_field
 
 
 class SessionFailedSamplingSessionReason(
-    Value, frozen=True, kw_only=True, tag_field="type", tag="sampling_session"
+    TaggedValue, frozen=True, kw_only=True, tag_field="type", tag="sampling_session"
 ):
     """A sampler failed."""
 
@@ -200,7 +210,7 @@ SessionFailedReason: TypeAlias = (
 )
 
 
-class SessionFailed(Value, frozen=True, kw_only=True, tag_field="type", tag="failed"):
+class SessionFailed(TaggedValue, frozen=True, kw_only=True, tag_field="type", tag="failed"):
     """The session failed on the server."""
 
     type: ClassVar[Literal["failed"]] = "failed"
@@ -209,14 +219,14 @@ class SessionFailed(Value, frozen=True, kw_only=True, tag_field="type", tag="fai
     message: str
 
 
-class SessionCancelled(Value, frozen=True, kw_only=True, tag_field="type", tag="cancelled"):
+class SessionCancelled(TaggedValue, frozen=True, kw_only=True, tag_field="type", tag="cancelled"):
     """The session was cancelled."""
 
     type: ClassVar[Literal["cancelled"]] = "cancelled"
     detail: str | None = None
 
 
-class ClientSessionFinished(Value, frozen=True, kw_only=True, tag_field="type", tag="client_finished"):
+class ClientSessionFinished(TaggedValue, frozen=True, kw_only=True, tag_field="type", tag="client_finished"):
     """The program closed the session."""
 
     type: ClassVar[Literal["client_finished"]] = "client_finished"
@@ -224,7 +234,7 @@ class ClientSessionFinished(Value, frozen=True, kw_only=True, tag_field="type", 
     detail: str | None = None
 
 
-class SessionActive(Value, frozen=True, kw_only=True, tag_field="type", tag="active"):
+class SessionActive(TaggedValue, frozen=True, kw_only=True, tag_field="type", tag="active"):
     """The session is active."""
 
     type: ClassVar[Literal["active"]] = "active"
@@ -252,3 +262,46 @@ class SessionSearchResponse(Value, frozen=True, kw_only=True):
 
     sessions: list[SessionSummary]
     next_cursor: SessionSearchCursor | None = None
+
+
+class CheckpointSearchCursor(Value, frozen=True, kw_only=True):
+    """The position of the next page; pass it back unchanged."""
+
+    last_created_at: Annotated[datetime, msgspec.Meta(tz=True)]
+    last_checkpoint_uuid: str
+
+    def __post_init__(self) -> None:
+        coerce(self)
+        if self.last_created_at.tzinfo is None:
+            raise ValueError("CheckpointSearchCursor.last_created_at needs a time zone")
+
+
+class CheckpointSearchRequest(Options, frozen=True, kw_only=True):
+    """A checkpoint query, with the page size (1 to 200); all filters must match.
+
+    ``project_ids`` and ``base_models`` match any of their items, and None matches all. Every item of ``user_metadata`` must
+    be in the checkpoint's.
+
+    >>> CheckpointSearchRequest(checkpoint_type="external", user_metadata={"stage": "sft"}).limit
+    50
+    """
+
+    project_ids: list[str] | None = None
+    user_metadata: dict[str, str] = msgspec.field(default_factory=dict)
+    checkpoint_type: CheckpointType | None = None
+    owner: SearchOwner = OwnSearchOwner()
+    base_models: list[str] | None = None
+    limit: int = 50
+    cursor: CheckpointSearchCursor | None = None
+
+    def __post_init__(self) -> None:
+        coerce(self)
+        if not 1 <= self.limit <= 200:
+            raise ValueError(f"CheckpointSearchRequest.limit must be in 1…200, got {self.limit}")
+
+
+class CheckpointSearchResponse(Value, frozen=True, kw_only=True):
+    """A page of checkpoints, newest first."""
+
+    checkpoints: list[Checkpoint]
+    next_cursor: CheckpointSearchCursor | None = None

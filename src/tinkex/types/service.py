@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
 from tinkex.types.base import Options, Value
+from tinkex.types.coercion import coerce
 
 __all__ = [
     "AuthTokenResponse",
@@ -54,6 +55,8 @@ class ClientConfigResponse(Value, frozen=True, kw_only=True):
     sample_use_retrieve_futures: bool = False
     custom_loss_server_side: bool = False
     sample_join_sampling_session: bool = False
+    sampling_extensions: list[str] | None = None
+    """The fields of our extension of ``SamplingParams`` that the server reads; others are not sent to it."""
 
 
 class ClientDynamicConfigResponse(Value, frozen=True, kw_only=True):
@@ -118,12 +121,37 @@ class SupportedModel(Value, frozen=True, kw_only=True):
     max_context_length: int | None = None
     trainable: bool | None = None
     sampleable: bool | None = None
+    model_id: str | None = None
+    arch: str | None = None
+    """The family of the architecture, such as ``llama``."""
+
+
+if TYPE_CHECKING:
+    ModelList: TypeAlias = list[SupportedModel]
+else:
+    ModelList = list[SupportedModel | str | None]  # what servers send
 
 
 class GetServerCapabilitiesResponse(Value, frozen=True, kw_only=True):
-    """The capabilities of a server."""
+    """The capabilities of a server; a model that the server sends as a bare name becomes a ``SupportedModel``.
 
-    supported_models: list[SupportedModel]
+    >>> GetServerCapabilitiesResponse.model_validate({"supported_models": ["toy", None]}).model_names()
+    ['toy']
+    """
+
+    supported_models: ModelList
+
+    def __post_init__(self) -> None:
+        given: Any = self.supported_models
+        if isinstance(given, list):
+            named = ({"model_name": one} if isinstance(one, str) else one for one in given)
+            models = [SupportedModel.model_validate(one) for one in named if one is not None]
+            msgspec.structs.force_setattr(self, "supported_models", models)
+        coerce(self)
+
+    def model_names(self) -> list[str]:
+        """The names of the models, to pass as ``base_model``."""
+        return [one.model_name for one in self.supported_models if one.model_name is not None]
 
 
 class HealthResponse(Value, frozen=True, kw_only=True):

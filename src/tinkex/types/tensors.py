@@ -22,7 +22,7 @@ _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"int64": np.dtype("<i8"), "float32": 
 class TensorData:
     """A typed array of the protocol.
 
-    Stored values are flat, with an optional ``shape``. With ``sparse_crow_indices`` and ``sparse_col_indices`` the
+    Stored values, ``data`` of type ``dtype``, are flat, with an optional ``shape``. With ``sparse_crow_indices`` and ``sparse_col_indices`` the
     values are those of a CSR matrix; cells that are not listed get the pad value that the reader passes.
 
     >>> t = TensorData(data=[1, 2, 3, 4], dtype="int64", shape=[2, 2])
@@ -107,7 +107,7 @@ class TensorData:
 
     @classmethod
     def from_numpy(cls, array: npt.NDArray[Any]) -> TensorData:
-        """Wraps a numpy array; floats become float32, signed integers int64, others are rejected.
+        """Wraps the numpy array ``array``; floats become float32, signed integers int64, others are rejected.
 
         >>> import numpy as np
         >>> TensorData.from_numpy(np.zeros((2, 3))).shape
@@ -126,7 +126,12 @@ class TensorData:
 
     @classmethod
     def from_torch(cls, tensor: torch.Tensor) -> TensorData:
-        """Wraps a torch tensor (detached, on the CPU); bfloat16 and half become float32."""
+        """Wraps the torch tensor ``tensor`` (detached, on the CPU); bfloat16 and half become float32.
+
+        >>> import torch
+        >>> TensorData.from_torch(torch.ones(3, dtype=torch.bfloat16)).dtype
+        'float32'
+        """
         import torch as _torch
 
         dense = tensor.detach().cpu()
@@ -140,7 +145,12 @@ class TensorData:
 
     @classmethod
     def from_torch_sparse(cls, tensor: torch.Tensor, pad_value: float = 0) -> TensorData:
-        """Wraps a 2-D torch tensor as CSR of the cells that differ from ``pad_value``; dense if that is smaller."""
+        """Wraps the 2-D ``tensor`` as CSR of the cells that differ from ``pad_value``; dense if that is smaller.
+
+        >>> import torch
+        >>> TensorData.from_torch_sparse(torch.eye(8)).data
+        [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+        """
         dense = cls.from_torch(tensor).to_numpy()
         if dense.ndim != 2:
             return cls.from_numpy(dense)
@@ -159,7 +169,11 @@ class TensorData:
         )
 
     def to_numpy(self, pad_value: float = 0) -> npt.NDArray[Any]:
-        """Returns the tensor as a dense numpy array of its shape; unlisted CSR cells get ``pad_value``."""
+        """Returns the tensor as a dense numpy array of its shape; unlisted CSR cells get ``pad_value``.
+
+        >>> TensorData(data=[1, 2], dtype="int64").to_numpy()
+        array([1, 2])
+        """
         if not self.is_sparse:
             return self._array if self.shape is None else self._array.reshape(self.shape)
         assert self.shape is not None
@@ -172,20 +186,33 @@ class TensorData:
         return dense
 
     def to_torch(self, pad_value: float = 0) -> torch.Tensor:
-        """Returns the tensor as a dense torch tensor (a copy)."""
+        """Returns the tensor as a dense torch tensor (a copy); unlisted CSR cells get ``pad_value``.
+
+        >>> TensorData(data=[1, 2], dtype="int64").to_torch()
+        tensor([1, 2])
+        """
         import torch as _torch
 
         return _torch.from_numpy(self.to_numpy(pad_value).copy())
 
     def tolist(self, pad_value: float = 0) -> Any:
-        """Returns the tensor as nested lists of its shape."""
+        """Returns the tensor as nested lists of its shape; unlisted CSR cells get ``pad_value``.
+
+        >>> TensorData(data=[1, 2, 3, 4], dtype="int64", shape=[2, 2]).tolist()
+        [[1, 2], [3, 4]]
+        """
         return self.to_numpy(pad_value).tolist()
 
 
 def _numbers(
     data: Sequence[int] | Sequence[float] | npt.NDArray[Any], dtype: TensorDtype
 ) -> npt.NDArray[Any]:
-    array = np.asarray(data)
+    try:
+        array = np.asarray(data)
+    except ValueError as error:
+        raise ValueError(
+            f"TensorData takes a rectangular numeric array, and ragged nested lists are not ({error})"
+        ) from error
     if array.size and array.dtype.kind not in "iufb":
         raise ValueError(f"TensorData takes numbers, got values of type {array.dtype}")
     if dtype == "int64" and array.dtype.kind == "f":

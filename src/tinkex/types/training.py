@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from tinkex.types.base import Options, Value
+from tinkex.types.base import Options, SuggestingType, Value
 from tinkex.types.coercion import coerce
 from tinkex.types.optimizers import (
     AdamOptimizerConfig,
@@ -35,7 +35,7 @@ __all__ = [
 ModelID: TypeAlias = str
 
 
-class LoraConfig(Options, frozen=True, kw_only=True):
+class LoraConfig(Options, frozen=True, kw_only=True, metaclass=SuggestingType):
     """The low-rank adapter to train."""
 
     rank: int

@@ -1,4 +1,4 @@
-"""Distillation: what a teacher thinks of a student's tokens, its likeliest tokens as soft targets, then PPO on both."""
+"""Distillation: what a teacher thinks of a student's tokens, its top-k tokens as soft targets, then PPO on both."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Evaluation: many questions at once under a semaphore, several samplers, answers that fail, a process pool's task."""
+"""Evaluation: many concurrent questions under a semaphore, several samplers, answers that fail, a process pool's task."""
 
 import asyncio
 import collections
@@ -52,7 +52,7 @@ async def first_of(policy, questions):
     return all(isinstance(one, asyncio.CancelledError | tuple) for one in given_up) and len(done) >= 1
 
 
-def refusals(client):
+def rejections(client):
     """What comes of a call that cannot be answered, and where."""
     prompt = types.ModelInput.from_ints([5, 6])
     found = []
@@ -100,7 +100,7 @@ def main():
         "stopped": asyncio.run(evaluate(stopped, QUESTIONS[:5], at_once=5)),
         "seeded": (drawn[0], drawn[0] == drawn[1]),
         "first": asyncio.run(first_of(policy, QUESTIONS[:4])),
-        "refusals": refusals(client),
+        "rejections": rejections(client),
         "base_model": client.get_base_model(),
     }
     service.close("success").result()

@@ -1,4 +1,4 @@
-"""Stop and go on: with and without the optimizer's state, by the newer names and by the older ones."""
+"""Stop and resume: with and without the optimizer's state, by the newer names and by the older ones."""
 
 import asyncio
 

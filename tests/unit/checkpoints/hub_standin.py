@@ -58,6 +58,11 @@ def hub() -> Iterator[Hub]:
                 if self._allowed():
                     self._answer(200, {"type": "user", "name": "ada", "orgs": []})
                 return
+            if "/tree/" in path:
+                repo, _, revision = self._parts(path)
+                files = there.repos[repo][revision]
+                self._answer(200, [{"type": "file", "path": name, "oid": "0" * 40, "size": len(content)} for name, content in files.items()])  # fmt: skip
+                return
             self._resolve(path)
 
         def do_HEAD(self) -> None:
@@ -144,6 +149,8 @@ def hub() -> Iterator[Hub]:
                     there.commits.append({"repo": repo, "branch": branch, "summary": value["summary"]})
                 elif line["key"] == "file":
                     files[value["path"]] = base64.b64decode(value["content"])
+                elif line["key"] == "deletedFile":
+                    del files[value["path"]]
                 else:
                     files[value["path"]] = there.blobs[value["oid"]]
             pull = {"pullRequestUrl": f"{there.url}/{repo}/discussions/1"} if is_pr else {}

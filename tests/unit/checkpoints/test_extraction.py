@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def test_regular_files_and_directories_are_extracted(mode: str, tmp_path: Path) 
     member = plain("sub/b.txt")
     member.mode = 0o4777
     made = archive(tmp_path / "a.tar", plain("./a.txt"), folder, member, mode=mode)
-    files = extract(made, tmp_path / "out")
+    files = extract(str(made), str(tmp_path / "out"))
     assert sorted(file.relative_to(tmp_path / "out").as_posix() for file in files) == ["a.txt", "sub/b.txt"]
     assert (tmp_path / "out/sub/b.txt").read_bytes() == b"xxx"
     assert (tmp_path / "out/sub/b.txt").stat().st_mode & 0o7111 == 0
@@ -79,6 +80,41 @@ def test_size_and_number_of_files_are_bounded(tmp_path: Path) -> None:
     many = archive(tmp_path / "many.tar", *(plain(f"{number}", 0) for number in range(5)))
     with pytest.raises(SetupError, match="more than 4"):
         extract(many, tmp_path / "out", max_files=4)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_long_name_is_rejected_before_it_is_read(mode: str, form: int, tmp_path: Path) -> None:
+    made = tmp_path / "a.tar"
+    with tarfile.open(made, mode, format=form) as tar:  # type: ignore[call-overload]
+        tar.addfile(plain("n" * 32_000_000, 0))
+    tracemalloc.start()
+    try:
+        with pytest.raises(SetupError, match="a header has 32,0"):
+            extract(made, tmp_path / "out")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16_000_000  # of which the dictionary of xz takes 8 MB
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_are_no_longer_than_a_file_system_has_them(tmp_path: Path) -> None:
+    longest = "/".join(["d" * 200] * 5)[:1024]
+    made = archive(tmp_path / "a.tar", plain(longest), plain("x" * 1025))
+    with pytest.raises(SetupError, match="a name of 1,025 characters"):
+        extract(made, tmp_path / "out")
+
+
+def test_headers_that_only_announce_further_headers_are_an_error(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 1
+    made = tmp_path / "a.tar"
+    made.write_bytes((header.tobuf() + b"n" + bytes(511)) * 5000)
+    with pytest.raises(SetupError, match="not a complete tar archive"):
+        extract(made, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -66,7 +66,7 @@ def test_a_checkpoint_becomes_a_private_repository_with_a_card(
     assert there.commits[-1]["summary"] == f"Upload adapter from {saved}"
 
 
-def test_repository_branch_message_patterns_and_card_are_as_told(
+def test_repository_branch_message_patterns_and_card_are_as_given(
     there: Hub, served_engine: ServedEngine, saved: str, tmp_path: Path
 ) -> None:
     pushed = push(
@@ -93,6 +93,23 @@ def test_another_checkpoints_repository_is_not_written_over(
     assert (done.code, done.out) == (1, "")
     assert "tinker://other:train:0/weights/x" in done.err
     assert there.repos["ada/taken"]["main"] == {"README.md": card}
+    pushed = push(there, served_engine, tmp_path, saved, "--repo", "ada/taken", "--revision", "mine").json
+    assert pushed["revision"] == "mine"
+    mine = there.repos["ada/taken"]["mine"]
+    assert sorted(mine) == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    assert saved in mine["README.md"].decode()
+    assert there.repos["ada/taken"]["main"] == {"README.md": card}
+
+
+def test_a_new_branch_has_nothing_of_the_checkpoint_on_main(
+    there: Hub, served_engine: ServedEngine, saved: str, tmp_path: Path
+) -> None:
+    there.repos["ada/old"] = {"main": {"README.md": b"old", "old.bin": b"old"}}
+    done = push(
+        there, served_engine, tmp_path, saved, "-r", "ada/old", "--revision", "new", "--no-model-card"
+    )
+    assert done.code == 0, done.err
+    assert sorted(there.repos["ada/old"]["new"]) == ["adapter_config.json", "adapter_model.safetensors"]
 
 
 @pytest.mark.parametrize("token", [None, "hf_wrong"])

@@ -76,6 +76,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 def test_a_server_without_the_sdk_names_the_packages_if_tracing_is_enabled() -> None:
     output = run(WITHOUT_THE_SDK, **ENDPOINT)
     assert output.startswith("SetupError ")

@@ -7,6 +7,7 @@ import base64
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,11 @@ from tests.scripted import ScriptedServer, over_http
 from tinkex import ServiceClient, types
 from tinkex._runtime import background
 from tinkex._transport.caller import Caller
+from tinkex._wire.endpoints import endpoint
 from tinkex.clients._completions import Completions
 from tinkex.clients.retry_config import RetryConfig
 from tinkex.config import Config
-from tinkex.errors import APIStatusError, ClosedError, ConfigError
+from tinkex.errors import APIStatusError, ClosedError
 from tinkex.testing import MockTransport, Reply, Request, reply
 
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -35,7 +37,7 @@ class Poller:
 
     def __init__(self, **more: Any) -> None:
         self.finished: list[dict[str, Any]] = []
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.hold: asyncio.Event | None = None
         self.server = ScriptedServer(
             client_config=offers(sample_use_retrieve_futures=True, sample_max_concurrent_requests=1),
@@ -53,7 +55,7 @@ class Poller:
         return accepted
 
     async def poll(self, value: types.FuturesRetrieveRequest, request: Request) -> Any:
-        self.told += value.retrieved_request_ids
+        self.reported += value.retrieved_request_ids
         if value.prev_cursor >= len(self.finished):
             await asyncio.sleep(0.02)
             return reply({"detail": "nothing yet"}, status=408)
@@ -72,10 +74,11 @@ def test_one_poll_serves_many_samples() -> None:
     assert names.count("asample") == names.count("retrieve_future") == 51
     assert names.count("retrieve_futures") < 30
     assert not any(v.allow_metadata_only for v in poller.server.values("retrieve_future"))
-    assert poller.told  # results that were fetched may be forgotten
+    assert poller.reported  # results that were fetched may be forgotten
     assert poller.server.values("retrieve_futures")[0].target.sampling_session_id == "sess-1:sample:0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quiet", [reply({"completions": [], "cursor": 0}), reply({}, status=408)])
 async def test_the_queue_state_of_the_oldest_sample_is_polled_while_nothing_finishes(quiet: Reply) -> None:
     """Polls for all samples say nothing about queues; a poll for one of them does."""
@@ -105,7 +108,7 @@ async def test_the_queue_state_of_the_oldest_sample_is_polled_while_nothing_fini
 
 
 def test_a_polled_queue_state_reaches_the_observer_of_the_client() -> None:
-    heard: list[tuple[str, str | None]] = []
+    received: list[tuple[str, str | None]] = []
     paused = reply({"type": "try_again", "queue_state": "paused_capacity", "queue_state_reason": "full"})
     server = ScriptedServer(
         client_config=offers(sample_use_retrieve_futures=True),
@@ -113,11 +116,14 @@ def test_a_polled_queue_state_reaches_the_observer_of_the_client() -> None:
     )
     with ServiceClient(transport=server.transport) as service:
         client = service.create_sampling_client(base_model="toy")
-        client.queue_state_observer = lambda *news: heard.append(news)
-        assert client._completions is not None
-        background().run(client._completions._poll_queue("req-1"))
-        assert heard == [("paused_capacity", "full")]
-        assert client._watchdog._queue == ("paused_capacity", "full")
+        client.queue_state_observer = lambda *news: received.append(news)
+        opened = background().run(service.holder.opened())
+        notify = client.queue_state_observer
+        assert callable(notify)
+        background().run(
+            opened.results.poll_queue(endpoint("asample"), "req-1", client._sampling_session_id, notify)
+        )
+        assert received == [("paused_capacity", "full")]
     assert [value.allow_metadata_only for value in server.values("retrieve_future")] == [True]
 
 
@@ -185,10 +191,29 @@ def test_the_credential_command_is_used_where_there_is_no_key() -> None:
     assert keys_sent(server)["auth/token"] == "tml-printed"
 
 
-def test_a_credential_command_without_a_server_that_issues_tokens_is_an_error() -> None:
-    service = ServiceClient(transport=ScriptedServer().transport, config=Config(credential_cmd="echo x"))
-    with service, pytest.raises(ConfigError, match="TINKER_API_KEY"):
-        service.create_sampling_client(base_model="toy")
+def test_the_credential_command_is_enough_for_a_server_without_tokens(tmp_path: Path) -> None:
+    server, runs = ScriptedServer(), tmp_path / "runs"
+    config = Config(credential_cmd=f"echo run >> {runs}; echo tml-printed")
+    with ServiceClient(transport=server.transport, config=config) as service:
+        service.create_sampling_client(base_model="toy").sample(PROMPT, 1, PARAMS).result(timeout=10)
+    assert set(keys_sent(server).values()) == {"tml-printed"}
+    assert runs.read_text() == "run\n", "it is not run for every call"
+
+
+def test_a_rejected_credential_of_a_command_is_printed_again(tmp_path: Path) -> None:
+    old, file = "tml-old-key-0123456789", tmp_path / "key"
+    file.write_text(old)
+
+    def listed(value: Any, request: Request) -> Reply:
+        valid = request.headers["x-api-key"] == file.read_text()
+        return reply({"supported_models": []}) if valid else reply({"detail": "who are you?"}, status=401)
+
+    server = ScriptedServer(get_server_capabilities=listed)
+    with ServiceClient(transport=server.transport, config=Config(credential_cmd=f"cat {file}")) as service:
+        service.get_server_capabilities()
+        file.write_text("tml-new-key-0123456789")
+        service.get_server_capabilities()
+    assert server.names().count("get_server_capabilities") == 3
 
 
 def test_clients_of_one_server_and_key_share_their_limiter() -> None:
@@ -198,7 +223,7 @@ def test_clients_of_one_server_and_key_share_their_limiter() -> None:
             ServiceClient(base_url=f"{url}/", api_key="tml-a"),
             ServiceClient(base_url=url, api_key="tml-b"),
         ]
-        limiters = [s.create_sampling_client(base_model="toy")._opened.sampling for s in services]
+        limiters = [background().run(s.holder.opened()).sampling for s in services]
         for service in services:
             service.close("success").result(timeout=10)
     assert limiters[0] is limiters[1]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ import torch
 from tests.scripted import ScriptedServer
 from tinkex import ServiceClient, types
 from tinkex.clients.training import TrainingClient
+from tinkex.config import Config
 from tinkex.losses.regularizers import L2, Pipeline
+from tinkex.observability.events import CustomLossFinished, CustomLossStarted, Event
 from tinkex.testing import reply
 
 
@@ -86,6 +90,61 @@ async def test_the_async_form_is_awaited_twice(server: ScriptedServer, client: T
     output = await (await client.forward_backward_custom_async(DATA, squared))
     assert output.metrics["loss:sum"] == 14.0
     assert [v.forward_only for v in server.values("forward_backward")] == [True, False]
+
+
+async def test_the_async_form_warns_at_the_line_of_the_program(server: ScriptedServer) -> None:
+    config = Config(base_url="http://host", api_key="tml-test", deprecation_warnings=True)
+    async with ServiceClient(transport=server.transport, config=config) as service:
+        client = await service.create_lora_training_client("toy", rank=8)
+        with pytest.warns(DeprecationWarning, match="await forward_backward_custom") as caught:
+            future = await client.forward_backward_custom_async(DATA, squared)
+        await future
+    assert [each.filename for each in caught] == [__file__]
+
+
+async def test_on_an_event_loop_nothing_blocks_and_later_operations_follow_the_pass(
+    server: ScriptedServer, client: TrainingClient
+) -> None:
+    opened, callers = threading.Event(), []
+
+    def loss(data: list[types.Datum], logprobs: list[torch.Tensor]) -> Any:
+        callers.append(threading.current_thread())
+        assert opened.wait(60)
+        return squared(data, logprobs)
+
+    called: list[Any] = []
+    for _ in range(2):
+        called += [client.forward_backward_custom(DATA, loss), client.optim_step(types.AdamParams())]
+    called.append(client.save_state("after"))
+    cancelled = client.forward_backward_custom(DATA, loss)
+    assert cancelled.cancel()
+    called.append(client.optim_step(types.AdamParams()))
+    await asyncio.sleep(0)  # this loop runs while the loss does not return
+    opened.set()
+    results = await asyncio.gather(*called)
+    assert [r.metrics["loss:sum"] for r in results if isinstance(r, types.ForwardBackwardOutput)] == [
+        14.0,
+        14.0,
+    ]
+    sent = [
+        (name, value.seq_id) for name, value in server.calls if hasattr(value, "seq_id") and name != "asample"
+    ]
+    names = ["forward_backward", "forward_backward", "optim_step"] * 2 + ["save_weights", "optim_step"]
+    assert sent == [(name, number) for number, name in enumerate(names, start=1)]
+    assert threading.current_thread() not in callers
+
+
+async def test_on_an_event_loop_a_failing_function_is_raised_by_the_future(
+    server: ScriptedServer, client: TrainingClient
+) -> None:
+    def fails(data: list[types.Datum], logprobs: list[torch.Tensor]) -> Any:
+        raise ZeroDivisionError("mine")
+
+    failing, step = client.forward_backward_custom(DATA, fails), client.optim_step(types.AdamParams())
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        await failing
+    await step
+    assert [v.seq_id for v in server.values("optim_step")] == [2]
 
 
 def test_the_function_is_called_once_with_the_data_and_leaves(client: TrainingClient) -> None:
@@ -183,6 +242,7 @@ def test_several_targets_per_position_are_weighted_one_by_one() -> None:
     assert weights.to_numpy().tolist() == [[-5.0, 0, 0, 0], [0] * 4, [0] * 4]
 
 
+@pytest.mark.slow
 def test_without_torch_the_error_says_how_to_get_it() -> None:
     program = """
 import sys
@@ -209,3 +269,43 @@ with ServiceClient(transport=server.transport) as service:
     )
     assert "pip install torch" in out.stdout
     assert "False" in out.stdout
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, CustomLossStarted | CustomLossFinished):
+            self.events.append(event)
+
+
+def test_a_custom_loss_is_reported_when_it_starts_and_finishes(server: ScriptedServer) -> None:
+    recorder = Recorder()
+    with ServiceClient(transport=server.transport, events=recorder) as service:
+        client = service.create_lora_training_client("toy", rank=8)
+        client.forward_backward_custom(DATA, squared).result(timeout=10)
+        term = types.RegularizerSpec(L2(), weight=0.5)
+        client.forward_backward_custom(DATA, squared, regularizers=[term]).result(timeout=10)
+    plain, ended, regularized, both = recorder.events
+    assert plain == CustomLossStarted(2, 0)
+    assert regularized == CustomLossStarted(2, 1)
+    assert isinstance(ended, CustomLossFinished)
+    assert isinstance(both, CustomLossFinished)
+    assert (ended.loss, ended.regularizer_loss, ended.error) == (14.0, None, None)
+    assert (both.loss, both.regularizer_loss) == (21.0, 7.0)
+    assert ended.elapsed_s >= 0
+
+
+def test_a_custom_loss_that_fails_is_reported_with_its_reason(server: ScriptedServer) -> None:
+    def broken(data: Any, logprobs: Any) -> Any:
+        raise RuntimeError("a mistake")
+
+    recorder = Recorder()
+    with ServiceClient(transport=server.transport, events=recorder) as service:
+        client = service.create_lora_training_client("toy", rank=8)
+        with pytest.raises(RuntimeError, match="a mistake"):
+            client.forward_backward_custom(DATA, broken)
+    _, ended = recorder.events
+    assert isinstance(ended, CustomLossFinished)
+    assert (ended.loss, ended.error) == (None, "RuntimeError: a mistake")

@@ -79,7 +79,7 @@ def test_where_the_server_does_not_run_losses_the_graph_runs_here() -> None:
 async def test_the_async_form_uses_the_uploaded_loss_too() -> None:
     with connected(client_config=runs_losses) as (server, service):
         server.answers["create_custom_loss"] = known(server)
-        training = service.create_lora_training_client("toy", rank=8)
+        training = await service.create_lora_training_client("toy", rank=8)
         handle = await service.create_custom_loss(weighted, RANKS)
         await (await training.forward_backward_custom_async(DATA, handle))
     assert [one.loss_fn for one in server.values("forward_backward")] == ["custom"]
@@ -97,12 +97,12 @@ def test_a_session_creates_a_loss_once(client_config: Any) -> None:
 
 def test_a_loss_that_did_not_reach_the_server_can_be_created_again() -> None:
     with connected(client_config=runs_losses) as (server, service):
-        refused: list[int] = []
+        rejected: list[int] = []
 
         def once(value: Any, request: Any) -> Any:
-            if refused:
+            if rejected:
                 return server.accept({"loss_id": "loss-1"})
-            refused.append(value.custom_loss_seq_id)
+            rejected.append(value.custom_loss_seq_id)
             return server.accept({"error": "torch.frob is not allowed", "category": "user"})
 
         server.answers["create_custom_loss"] = once

@@ -11,6 +11,7 @@ import pytest
 
 from tests.scripted import ScriptedServer, over_http
 from tinkex import SamplingClient, ServiceClient, TrainingClient, types
+from tinkex._runtime import background
 from tinkex.clients._handles import SamplerHandle
 from tinkex.errors import SetupError
 from tinkex.observability.events import CallbackFailed, Event
@@ -111,12 +112,13 @@ def test_a_client_can_be_made_for_a_sampler_that_is_there(
     assert service.holder.get_session_id() == client.holder.get_session_id() == "sess-1"
 
 
+@pytest.mark.slow
 def test_an_overridden_method_is_called_when_the_queue_is_paused() -> None:
-    heard = []
+    received = []
 
     class Watching(SamplingClient):
         def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
-            heard.append((queue_state, queue_state_reason))
+            received.append((queue_state, queue_state_reason))
 
     polls = iter([reply({"queue_state": "paused_capacity", "queue_state_reason": "full"}, status=408)] * 2)
     server = ScriptedServer()
@@ -125,22 +127,23 @@ def test_an_overridden_method_is_called_when_the_queue_is_paused() -> None:
     )
     with ServiceClient(transport=server.transport) as service:
         session = service.holder
-        client = Watching(session, session._open, sampling_session_id="sess-1:sample:0")  # type: ignore[arg-type]
+        client = Watching(session, background().run(session.opened()), sampling_session_id="sess-1:sample:0")
         client.sample(PROMPT, 1, PARAMS).result(timeout=10)
-    assert heard == [("paused_capacity", "full")]
+    assert received == [("paused_capacity", "full")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["function", "object"])
 @pytest.mark.parametrize("work", ["training", "sampling"])
 def test_an_observer_is_called_with_the_queue_state_of_its_client(kind: str, work: str) -> None:
-    heard: list[tuple[str, str | None]] = []
+    received: list[tuple[str, str | None]] = []
 
     class Observer:
         def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
-            heard.append((queue_state, queue_state_reason))
+            received.append((queue_state, queue_state_reason))
 
     def observe(queue_state: str, queue_state_reason: str | None) -> None:
-        heard.append((queue_state, queue_state_reason))
+        received.append((queue_state, queue_state_reason))
 
     server = ScriptedServer()
     with ServiceClient(transport=server.transport) as service:
@@ -149,7 +152,7 @@ def test_an_observer_is_called_with_the_queue_state_of_its_client(kind: str, wor
         client = training if work == "training" else sampling
         other = sampling if work == "training" else training
         client.queue_state_observer = Observer() if kind == "object" else observe
-        other.queue_state_observer = lambda *_: heard.append(("another client", None))
+        other.queue_state_observer = lambda *_: received.append(("another client", None))
         polls = iter(
             [
                 reply({"queue_state": "paused_capacity", "queue_state_reason": "full"}, status=408),
@@ -164,19 +167,20 @@ def test_an_observer_is_called_with_the_queue_state_of_its_client(kind: str, wor
             training.optim_step(types.AdamParams()).result(timeout=10)
         else:
             sampling.sample(PROMPT, 1, PARAMS).result(timeout=10)
-        assert heard == [("paused_capacity", "full"), ("active", None)]
+        assert received == [("paused_capacity", "full"), ("active", None)]
         with pytest.raises(TypeError, match="cannot observe a queue"):
             client.queue_state_observer = 3  # type: ignore[assignment]
         client.queue_state_observer = None
         assert client.queue_state_observer is None
 
 
+@pytest.mark.slow
 def test_an_overridden_method_of_a_training_client_is_called_when_the_queue_is_paused() -> None:
-    heard = []
+    received = []
 
     class Watching(TrainingClient):
         def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
-            heard.append((queue_state, queue_state_reason))
+            received.append((queue_state, queue_state_reason))
 
     polls = iter([reply({"queue_state": "paused_rate_limit"}, status=408)])
     server = ScriptedServer()
@@ -185,15 +189,16 @@ def test_an_overridden_method_of_a_training_client_is_called_when_the_queue_is_p
     )
     with ServiceClient(transport=server.transport) as service:
         session = service.holder
-        client = Watching(session, session._open, 0, "sess-1:train:0")  # type: ignore[arg-type]
+        client = Watching(session, background().run(session.opened()), 0, "sess-1:train:0")
         client.optim_step(types.AdamParams()).result(timeout=10)
-    assert heard == [("paused_rate_limit", None)]
+    assert received == [("paused_rate_limit", None)]
 
 
+@pytest.mark.slow
 def test_an_overridden_method_that_raises_ends_no_sample_and_is_an_event() -> None:
     events: list[Event] = []
 
-    class Heard:
+    class RecordingSink:
         def emit(self, event: Event) -> None:
             events.append(event)
 
@@ -206,9 +211,9 @@ def test_an_overridden_method_that_raises_ends_no_sample_and_is_an_event() -> No
     server.answers["retrieve_future"] = lambda value, request: (
         next(polls, None) or server.on_retrieve_future(value, request)
     )
-    with ServiceClient(transport=server.transport, events=Heard()) as service:
+    with ServiceClient(transport=server.transport, events=RecordingSink()) as service:
         session = service.holder
-        client = Watching(session, session._open, sampling_session_id="sess-1:sample:0")  # type: ignore[arg-type]
+        client = Watching(session, background().run(session.opened()), sampling_session_id="sess-1:sample:0")
         assert client.sample(PROMPT, 1, PARAMS).result(timeout=10).sequences
     assert CallbackFailed("on_queue_state_change", "RuntimeError: my own bug") in events
 

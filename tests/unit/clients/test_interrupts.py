@@ -19,7 +19,7 @@ from tinkex import types
 from tinkex.clients.service import ServiceClient
 
 SOURCE = Path(tinkex.__file__).parent
-TRACED = (str(SOURCE / "clients"), str(SOURCE / "_runtime.py"), str(SOURCE / "futures.py"))
+TRACED = (str(SOURCE / "clients"), str(SOURCE / "_runtime"), str(SOURCE / "futures.py"))
 DATA = [types.Datum(types.ModelInput.from_ints([1, 2]))]
 PROMPT, PARAMS = types.ModelInput.from_ints([1, 2]), types.SamplingParams(max_tokens=1)
 
@@ -94,9 +94,10 @@ def interrupted_everywhere(act: Callable[[], Any], after: Callable[[], Any]) -> 
         done = threading.Event()
         went_on = threading.Thread(target=lambda done=done: (after(), done.set()), daemon=True)
         went_on.start()  # in a thread of its own: a lock that is kept would hold up the test for ever
-        assert done.wait(30), f"nothing goes on after an interrupt at {at.seen}"
+        assert done.wait(30), f"nothing continues after an interrupt at {at.seen}"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize("operation", ["forward_backward", "optim_step", "save_state"])
 def test_no_number_of_a_run_is_lost(server: ScriptedServer, service: ServiceClient, operation: str) -> None:
@@ -113,6 +114,7 @@ def test_no_number_of_a_run_is_lost(server: ScriptedServer, service: ServiceClie
     assert numbers == list(range(1, len(numbers) + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 def test_samples_and_requests_continue(service: ServiceClient) -> None:
     sampler = service.create_sampling_client(base_model="toy")

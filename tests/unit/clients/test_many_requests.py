@@ -1,4 +1,4 @@
-"""Thousands of samples at once: nothing else waits for them, all of them end, and each costs little."""
+"""Thousands of concurrent samples: nothing else waits for them, all of them end, and each costs little."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLLS = 2000
 
 
 class Turns:
-    """A server over real sockets that keeps every poll for a sample until it is told to let go."""
+    """A server over real sockets that keeps every poll for a sample until the test releases them."""
 
     def __init__(self) -> None:
         self.scripted = ScriptedServer()
@@ -63,7 +63,7 @@ async def test_two_thousand_pending_polls_delay_neither_heartbeats_nor_submissio
         service = ServiceClient(base_url=listening.url, api_key="tml-x")
         training = await service.create_lora_training_client_async("toy", rank=8)
         sampler = await training.save_weights_and_get_sampling_client_async()
-        session = Session(service._caller, heartbeat_interval_s=0.02)
+        session = Session(service.holder.caller, heartbeat_interval_s=0.02)
         await await_future(background().submit(session.opened()))
         prompt = types.ModelInput.from_ints([1, 2])
         samples = [asyncio.wrap_future(sampler.sample(prompt, 1, PARAMS)) for _ in range(POLLS)]
@@ -84,7 +84,7 @@ async def test_two_thousand_pending_polls_delay_neither_heartbeats_nor_submissio
 
 
 class Kept:
-    """A server in memory that keeps the results of samples until it is told to let go."""
+    """A server in memory that keeps the results of samples until the test releases them."""
 
     def __init__(self) -> None:
         self.scripted = ScriptedServer(
@@ -139,8 +139,8 @@ def test_memory_grows_with_the_samples_in_flight_and_by_less_than_20_kb_each(cou
 
 
 def test_cancelled_samples_are_reported_in_batches() -> None:
-    """Never more at once than the server said, and every one of them."""
-    told: list[str] = []
+    """Never more in flight than the server said, and every one of them."""
+    reported: list[str] = []
     under_way: list[int] = []
     now = 0
 
@@ -150,7 +150,7 @@ def test_cancelled_samples_are_reported_in_batches() -> None:
         under_way.append(now)
         await asyncio.sleep(0.001)
         now -= 1
-        told.append(value.request_id)
+        reported.append(value.request_id)
         return reply({})
 
     server = Kept()
@@ -163,10 +163,10 @@ def test_cancelled_samples_are_reported_in_batches() -> None:
         futures = [sampler.sample(types.ModelInput.from_ints([1]), 1, PARAMS) for _ in range(50)]
         server.wait_for(50)
         assert all(future.cancel() for future in futures[:45])
-        while len(told) < 45:
+        while len(reported) < 45:
             background().run(asyncio.sleep(0.005))
         server.let_go()
         assert [future.result(timeout=30).sequences[0].tokens for future in futures[45:]] == [[1]] * 5
-    assert sorted(told) == sorted({f"req-{place}" for place in range(45)})
+    assert sorted(reported) == sorted({f"req-{place}" for place in range(45)})
     assert max(under_way) <= 8
     assert max(under_way) > 1

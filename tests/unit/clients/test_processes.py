@@ -1,4 +1,4 @@
-"""Clients in forked children, and programs that end while something is under way."""
+"""Clients in forked children, and programs that end while something is in flight."""
 
 from __future__ import annotations
 

@@ -24,11 +24,15 @@ from tinkex.clients._reduction import combine, combine_metrics
         ("h:hash2", [2.0**63, 2.0**63], [1, 1], {"h:hash2": 0}),
         ("h:hash2", [3.0, 4.0], [1, 1], {"h:hash2": 7}),
         ("s:unique", [5.0, 6.0, 7.0], [1, 1, 1], {"s:unique": 5.0, "s:unique_1": 6.0, "s:unique_2": 7.0}),
-        ("x:median", [1.0, 2.0], [1, 1], {}),
+        ("h:hash_unordered", [3.0, 4.0], [1, 1], {"h:hash_unordered": 7}),
+        ("h:hash_unordered", [4.0, 3.0], [1, 1], {"h:hash_unordered": 7}),
+        ("h:hash_unordered", [2.0**63, 2.0**63], [1, 1], {"h:hash_unordered": 0}),
+        ("x:median", [1.0, 3.0], [1, 3], {"x:median": 2.5}),
         ("x:median", [1.0], [1], {"x:median": 1.0}),
-        ("plain", [1.0, 2.0], [1, 1], {}),
+        ("plain", [1.0, 4.0], [2, 1], {"plain": 2.0}),
         ("plain", [1.0], [1], {"plain": 1.0}),
-        ("a:b:sum", [1.0, 2.0], [1, 1], {}),
+        ("a:b:sum", [1.0, 2.0], [1, 1], {"a:b:sum": 3.0}),
+        ("x:", [1.0, 2.0], [1, 1], {"x:": 1.5}),
     ],
 )
 def test_every_reduction(
@@ -37,10 +41,23 @@ def test_every_reduction(
     assert combine_metrics([{name: value} for value in values], datums) == expected
 
 
-def test_a_metric_that_one_chunk_lacks_is_left_out() -> None:
-    assert combine_metrics([{"a:sum": 1.0, "b:sum": 1.0}, {"b:sum": 2.0, "c:sum": 3.0}], [1, 1]) == {
-        "b:sum": 3.0
-    }
+def test_a_metric_that_a_chunk_lacks_is_reduced_over_the_others() -> None:
+    chunks = [{"a:sum": 1.0, "accuracy:mean": 0.8}, {"c:max": 3.0}, {"a:sum": 2.0, "accuracy:mean": 0.6}]
+    combined = combine_metrics(chunks, [2, 4, 1])
+    assert combined == pytest.approx({"a:sum": 3.0, "accuracy:mean": 2.2 / 3, "c:max": 3.0})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_hash_that_is_not_a_number_stays_one(value: float) -> None:
+    combined = combine_metrics([{"h:hash_unordered": value}, {"h:hash_unordered": 1.0}], [1, 1])
+    assert np.isnan(combined["h:hash_unordered"])
+
+
+@pytest.mark.parametrize(
+    "name", ["loss:sum", "x:median", "plain", "a:b:c", "h:hash_unordered", "h:hash2", "s:unique"]
+)
+def test_one_chunk_keeps_every_metric_as_it_is(name: str) -> None:
+    assert combine_metrics([{name: 5.0}], [3]) == {name: 5.0}
 
 
 @given(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import concurrent.futures
+import itertools
 import json
+import threading
+import time
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -238,6 +241,14 @@ def test_the_admin_methods_still_work_on_the_rest_client_with_a_warning(
         assert asyncio.run(getattr(rest, f"{name}_async")(*arguments)) == value
 
 
+@pytest.mark.parametrize("seconds", [0, -1])
+def test_a_lifetime_that_is_not_positive_is_rejected_and_nothing_is_sent(seconds: int) -> None:
+    transport = MockTransport(lambda request: reply({}))
+    with pytest.raises(ValueError, match="ttl_seconds"):
+        RestClient(transport=transport).set_checkpoint_ttl_from_tinker_path(PATH, seconds)
+    assert transport.requests == []
+
+
 def test_a_time_to_live_of_none_is_said() -> None:
     transport = MockTransport(lambda _: reply(None))
     RestClient(transport=transport).set_checkpoint_ttl_from_tinker_path(PATH, None).result(timeout=10)
@@ -435,6 +446,27 @@ def test_iterators_go_through_every_page(name: str, field: str, items: list[Any]
     assert asyncio.run(collected()) == found
 
 
+def test_an_iterator_over_a_server_that_ignores_the_offset_ends() -> None:
+    rest = RestClient(transport=MockTransport(lambda _: reply({"checkpoints": [CHECKPOINT]})))
+    found: list[str] = []
+    with pytest.raises(APIResponseValidationError, match="same page"):
+        found.extend(one.tinker_path for one in rest.iter_user_checkpoints(page_size=5))
+    assert found == [PATH]
+
+
+def test_an_iterator_passes_over_items_that_were_moved_to_the_next_page() -> None:
+    sessions = ["b", "a"]
+
+    def serve(request: Request) -> Reply:
+        offset = int(request.query["offset"])
+        page = sessions[offset : offset + 1]
+        if offset == 0:
+            sessions.insert(0, "c")  # a new one, after the first page was read
+        return reply({"sessions": page})
+
+    assert list(RestClient(transport=MockTransport(serve)).iter_sessions(page_size=1)) == ["b", "a"]
+
+
 def test_an_iterator_fetches_a_page_only_when_it_is_needed() -> None:
     transport = MockTransport(paged("sessions", ["a", "b", "c"]))
     first = next(iter(RestClient(transport=transport).iter_sessions(page_size=1)))
@@ -450,3 +482,32 @@ def test_the_checkpoints_of_a_run_can_be_iterated() -> None:
         return [c.tinker_path async for c in rest.iter_checkpoints_async("s:train:0")]
 
     assert asyncio.run(collected()) == [PATH]
+
+
+def test_callbacks_of_one_client_are_called_one_after_the_other_in_order() -> None:
+    added, gate = threading.Event(), threading.Event()
+    numbers = itertools.count(1)
+
+    async def answer(_: Request) -> Reply:
+        number = next(numbers)
+        while not added.is_set() or (number == 2 and not first.done()):  # noqa: ASYNC110 -- set by another thread
+            await asyncio.sleep(0.001)
+        return reply(RUN)
+
+    rest = RestClient(transport=MockTransport(answer))
+    called: list[int] = []
+    first, second = rest.get_training_run("r"), rest.get_training_run("r")
+
+    def wait_for_the_second(_: object) -> None:
+        second.result(30)
+        gate.wait(0.2)  # time for the other callback, if it had a thread of its own
+        called.append(1)
+
+    first.add_done_callback(wait_for_the_second)
+    second.add_done_callback(lambda _: (called.append(2), gate.set()))
+    added.set()
+    first.result(30)
+    deadline = time.monotonic() + 30
+    while len(called) < 2 and time.monotonic() < deadline:
+        time.sleep(0.002)
+    assert called == [1, 2]

@@ -202,6 +202,7 @@ def test_events_reach_the_sink(server: ScriptedServer) -> None:
     assert SessionOpened("sess-1") in events
 
 
+@pytest.mark.slow
 def test_an_interrupted_call_leaves_nothing_behind() -> None:
     async def never(_: Any) -> Reply:
         await asyncio.Event().wait()
@@ -223,7 +224,7 @@ def test_an_interrupted_call_leaves_nothing_behind() -> None:
 def test_every_public_method_has_its_official_parameters() -> None:
     import tinker
 
-    ours = {"config", "transport", "events", "regularizers"}
+    ours = {"config", "transport", "events", "lazy", "settings", "regularizers", "queue_state_observer"}
     for mine, official in (
         (tinkex.ServiceClient, tinker.ServiceClient),
         (tinkex.TrainingClient, tinker.TrainingClient),

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from tests.recording import Recorder
 from tests.scripted import ScriptedServer
 from tinkex import types
 from tinkex._transport.caller import Caller
 from tinkex._transport.retry import RetryPolicy
 from tinkex.clients.session import Session
 from tinkex.config import Config
-from tinkex.errors import APIConnectionError, APIStatusError, ClosedError, InternalServerError
+from tinkex.errors import APIConnectionError, APIStatusError, ClosedError, ConfigError, InternalServerError
 from tinkex.observability.events import (
-    Event,
+    HeartbeatFailed,
     HeartbeatLost,
     ServerMessage,
     SessionClosed,
@@ -23,17 +24,6 @@ from tinkex.observability.events import (
     SessionOpened,
 )
 from tinkex.testing import Reply, Request, reply
-
-
-class Recorder:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
-
-    def of(self, kind: type[Event]) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind)]
 
 
 def session_on(
@@ -57,7 +47,7 @@ async def test_a_session_is_opened_once_for_all_who_need_it() -> None:
     created = server.values("create_session")[0]
     assert (created.tags, created.user_metadata) == (["a"], {"who": "me"})
     assert (created.project_id, created.display_name, created.sdk_version) == ("p1", "shown", "0.36.0")
-    await session.close("success")
+    await session.finish("success")
 
 
 async def test_the_server_s_settings_are_taken_over() -> None:
@@ -68,7 +58,7 @@ async def test_the_server_s_settings_are_taken_over() -> None:
     session = session_on(server)
     assert (await session.opened()).client_config.fwdbwd_max_chunk_len == 7
     assert session.dynamic_config.sample_cancel_enabled
-    await session.close("success")
+    await session.finish("success")
 
 
 async def test_a_server_without_client_config_is_an_error_and_can_be_retried() -> None:
@@ -82,7 +72,7 @@ async def test_a_server_without_client_config_is_an_error_and_can_be_retried() -
         await session.opened()
     answers.clear()
     assert (await session.opened()).session_id == "sess-1"
-    await session.close("success")
+    await session.finish("success")
 
 
 async def test_messages_of_the_server_are_emitted() -> None:
@@ -95,11 +85,11 @@ async def test_messages_of_the_server_are_emitted() -> None:
         ServerMessage("s9", "info", "hello"),
         ServerMessage("s9", "warning", "old client"),
     ]
-    await session.close("success")
+    await session.finish("success")
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - set by another thread
             await asyncio.sleep(0.005)
 
@@ -110,7 +100,7 @@ async def test_the_session_is_kept_alive() -> None:
     await session.opened()
     await until(lambda: len(server.values("session_heartbeat")) >= 3)
     assert server.values("session_heartbeat")[0].session_id == "sess-1"
-    await session.close("success")
+    await session.finish("success")
     beats = len(server.values("session_heartbeat"))
     await asyncio.sleep(0.05)
     assert len(server.values("session_heartbeat")) == beats
@@ -130,7 +120,7 @@ async def test_the_dynamic_configuration_is_refreshed_and_kept_when_that_fails()
     await until(lambda: len(server.values("client_dynamic_config")) >= 4)
     assert session.dynamic_config.sample_cancel_enabled
     assert session.dynamic_config.sample_cancel_max_batch_size == 2
-    await session.close("success")
+    await session.finish("success")
 
 
 async def test_the_dynamic_configuration_is_not_requested_more_often_than_the_minimum_interval() -> None:
@@ -139,7 +129,7 @@ async def test_the_dynamic_configuration_is_not_requested_more_often_than_the_mi
     await session.opened()
     await until(lambda: len(server.values("session_heartbeat")) >= 5)
     assert len(server.values("client_dynamic_config")) == 1
-    await session.close("success")
+    await session.finish("success")
 
 
 async def test_heartbeats_end_quietly_with_the_connections() -> None:
@@ -161,7 +151,7 @@ async def test_heartbeats_stop_when_the_server_rejects_them(status: int) -> None
     await until(lambda: recorder.of(SessionLost))
     await asyncio.sleep(0.05)
     assert len(server.values("session_heartbeat")) == 1
-    await session.close("success")
+    await session.finish("success")
 
 
 @pytest.mark.parametrize("trouble", [reply(status=503), reply(status=429), APIConnectionError(None, "cut")])
@@ -182,7 +172,58 @@ async def test_transient_failures_never_end_a_session_but_are_emitted(
     server.answers.clear()
     beats = len(server.values("session_heartbeat"))
     await until(lambda: len(server.values("session_heartbeat")) > beats + 1)
-    await session.close("success")
+    await session.finish("success")
+
+
+@pytest.mark.parametrize(
+    ("name", "trouble"),
+    [
+        ("session_heartbeat", ValueError("a mistake of a transport")),
+        ("session_heartbeat", ConfigError("the credential command failed")),
+        ("session_heartbeat", Reply(200, {}, b"<html>")),
+        ("client_dynamic_config", ValueError("a mistake of a transport")),
+        ("client_dynamic_config", Reply(200, {}, b"<html>")),
+    ],
+    ids=str,
+)
+async def test_an_unexpected_exception_is_an_event_and_the_heartbeats_continue(
+    name: str, trouble: Exception | Reply
+) -> None:
+    broken = False
+
+    def answer(*_: Any) -> Reply:
+        if broken and isinstance(trouble, Exception):
+            raise trouble
+        return trouble if broken and isinstance(trouble, Reply) else reply({"refresh_interval_sec": 0})
+
+    recorder = Recorder()
+    server = ScriptedServer(**{name: answer})
+    session = session_on(
+        server, recorder, heartbeat_s=0.005, heartbeat_warning_s=0.02, min_refresh_interval_s=0.005
+    )
+    await session.opened()
+    broken = True
+    await until(lambda: len(recorder.of(HeartbeatFailed)) >= 2)
+    assert recorder.of(HeartbeatFailed)[0].session_id == "sess-1"
+    if name == "session_heartbeat":
+        await until(lambda: recorder.of(HeartbeatLost))
+    broken = False
+    beats = len(server.values("session_heartbeat"))
+    await until(lambda: len(server.values("session_heartbeat")) > beats + 1)
+    assert not recorder.of(SessionLost)
+    await session.finish("success")
+
+
+async def test_heartbeats_of_a_session_whose_engine_was_closed_end_with_an_event() -> None:
+    def answer(*_: Any) -> Reply:
+        raise ClosedError("the engine was closed")
+
+    recorder = Recorder()
+    session = session_on(ScriptedServer(session_heartbeat=answer), recorder, heartbeat_s=0.005)
+    await session.opened()
+    await until(lambda: recorder.of(SessionLost))
+    assert recorder.of(SessionLost) == [SessionLost("sess-1", "the engine was closed")]
+    await session.finish("success")
 
 
 async def test_a_session_whose_server_hangs_holds_up_no_other() -> None:
@@ -211,7 +252,7 @@ async def test_a_session_whose_server_hangs_holds_up_no_other() -> None:
     assert slow.names().count("session_heartbeat") == 1, "it still waits for its answer"
     await session_on(quick).opened()
     for session in (waiting, beating):
-        await session.close("success")
+        await session.finish("success")
 
 
 class Forgetful(ScriptedServer):
@@ -244,7 +285,7 @@ async def test_a_session_that_the_server_forgot_is_followed_by_another_one(statu
     assert (first.session_id, second.session_id) == ("sess-1", "sess-2")
     assert [event.session_id for event in sink.of(SessionLost)] == ["sess-1"]
     assert [event.session_id for event in sink.of(SessionOpened)] == ["sess-1", "sess-2"], "one, not two"
-    await session.close("success")
+    await session.finish("success")
     assert [event.session_id for event in sink.of(SessionClosed)] == ["sess-2"]
     with pytest.raises(ClosedError):
         await session.renew_if_lost()
@@ -259,7 +300,7 @@ async def test_an_error_of_the_heartbeat_other_than_not_found_does_not_renew_the
     with pytest.raises(APIStatusError):
         await session.renew_if_lost()
     assert (await session.opened()).session_id == "sess-1"
-    await session.close("success")
+    await session.finish("success")
 
 
 async def test_closing_reports_the_outcome_once() -> None:
@@ -267,8 +308,8 @@ async def test_closing_reports_the_outcome_once() -> None:
     server = ScriptedServer()
     session = session_on(server, recorder)
     await session.opened()
-    await session.close("errored", "ran out of data")
-    await session.close("success")
+    await session.finish("errored", "ran out of data")
+    await session.finish("success")
     finish: types.FinishSessionRequest = server.values("finish_session")[0]
     assert (finish.reason.type, finish.detail) == ("errored", "ran out of data")
     assert len(server.values("finish_session")) == 1
@@ -280,7 +321,7 @@ async def test_closing_reports_the_outcome_once() -> None:
 
 async def test_a_session_that_was_never_opened_closes_without_a_request() -> None:
     server = ScriptedServer()
-    await session_on(server).close("success")
+    await session_on(server).finish("success")
     assert server.calls == []
 
 
@@ -292,7 +333,7 @@ async def test_a_server_that_is_gone_does_not_keep_a_program_from_ending() -> No
     recorder = Recorder()
     session = session_on(ScriptedServer(finish_session=gone), recorder)
     await session.opened()
-    await session.close("success")
+    await session.finish("success")
     assert recorder.of(SessionClosed) == [SessionClosed("sess-1", "success", "cut")]
 
 
@@ -304,6 +345,6 @@ async def test_closing_while_opening_ends_the_opening() -> None:
     session = session_on(ScriptedServer(client_config=never))
     opening = asyncio.ensure_future(session.opened())
     await asyncio.sleep(0.01)
-    await session.close("interrupted")
+    await session.finish("interrupted")
     with pytest.raises(ClosedError):
         await opening

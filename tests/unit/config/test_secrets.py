@@ -34,7 +34,7 @@ class Kept:
 
 def quoting(value: Any, request: Any) -> Any:
     """A server that throws back whatever it was sent."""
-    return reply({"detail": f"refused: {dict(request.headers)}"}, status=403)
+    return reply({"detail": f"rejected: {dict(request.headers)}"}, status=403)
 
 
 def test_no_secret_leaves_by_texts_logs_events_or_errors(caplog: pytest.LogCaptureFixture) -> None:
@@ -49,15 +49,15 @@ def test_no_secret_leaves_by_texts_logs_events_or_errors(caplog: pytest.LogCaptu
         sample = sampler.sample(types.ModelInput.from_ints([1]), 1, types.SamplingParams())
         rest = RestClient(config=config)
         rest.get_sampler("s").result(10)
-        with pytest.raises(TinkexError) as refused:
+        with pytest.raises(TinkexError) as rejected:
             training.optim_step(types.AdamParams()).result(10)
         texts = [
             *(repr(thing) for thing in _within(service, training, sampler, rest, AdminClient(config=config))),
             repr(sample.result(10)),
             repr(HttpTransport(config)),
-            str(refused.value),
-            repr(refused.value),
-            "".join(traceback.format_exception(refused.value)),
+            str(rejected.value),
+            repr(rejected.value),
+            "".join(traceback.format_exception(rejected.value)),
             sampler.get_sampler_handle(),
             *seen.texts,
             caplog.text,

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tinkex.config import DEFAULT_BASE_URL, SETTINGS, Config, mask
+from tinkex import AdminClient, RestClient, ServiceClient
+from tinkex.config import DEFAULT_BASE_URL, SETTINGS, Config, ConfigOptions, mask
 from tinkex.errors import ConfigError, TinkexError
 
 KEY = "tml-0123456789abcdef"
@@ -79,6 +80,29 @@ def test_every_setting_is_read_from_its_environment_variable() -> None:
 
 
 @pytest.mark.parametrize(
+    ("environ", "arguments"),
+    [
+        ({}, {"default_headers": [("x-a", "1")], "default_query": (("q", 2),)}),
+        ({}, {"default_headers": {" x-a ": "1"}, "default_query": {"q ": 2}}),
+        ({"TINKEX_DEFAULT_HEADERS": '[["x-a", "1"]]', "TINKEX_DEFAULT_QUERY": '{"q": 2}'}, {}),
+    ],
+)
+def test_headers_and_parameters_are_a_mapping_or_pairs(
+    environ: dict[str, str], arguments: dict[str, Any]
+) -> None:
+    config = Config.resolve(api_key=KEY, environ=environ, **arguments)
+    assert (config.default_headers, config.default_query) == ({"x-a": "1"}, {"q": "2"})
+
+
+@pytest.mark.parametrize("word", ["1", "TRUE", "yes", "on", "exponential", True])
+def test_polling_with_back_off_is_the_default_and_can_be_named(word: Any) -> None:
+    default = Config.resolve(api_key=KEY, environ={}).poll_backoff
+    environ = {"TINKEX_POLL_BACKOFF": str(word)}
+    assert Config.resolve(api_key=KEY, environ=environ).poll_backoff == default
+    assert Config.resolve(api_key=KEY, environ={}, poll_backoff=word).poll_backoff == default
+
+
+@pytest.mark.parametrize(
     ("environ", "arguments", "source"),
     [
         ({"TINKER_API_KEY": "secret"}, {}, "environment variable TINKER_API_KEY"),
@@ -94,7 +118,11 @@ def test_every_setting_is_read_from_its_environment_variable() -> None:
         ({"TINKEX_DEFAULT_HEADERS": "x-a: b"}, {"api_key": KEY}, "TINKEX_DEFAULT_HEADERS"),
         ({}, {"api_key": KEY, "default_headers": {"bad name": "x"}}, "argument default_headers"),
         ({}, {"api_key": KEY, "default_headers": {"x-a": "two\nlines"}}, "argument default_headers"),
+        ({}, {"api_key": KEY, "default_query": {"": "x"}}, "argument default_query"),
+        ({}, {"api_key": KEY, "default_query": [("x",)]}, "pair of name and value"),
+        ({}, {"api_key": KEY, "default_headers": {"x-a": None}}, "argument default_headers"),
         ({"TINKEX_PROXY": "proxy"}, {"api_key": KEY}, "environment variable TINKEX_PROXY"),
+        ({}, {"api_key": KEY, "proxy": "http://host:0"}, "argument proxy"),
         ({}, {"api_key": KEY, "user_metadata": ["a"]}, "argument user_metadata"),
         ({"TINKEX_PROXY_HEADERS": "[1]"}, {"api_key": KEY}, "TINKEX_PROXY_HEADERS"),
         ({"TINKEX_PROXY_HEADERS": "{"}, {"api_key": KEY}, "TINKEX_PROXY_HEADERS"),
@@ -108,7 +136,7 @@ def test_every_setting_is_read_from_its_environment_variable() -> None:
         ({}, {"api_key": KEY, "tags": [1]}, "argument tags"),
     ],
 )
-def test_a_bad_value_is_refused_with_the_place_it_came_from(
+def test_a_bad_value_is_rejected_with_the_place_it_came_from(
     environ: dict[str, str], arguments: dict[str, Any], source: str
 ) -> None:
     with pytest.raises(ConfigError, match=source) as caught:
@@ -133,6 +161,9 @@ def test_a_parity_mode_changes_defaults_and_nothing_that_is_given(
 ) -> None:
     config = resolve({"TINKER_API_KEY": KEY, **environ}, **arguments)
     assert (config.timeout, config.max_retries) == expected
+    if not environ:
+        by_hand = Config(api_key=KEY, **arguments)
+        assert (by_hand.timeout, by_hand.max_retries) == expected
 
 
 def test_a_config_built_by_hand_is_checked_too() -> None:
@@ -143,6 +174,20 @@ def test_a_config_built_by_hand_is_checked_too() -> None:
 def test_an_unknown_setting_is_named() -> None:
     with pytest.raises(TypeError, match="retries"):
         resolve(api_key=KEY, retries=3)
+
+
+def test_a_client_takes_every_setting_as_an_argument() -> None:
+    own_parameters = {"api_key", "base_url", "project_id", "user_metadata"}
+    assert {*ConfigOptions.__annotations__} == {*SETTINGS} - own_parameters
+    for client in (ServiceClient, RestClient, AdminClient):
+        config = client(base_url="http://h", api_key=KEY, timeout=7, tags=["a"], parity="beam").config
+        assert (config.timeout, config.max_retries, config.tags) == (7.0, 2, ("a",))
+        with pytest.raises(TypeError, match="unknown setting 'time_out'; available: "):
+            client(api_key=KEY, time_out=7)
+        with pytest.raises(TypeError, match="config contains all settings; 'timeout' was given as well"):
+            client(config=config, timeout=7)
+    with pytest.raises(TypeError, match="give one of them"):
+        ServiceClient(api_key=KEY, default_headers={"a": "b"}, default_headers_overrides={"a": "c"})
 
 
 def test_a_missing_key_says_how_to_give_one() -> None:

@@ -20,12 +20,12 @@ def test_data_lives_below_home_unless_said_otherwise(tmp_path: Path) -> None:
     assert EngineConfig(home=tmp_path).models_home == tmp_path / "models"
 
 
-def test_a_poll_longer_than_clients_wait_is_refused() -> None:
+def test_a_poll_longer_than_clients_wait_is_rejected() -> None:
     with pytest.raises(SetupError, match="45 s"):
         EngineConfig(long_poll_s=45.0)
 
 
-def test_no_keys_on_a_public_address_is_refused() -> None:
+def test_no_keys_on_a_public_address_is_rejected() -> None:
     EngineConfig(auth=False, host="127.0.0.1")
     with pytest.raises(SetupError, match="--no-auth"):
         EngineConfig(auth=False, host="0.0.0.0")
@@ -46,7 +46,7 @@ def test_no_keys_on_a_public_address_is_refused() -> None:
         {"kv_cache_bytes": 0},
     ],
 )
-def test_settings_without_sense_are_refused_by_name(setting: dict[str, float]) -> None:
+def test_settings_without_sense_are_rejected_with_an_error_that_names_them(setting: dict[str, float]) -> None:
     with pytest.raises(SetupError, match=next(iter(setting))):
         EngineConfig(**setting)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""A function becomes a graph: what is refused, how it is written down, and that it computes the same."""
+"""A function becomes a graph: what is rejected, how it is written down, and that it computes the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.refused_losses import REFUSED
+from tests.rejected_losses import REJECTED
 from tinkex import types
 from tinkex.losses.traced import check_inputs, run_handle, trace_loss, write_graph
 
@@ -63,13 +63,13 @@ def test_every_kind_of_argument_has_its_form() -> None:
         assert form in text, form
 
 
-@pytest.mark.parametrize(("fn", "ranks", "says"), REFUSED)
-def test_a_function_that_is_no_loss_is_refused_by_its_name(
+@pytest.mark.parametrize(("fn", "ranks", "says"), REJECTED)
+def test_a_function_that_is_not_a_loss_is_rejected_with_an_error_that_names_it(
     fn: Callable[..., Any], ranks: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(ValueError, match=says) as refused:
+    with pytest.raises(ValueError, match=says) as rejected:
         trace_loss(fn, ranks)
-    assert fn.__name__ in str(refused.value)
+    assert fn.__name__ in str(rejected.value)
 
 
 def weighted(logprobs: Any, weights: Any, scale: Any) -> Any:
@@ -90,7 +90,7 @@ def test_losses_are_summed_over_datums_and_metrics_combined_by_their_names() -> 
     assert metrics == {"custom/nll:sum": 10.0, "custom/lp:mean": pytest.approx((-1.5 - 4.0) / 2)}
 
 
-def test_data_without_an_input_or_of_another_rank_is_refused() -> None:
+def test_data_without_an_input_or_of_another_rank_is_rejected() -> None:
     handle = trace_loss(weighted, RANKS)
     with pytest.raises(ValueError, match=r"data\[0\] has no weights"):
         check_inputs(handle, [datum(1)])
@@ -101,7 +101,7 @@ def test_data_without_an_input_or_of_another_rank_is_refused() -> None:
         )
 
 
-def test_a_loss_of_many_numbers_is_refused_when_it_runs() -> None:
+def test_a_loss_of_many_numbers_is_rejected_when_it_runs() -> None:
     def per_token(logprobs: Any) -> Any:
         return -logprobs, {}
 

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
+from tests.recording import Recorder
 from tinkex.observability.bus import EventBus
 from tinkex.observability.events import Event, SessionClosed, SessionOpened
-
-
-class Recorder:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
-
 
 OPENED, CLOSED = SessionOpened("s"), SessionClosed("s", "completed")
 

@@ -9,6 +9,8 @@ import pytest
 
 import tinkex
 from tests.scripted import ScriptedServer
+from tinkex._runtime import background
+from tinkex.clients.session import Session
 from tinkex.observability.events import (
     MAX_REMEMBERED_KINDS,
     Event,
@@ -96,7 +98,7 @@ def test_repeated_news_is_a_warning_once_in_a_while(caplog: pytest.LogCaptureFix
     assert len(caplog.records) == 3
 
 
-def test_a_paused_queue_is_told_once_a_minute_for_each_client_and_state_whatever_was_asked(
+def test_a_paused_queue_is_logged_once_a_minute_for_each_client_and_state(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sink = LogSink(every_s=3600)
@@ -105,19 +107,21 @@ def test_a_paused_queue_is_told_once_a_minute_for_each_client_and_state_whatever
             for state in ("paused_capacity", "paused_rate_limit", "active"):
                 for run in ("s:train:0", "s:train:1"):
                     sink.emit(QueueStateChanged(f"req-{kind}", kind, state, None, run))
-    told = [record.getMessage().partition(" Reason")[0] for record in caplog.records]
-    assert sorted(told) == sorted(
+    reported = [record.getMessage().partition(" Reason")[0] for record in caplog.records]
+    assert sorted(reported) == sorted(
         ["Training is paused for s:train:0.", "Training is paused for s:train:1."] * 2
     )
 
 
-def test_what_was_told_long_ago_is_forgotten_so_that_memory_does_not_grow(
+def test_old_messages_are_forgotten_so_that_memory_does_not_grow(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sink = LogSink(logging.getLogger("tinkex.test.quiet"), every_s=0.0)
     for number in range(3 * MAX_REMEMBERED_KINDS):
         sink.emit(QueueStateChanged("r", "Sample", "paused_capacity", None, f"sampler-{number}"))
-    assert len(sink._last) <= MAX_REMEMBERED_KINDS
+    tables = [value for value in vars(sink).values() if isinstance(value, dict)]
+    assert tables
+    assert all(len(table) <= MAX_REMEMBERED_KINDS for table in tables)
 
 
 def test_the_silent_sink_is_silent(caplog: pytest.LogCaptureFixture) -> None:
@@ -134,7 +138,7 @@ class Mistaken:
         raise self._mistake
 
 
-def test_a_sink_that_raises_ends_nothing_and_is_told_once_in_a_while(
+def test_a_sink_that_raises_ends_nothing_and_is_logged_at_intervals(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "tinkex"):
@@ -144,7 +148,7 @@ def test_a_sink_that_raises_ends_nothing_and_is_told_once_in_a_while(
     assert caplog.text.count("Mistaken.emit raised RuntimeError: a mistake of the program's") == 1
 
 
-def test_what_is_no_sink_is_refused_where_it_is_given() -> None:
+def test_what_is_not_a_sink_is_rejected_where_it_is_given() -> None:
     with pytest.raises(TypeError, match="emit"):
         guard(print)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="emit"):
@@ -154,12 +158,14 @@ def test_what_is_no_sink_is_refused_where_it_is_given() -> None:
 @pytest.mark.parametrize("mistake", [RuntimeError("a mistake of the program's"), SystemExit(3)], ids=repr)
 def test_a_client_works_and_beats_although_its_sink_raises(mistake: BaseException) -> None:
     server = ScriptedServer()
-    with tinkex.ServiceClient(transport=server.transport, events=Mistaken(mistake)) as service:
-        service._session._heartbeat_interval_s = 0.01
-        training = service.create_lora_training_client("toy")
-        training.optim_step(tinkex.AdamParams()).result(30)
-        seen = len(server.values("session_heartbeat"))
-        deadline = time.monotonic() + 30
-        while len(server.values("session_heartbeat")) < seen + 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+    service = tinkex.ServiceClient(transport=server.transport, events=Mistaken(mistake))
+    session = Session(service.holder.caller, heartbeat_interval_s=0.01)
+    background().run(session.opened())
+    training = service.create_lora_training_client("toy")
+    training.optim_step(tinkex.AdamParams()).result(30)
+    seen = len(server.values("session_heartbeat"))
+    deadline = time.monotonic() + 30
+    while len(server.values("session_heartbeat")) < seen + 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    background().run(session.finish("success"))

@@ -90,29 +90,30 @@ def test_the_text_for_prometheus_is_exact() -> None:
     ]
 
 
-def test_a_client_feeds_them_and_the_next_sink_hears_everything_too() -> None:
-    heard: list[Event] = []
+def test_a_client_feeds_them_and_the_next_sink_receives_every_event_too() -> None:
+    received: list[Event] = []
 
-    class Heard:
+    class RecordingSink:
         def emit(self, event: Event) -> None:
-            heard.append(event)
+            received.append(event)
 
-    sink = MetricsSink(then=Heard())
+    sink = MetricsSink(then=RecordingSink())
     with ServiceClient(transport=ScriptedServer().transport, events=sink) as service:
         service.get_server_capabilities()
     sink.emit(RetryScheduled("asample", 0, 0.5, "down"))
     sink.emit(QueueStateChanged("r", "Sample", "paused_capacity", None))
-    sink.emit(CircuitChanged("http://x", "train", "open", "down"))
+    sink.emit(CircuitChanged("http://x", "train", "open", "down", "optim_step"))
+    sink.emit(CircuitChanged("http://x", "train", "half_open", "probing", "optim_step"))
     got = sink.metrics.snapshot()
     assert got.counters['tinkex_requests_total{endpoint="get_server_capabilities",outcome="ok"}'] == 1
     assert got.histograms['tinkex_request_duration_ms{endpoint="get_server_capabilities"}'].count == 1
     assert got.counters['tinkex_retries_total{endpoint="asample"}'] == 1
     assert got.counters['tinkex_queue_state_changes_total{state="paused_capacity"}'] == 1
-    assert got.gauges == {'tinkex_circuit_open{purpose="train"}': 1.0}
-    assert len(heard) > 4
+    assert got.gauges == {'tinkex_circuit_open{endpoint="optim_step"}': 1.0}
+    assert len(received) > 4
 
 
-def test_what_counts_as_a_failure_is_no_answer_or_an_error_and_not_a_redirect() -> None:
+def test_no_answer_and_an_error_count_as_failures_and_a_redirect_does_not() -> None:
     sink = MetricsSink(then=NullSink())
     for status in (200, 302, 404, 500, None):
         sink.emit(RequestFinished("checkpoint_archive", 0, status, 0.001))
@@ -121,7 +122,20 @@ def test_what_counts_as_a_failure_is_no_answer_or_an_error_and_not_a_redirect() 
     assert counters['tinkex_requests_total{endpoint="checkpoint_archive",outcome="error"}'] == 3
 
 
-def test_what_is_no_number_is_written_as_prometheus_reads_it() -> None:
+def test_a_long_poll_that_ends_without_a_result_is_no_failure() -> None:
+    sink = MetricsSink(then=NullSink())
+    for status in (408, 408, 200, 500):
+        sink.emit(RequestFinished("retrieve_future", 0, status, 0.1))
+    sink.emit(RequestFinished("retrieve_futures", 0, 408, 0.1))
+    sink.emit(RequestFinished("healthz", 0, 408, 0.1))
+    counters = sink.metrics.snapshot().counters
+    assert counters['tinkex_requests_total{endpoint="retrieve_future",outcome="ok"}'] == 3
+    assert counters['tinkex_requests_total{endpoint="retrieve_future",outcome="error"}'] == 1
+    assert counters['tinkex_requests_total{endpoint="retrieve_futures",outcome="ok"}'] == 1
+    assert counters['tinkex_requests_total{endpoint="healthz",outcome="error"}'] == 1
+
+
+def test_what_is_not_a_number_is_written_as_prometheus_reads_it() -> None:
     metrics = Metrics()
     metrics.set_gauge("loss", math.nan)
     metrics.set_gauge("best", math.inf)
@@ -142,7 +156,7 @@ def test_what_is_no_number_is_written_as_prometheus_reads_it() -> None:
     ],
     ids=["falls", "no number", "name", "label", "le", "two kinds", "ours"],
 )
-def test_what_would_spoil_the_page_is_refused_where_it_is_recorded(record: Any, said: str) -> None:
+def test_what_would_spoil_the_page_is_rejected_where_it_is_recorded(record: Any, said: str) -> None:
     metrics = Metrics()
     with pytest.raises(ValueError, match=said):
         record(metrics)

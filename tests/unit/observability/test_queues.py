@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from tinkex.observability.events import CallbackFailed, Event, QueueStateChanged, StillWaiting
+from tests.recording import Recorder
+from tinkex.observability.events import CallbackFailed, QueueStateChanged, StillWaiting
 from tinkex.observability.queues import QueueSink, QueueStateObserver
 
 PAUSED = QueueStateChanged("r1", "Sample", "paused_capacity", "busy", "sampler-1")
-
-
-class Recorder:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
 
 
 def test_it_is_called_with_the_state_and_the_reason() -> None:

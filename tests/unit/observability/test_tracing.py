@@ -1,4 +1,4 @@
-"""Spans of a client: one per operation, one per request, each in the trace of whoever called."""
+"""Spans of a client: one per operation, one per request, each in the trace of its caller."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from tests.scripted import ScriptedServer, over_http
 from tests.traces import Traces, traced
-from tests.unit.clients.test_streaming import ACCEPTED, DONE, StreamingServer, token, told
+from tests.unit.clients.test_streaming import ACCEPTED, DONE, StreamingServer, sse_reply, token
 from tinkex import AdamParams, Config, RestClient, ServiceClient, TrainingClient, types
 from tinkex._runtime import background, create_detached_task
 from tinkex.clients.retry_config import RetryConfig
@@ -307,7 +307,7 @@ def test_span_processors_that_fail_do_not_fail_a_call(at_start: bool) -> None:
         training.optim_step(AdamParams()).result(30)
         sampler.sample(PROMPT, 1, PARAMS).result(30)
         list(
-            sampler_of(StreamingServer(told(ACCEPTED, token(0), token(1), DONE))).sample_stream(
+            sampler_of(StreamingServer(sse_reply(ACCEPTED, token(0), token(1), DONE))).sample_stream(
                 PROMPT, 1, PARAMS
             )
         )
@@ -389,23 +389,23 @@ def test_the_callers_own_variables_go_with_a_call_and_not_with_shared_work() -> 
     mine = background().submit(read())
     assert (mine.result(30), other.result(30)) == ("mine", "none")
     assert background().run(read_alone()) == "none"
-    heard: list[str] = []
-    told_both = threading.Event()
+    received: list[str] = []
+    both_ran = threading.Event()
 
     async def tell() -> None:
-        heard.append(variable.get())
-        if len(heard) == 2:
-            told_both.set()
+        received.append(variable.get())
+        if len(received) == 2:
+            both_ran.set()
 
     background().start(tell())
     background().start(tell(), detached=True)
-    assert told_both.wait(30)
-    assert heard == ["mine", "none"]
+    assert both_ran.wait(30)
+    assert received == ["mine", "none"]
 
 
 def test_heartbeats_belong_to_no_trace(traces: Traces) -> None:
     server = ScriptedServer()
-    caller = service_of(server)._caller
+    caller = service_of(server).holder.caller
     session = Session(caller, heartbeat_interval_s=0.01)
 
     async def open_and_wait() -> None:
@@ -413,7 +413,7 @@ def test_heartbeats_belong_to_no_trace(traces: Traces) -> None:
             await session.opened()
             while server.names().count("session_heartbeat") < 3:  # noqa: ASYNC110 - what is waited for is a call
                 await asyncio.sleep(0.01)
-        await session.close("success")
+        await session.finish("success")
 
     background().run(open_and_wait())
     assert "POST /api/v1/create_session" in traces.names
@@ -459,7 +459,7 @@ def test_an_operation_that_fails_says_with_what_and_nothing_more(traces: Traces)
     assert "private" not in traces.text()
 
 
-def test_a_result_that_is_an_error_is_told_with_its_category(traces: Traces) -> None:
+def test_a_result_that_is_an_error_is_traced_with_its_category(traces: Traces) -> None:
     server = ScriptedServer()
     server.answers["optim_step"] = lambda value, request: server.accept(
         {"error": "private words", "category": "user"}
@@ -492,7 +492,7 @@ def test_a_mistake_that_surfaces_at_the_call_ends_the_span_there(traces: Traces)
     assert facts(traces.all("tinkex.save_state")[1])["tinkex.seq_ids"] == (1,)
 
 
-# ---- whoever waits, or does not ----
+# ---- waiters ----
 
 
 class Held(ScriptedServer):
@@ -522,7 +522,7 @@ def ended(traces: Traces, name: str) -> ReadableSpan:
     return traces.one(name)
 
 
-def test_a_span_lasts_until_the_result_is_there_whoever_waits_for_it(traces: Traces) -> None:
+def test_a_span_lasts_until_the_result_is_there_whether_or_not_anything_waits(traces: Traces) -> None:
     server = Held()
     server.ready.set()
     training = training_of(server)
@@ -538,7 +538,7 @@ def test_a_span_lasts_until_the_result_is_there_whoever_waits_for_it(traces: Tra
     assert len(traces.inside(span)) == 2
 
 
-def test_a_cancelled_operation_is_over_at_once_and_no_error(traces: Traces) -> None:
+def test_the_span_of_a_cancelled_operation_ends_immediately_and_without_an_error(traces: Traces) -> None:
     server = Held()
     sampler = sampler_of(server)
     future = sampler.sample(PROMPT, 1, PARAMS)
@@ -593,6 +593,7 @@ sampler.sample(tinkex.ModelInput.from_ints([1]), 1, tinkex.SamplingParams(max_to
 """
 
 
+@pytest.mark.slow
 def test_the_end_of_the_program_ends_the_spans_and_the_provider_still_gets_them() -> None:
     done = subprocess.run([sys.executable, "-c", PENDING], capture_output=True, text=True, check=True)
     assert '"name": "tinkex.create_sampling_client"' in done.stdout
@@ -614,6 +615,7 @@ assert "traceparent" not in transport.requests[0].headers
 """
 
 
+@pytest.mark.slow
 def test_propagators_that_do_not_exist_are_said_once_and_fail_no_call() -> None:
     environment = {**os.environ, "OTEL_PROPAGATORS": "tracecontxt"}
     done = subprocess.run(
@@ -626,7 +628,7 @@ def test_propagators_that_do_not_exist_are_said_once_and_fail_no_call() -> None:
 
 
 def test_a_stream_is_one_operation_until_its_last_token(traces: Traces) -> None:
-    sampler = sampler_of(StreamingServer(told(ACCEPTED, token(0), token(1), DONE)))
+    sampler = sampler_of(StreamingServer(sse_reply(ACCEPTED, token(0), token(1), DONE)))
     with traces.program.start_as_current_span("user code"):
         stream = sampler.sample_stream(PROMPT, 1, PARAMS)
     traces.clear()
@@ -642,7 +644,7 @@ def test_a_stream_is_one_operation_until_its_last_token(traces: Traces) -> None:
 
 
 def test_a_stream_that_is_closed_forgotten_or_breaks_ends_its_span(traces: Traces) -> None:
-    sampler = sampler_of(StreamingServer(told(ACCEPTED, token(0))))
+    sampler = sampler_of(StreamingServer(sse_reply(ACCEPTED, token(0))))
     with sampler.sample_stream(PROMPT, 1, PARAMS) as stream:
         next(stream)
     assert facts(traces.one("tinkex.sample_stream"))["tinkex.cancelled"] is True
@@ -658,7 +660,7 @@ def test_a_stream_that_is_closed_forgotten_or_breaks_ends_its_span(traces: Trace
 
 
 def test_a_stream_is_read_by_tasks_of_an_event_loop_too(traces: Traces) -> None:
-    sampler = sampler_of(StreamingServer(told(ACCEPTED, token(0), token(1), DONE)))
+    sampler = sampler_of(StreamingServer(sse_reply(ACCEPTED, token(0), token(1), DONE)))
 
     async def main() -> None:
         async for _ in await sampler.sample_stream_async(PROMPT, 1, PARAMS):
@@ -684,6 +686,7 @@ def test_a_server_without_streaming_is_asked_within_the_same_operation(traces: T
 # ---- queues and secrets ----
 
 
+@pytest.mark.slow
 def test_what_the_server_says_about_its_queue_is_an_event(traces: Traces) -> None:
     server = ScriptedServer()
     training = training_of(server, poll_backoff=(0.001, 0.001))
@@ -732,7 +735,7 @@ def test_neither_keys_nor_data_are_in_any_span(traces: Traces) -> None:
 
 
 def test_the_switch_is_honoured(traces: Traces, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = StreamingServer(told(ACCEPTED, token(0), token(1), DONE))
+    server = StreamingServer(sse_reply(ACCEPTED, token(0), token(1), DONE))
     training, sampler = training_of(server, tracing=False), sampler_of(server, tracing=False)
     training.forward_backward([datum(1)], "cross_entropy").result()
     training.get_info()
@@ -777,6 +780,7 @@ assert not [name for name in sys.modules if name.startswith("opentelemetry")], "
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocked", [True, False], ids=["not installed", "installed"])
 def test_a_program_that_does_not_use_opentelemetry_does_not_load_it(blocked: bool) -> None:
     program = WITHOUT.format(blocked=blocked)
@@ -800,20 +804,14 @@ def test_where_nothing_is_traced_an_operation_takes_two_calls_to_find_that_out()
     future.result()
     assert called == ["start_operation", "find_tracer"]
 
-    async def counted() -> list[str]:
-        called.clear()
-        sys.setprofile(watch)
-        try:
-            await sampler._sample(_request(sampler))
-        finally:
-            sys.setprofile(None)
-        return called
+    async def profile(function: Any) -> None:
+        sys.setprofile(function)
 
-    # Submission, poll and result only look whether there is an operation.
-    assert set(background().run(counted())) == {"current"}
-
-
-def _request(sampler: SamplingClient) -> types.SampleRequest:
-    return types.SampleRequest(
-        prompt=PROMPT, sampling_params=PARAMS, sampling_session_id=sampler._sampling_session_id
-    )
+    called.clear()
+    background().run(profile(watch))
+    try:
+        sampler.sample(PROMPT, 1, PARAMS).result()
+    finally:
+        background().run(profile(None))
+    # On the loop, submission, poll and result only look whether there is an operation.
+    assert set(called) == {"current"}

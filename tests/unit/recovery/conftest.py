@@ -15,7 +15,7 @@ from tinkex.testing import Reply, Request, reply
 
 
 class Events:
-    """Remembers what it was told."""
+    """Records events."""
 
     def __init__(self) -> None:
         self.seen: list[Event] = []

@@ -67,6 +67,6 @@ def test_a_training_that_is_taken_up_skips_what_it_has_seen() -> None:
         ("train.jsonl", None, "name of a file"),
     ],
 )
-def test_data_that_cannot_be_used_is_refused(data: Any, steps: Any, message: str) -> None:
+def test_data_that_cannot_be_used_is_rejected(data: Any, steps: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         Batches(data, steps)

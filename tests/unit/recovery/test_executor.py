@@ -109,17 +109,17 @@ def test_a_failure_that_may_pass_is_tried_again(
     assert [event.after_s for event in events.of(RecoveryFailed)] == [0.001, 0.002]
 
 
-def test_when_all_attempts_are_used_up_the_failure_is_told(
+def test_when_all_attempts_are_used_up_the_failure_is_reported(
     server: Runs, service: ServiceClient, events: Events
 ) -> None:
     server.save("old", "1")
     server.answers["create_model"] = lambda value, request: reply({"detail": "full"}, status=503)
-    told = []
-    policy = RecoveryPolicy(max_attempts=2, on_failure=lambda *news: told.append(news), **QUICK)
+    reported = []
+    policy = RecoveryPolicy(max_attempts=2, on_failure=lambda *news: reported.append(news), **QUICK)
     with pytest.raises(errors.RecoveryError, match="in 2 attempts") as caught:
         RecoveryExecutor(events=events).recover("old", service, policy).result(timeout=10)
     assert isinstance(caught.value.__cause__, errors.InternalServerError)
-    assert told == [("old", caught.value)]
+    assert reported == [("old", caught.value)]
     assert [event.after_s is None for event in events.of(RecoveryFailed)] == [False, True]
 
 
@@ -155,7 +155,8 @@ def test_an_unreachable_run_that_is_well_after_all_is_left_alone(
     assert not loads(server)
 
 
-def test_no_more_than_so_many_at_once_and_a_waiting_run_leaves_its_place(
+@pytest.mark.slow
+def test_no_more_than_so_many_restart_simultaneously_and_a_waiting_run_leaves_its_place(
     server: Runs, service: ServiceClient
 ) -> None:
     """One place: the first run's failed attempt must let the second pass before it tries again."""
@@ -255,22 +256,22 @@ def test_callbacks_that_never_return_hold_up_neither_each_other_nor_other_restar
     assert all(one.result(timeout=60) is not None for one in waiting)
 
 
-def test_a_chooser_that_raises_is_told_and_leaves_nothing_in_between(
+def test_a_chooser_that_raises_is_reported_and_leaves_nothing_in_between(
     server: Runs, service: ServiceClient, events: Events
 ) -> None:
     server.save("old", "1")
-    told: list[Any] = []
+    reported: list[Any] = []
 
     def choose(run_id: str, checkpoints: Any) -> Any:
         return {}["best"]
 
     policy = RecoveryPolicy(
-        checkpoint=choose, on_failure=lambda run_id, error: told.append((run_id, error)), **QUICK
+        checkpoint=choose, on_failure=lambda run_id, error: reported.append((run_id, error)), **QUICK
     )
     executor = RecoveryExecutor(events=events)
     with pytest.raises(errors.RecoveryError, match="checkpoint function for run old raised KeyError"):
         executor.recover("old", service, policy).result(timeout=10)
-    assert [run_id for run_id, _ in told] == ["old"]
+    assert [run_id for run_id, _ in reported] == ["old"]
     assert [event.after_s for event in events.of(RecoveryFailed)] == [None]
     assert executor.in_flight == ()
     assert executor.recover("old", service).result(timeout=10) is not None

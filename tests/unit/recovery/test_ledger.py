@@ -18,7 +18,7 @@ from tinkex.testing import Reply, Request, reply
 
 pytestmark = pytest.mark.slow
 
-TROUBLES = ("refused", "answer lost", "failed", "away")
+TROUBLES = ("rejected", "answer lost", "failed", "away")
 
 
 class Ledger(Runs):
@@ -38,7 +38,7 @@ class Ledger(Runs):
         """Carries out an operation, or not, or without the caller hearing of it."""
         self.operations += 1
         match self.troubles.get(self.operations):
-            case "refused":
+            case "rejected":
                 self.gone.add(run)
             case "away":
                 return reply({"detail": "away"}, status=503)
@@ -91,7 +91,7 @@ class Ledger(Runs):
             self.weights[value.model_id] = list(self.files[value.path])
             return super(Ledger, self).on_load_weights(value, request)
 
-        while self.troubles.get(self.operations + 1) == "refused":
+        while self.troubles.get(self.operations + 1) == "rejected":
             self.operations += 1  # of a load it would say that the checkpoint is gone, and it is not
         return self.troubled(value.model_id or "", deed)
 

@@ -1,4 +1,4 @@
-"""Runs under watch: trouble is found, recovered from, and the watch goes on."""
+"""Monitored runs: failures are found and recovered from, and monitoring continues."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Waiting:
 
     def __init__(self) -> None:
         self.news: list[Any] = []
-        self._told = threading.Semaphore(0)
+        self._called = threading.Semaphore(0)
 
     def __call__(self, *news: Any) -> None:
         self.news.append(news)
-        self._told.release()
+        self._called.release()
 
     def wait(self) -> Any:
-        assert self._told.acquire(timeout=20), "nothing was told"
+        assert self._called.acquire(timeout=20), "no callback"
         return self.news[-1]
 
 
@@ -86,7 +86,7 @@ def test_a_silent_server_is_given_time_and_a_run_that_is_well_again_is_not_resta
     assert not events.of(RunRecovered)
 
 
-def test_an_unreachable_run_that_was_damaged_meanwhile_is_restarted(
+def test_an_unreachable_run_that_was_corrupt_meanwhile_is_restarted(
     server: Runs, service: ServiceClient
 ) -> None:
     server.save("old", "1")
@@ -124,7 +124,7 @@ def test_an_error_of_the_users_own_restarts_nothing(server: Runs, service: Servi
             monitor.report("other", ValueError("mine"))
 
 
-def test_a_run_that_cannot_be_restarted_is_told_once_and_watched_no_more(
+def test_a_run_that_cannot_be_restarted_is_reported_once_and_no_longer_watched(
     server: Runs, service: ServiceClient
 ) -> None:
     failed = Waiting()
@@ -254,14 +254,14 @@ def test_two_monitors_that_share_an_executor_restart_a_run_once(
     policy = RecoveryPolicy(checkpoint=choose, **SLOW)
     gone = errors.status_error(errors.HttpResponse(404), None)
     with (
-        RecoveryMonitor(service, policy, executor=executor) as one,
-        RecoveryMonitor(service, policy, executor=executor) as other,
+        RecoveryMonitor(service, policy, executor=executor, events=events) as one,
+        RecoveryMonitor(service, policy, executor=executor, events=events) as other,
     ):
         for monitor in (one, other):
             monitor.watch("old")
         in_flight = [monitor.report("old", gone) for monitor in (one, other)]
         deadline = time.monotonic() + 20
-        while any(monitor._watched["old"].recovery is None for monitor in (one, other)):
+        while len(events.of(RunUnhealthy)) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.005)
         may_choose.set()

@@ -1,4 +1,4 @@
-"""Recovery is told: as events, which the usual sink turns into warnings a user can act on, and as one typed error."""
+"""Recovery is reported: as events, which the usual sink turns into warnings a user can act on, and as one typed error."""
 
 from __future__ import annotations
 

@@ -74,12 +74,12 @@ def test_no_checkpoint_is_an_error_that_says_what_to_do() -> None:
     ],
     ids=str,
 )
-def test_a_wrong_setting_is_refused_by_name(options: dict[str, Any]) -> None:
+def test_a_wrong_setting_is_rejected_with_an_error_that_names_it(options: dict[str, Any]) -> None:
     with pytest.raises(errors.ConfigError, match=next(iter(options))):
         RecoveryPolicy(**options)
 
 
-def test_an_unknown_setting_is_refused() -> None:
+def test_an_unknown_setting_is_rejected() -> None:
     with pytest.raises(TypeError, match="retry_interval"):
         RecoveryPolicy(retry_interval=3)  # type: ignore[call-arg]
 

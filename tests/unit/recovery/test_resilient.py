@@ -20,6 +20,7 @@ from tests.unit.recovery.conftest import Events, Runs
 from tinkex import Config, ServiceClient, errors, types
 from tinkex.observability.events import CallbackFailed, RecoveryFailed, RunRecovered, RunUnhealthy
 from tinkex.recovery import Best, RecoveryPolicy, TrainingStep
+from tinkex.recovery.tracking import TrackedFuture
 from tinkex.testing import LocalEngine, Reply, Request, local_engine, reply
 
 QUICK = RecoveryPolicy(backoff_s=0.001, max_backoff_s=0.002, max_attempts=3)
@@ -62,6 +63,7 @@ def positions(service: ServiceClient, loop: Any) -> list[tuple[str, str]]:
 # ---- on a real engine ----
 
 
+@pytest.mark.slow
 def test_checkpoints_are_saved_by_step_and_at_the_end_with_their_position(
     engine: LocalEngine, real: ServiceClient
 ) -> None:
@@ -74,6 +76,7 @@ def test_checkpoints_are_saved_by_step_and_at_the_end_with_their_position(
     assert loop.checkpoint == f"tinker://{loop.training.model_id}/weights/by-step-00000005"
 
 
+@pytest.mark.slow
 def test_checkpoints_are_saved_by_time(engine: LocalEngine, real: ServiceClient) -> None:
     loop = tinkex.resilient_training(
         real,
@@ -88,6 +91,7 @@ def test_checkpoints_are_saved_by_time(engine: LocalEngine, real: ServiceClient)
     assert [position for _, position in positions(real, loop)] == ["1", "2"]
 
 
+@pytest.mark.slow
 def test_old_checkpoints_are_deleted_where_asked(engine: LocalEngine, real: ServiceClient) -> None:
     options: dict[str, Any] = {"base_model": engine.base_model, "rank": 2, "checkpoint_every": 1, "keep": 2}
     loop = tinkex.resilient_training(real, batch, steps=4, name="kept", **options)
@@ -100,6 +104,7 @@ def test_old_checkpoints_are_deleted_where_asked(engine: LocalEngine, real: Serv
     assert [position for _, position in positions(real, loop)] == ["4"]
 
 
+@pytest.mark.slow
 def test_a_name_is_taken_up_where_it_stands_and_can_start_over(
     engine: LocalEngine, real: ServiceClient
 ) -> None:
@@ -109,8 +114,8 @@ def test_a_name_is_taken_up_where_it_stands_and_can_start_over(
     tinkex.resilient_training(real, batch, steps=2, name="again", **options).run(train)
     longer = tinkex.resilient_training(real, batch, steps=3, name="again", resume="must", **options)
     assert [step.index for step in drive(longer)] == [2]
-    anew = tinkex.resilient_training(real, batch, steps=2, name="again", resume="never", **options)
-    assert [step.index for step in drive(anew)] == [0, 1]
+    restarted = tinkex.resilient_training(real, batch, steps=2, name="again", resume="never", **options)
+    assert [step.index for step in drive(restarted)] == [0, 1]
     after = tinkex.resilient_training(real, batch, steps=4, name="again", **options)
     assert [step.index for step in drive(after)] == [2, 3]  # of the latest start, not of the furthest
 
@@ -124,10 +129,11 @@ def drive(loop: Any, body: Callable[[TrainingStep[Any]], object] = train) -> Seq
     return steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data", [lambda n: [batch(i) for i in range(n)], lambda n: iter([batch(i) for i in range(n)])]
 )
-def test_data_that_ends_before_the_training_stands_is_refused_and_data_that_ends_there_is_done(
+def test_data_that_ends_before_the_training_stands_is_rejected_and_data_that_ends_there_is_done(
     engine: LocalEngine, real: ServiceClient, data: Any
 ) -> None:
     name = f"short-{secrets.token_hex(4)}"
@@ -160,7 +166,8 @@ class Unlucky:
         return batch(position)
 
 
-def test_data_that_raises_is_the_programs_own_error_and_the_next_program_goes_on(
+@pytest.mark.slow
+def test_data_that_raises_is_the_programs_own_error_and_the_next_program_continues(
     engine: LocalEngine, real: ServiceClient
 ) -> None:
     name, data = f"unlucky-{secrets.token_hex(4)}", Unlucky(3)
@@ -179,6 +186,7 @@ def test_data_that_raises_is_the_programs_own_error_and_the_next_program_goes_on
     assert (second.resumed_at, second.position) == (2, 5)
 
 
+@pytest.mark.slow
 async def test_the_async_form_does_the_same(engine: LocalEngine, real: ServiceClient) -> None:
     loop = tinkex.resilient_training(
         real, batch, steps=3, name="async", base_model=engine.base_model, rank=2, checkpoint_every=2
@@ -192,6 +200,7 @@ async def test_the_async_form_does_the_same(engine: LocalEngine, real: ServiceCl
     assert [position for _, position in positions(real, loop)] == ["2", "3"]
 
 
+@pytest.mark.slow
 def test_it_can_begin_on_saved_weights(engine: LocalEngine, real: ServiceClient) -> None:
     first = real.create_lora_training_client(engine.base_model, rank=2)
     path = first.save_state("sft").result(timeout=60).path
@@ -208,6 +217,7 @@ def test_progress_is_shown(engine: LocalEngine, real: ServiceClient) -> None:
     assert "step 3/3" in shown.getvalue()
 
 
+@pytest.mark.slow
 def test_a_users_own_error_is_his_and_the_checkpoint_stands(engine: LocalEngine, real: ServiceClient) -> None:
     options: dict[str, Any] = {"base_model": engine.base_model, "rank": 2, "checkpoint_every": 2}
     loop = tinkex.resilient_training(real, batch, steps=5, name="mine", **options)
@@ -223,6 +233,7 @@ def test_a_users_own_error_is_his_and_the_checkpoint_stands(engine: LocalEngine,
     assert [step.index for step in drive(again)] == [2, 3, 4]
 
 
+@pytest.mark.slow
 async def test_a_program_may_say_that_it_is_enough(engine: LocalEngine, real: ServiceClient) -> None:
     options: dict[str, Any] = {"base_model": engine.base_model, "rank": 2, "checkpoint_every": 100}
 
@@ -246,7 +257,7 @@ async def test_a_program_may_say_that_it_is_enough(engine: LocalEngine, real: Se
 BAD = types.Datum(types.ModelInput.from_ints([5, 6]), {"target_tokens": [6, 10**6]})
 
 
-def test_a_refused_batch_that_nobody_looked_at_is_raised_before_a_checkpoint_counts_it(
+def test_a_rejected_batch_that_nobody_looked_at_is_raised_before_a_checkpoint_counts_it(
     engine: LocalEngine, real: ServiceClient
 ) -> None:
     loop = tinkex.resilient_training(
@@ -263,8 +274,9 @@ def test_a_refused_batch_that_nobody_looked_at_is_raised_before_a_checkpoint_cou
     assert [position for _, position in positions(real, loop)] == ["2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
-async def test_a_refused_batch_that_the_program_has_dealt_with_is_its_own_business(
+async def test_a_rejected_batch_that_the_program_has_dealt_with_is_its_own_business(
     engine: LocalEngine, real: ServiceClient, asynchronous: bool
 ) -> None:
     loop = tinkex.resilient_training(
@@ -279,9 +291,9 @@ async def test_a_refused_batch_that_the_program_has_dealt_with_is_its_own_busine
     async for step in loop:
         async with step:
             if step.index == 1:
-                refused = step.training.forward_backward([BAD], "cross_entropy")
+                rejected = step.training.forward_backward([BAD], "cross_entropy")
                 with pytest.raises(tinkex.TinkerError, match="1000000"):
-                    await refused if asynchronous else refused.result(timeout=60)
+                    await rejected if asynchronous else rejected.result(timeout=60)
                 continue
             await step.training.forward_backward(step.batch, "cross_entropy")
             await step.training.optim_step(types.AdamParams())
@@ -292,8 +304,8 @@ def test_every_way_to_change_the_weights_is_kept_count_of(engine: LocalEngine, r
     def squared(data: Any, logprobs: Any) -> Any:
         return sum((lp**2).sum() for lp in logprobs), {}
 
-    async def custom(step: TrainingStep[Any]) -> None:
-        await step.training.forward_backward_custom_async(step.batch, squared)
+    async def custom(step: TrainingStep[Any]) -> Any:
+        return await step.training.forward_backward_custom_async(step.batch, squared)
 
     loop = tinkex.resilient_training(
         real, batch, steps=1, name="counted", base_model=engine.base_model, rank=2
@@ -301,11 +313,13 @@ def test_every_way_to_change_the_weights_is_kept_count_of(engine: LocalEngine, r
     for step in loop:
         with step:
             assert isinstance(step.training, tinkex.TrainingClient)
-            step.training.forward_backward_custom(step.batch, squared)
-            asyncio.run(custom(step))
-            step.training.forward_backward(step.batch, "cross_entropy")
-            step.training.optim_step(types.AdamParams())
-            assert len(step.training._pending) == 4
+            operations = [
+                step.training.forward_backward_custom(step.batch, squared),
+                asyncio.run(custom(step)),
+                step.training.forward_backward(step.batch, "cross_entropy"),
+                step.training.optim_step(types.AdamParams()),
+            ]
+            assert all(isinstance(operation, TrackedFuture) for operation in operations)
 
 
 # ---- Ctrl-C ----
@@ -331,7 +345,7 @@ def test_the_first_interrupt_waits_for_the_step_and_its_checkpoint(
     assert [position for _, position in positions(real, loop)] == ["3"]
 
 
-def test_the_second_interrupt_stops_at_once(engine: LocalEngine, real: ServiceClient) -> None:
+def test_the_second_interrupt_stops_immediately(engine: LocalEngine, real: ServiceClient) -> None:
     loop = tinkex.resilient_training(
         real, batch, steps=9, name="ctrl-c-c", base_model=engine.base_model, rank=2, checkpoint_every=1
     )
@@ -425,8 +439,8 @@ def test_every_loss_of_a_run_is_survived_in_order(
     server: Misbehaving, service: ServiceClient, events: Events
 ) -> None:
     server.loses_at = [1, 4, 8]  # before any checkpoint, and twice after some
-    told = []
-    policy = RecoveryPolicy(backoff_s=0.001, on_recovery=told.append)
+    reported = []
+    policy = RecoveryPolicy(backoff_s=0.001, on_recovery=reported.append)
     loop = tinkex.resilient_training(
         service,
         iter([batch(n) for n in range(6)]),
@@ -441,7 +455,11 @@ def test_every_loss_of_a_run_is_survived_in_order(
         ("2", 2), ("2", 3), ("2", 4),  # and run 2 at step 5, after the checkpoint of 4
         ("3", 4), ("3", 5),
     ]  # fmt: skip
-    assert [one.checkpoint.rpartition("-")[2] for one in told] == ["the beginning", "00000002", "00000004"]
+    assert [one.checkpoint.rpartition("-")[2] for one in reported] == [
+        "the beginning",
+        "00000002",
+        "00000004",
+    ]
     assert loop.recoveries == 3 == len(events.of(RunRecovered))
     assert {event.condition for event in events.of(RunUnhealthy)} == {"lost"}
     assert [value.optimizer for value in server.values("load_weights")] == [True, True]
@@ -466,7 +484,7 @@ def test_a_run_lost_while_the_end_is_saved_repeats_the_last_steps(
     assert loop.checkpoint == "tinker://sess-1:train:1/weights/end-00000003"
 
 
-def test_a_run_lost_in_the_last_step_that_was_asked_for_is_no_end(
+def test_a_run_lost_in_the_last_requested_step_is_recovered(
     server: Misbehaving, service: ServiceClient
 ) -> None:
     server.loses_at = [2]
@@ -485,9 +503,9 @@ def test_a_place_that_keeps_failing_is_given_up(
     server: Misbehaving, service: ServiceClient, events: Events
 ) -> None:
     server.loses_at = list(range(2, 100))
-    told = []
+    reported = []
     policy = RecoveryPolicy(
-        backoff_s=0.001, max_attempts=3, on_failure=lambda run_id, error: told.append((run_id, error))
+        backoff_s=0.001, max_attempts=3, on_failure=lambda run_id, error: reported.append((run_id, error))
     )
     loop = tinkex.resilient_training(
         service,
@@ -501,7 +519,7 @@ def test_a_place_that_keeps_failing_is_given_up(
     )
     with pytest.raises(errors.RecoveryError, match="step 1 of 'stuck' failed 4 times") as caught:
         walk(loop)
-    assert told == [("sess-1:train:3", caught.value)]
+    assert reported == [("sess-1:train:3", caught.value)]
     assert isinstance(caught.value.__cause__, errors.APIStatusError)
 
 
@@ -531,7 +549,7 @@ def test_a_restart_that_fails_is_tried_again_with_back_off(
     assert [event.attempt for event in events.of(RecoveryFailed)] == [0, 1]
 
 
-def test_checkpoints_that_vanish_are_no_reason_to_begin_anew(
+def test_a_training_whose_checkpoints_vanish_does_not_restart_from_scratch(
     server: Misbehaving, service: ServiceClient
 ) -> None:
     loop = tinkex.resilient_training(
@@ -582,7 +600,7 @@ class Restarted(Misbehaving):
 
 @pytest.mark.parametrize("moment", ["before the step", "while a result is waited for"])
 @pytest.mark.parametrize("at", [0, 3])
-def test_a_session_that_the_server_forgot_is_no_end(moment: str, at: int, events: Events) -> None:
+def test_a_session_that_the_server_forgot_is_replaced(moment: str, at: int, events: Events) -> None:
     server = Restarted()
     forgot = []
 
@@ -618,7 +636,7 @@ def test_a_session_that_the_server_forgot_is_no_end(moment: str, at: int, events
         for run, index in seen:
             by_run.setdefault(run, []).append(index)
         last = list(by_run.items())[-1]
-        assert last[0].startswith("sess-2:"), "the training goes on in a session that the server knows"
+        assert last[0].startswith("sess-2:"), "the training continues in a session that the server knows"
         assert last[1] == [*range(at // 2 * 2, 5)]
     assert [event.condition for event in events.of(RunUnhealthy)] == ["lost"]
     assert loop.recoveries == 1
@@ -647,7 +665,7 @@ def test_a_404_of_something_else_is_the_users(server: Misbehaving, service: Serv
     assert loop.recoveries == 0
 
 
-def test_a_deletion_that_is_refused_is_an_event(
+def test_a_deletion_that_is_rejected_is_an_event(
     server: Misbehaving, service: ServiceClient, events: Events
 ) -> None:
     server.answers["delete_checkpoint"] = lambda value, request: reply({"detail": "not yours"}, 403)
@@ -658,6 +676,7 @@ def test_a_deletion_that_is_refused_is_an_event(
     assert [event.callback for event in events.of(CallbackFailed)] == ["keep", "keep"]
 
 
+@pytest.mark.slow
 def test_the_run_of_a_step_can_have_an_observer_of_its_queue(
     server: Misbehaving, service: ServiceClient
 ) -> None:
@@ -676,7 +695,7 @@ def test_the_run_of_a_step_can_have_an_observer_of_its_queue(
     assert received == [("paused_capacity", "full")]
 
 
-def test_a_step_without_its_block_is_refused(server: Misbehaving, service: ServiceClient) -> None:
+def test_a_step_without_its_block_is_rejected(server: Misbehaving, service: ServiceClient) -> None:
     loop = tinkex.resilient_training(service, batch, steps=2, name="bare", base_model="toy")
     with pytest.raises(RuntimeError, match="with step:"):
         for _ in loop:
@@ -700,7 +719,7 @@ def test_a_step_without_its_block_is_refused(server: Misbehaving, service: Servi
     ],
     ids=str,
 )
-def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+def test_settings_that_make_no_sense_are_rejected(options: dict[str, Any], message: str) -> None:
     with ServiceClient(transport=Misbehaving().transport) as service:
         given: dict[str, Any] = {"name": "x", "base_model": "toy", "steps": 2, **options}
         with pytest.raises(ValueError, match=message):

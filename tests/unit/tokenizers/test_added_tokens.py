@@ -103,7 +103,7 @@ def test_a_token_that_was_added_later_has_its_text_as_bytes(tmp_path: Path) -> N
     ],
 )
 @pytest.mark.parametrize("reader", [EngineTokenizer, LightTokenizer.from_directory])
-def test_a_list_that_cannot_be_followed_is_refused(
+def test_a_list_that_cannot_be_followed_is_rejected(
     tmp_path: Path, listed: dict[str, Any], words: str, reader: Any
 ) -> None:
     directory = _write(tmp_path, {"tokenizer_config.json": {"added_tokens_decoder": listed}})

@@ -92,7 +92,7 @@ def test_special_tokens_follow_the_trained_ones(kimi: KimiTokenizer) -> None:
     assert len(kimi) == kimi.vocab_size == base + 256
 
 
-def test_special_tokens_in_a_text_count_unless_told_otherwise(kimi: KimiTokenizer) -> None:
+def test_special_tokens_in_a_text_count_unless_set_otherwise(kimi: KimiTokenizer) -> None:
     ids = kimi.encode("hello<|im_end|>")
     assert ids[-1] == kimi.convert_tokens_to_ids("<|im_end|>")
     assert kimi.decode(ids) == "hello<|im_end|>"

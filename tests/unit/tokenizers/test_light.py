@@ -12,6 +12,8 @@ import pytest
 from tinkex.errors import SetupError
 from tinkex.tokenizers.light import LightTokenizer
 
+pytestmark = pytest.mark.slow
+
 TEXTS = [
     "",
     "hello world",
@@ -100,7 +102,7 @@ def test_several_texts_and_arrays_are_taken(light: LightTokenizer) -> None:
     assert light.decode(rows[0][0]) == light.decode([rows[0][0]])
 
 
-def test_what_it_cannot_do_is_refused_by_name(light: LightTokenizer) -> None:
+def test_what_it_cannot_do_is_rejected_with_an_error_that_names_it(light: LightTokenizer) -> None:
     with pytest.raises(ValueError, match="return_tensors"):
         light.apply_chat_template(CHAT, return_tensors="pt")
     plain = LightTokenizer(light.backend_tokenizer, name_or_path="plain")
@@ -109,7 +111,7 @@ def test_what_it_cannot_do_is_refused_by_name(light: LightTokenizer) -> None:
     assert plain.eos_token_id is None
 
 
-def test_a_template_may_refuse_the_messages_in_its_own_words(light: LightTokenizer) -> None:
+def test_a_template_may_reject_the_messages_in_its_own_words(light: LightTokenizer) -> None:
     template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(ValueError, match="roles must alternate"):
         light.apply_chat_template(CHAT, chat_template=template)

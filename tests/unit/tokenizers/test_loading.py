@@ -41,13 +41,14 @@ def service_on(server: ScriptedServer, host: str) -> ServiceClient:
     return ServiceClient(transport=server.transport, base_url=f"http://{host}", api_key="tml-x")
 
 
+@pytest.mark.slow
 def test_a_model_directory_on_this_machine_is_used_as_it_is(tiny_model: Path) -> None:
     server = ScriptedServer()
     server.answers["get_info"] = lambda value, _: reply(
         {"model_data": {"model_name": "toy", "tokenizer_id": str(tiny_model)}, "model_id": value.model_id}
     )
     with service_on(server, "one") as service:
-        tokenizer = service.create_lora_training_client("toy").get_tokenizer()
+        tokenizer = service.create_lora_training_client("toy").get_tokenizer().result()
     assert tokenizer is tokenizer_from_directory(tiny_model)
     assert tokenizer.decode(tokenizer.encode("hello", add_special_tokens=False)) == "hello"
     assert "tokenizer_file" not in server.names()
@@ -58,12 +59,12 @@ def test_a_server_of_one_s_own_gives_its_files_once(home: Path, tiny_model: Path
     server = serving_files(tiny_model)
     with service_on(server, "two") as service:
         sampler = service.create_sampling_client(base_model="toy")
-        tokenizer = sampler.get_tokenizer()
+        tokenizer = sampler.get_tokenizer().result()
         fetched = server.names().count("tokenizer_file")
         assert fetched > 1
-        assert sampler.get_tokenizer() is tokenizer
+        assert sampler.get_tokenizer().result() is tokenizer
         training = service.create_lora_training_client("toy")
-        assert training.get_tokenizer() is tokenizer
+        assert training.get_tokenizer().result() is tokenizer
         assert server.names().count("tokenizer_file") == fetched
     expected = tokenizer_from_directory(tiny_model)
     assert tokenizer.encode("hello world") == expected.encode("hello world")
@@ -96,7 +97,7 @@ def test_a_name_nobody_has_a_tokenizer_for_says_what_to_do(tmp_path: Path, has_t
     assert "model directory" in said
 
 
-def test_a_server_that_names_no_model_is_said_so(home: Path) -> None:
+def test_a_server_that_names_no_model_is_an_error_that_says_so(home: Path) -> None:
     server = ScriptedServer()
     server.answers["get_info"] = lambda value, _: reply({"model_data": {}, "model_id": value.model_id})
     with (
@@ -119,6 +120,7 @@ def test_model_names_lead_to_hub_repositories(model: str, repository: str) -> No
     assert hub_name(model) == repository
 
 
+@pytest.mark.slow
 def test_without_transformers_the_light_tokenizer_is_returned(tiny_model: Path) -> None:
     program = f"""
     import sys
@@ -160,6 +162,7 @@ def test_a_process_that_loads_many_tokenizers_keeps_the_newest(tiny_model: Path,
         clear_tokenizer_cache()
 
 
+@pytest.mark.slow
 def test_light_tokenizers_can_be_asked_for(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKEX_TOKENIZERS", raising=False)
     prefer_light(light=False)

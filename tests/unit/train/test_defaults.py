@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 
 import click
 import pytest
@@ -26,5 +26,5 @@ def test_every_setting_is_an_option_with_the_same_default(recipe: str) -> None:
         option = options[NAMES.get(setting.name, setting.name)]
         if setting.name not in {"data", "output"}:
             given = option.get_default(click.Context(train.commands[recipe]))
-            has_none = setting.default in {None, ()}
+            has_none = setting.default in {None, (), MISSING}
             assert option.name not in shown if has_none else given == setting.default, setting.name

@@ -33,7 +33,7 @@ def test_chats_and_pairs_are_read_with_where_they_stand(tmp_path: Path) -> None:
     assert listed.answer == "Hello"
 
 
-def test_a_mark_at_the_beginning_of_the_file_is_no_part_of_it(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'\xef\xbb\xbf{"prompt": "Hi", "completion": "\\ud83d\\ude00"}\n')
     assert [(one.prompt, one.answer) for one in read_conversations(file)] == [("Hi", "\N{GRINNING FACE}")]
@@ -63,7 +63,11 @@ def test_prompts_keep_the_whole_line_for_the_reward(tmp_path: Path) -> None:
         (read_conversations, [1], "not a JSON object"),
         (read_conversations, '{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}", "too deep"),
         (read_conversations, '{"prompt": "a \\ud83d b", "completion": "c"}', "lone surrogate"),
-        (read_conversations, {"text": "x"}, "'messages', or 'prompt' and 'completion', are required"),
+        (
+            read_conversations,
+            {"text": "x"},
+            "it has text. Expected: messages; ShareGPT conversations; prompt/completion",
+        ),
         (read_conversations, {"messages": [USER]}, "must be 'assistant'"),
         (read_conversations, {"messages": [REPLY]}, "only an answer"),
         (read_conversations, {"messages": []}, "list of messages"),
@@ -76,11 +80,15 @@ def test_prompts_keep_the_whole_line_for_the_reward(tmp_path: Path) -> None:
         (read_conversations, {"prompt": "", "completion": "x"}, "'prompt' is empty"),
         (read_conversations, {"prompt": "x", "completion": ""}, "'completion' is empty"),
         (read_conversations, {"prompt": "x", "completion": [USER]}, "must be 'assistant'"),
-        (read_preferences, {"prompt": "x", "chosen": "a"}, "'chosen' and 'rejected' are required"),
+        (
+            read_preferences,
+            {"prompt": "x", "chosen": "a"},
+            "it has chosen, prompt. Expected: prompt/chosen/rejected",
+        ),
         (read_preferences, {"chosen": "a", "rejected": "b"}, "no 'prompt'"),
         (read_preferences, {"prompt": "x", "chosen": "a", "rejected": "a"}, "are equal"),
         (read_preferences, {"chosen": [USER, REPLY], "rejected": [REPLY, REPLY]}, "same messages"),
-        (read_prompts, {"question": "x"}, "'prompt' (or 'messages') is required"),
+        (read_prompts, {"text": "x"}, "it has text. Expected: prompt; messages; question"),
         (read_prompts, {"messages": [USER, REPLY]}, "must not have the role 'assistant'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Ctrl-C at any line of the loop: what is saved is what was done, and the run goes on as if it had never stopped."""
+"""Ctrl-C at any line of the loop: what is saved is what was done, and the run resumes as if it had never stopped."""
 
 from __future__ import annotations
 
@@ -66,7 +66,14 @@ def interruptible() -> Iterator[None]:
 def test_an_interrupt_at_any_line_loses_and_repeats_no_step(
     service: tinkex.ServiceClient, chats: Path, tmp_path: Path
 ) -> None:
-    wanted = {"steps": STEPS, "eval_fraction": 0, "sample_tokens": 1, "rank": 2}
+    wanted = {
+        "steps": STEPS,
+        "eval_fraction": 0,
+        "sample_tokens": 1,
+        "rank": 2,
+        "batch_size": 1,
+        "accumulate": 2,
+    }
     with AtLine(None) as lines:
         whole = train.run(service, sft(chats, tmp_path / "whole", **wanted))
     assert lines.count > 20 * STEPS
@@ -112,7 +119,7 @@ def _not_held(done: list[str]) -> None:
 @pytest.mark.parametrize(
     ("act", "expected"), [(_held_once, ["the block"]), (_held_twice, []), (_not_held, [])]
 )
-def test_a_held_interrupt_comes_when_the_block_ends_and_a_second_one_at_once(
+def test_a_held_interrupt_is_raised_when_the_block_ends_and_a_second_one_immediately(
     act: Callable[[list[str]], None], expected: list[str]
 ) -> None:
     done: list[str] = []

@@ -29,7 +29,7 @@ def evaluated(headline: str, *values: float) -> list[dict[str, Any]]:
 def test_signs_of_a_run_gone_wrong_are_named_with_what_to_do(
     headline: str, metrics: list[dict[str, Any]], sample: dict[str, str], said: str
 ) -> None:
-    (note,) = notes(headline, metrics, [sample])
+    (note,) = notes(headline, metrics, [sample], num_held_out=10)
     assert said in note
 
 
@@ -49,4 +49,12 @@ def test_signs_of_a_run_gone_wrong_are_named_with_what_to_do(
     ],
 )
 def test_a_run_that_went_well_has_no_notes(headline: str, metrics: list[dict[str, Any]]) -> None:
-    assert notes(headline, metrics, [FINE, {**LOOP, "before": LOOP["after"]}]) == []
+    assert notes(headline, metrics, [FINE, {**LOOP, "before": LOOP["after"]}], num_held_out=10) == []
+
+
+def test_advice_can_be_followed_and_needs_enough_held_out_examples() -> None:
+    worse = evaluated("reward", 0.9, 0.2)
+    (note,) = notes("reward", worse, [FINE], num_held_out=20)
+    assert "better before training" in note
+    assert "--steps" not in note
+    assert notes("reward", worse, [FINE], num_held_out=2) == []

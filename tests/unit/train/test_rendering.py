@@ -36,7 +36,7 @@ def test_an_answer_is_learned_after_exactly_the_tokens_a_sampler_is_given(tokeni
     assert tokens.ids[-1] == tokenizer.eos_token_id
 
 
-def test_plain_texts_are_chats_where_there_is_a_template_unless_told_otherwise(
+def test_plain_texts_are_chats_where_there_is_a_template_unless_set_otherwise(
     tokenizer: LightTokenizer,
 ) -> None:
     assert Renderer(tokenizer).prompt("Say four.") == Renderer(tokenizer).prompt(CHAT[:1])
@@ -53,7 +53,7 @@ def test_all_answers_of_a_chat_can_be_learned(tokenizer: LightTokenizer) -> None
     assert whole.startswith(tokenizer.decode(tokens.ids))
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused_for_all_and_fine_for_the_last(
+def test_a_template_that_rewrites_earlier_turns_is_rejected_for_all_and_fine_for_the_last(
     tokenizer: LightTokenizer, tiny_model: Path
 ) -> None:
     other = LightTokenizer.from_directory(tiny_model)

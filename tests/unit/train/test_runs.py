@@ -75,7 +75,8 @@ def test_a_supervised_run_learns_evaluates_saves_and_reports(
 
 
 def take(training: tinkex.TrainingClient, work: PreparedStep, adam: types.AdamParams) -> None:
-    training.forward_backward(work.data, work.loss_fn)
+    for data in work.passes:
+        training.forward_backward(data, work.loss_fn)
     training.optim_step(adam).result()
 
 
@@ -88,7 +89,7 @@ class StopAfter(train.TrainingCallback):
             raise KeyboardInterrupt
 
 
-def test_an_interrupted_run_goes_on_as_if_it_had_never_stopped(
+def test_an_interrupted_run_continues_as_if_it_had_never_stopped(
     service: tinkex.ServiceClient, chats: Path, tmp_path: Path
 ) -> None:
     whole = train.run(service, sft(chats, tmp_path / "whole", steps=6, eval_fraction=0))
@@ -122,7 +123,7 @@ class KillAfter(train.TrainingCallback):
             raise Killed
 
 
-def test_a_killed_run_goes_on_from_its_last_checkpoint_with_the_same_numbers(
+def test_a_killed_run_continues_from_its_last_checkpoint_with_the_same_numbers(
     service: tinkex.ServiceClient, chats: Path, tmp_path: Path
 ) -> None:
     wanted = {"steps": 6, "eval_fraction": 0.34, "eval_every": 2}
@@ -168,6 +169,29 @@ def test_preferences_are_learned(service: tinkex.ServiceClient, preferences: Pat
     assert report.metrics[-1]["eval_accuracy"] == 1.0
 
 
+def preference_recipe(
+    service: tinkex.ServiceClient, settings: train.DpoSettings, training: tinkex.TrainingClient
+) -> tuple[Dpo, RunContext]:
+    renderer = Renderer(training.get_tokenizer())
+    initial = service.create_sampling_client(base_model=MODEL)
+    return Dpo(settings, train.read_data(settings), renderer), RunContext(training, initial, renderer)
+
+
+def answers(recipe: Dpo, context: RunContext, batch: list[int]) -> list[types.Datum]:
+    """The chosen and rejected answers of pairs, in turn, each learned token with a weight of 1."""
+    return [
+        replace(
+            datum,
+            loss_fn_inputs={
+                **datum.loss_fn_inputs,
+                "weights": [float(weight != 0) for weight in datum.loss_fn_inputs["weights"].data],
+            },
+        )
+        for data in recipe.prepare(context, [batch], 1).passes
+        for datum in data
+    ]
+
+
 def test_the_gradient_of_preferences_is_that_of_the_loss_written_with_torch(
     service: tinkex.ServiceClient, preferences: Path, tmp_path: Path
 ) -> None:
@@ -178,10 +202,18 @@ def test_the_gradient_of_preferences_is_that_of_the_loss_written_with_torch(
         data=preferences, output=tmp_path / "x", beta=beta, sft_weight=0.0, eval_fraction=0.0
     )
     ours, other = (service.create_lora_training_client(MODEL, rank=4, seed=5) for _ in range(2))
-    recipe = Dpo(settings, RunContext(service, ours, Renderer(ours.get_tokenizer()), MODEL))
-    pairs = recipe._learn[:2]
-    references = recipe._reference_sums(pairs)
-    data = [one.datum() for pair in pairs for one in (pair.chosen, pair.rejected)]
+    recipe, context = preference_recipe(service, settings, ours)
+    data = answers(recipe, context, [0, 1])
+    scored = (
+        other.forward(data, "cross_entropy").result().loss_fn_outputs
+    )  # before the first step: the reference
+    sums = [
+        float(
+            (torch.tensor(each["logprobs"].data) * torch.tensor(datum.loss_fn_inputs["weights"].data)).sum()
+        )
+        for each, datum in zip(scored, data, strict=True)
+    ]
+    references = [(sums[0], sums[1]), (sums[2], sums[3])]
 
     def loss(_: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
         total = torch.zeros(())
@@ -198,7 +230,7 @@ def test_the_gradient_of_preferences_is_that_of_the_loss_written_with_torch(
         return total / len(references), {}
 
     for step in (1, 2, 3):
-        take(ours, recipe.prepare([0, 1], step), adam)
+        take(ours, recipe.prepare(context, [[0, 1]], step), adam)
         other.forward_backward_custom(data, loss).result()
         other.optim_step(adam).result()
     found, wanted = (
@@ -216,10 +248,10 @@ def test_the_weight_of_chosen_answers_makes_them_likelier(
             data=preferences, output=tmp_path / f"{weight}", eval_fraction=0.0, sft_weight=weight
         )
         training = service.create_lora_training_client(MODEL, rank=4, seed=5)
-        recipe = Dpo(settings, RunContext(service, training, Renderer(training.get_tokenizer()), MODEL))
+        recipe, context = preference_recipe(service, settings, training)
         for step in (1, 2, 3):
-            take(training, recipe.prepare([0, 1], step), types.AdamParams(learning_rate=0.01))
-        chosen = [pair.chosen.datum() for pair in recipe._learn[:2]]
+            take(training, recipe.prepare(context, [[0, 1]], step), types.AdamParams(learning_rate=0.01))
+        chosen = answers(recipe, context, [0, 1])[::2]
         losses.append(training.forward(chosen, "cross_entropy").result().metrics["loss:sum"])
     assert losses[1] < losses[0]
 

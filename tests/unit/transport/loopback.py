@@ -6,6 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl
 
 
 @dataclass(frozen=True)
@@ -28,15 +32,20 @@ class Loopback:
     seen: list[Seen] = field(default_factory=list)
     connections: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    secured: list[ssl.SSLObject] = field(default_factory=list)
+    """The TLS side of every connection, if there is one."""
 
 
 @asynccontextmanager
-async def loopback(*script: Speak) -> AsyncIterator[Loopback]:
-    """Serves one scripted answer per request, the last one for all further requests."""
+async def loopback(*script: Speak, tls: ssl.SSLContext | None = None) -> AsyncIterator[Loopback]:
+    """Serves one scripted answer per request, the last one for all further requests; over TLS with a context."""
     state = Loopback()
+    writers: set[asyncio.StreamWriter] = set()
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         state.connections += 1
+        if tls is not None:
+            state.secured.append(writer.get_extra_info("ssl_object"))
         try:
             while (request := await read_request(reader)) is not None:
                 state.seen.append(request)
@@ -50,20 +59,25 @@ async def loopback(*script: Speak) -> AsyncIterator[Loopback]:
             writer.close()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.add(writer)
         task = asyncio.ensure_future(converse(reader, writer))
         state.tasks.add(task)
         task.add_done_callback(state.tasks.discard)
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    state.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
+    state.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield state
     finally:
         server.close()
-        tasks = list(state.tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # connections that were accepted at the last moment have a task then
+        while tasks := list(state.tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in writers:
+            writer.transport.abort()  # a client that does not read would keep it open
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
 
 async def read_request(reader: asyncio.StreamReader) -> Seen | None:

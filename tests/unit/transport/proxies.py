@@ -6,7 +6,7 @@ import asyncio
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -32,8 +32,11 @@ class HttpProxy:
 
 
 @contextmanager
-def http_proxy(files: Certificates | None = None) -> Iterator[HttpProxy]:
-    """A proxy that tunnels a CONNECT and forwards a request by its absolute URL; over TLS with ``files``."""
+def http_proxy(files: Certificates | None = None, refusals: Sequence[int] = ()) -> Iterator[HttpProxy]:
+    """A proxy that tunnels a CONNECT and forwards a request by its absolute URL; over TLS with ``files``.
+
+    It replies to its first requests with the statuses in ``refusals``.
+    """
     proxy = HttpProxy()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -41,6 +44,10 @@ def http_proxy(files: Certificates | None = None) -> Iterator[HttpProxy]:
         first, *lines = head.rstrip().split("\r\n")
         headers = {n.lower(): v.strip() for n, _, v in (line.partition(":") for line in lines)}
         proxy.heads.append((first, headers))
+        if len(proxy.heads) <= len(refusals):
+            status = refusals[len(proxy.heads) - 1]
+            writer.write(f"HTTP/1.1 {status} Refused\r\ncontent-length: 0\r\n\r\n".encode())
+            return
         method, target, _ = first.split(" ")
         parts = urlsplit(f"//{target}" if method == "CONNECT" else target)
         server_reader, server_writer = await asyncio.open_connection(parts.hostname, parts.port)

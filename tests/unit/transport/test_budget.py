@@ -94,6 +94,12 @@ def test_everything_gets_through_and_the_balance_returns(sizes: list[int], limit
                 in_use.remove(size)
 
         await asyncio.gather(*(work(size) for size in sizes))
-        assert budget._balance == limit
+        # As much as at the beginning: all of it and one overdraft, and then no more.
+        await budget.acquire(limit)
+        await budget.acquire(1)
+        another = asyncio.ensure_future(budget.acquire(1))
+        await asyncio.sleep(0)
+        assert not another.done()
+        another.cancel()
 
     asyncio.run(main())

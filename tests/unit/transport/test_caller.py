@@ -119,21 +119,22 @@ async def test_statuses_become_typed_errors_that_know_their_request() -> None:
     assert "tml-test" not in repr(caught.value.__dict__)
 
 
-async def test_an_error_page_that_is_no_json_is_shown_as_text() -> None:
+async def test_an_error_page_that_is_not_json_is_shown_as_text() -> None:
     transport = MockTransport(lambda _: Reply(404, {}, b"<h1>nothing here</h1>"))
     with pytest.raises(NotFoundError, match="nothing here"):
         await caller(transport).call(endpoint("healthz"))
 
 
+@pytest.mark.slow
 async def test_a_429_pauses_all_calls_of_its_purpose_and_no_others() -> None:
-    refused_at: list[float] = []
+    rejected_at: list[float] = []
     went_out: list[float] = []
-    told = asyncio.Event()
+    reported = asyncio.Event()
 
     def handler(request: Request) -> Reply:
-        if request.purpose == "rest" and not refused_at:
-            refused_at.append(time.monotonic())
-            told.set()
+        if request.purpose == "rest" and not rejected_at:
+            rejected_at.append(time.monotonic())
+            reported.set()
             return reply({"detail": "slow down"}, status=429, headers={"retry-after-ms": "200"})
         if request.purpose == "rest":
             went_out.append(time.monotonic())
@@ -142,13 +143,13 @@ async def test_a_429_pauses_all_calls_of_its_purpose_and_no_others() -> None:
     transport = MockTransport(handler)
     client = caller(transport)
     first = asyncio.ensure_future(client.call(endpoint("healthz")))
-    await told.wait()
+    await reported.wait()
     await asyncio.sleep(0)
     others = [asyncio.ensure_future(client.call(endpoint("healthz"))) for _ in range(5)]
     await client.call(endpoint("create_session"), types.CreateSessionRequest())
     await asyncio.gather(first, *others)
     assert len(went_out) == 6
-    assert min(went_out) >= refused_at[0] + 0.2
+    assert min(went_out) >= rejected_at[0] + 0.2
 
 
 def test_clients_of_one_server_and_key_hold_back_together() -> None:
@@ -226,3 +227,36 @@ async def test_cancelling_a_call_is_a_cancellation() -> None:
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
+
+
+async def test_a_refused_connection_is_retried_briefly_before_the_first_reply_and_as_usual_after_it() -> None:
+    outcomes: list[str] = []
+
+    def handler(_: Request) -> Reply:
+        if outcomes.pop(0) == "refused":
+            raise APIConnectionError(None, "no reply") from ConnectionRefusedError()
+        return reply({"status": "ok"})
+
+    transport = MockTransport(handler)
+    config = Config(api_key="tml-test", base_url="http://mock")
+    client = Caller(transport, config, policy=RetryPolicy(base_s=0.001, cap_s=0.002, first_contact_s=0.0))
+    outcomes += ["refused"]
+    with pytest.raises(APIConnectionError) as raised:
+        await client.call(endpoint("healthz"))
+    assert "check base_url" in raised.value.__notes__[0]
+    outcomes += ["ok", *["refused"] * 7, "ok"]
+    await client.call(endpoint("healthz"))
+    await client.call(endpoint("healthz"))
+    assert len(transport.requests) == 10
+
+
+async def test_nothing_listens_is_recognised_on_a_real_socket() -> None:
+    recorder = Recorder()
+    config = Config(api_key="tml-test", base_url="http://127.0.0.1:9")
+    shared = SharedHttp(config)
+    client = Caller(shared, config, sink=recorder, policy=RetryPolicy(base_s=0.001, first_contact_s=0.0))
+    with pytest.raises(APIConnectionError, match="connection refused") as raised:
+        await client.call(endpoint("healthz"))
+    await client.close()
+    assert raised.value.__notes__
+    assert sum(isinstance(event, RequestStarted) for event in recorder.events) == 1

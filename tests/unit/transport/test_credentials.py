@@ -108,18 +108,23 @@ async def test_a_rejected_token_is_replaced_and_the_call_repeated() -> None:
     server.valid = "of another server, with other secrets"
     answers = await asyncio.gather(*(caller.call(row) for _ in range(5)))
     assert [answer.status for answer in answers] == ["ok"] * 5
-    assert 1 <= [status for _, status in server.seen].count(401) <= 5, "each was refused once at most"
+    assert 1 <= [status for _, status in server.seen].count(401) <= 5, "each was rejected once at most"
 
 
 async def test_the_error_of_a_rejected_credential_is_raised() -> None:
     server = Strict()
     caller = Caller(MockTransport(server), Config(base_url="http://mock", api_key="tml-key", max_retries=0))
-    caller.tokens = TokenProvider(key, server.hand_out)
-    row = endpoint("healthz")
-    await caller.call(row)
     office = Office()
     office.failing = True
-    server.valid, caller.tokens._fetch = "another", office.fetch
+    fetch = iter([server.hand_out, office.fetch])
+
+    async def exchange(credential: str) -> str:
+        return await next(fetch)(credential)
+
+    caller.tokens = TokenProvider(key, exchange)
+    row = endpoint("healthz")
+    await caller.call(row)
+    server.valid = "another"
     with pytest.raises(AuthenticationError, match="who are you"):
         await caller.call(row)
     assert len(office.asked) == 1

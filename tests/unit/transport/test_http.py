@@ -215,6 +215,7 @@ async def test_a_closed_transport_sends_nothing() -> None:
             await transport.send(Request("GET", "/x"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
 def test_a_child_forked_after_the_first_request_through_the_library_raises_instead_of_hanging() -> None:
     program = """

@@ -1,16 +1,19 @@
-"""HTTP/1.1 without the library: how replies are put together, and how many connections there are."""
+"""HTTP/1.1 without the library, plain and over TLS: how replies are put together, and how many connections there are."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import os
+import ssl
 
 import pytest
 
 from tests.unit.transport.loopback import Seen, Speak, loopback, says, sleeps
+from tests.unit.transport.tls import Certificates, certificates
 from tinkex._transport.base import Request
 from tinkex._transport.http1_transport import Http1Transport
+from tinkex.config import Config
 from tinkex.errors import APIConnectionError, APITimeoutError
 
 
@@ -28,8 +31,28 @@ def writes(*pieces: bytes, then_close: bool = False) -> Speak:
     return speak
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(params=["http", "https"])
+def tls(request: pytest.FixtureRequest, files: Certificates) -> ssl.SSLContext | None:
+    """The server's side of TLS; None for plain HTTP."""
+    return files.context() if request.param == "https" else None
+
+
+@pytest.fixture(autouse=True)
+def trusted(files: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(files.authority))
+
+
+def transport_to(url: str, pool_size: int | None = None) -> Http1Transport:
+    return Http1Transport(Config(api_key="tml-test", base_url=url, pool_size=pool_size))
+
+
 async def ask(url: str, times: int = 1) -> list[tuple[int, bytes]]:
-    plain = Http1Transport(url)
+    plain = transport_to(url)
     try:
         replies = [await plain.send(Request("POST", "/x", timeout=5)) for _ in range(times)]
         return [(reply.status, reply.body) for reply in replies]
@@ -50,13 +73,13 @@ async def ask(url: str, times: int = 1) -> list[tuple[int, bytes]]:
     ],
     ids=["in pieces", "interim", "chunked", "trailers", "until the end", "old", "closing"],
 )
-async def test_replies_of_every_form_are_read(speak: Speak) -> None:
-    async with loopback(speak) as server:
+async def test_replies_of_every_form_are_read(speak: Speak, tls: ssl.SSLContext | None) -> None:
+    async with loopback(speak, tls=tls) as server:
         assert await ask(server.url, times=2) == [(200, b"hello")] * 2
 
 
-async def test_a_reply_without_a_body_needs_no_length() -> None:
-    async with loopback(writes(b"HTTP/1.1 204 No Content\r\n\r\n")) as server:
+async def test_a_reply_without_a_body_needs_no_length(tls: ssl.SSLContext | None) -> None:
+    async with loopback(writes(b"HTTP/1.1 204 No Content\r\n\r\n"), tls=tls) as server:
         assert await ask(server.url, times=2) == [(204, b"")] * 2
     assert server.connections == 1
 
@@ -78,30 +101,33 @@ async def test_a_reply_without_a_body_needs_no_length() -> None:
         (says(200, b"zzzz", Content_Encoding="br"), "was not requested"),
     ],
 )
-async def test_a_reply_that_is_not_http_is_a_connection_error(speak: Speak, words: str) -> None:
-    async with loopback(speak) as server:
+async def test_a_reply_that_is_not_http_is_a_connection_error(
+    speak: Speak, words: str, tls: ssl.SSLContext | None
+) -> None:
+    async with loopback(speak, tls=tls) as server:
         with pytest.raises(APIConnectionError, match=words):
             await ask(server.url)
 
 
 async def test_a_fast_server_needs_fewer_connections_than_there_are_requests() -> None:
     async with loopback(says()) as server:
-        plain = Http1Transport(server.url)
+        plain = transport_to(server.url)
         await asyncio.gather(*(plain.send(Request("POST", "/x")) for _ in range(500)))
         assert len(server.seen) == 500
         assert server.connections < 500
         await plain.close()
 
 
-async def test_a_pool_never_has_more_connections_than_it_may() -> None:
-    async with loopback(says()) as server:
-        plain = Http1Transport(server.url, pool_size=3)
-        await asyncio.gather(*(plain.send(Request("POST", "/x")) for _ in range(100)))
-        assert len(server.seen) == 100
+async def test_a_pool_never_has_more_connections_than_it_may(tls: ssl.SSLContext | None) -> None:
+    async with loopback(says(), tls=tls) as server:
+        plain = transport_to(server.url, pool_size=3)
+        await asyncio.gather(*(plain.send(Request("POST", "/x")) for _ in range(30)))
+        assert len(server.seen) == 30
         assert server.connections <= 3
         await plain.close()
 
 
+@pytest.mark.slow
 async def test_requests_that_wait_for_replies_do_not_wait_for_connections() -> None:
     everybody = asyncio.Event()
 
@@ -112,18 +138,18 @@ async def test_requests_that_wait_for_replies_do_not_wait_for_connections() -> N
         await says()(seen, writer)
 
     async with loopback(speak) as server:
-        plain = Http1Transport(server.url)
+        plain = transport_to(server.url)
         replies = await asyncio.gather(*(plain.send(Request("POST", "/x")) for _ in range(300)))
         assert [reply.status for reply in replies] == [200] * 300
         await plain.close()
 
 
-async def test_a_cancelled_request_closes_its_own_connection_only() -> None:
+async def test_a_cancelled_request_closes_its_own_connection_only(tls: ssl.SSLContext | None) -> None:
     async def speak(seen: Seen, writer: asyncio.StreamWriter) -> None:
         await (sleeps if seen.target == "/slow" else says())(seen, writer)
 
-    async with loopback(speak) as server:
-        plain = Http1Transport(server.url)
+    async with loopback(speak, tls=tls) as server:
+        plain = transport_to(server.url)
         slow = asyncio.ensure_future(plain.send(Request("POST", "/slow")))
         while not server.seen:  # noqa: ASYNC110 - set by the server
             await asyncio.sleep(0.001)
@@ -136,14 +162,14 @@ async def test_a_cancelled_request_closes_its_own_connection_only() -> None:
         await plain.close()
 
 
-async def test_a_connection_the_server_closed_meanwhile_is_not_used_again() -> None:
+async def test_a_connection_the_server_closed_meanwhile_is_not_used_again(tls: ssl.SSLContext | None) -> None:
     async def ends(seen: Seen, writer: asyncio.StreamWriter) -> None:
         await says()(seen, writer)
         await writer.drain()
         writer.close()
 
-    async with loopback(ends) as server:
-        plain = Http1Transport(server.url)
+    async with loopback(ends, tls=tls) as server:
+        plain = transport_to(server.url)
         for _ in range(3):
             assert (await plain.send(Request("POST", "/x"))).status == 200
             await asyncio.sleep(0.02)
@@ -151,12 +177,12 @@ async def test_a_connection_the_server_closed_meanwhile_is_not_used_again() -> N
     assert server.connections == 3
 
 
-async def test_a_garbage_collected_client_leaves_no_open_connection() -> None:
+async def test_a_garbage_collected_client_leaves_no_open_connection(tls: ssl.SSLContext | None) -> None:
     async def speak(seen: Seen, writer: asyncio.StreamWriter) -> None:
         await says()(seen, writer)
 
-    async with loopback(speak) as server:
-        plain = Http1Transport(server.url)
+    async with loopback(speak, tls=tls) as server:
+        plain = transport_to(server.url)
         await plain.send(Request("POST", "/x"))
         del plain
         gc.collect()
@@ -165,14 +191,14 @@ async def test_a_garbage_collected_client_leaves_no_open_connection() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
-async def test_a_forked_child_makes_connections_of_its_own() -> None:
-    async with loopback(says(200, b"hello")) as server:
-        plain = Http1Transport(server.url)
+async def test_a_forked_child_makes_connections_of_its_own(tls: ssl.SSLContext | None) -> None:
+    async with loopback(says(200, b"hello"), tls=tls) as server:
+        plain = transport_to(server.url)
         await plain.send(Request("POST", "/x"))
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:  # a loop of its own, in a process of its own
-            asyncio._set_running_loop(None)
+            asyncio._set_running_loop(None)  # noqa: SLF001 - for event loops, and this is a fork of one
             try:
                 loop = asyncio.new_event_loop()
                 reply = loop.run_until_complete(plain.send(Request("POST", "/x", timeout=5)))
@@ -191,7 +217,7 @@ async def test_a_forked_child_makes_connections_of_its_own() -> None:
 
 @pytest.mark.parametrize("host", ["a" * 70 + ".example", "two..dots"])
 async def test_an_invalid_host_name_is_a_connection_error(host: str) -> None:
-    transport = Http1Transport(f"http://{host}:8787")
+    transport = transport_to(f"http://{host}:8787")
     with pytest.raises(APIConnectionError, match="not a valid host name"):
         async with asyncio.timeout(30):
             await transport.send(Request("GET", "/api/v1/healthz", timeout=60.0))

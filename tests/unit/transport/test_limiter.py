@@ -85,7 +85,7 @@ async def test_a_success_ends_no_pause() -> None:
     may_answer = asyncio.Event()
     under_way = asyncio.ensure_future(limiter.admit(1, may_answer.wait))
     await asyncio.sleep(0)
-    until = time.monotonic() + limiter.report_backpressure(1)  # another one was refused
+    until = time.monotonic() + limiter.report_backpressure(1)  # another one was rejected
     may_answer.set()
     await under_way
     await limiter.admit(1, lambda: asyncio.sleep(0))

@@ -7,6 +7,7 @@ import io
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from datetime import date
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from tinkex._transport.base import Reply, Request
 from tinkex._transport.caller import Caller
 from tinkex._transport.http import HttpTransport
 from tinkex._transport.local_stream import LocalStream
-from tinkex._transport.multipart import FileForm, FileForms, Form, escaped
+from tinkex._transport.multipart import FileForm, FileForms, Form, escaped, form_fields
 from tinkex._transport.retry import RetryPolicy
 from tinkex._transport.sources import CHUNK_BYTES
 from tinkex._transport.streaming import open_stream, send_upload
@@ -121,6 +122,7 @@ def forms(content: bytes, folder: Path) -> dict[str, tuple[FileForm, str, str]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 1])
 def test_a_file_arrives_whatever_form_it_is_given_in(size: int, tmp_path: Path) -> None:
     content = os.urandom(size)
@@ -142,6 +144,16 @@ def test_fields_files_by_name_and_headers_go_out_in_order(tmp_path: Path) -> Non
         'form-data; name="right"; filename="c"',
     ]
     assert parts[2][0]["x-side"] == "r"
+
+
+def test_files_of_a_list_may_name_their_fields_and_share_one() -> None:
+    parts = sent([("page", ("1.txt", b"A")), ("page", ("2.txt", b"B", "text/plain")), ("c", b"C")])
+    assert [content for _, content in parts] == [b"A", b"B", b"C"]
+    assert [headers["content-disposition"] for headers, _ in parts] == [
+        'form-data; name="page"; filename="1.txt"',
+        'form-data; name="page"; filename="2.txt"',
+        'form-data; name="file"; filename="c"',
+    ]
 
 
 @given(name=st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1), content=st.binary())
@@ -175,6 +187,7 @@ def test_no_name_can_end_its_header(name: str) -> None:
         (io.StringIO("text"), "open in text mode"),
         (Path("/nowhere/at/all.png"), "/nowhere/at/all.png cannot be read"),
         (Path("/"), "not a regular file"),
+        ((3, ("a", b"")), "the field of a file is a str, not int"),
         (("a", b"", "image/png\r\nX-Evil: 1"), "not a content type"),
         (("a", b"", None, {"X-Evil\r\nX": "1"}), "not a valid header"),
         (("a", b"", None, {"X": "1\r\nY: 2"}), "not a valid header"),
@@ -298,7 +311,7 @@ async def answer(writer: asyncio.StreamWriter, status: int, body: bytes = b"{}")
     await writer.drain()
 
 
-ROADS = ["plain", "library"]
+ROUTES = ["plain", "library"]
 """Straight over a socket, and by the library that does TLS and proxies: there the server of the test is the proxy."""
 
 
@@ -307,9 +320,9 @@ def request_of(form: Form, timeout: float = 30.0) -> Request:
     return Request("POST", "/api/v1/assets", headers, timeout=timeout, upload=form)
 
 
-async def send_over(road: str, url: str, form: Form, timeout: float = 30.0) -> Any:
+async def send_over(route: str, url: str, form: Form, timeout: float = 30.0) -> Any:
     config = Config(base_url=url, api_key="tml-x")
-    if road == "library":
+    if route == "library":
         config = Config(base_url="http://behind.the.proxy", proxy=url, api_key="tml-x")
     transport = HttpTransport(config)
     try:
@@ -318,10 +331,10 @@ async def send_over(road: str, url: str, form: Form, timeout: float = 30.0) -> A
         await transport.close()
 
 
-@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("known", [True, False])
 async def test_files_arrive_over_a_socket_with_their_length_where_it_is_known(
-    road: str, known: bool, tmp_path: Path
+    route: str, known: bool, tmp_path: Path
 ) -> None:
     content = os.urandom(3 * CHUNK_BYTES + 5)
     path = tmp_path / "large.png"
@@ -336,15 +349,16 @@ async def test_files_arrive_over_a_socket_with_their_length_where_it_is_known(
 
     async with receiving(speak) as url:
         form = Form({}, [path if known else ("large.png", Pipe(content))])
-        got = await send_over(road, url, form)
+        got = await send_over(route, url, form)
     assert (got.status, got.body) == (200, b'{"ok":1}')
     assert arrived[0][1] == content
     assert heads[0].get("content-length") == (str(form.length) if known else None)
     assert heads[0].get("transfer-encoding") == (None if known else "chunked")
 
 
-@pytest.mark.parametrize("road", ROADS)
-async def test_a_file_is_read_in_chunks_as_the_server_receives_it(road: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("route", ROUTES)
+async def test_a_file_is_read_in_chunks_as_the_server_receives_it(route: str) -> None:
     """A server that takes a little and then no more stops the reading: nothing gathers in between."""
     file = Measured(1024 * CHUNK_BYTES)
     taken = asyncio.Event()
@@ -355,7 +369,7 @@ async def test_a_file_is_read_in_chunks_as_the_server_receives_it(road: str) -> 
         await asyncio.Event().wait()
 
     async with receiving(speak) as url:
-        sending = asyncio.ensure_future(send_over(road, url, Form({}, [("m", file)])))
+        sending = asyncio.ensure_future(send_over(route, url, Form({}, [("m", file)])))
         await taken.wait()
         at = -1
         while at != file.at:  # until the buffers on the way are full
@@ -368,8 +382,8 @@ async def test_a_file_is_read_in_chunks_as_the_server_receives_it(road: str) -> 
     assert 2 * CHUNK_BYTES <= file.at < file.size, "it was read to its end though nobody took it"
 
 
-@pytest.mark.parametrize("road", ROADS)
-async def test_an_early_rejection_is_returned_and_stops_the_upload(road: str) -> None:
+@pytest.mark.parametrize("route", ROUTES)
+async def test_an_early_rejection_is_returned_and_stops_the_upload(route: str) -> None:
     file = Measured(4096 * CHUNK_BYTES)
 
     async def speak(_: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -378,7 +392,7 @@ async def test_an_early_rejection_is_returned_and_stops_the_upload(road: str) ->
         await asyncio.Event().wait()
 
     async with receiving(speak) as url:
-        got = await send_over(road, url, Form({}, [("m", file)]))
+        got = await send_over(route, url, Form({}, [("m", file)]))
     assert (got.status, got.body) == (413, b'{"detail":"too large"}')
     assert file.at < file.size
 
@@ -395,8 +409,9 @@ async def test_a_rejection_whose_body_is_lost_is_still_a_rejection() -> None:
     assert got.status == 413
 
 
-@pytest.mark.parametrize("road", ROADS)
-async def test_a_connection_that_breaks_and_one_that_stands_still_are_typed_errors(road: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("route", ROUTES)
+async def test_a_connection_that_breaks_and_one_that_stands_still_are_typed_errors(route: str) -> None:
     async def hang_up(_: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(1000)
         writer.transport.abort()
@@ -406,15 +421,15 @@ async def test_a_connection_that_breaks_and_one_that_stands_still_are_typed_erro
 
     async with receiving(hang_up) as url:
         with pytest.raises(APIConnectionError):
-            await send_over(road, url, Form({}, [("m", Measured(64 * CHUNK_BYTES))]))
+            await send_over(route, url, Form({}, [("m", Measured(64 * CHUNK_BYTES))]))
     async with receiving(stand_still) as url:
         with pytest.raises(APITimeoutError):
-            await send_over(road, url, Form({}, [("m", Measured(64 * CHUNK_BYTES))]), timeout=0.2)
+            await send_over(route, url, Form({}, [("m", Measured(64 * CHUNK_BYTES))]), timeout=0.2)
 
 
-@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("route", ROUTES)
 async def test_a_file_that_cannot_be_read_is_an_upload_error_and_not_a_connection_error(
-    road: str, tmp_path: Path
+    route: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "shrinks"
     path.write_bytes(bytes(4 * CHUNK_BYTES))
@@ -426,7 +441,7 @@ async def test_a_file_that_cannot_be_read_is_an_upload_error_and_not_a_connectio
 
     async with receiving(speak) as url:
         with pytest.raises(UploadError, match="was truncated"):
-            await send_over(road, url, form)
+            await send_over(route, url, form)
 
 
 class SkippingLoop(asyncio.SelectorEventLoop):
@@ -551,9 +566,9 @@ async def test_a_pipe_is_sent_again_only_while_nothing_of_it_was_read() -> None:
     await caller_over(untouched).call(UPLOAD, upload=Form({}, [("p", Pipe(b"x"))]))
     assert len(untouched.bodies) == 1
     half_way = Failing(reply({"detail": "down"}, 503), MADE)
-    with pytest.raises(InternalServerError, match="down") as refused:
+    with pytest.raises(InternalServerError, match="down") as rejected:
         await caller_over(half_way).call(UPLOAD, upload=Form({}, [("p", Pipe(b"x"))]))
-    assert "cannot be rewound" in "".join(refused.value.__notes__)
+    assert "cannot be rewound" in "".join(rejected.value.__notes__)
     assert len(half_way.bodies) == 1
 
 
@@ -576,3 +591,26 @@ async def test_a_transport_that_cannot_stream_gets_the_whole_body() -> None:
         b"b",
         b"content",
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"a": "x", "b": 1, "c": 1.5}, [("a", "x"), ("b", "1"), ("c", "1.5")]),
+        ({"a": {"b": {"c": "x"}}}, [("a[b][c]", "x")]),
+        ({"a": ["x", "y"], "b": ("z",)}, [("a[]", "x"), ("a[]", "y"), ("b[]", "z")]),
+        ({"a": [{"b": 1}, {"b": 2}]}, [("a[][b]", "1"), ("a[][b]", "2")]),
+        ({"a": None, "b": True, "c": False}, [("a", ""), ("b", "true"), ("c", "false")]),
+        ({"a": date(2030, 1, 2)}, [("a", "2030-01-02")]),
+        ({"a": {}, "b": []}, []),
+    ],
+)
+def test_nested_fields_have_names_with_brackets(
+    fields: dict[str, Any], expected: list[tuple[str, str]]
+) -> None:
+    assert form_fields(fields) == expected
+
+
+def test_a_field_that_is_not_plain_is_rejected_by_name() -> None:
+    with pytest.raises(UploadError, match=r"'a\[b\]' is a bytes"):
+        form_fields({"a": {"b": b"x"}})

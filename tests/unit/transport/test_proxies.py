@@ -233,6 +233,7 @@ def test_headers_for_a_socks_proxy_are_rejected_because_it_takes_none() -> None:
         Config(proxy="socks5://127.0.0.1:1080", proxy_headers={"x-route": "a"})
 
 
+@pytest.mark.slow
 def test_a_proxy_of_the_environment_is_used_too(
     servers: Servers, files: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,18 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tinkex._transport.connection import ConnectionRejected
 from tinkex._transport.retry import (
     NO_RETRIES,
     ErrorStatus,
     GiveUp,
     NoReply,
     Outcome,
+    Rejected,
     Retry,
     RetryPolicy,
+    Unreachable,
     backoff,
     decide,
     retry_after,
+    without_reply,
 )
+from tinkex.errors import APIConnectionError
 
 POLICY = RetryPolicy()
 NOON, LATER = "Sun, 15 Nov 2026 12:00:00 GMT", "Sun, 15 Nov 2026 12:00:07 GMT"
@@ -38,7 +43,12 @@ NOON, LATER = "Sun, 15 Nov 2026 12:00:00 GMT", "Sun, 15 Nov 2026 12:00:07 GMT"
         (ErrorStatus(500), 0, 0.0, Retry(0.5)),
         (ErrorStatus(503), 3, 0.0, Retry(4.0)),
         (ErrorStatus(599), 0, 0.0, Retry(0.5)),
+        # a server that was never reached is tried for a few seconds: 0.5 + 1 + 2 + 4
+        (Unreachable(), 0, 0.0, Retry(0.5)),
+        (Unreachable(), 3, 3.5, Retry(4.0)),
+        (Unreachable(), 4, 7.5, GiveUp()),
         # what will not pass is not
+        (Rejected(), 0, 0.0, GiveUp()),
         (ErrorStatus(400), 0, 0.0, GiveUp()),
         (ErrorStatus(401), 0, 0.0, GiveUp()),
         (ErrorStatus(402), 0, 0.0, GiveUp()),
@@ -113,3 +123,18 @@ def test_no_wait_is_longer_than_its_bounds(attempt: int, luck: float, elapsed: f
 def test_no_header_text_breaks_the_reading(text: str) -> None:
     wait = retry_after({"retry-after": text, "date": NOON}, 60.0)
     assert wait is None or 0 < wait <= 60
+
+
+def test_an_explicit_number_of_retries_also_holds_for_a_server_that_was_never_reached() -> None:
+    policy = RetryPolicy(max_retries=6)
+    assert isinstance(decide(Unreachable(), 5, 15.5, policy, lambda: 0.0), Retry)
+    assert decide(Unreachable(), 6, 25.5, policy, lambda: 0.0) == GiveUp()
+
+
+@pytest.mark.parametrize(("contacted", "expected"), [(False, Rejected()), (True, NoReply())])
+def test_a_certificate_is_rejected_for_good_only_where_the_server_has_never_replied(
+    contacted: bool, expected: Outcome
+) -> None:
+    error = APIConnectionError(None, "its certificate has expired")
+    error.__cause__ = ConnectionRejected("expired")
+    assert without_reply(error, contacted=contacted) == expected

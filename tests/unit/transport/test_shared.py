@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
+from tests.scripted import ScriptedServer
 from tests.unit.transport.loopback import Seen, loopback, says
-from tinkex import AdminClient, APIConnectionError, Config, RestClient, ServiceClient
+from tinkex import (
+    AdminClient,
+    APIConnectionError,
+    APIResponseValidationError,
+    Config,
+    RestClient,
+    ServiceClient,
+)
 from tinkex._transport.base import Request
 from tinkex._transport.shared import SharedHttp
 
@@ -54,6 +64,7 @@ async def test_closing_one_leaves_the_others_their_connections() -> None:
         await three.close()
 
 
+@pytest.mark.slow
 async def test_a_share_that_is_forgotten_keeps_nothing_open() -> None:
     async with loopback(says()) as server:
         one, two = share(server.url), share(server.url)
@@ -66,7 +77,7 @@ async def test_a_share_that_is_forgotten_keeps_nothing_open() -> None:
             await connections.send(Request("GET", "/x"))
 
 
-def test_other_keys_servers_and_roads_have_connections_of_their_own() -> None:
+def test_other_keys_servers_and_routes_have_connections_of_their_own() -> None:
     url = "http://host:1"
     mine = share(url)
     assert share("HTTP://HOST:1").connections is mine.connections
@@ -80,20 +91,26 @@ def test_other_keys_servers_and_roads_have_connections_of_their_own() -> None:
         assert other.connections is not mine.connections
 
 
-def test_every_kind_of_client_has_a_share() -> None:
-    settings = {"base_url": "http://host:1", "api_key": "tml-z"}
-    clients = [ServiceClient(**settings), RestClient(**settings), AdminClient(**settings)]  # type: ignore[arg-type]
-    transports = [client._caller.transport for client in clients]
-    assert all(isinstance(transport, SharedHttp) for transport in transports)
-    assert (
-        len({id(transport.connections) for transport in transports if isinstance(transport, SharedHttp)}) == 1
-    )
+async def test_every_kind_of_client_has_a_share() -> None:
+    async with loopback(says(200, b"{}")) as server:
+        settings: dict[str, Any] = {"base_url": server.url, "api_key": "tml-z"}
+        service, rest, admin = ServiceClient(**settings), RestClient(**settings), AdminClient(**settings)
+        for call in (
+            service.get_server_capabilities_async,
+            rest.get_health_async,
+            admin.get_current_checkpoint_storage_usage_async,
+        ):
+            with suppress(APIResponseValidationError):
+                await call()
+        assert len(server.seen) == 3
+        assert server.connections == 1
+        await service.close("success")
 
 
 def test_a_holder_and_settings_contradict_each_other() -> None:
-    service = ServiceClient(base_url="http://host:1", api_key="tml-z")
-    assert RestClient(service._session)._caller is service._caller
+    service = ServiceClient(transport=ScriptedServer().transport)
+    assert RestClient(service.holder).get_sampler("s").result(10).base_model == "toy"
     with pytest.raises(ValueError, match="RestClient takes a holder"):
-        RestClient(service._session, base_url="http://host:2")
+        RestClient(service.holder, base_url="http://host:2")
     with pytest.raises(ValueError, match="AdminClient takes a holder"):
-        AdminClient(service._session, api_key="tml-q")
+        AdminClient(service.holder, api_key="tml-q")

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.transport.loopback import Seen, breaks_off, hangs_up, loopback, says, sleeps
-from tinkex._transport.breaker import breakers
-from tinkex._transport.shared import normalized_url
+from tinkex import circuit_breakers
 from tinkex._transport.signed_urls import MAX_REDIRECTS, SignedUrls
 from tinkex.config import Config
 from tinkex.errors import (
@@ -75,6 +74,7 @@ async def test_characters_that_no_request_line_carries_are_quoted() -> None:
     assert server.seen[0].target == "/%C3%A4%20file?name=%C3%BC%01%20x"
 
 
+@pytest.mark.slow
 async def test_failures_are_retried_and_reported_as_those_of_any_call() -> None:
     recorder = Recorder()
     async with loopback(hangs_up, says(503, Retry_After="0.01"), breaks_off, says(200, b"ok")) as server:
@@ -108,7 +108,7 @@ async def test_a_host_that_keeps_failing_opens_its_circuit_breaker() -> None:
         with pytest.raises(CircuitOpenError):
             await urls.open(f"{server.url}/file", headers={})
         await urls.close()
-        assert breakers.states()[normalized_url(server.url), "download"] == "open"
+        assert circuit_breakers.state(server.url, "signed_url") == "open"
     assert len(server.seen) == 5
 
 

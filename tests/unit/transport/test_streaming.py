@@ -83,7 +83,7 @@ def test_a_chunk_is_returned_before_the_next_one_is_sent() -> None:
     "said",
     [b"", b"nonsense\r\n\r\n", HEAD + b"zz\r\n", HEAD + b"5\r\nhe", HEAD[:20], HEAD + b"5\r\nhello\r\n"],
 )
-def test_a_reply_that_breaks_off_or_is_no_http_is_a_connection_error(said: bytes) -> None:
+def test_a_reply_that_breaks_off_or_is_not_http_is_a_connection_error(said: bytes) -> None:
     async def run() -> None:
         async with loopback(speak(said, close=True)) as server:
             with pytest.raises(APIConnectionError, match="no reply"):
@@ -100,14 +100,14 @@ def chunked(body: bytes, step: int) -> list[bytes]:
     return [*(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces), b"0\r\n\r\n"]
 
 
-@pytest.mark.parametrize("road", ["plain", "library"])
+@pytest.mark.parametrize("route", ["plain", "library"])
 @pytest.mark.parametrize("step", [1, 7, 1000])
-def test_a_stream_compressed_by_a_proxy_is_decompressed_chunk_by_chunk(step: int, road: str) -> None:
+def test_a_stream_compressed_by_a_proxy_is_decompressed_chunk_by_chunk(step: int, route: str) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
 
     async def run() -> bytes:
         async with loopback(speak(head, *chunked(PACKED, step), close=True)) as server:
-            if road == "plain":
+            if route == "plain":
                 return await whole(await opened(server))
             transport = HttpTransport(Config(base_url="http://behind.it", proxy=server.url, api_key="tml-x"))
             try:
@@ -180,10 +180,11 @@ def test_the_same_goes_for_replies_through_a_proxy(said: bytes) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_server_that_says_nothing_more_is_a_timeout() -> None:
     async def run() -> None:
         async with loopback(speak(HEAD + b"1\r\na\r\n")) as server:
-            stream = await opened(server, Request("POST", "/x", timeout=0.05))
+            stream = await opened(server, Request("POST", "/x", timeout=1.0))  # also for the connection
             assert await stream.read() == b"a"
             with pytest.raises(APITimeoutError, match="sent nothing"):
                 await stream.read()
@@ -225,6 +226,7 @@ def test_closing_the_stream_ends_the_connection() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("proxied", [False, True], ids=["plain", "library"])
 def test_pool_size_bounds_the_streams_of_a_purpose(proxied: bool) -> None:
     """A stream over the limit waits until another one is closed, and fails when its timeout is over."""

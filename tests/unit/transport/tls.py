@@ -28,26 +28,42 @@ from tinkex.testing import Reply, Request
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files in PEM: the authority's certificate, and a server's own for 127.0.0.1 and localhost."""
+    """Files in PEM: the authority's certificate, and a server's own."""
 
     authority: Path
     server: Path
     key: Path
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of ``tinkex serve``."""
+        return ("--tls-cert", str(self.server), "--tls-key", str(self.key))
 
-def certificates(directory: Path) -> Certificates:
+    def context(self, *protocols: str) -> ssl.SSLContext:
+        """The settings of a server with this certificate that speaks these protocols (ALPN)."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.server, self.key)
+        if protocols:
+            context.set_alpn_protocols(list(protocols))
+        return context
+
+
+def certificates(
+    directory: Path, host: str = "localhost", days_valid: tuple[int, int] = (-1, 1)
+) -> Certificates:
+    """Makes an authority, and a certificate for a host and for 127.0.0.1 that is valid between two days from now."""
     issuer_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer = _name("Tinkex test authority")
     authority = (
-        _certificate(issuer, issuer, issuer_key.public_key())
+        _certificate(issuer, issuer, issuer_key.public_key(), (-9, 9))
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(issuer_key, hashes.SHA256())
     )
     names = x509.SubjectAlternativeName(
-        [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        [x509.DNSName(host), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     )
     server = (
-        _certificate(_name("localhost"), issuer, key.public_key())
+        _certificate(_name(host), issuer, key.public_key(), days_valid)
         .add_extension(names, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .sign(issuer_key, hashes.SHA256())
@@ -67,7 +83,9 @@ def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
-def _certificate(subject: x509.Name, issuer: x509.Name, key: Any) -> x509.CertificateBuilder:
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: Any, days_valid: tuple[int, int]
+) -> x509.CertificateBuilder:
     now = dt.datetime.now(dt.UTC)
     return (
         x509.CertificateBuilder()
@@ -75,8 +93,8 @@ def _certificate(subject: x509.Name, issuer: x509.Name, key: Any) -> x509.Certif
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
+        .not_valid_before(now + dt.timedelta(days=days_valid[0]))
+        .not_valid_after(now + dt.timedelta(days=days_valid[1]))
     )
 
 
@@ -132,7 +150,7 @@ def secure(scripted: ScriptedServer, files: Certificates) -> Iterator[SecureServ
         try:
             await serve(server, config, shutdown_trigger=stop.wait)
         except* ssl.SSLError:
-            if not stop.is_set():  # at the end, data that crosses the goodbye on the wire is no fault
+            if not stop.is_set():  # at the end, data that crosses the goodbye on the wire is not a fault
                 raise
 
     with in_background(run):

@@ -35,12 +35,12 @@ def test_chunks_may_be_given_as_dictionaries() -> None:
 @pytest.mark.parametrize(
     "tokens", [[1.5], ["a"], [True], [[1]], [-1], [2**31], [1e300], [2.0, -1e19], [float("inf")]]
 )
-def test_tokens_that_are_not_token_ids_are_refused(tokens: list) -> None:
+def test_tokens_that_are_not_token_ids_are_rejected(tokens: list) -> None:
     with pytest.raises(ValueError, match="token"):
         ModelInput.from_ints(tokens)
 
 
-def test_an_image_has_a_length_only_when_told() -> None:
+def test_an_image_has_a_length_only_when_given() -> None:
     image = ImageChunk(data=b"\x89PNG", format="png")
     with pytest.raises(ValueError, match="expected_tokens"):
         _ = image.length
@@ -75,11 +75,14 @@ def test_a_datum_takes_lists_arrays_and_tensors() -> None:
     }
 
 
-def test_nested_lists_keep_their_shape_and_ragged_ones_are_refused() -> None:
+def test_nested_lists_keep_their_shape_and_ragged_ones_are_rejected() -> None:
     inputs = ModelInput.from_ints([1, 2])
     assert Datum(inputs, {"target_tokens": [[1, 2], [3, 4]]}).loss_fn_inputs["target_tokens"].shape == [2, 2]
-    with pytest.raises(ValueError, match="rectangular"):
-        Datum(inputs, {"target_tokens": [[1, 2], [3]]})
+    for ragged in ([[1, 2], [3]], [[1], []], [1, [2]], [[[1]], [[2], [3]]]):
+        with pytest.raises(ValueError, match=r"rectangular numeric array.*ragged nested lists"):
+            Datum(inputs, {"target_tokens": ragged})
+        with pytest.raises(ValueError, match=r"rectangular numeric array.*ragged nested lists"):
+            TensorData(data=ragged, dtype="int64")
     with pytest.raises(KeyError, match="mood"):
         Datum(inputs, {"mood": [1.0]})
     with pytest.raises(TypeError, match="str"):

@@ -42,7 +42,7 @@ def test_families_are_frozen_hashable_and_survive_copies() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"learning_rate": -1}, {"learning_rate": 1, "beta1": 1}, {"learning_rate": 1e999}]
 )
-def test_impossible_steps_are_refused(wrong: dict[str, float]) -> None:
+def test_impossible_steps_are_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="DimuonParams"):
         types.DimuonParams(**wrong)  # type: ignore[arg-type]
 

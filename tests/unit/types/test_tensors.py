@@ -40,7 +40,7 @@ def test_unlisted_cells_take_the_pad_value() -> None:
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.bool_, np.complex64])
-def test_arrays_of_other_kinds_are_refused(kind: type) -> None:
+def test_arrays_of_other_kinds_are_rejected(kind: type) -> None:
     with pytest.raises(ValueError, match="convert it to float32 or int64"):
         TensorData.from_numpy(np.zeros(2, dtype=kind))
 

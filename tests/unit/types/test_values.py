@@ -36,7 +36,9 @@ from tinkex import types
         (types.AdamParams, {"learning_rate": None}, "must be a number"),
     ],
 )
-def test_wrong_settings_are_refused_by_name(kind: type, wrong: dict, message: str) -> None:
+def test_wrong_settings_are_rejected_with_an_error_that_names_them(
+    kind: type, wrong: dict, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         kind(**wrong)
 
@@ -56,11 +58,21 @@ def test_whole_numbers_of_any_kind_become_ints(number: Any) -> None:
     assert types.SamplingParams(stop=np.array([1, 2])).stop == [1, 2]  # type: ignore[arg-type]
 
 
-def test_unknown_options_are_refused() -> None:
-    with pytest.raises(TypeError, match="min_p"):
-        types.SamplingParams(min_p=0.1)  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="min_p"):
-        types.SamplingParams.model_validate({"min_p": 0.1})
+def test_unknown_options_are_rejected() -> None:
+    with pytest.raises(TypeError, match="beam_width"):
+        types.SamplingParams(beam_width=4)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="beam_width"):
+        types.SamplingParams.model_validate({"beam_width": 4})
+
+
+def test_a_tag_may_be_given_like_in_the_official_client() -> None:
+    owner = types.UserSearchOwner(type="user", owner_urns=["a"])  # type: ignore[call-arg]
+    assert owner == types.UserSearchOwner(owner_urns=["a"])
+    assert owner.model_dump() == tinker.types.UserSearchOwner(type="user", owner_urns=["a"]).model_dump()
+    request = types.CheckpointSearchRequest(owner=types.OwnSearchOwner(type="own"))  # type: ignore[call-arg]
+    assert request == types.CheckpointSearchRequest()
+    with pytest.raises(ValueError, match=r"OwnSearchOwner.type is 'own', got 'user'"):
+        types.OwnSearchOwner(type="user")  # type: ignore[call-arg]
 
 
 def test_defaults_are_those_of_the_official_client() -> None:

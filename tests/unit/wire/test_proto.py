@@ -122,6 +122,7 @@ def test_a_request_round_trips(request: types.ForwardBackwardRequest) -> None:
     assert again.forward_only == request.forward_only
 
 
+@pytest.mark.slow
 @given(requests())
 def test_we_read_what_the_official_client_writes(request: types.ForwardBackwardRequest) -> None:
     assert_same(
@@ -216,7 +217,7 @@ def test_a_setting_of_a_kind_we_do_not_know_is_malformed_and_not_zero() -> None:
         lambda b: proto.decode_sample_response(b, []),
     ],
 )
-def test_bytes_that_are_no_message_are_malformed(reader) -> None:
+def test_bytes_that_are_not_a_message_are_malformed(reader) -> None:
     with pytest.raises(Malformed):
         reader(b"\xff\xff\xff\xff")
 
@@ -234,7 +235,7 @@ def test_random_bytes_never_escape_the_codec(data: bytes) -> None:
 
 @pytest.mark.slow
 @given(requests(), st.data())
-def test_damaged_messages_never_escape_the_codec(
+def test_errors_of_corrupt_messages_never_escape_the_codec(
     request: types.ForwardBackwardRequest, data: st.DataObject
 ) -> None:
     encoded = bytearray(proto.encode_forward_backward(request))

@@ -28,7 +28,7 @@ def test_events_are_the_same_however_the_stream_is_cut(cuts: list[int]) -> None:
     assert found + parser.feed(b"\n") == EVENTS
 
 
-def test_an_event_that_never_ends_is_refused() -> None:
+def test_an_event_that_never_ends_is_rejected() -> None:
     parser = EventParser()
     parser.feed(b"data: " + b"x" * (MAX_EVENT_BYTES - 10))
     with pytest.raises(ValueError, match="longer than"):
@@ -36,7 +36,7 @@ def test_an_event_that_never_ends_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_empty_lines_of_data_are_no_way_to_send_without_end() -> None:
+def test_empty_lines_of_data_count_towards_the_limit() -> None:
     parser = EventParser()
     pieces = itertools.repeat(b"data\n" * 100_000, MAX_EVENT_BYTES // 100_000 + 1)
     with pytest.raises(ValueError, match="longer than"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tinkex._version import __version__
 from tinkex._wire.endpoints import ENDPOINTS, Endpoint
@@ -32,20 +33,25 @@ from tinkex.engine.api import (
     streaming,
     tokenizers,
     training,
+    uploads,
     usage,
 )
 from tinkex.engine.api.auth import authenticate, authenticate_operator
+from tinkex.engine.api.bodies import BodyStalled, DecodedBody, RejectedBody, RequestBodyReader, stream_body
+from tinkex.engine.api.body_budget import BodyBudget, BodyReservation
 from tinkex.engine.api.call import Call, Handler
-from tinkex.engine.api.decoding import decode_request, read_seq_id
-from tinkex.engine.api.errors import error_response, failure_response, json_response
-from tinkex.engine.api.limits import BodyStalled, BodyTooLarge, check_query, read_body, stream_body
+from tinkex.engine.api.compatible.routes import ROUTE_HANDLERS, ROUTES
+from tinkex.engine.api.dialects import dialect_of
+from tinkex.engine.api.errors import detail_response, error_response, failure_response, json_response
+from tinkex.engine.api.limits import check_query
 from tinkex.engine.api.long_poll import cancel_on_disconnect
+from tinkex.engine.api.origins import restrict_origins
+from tinkex.engine.api.replies import LargeReply, bounded, reply_budget
 from tinkex.engine.api.request_metrics import REQUEST_ID, RequestMetrics, request_id_of
 from tinkex.engine.api.spans import CallTracing
 from tinkex.engine.api.storage import StorageErrors, is_storage_error
-from tinkex.engine.config import LOOPBACK_HOSTS
 from tinkex.engine.engine import Engine
-from tinkex.errors import InvalidInput, ModelUnavailable, TinkexError, Unauthorized
+from tinkex.errors import ModelUnavailable, TinkexError, Unauthorized
 
 HANDLERS: Mapping[str, Handler] = {
     **sampling.HANDLERS,
@@ -59,6 +65,7 @@ HANDLERS: Mapping[str, Handler] = {
     **identity.HANDLERS,
     **downloads.HANDLERS,
     **copying.HANDLERS,
+    **uploads.HANDLERS,
     **assets.HANDLERS,
     **audit.HANDLERS,
     **usage.HANDLERS,
@@ -67,13 +74,13 @@ HANDLERS: Mapping[str, Handler] = {
 
 Serve: TypeAlias = Callable[[Request], Awaitable[Response]]
 
-LARGE_BODIES = frozenset(
-    {"forward_backward", "forward", "asample", "stream_sample", "create_custom_loss", "telemetry"}
-)
-"""Endpoints whose bodies are limited only by ``max_body_bytes``; the others are limited to ``MAX_SMALL_BODY_BYTES``."""
-MAX_SMALL_BODY_BYTES = 4 * 1024 * 1024
+CLIENT_CLOSED_REQUEST = 499
+"""The status in the log for a client that disconnected; no client receives it."""
+_REQUEST_ID = REQUEST_ID.encode()
+STREAMED = frozenset({"multipart", "bytes"})
+"""Encodings of bodies that handlers read while they arrive."""
 LONG_POLLS = frozenset({"retrieve_future", "retrieve_futures"})
-"""Endpoints whose handlers are cancelled when the client disconnects."""
+"""Endpoints whose handlers are cancelled when the client disconnects, as are those of the compatible routes."""
 
 
 class App(Starlette):
@@ -102,7 +109,7 @@ class App(Starlette):
             await response(scope, receive, send)
 
 
-def build_app(engine: Engine) -> App:
+def build_app(engine: Engine) -> ASGIApp:
     """Returns the application that serves an engine.
 
     Example:
@@ -110,14 +117,25 @@ def build_app(engine: Engine) -> App:
     """
     failed_logins = audit.FailedLogins()
     request_metrics, tracing, storage = RequestMetrics(), CallTracing(), StorageErrors(engine)
+    bodies, replies = (
+        RequestBodyReader(engine.config.max_body_bytes),
+        reply_budget(engine.config.max_body_bytes),
+    )
+    served = [(ENDPOINTS[name], handler) for name, handler in HANDLERS.items()]
+    served += [
+        (dataclasses.replace(route, path=path), ROUTE_HANDLERS[route.name])
+        for route in ROUTES
+        for path in route.paths
+    ]
     routes = [
         Route(
             endpoint.path,
-            _serve(engine, endpoint, handler, failed_logins, request_metrics, tracing, storage),
+            _serve(
+                engine, endpoint, handler, failed_logins, request_metrics, tracing, storage, bodies, replies
+            ),
             methods=[endpoint.method],
         )
-        for name, handler in HANDLERS.items()
-        for endpoint in [ENDPOINTS[name]]
+        for endpoint, handler in served
     ]
     # Exact paths first, starting with the hot ones of sampling and polling. Then the longest path first:
     # …/checkpoints/{checkpoint_id:path} also matches …/publish.
@@ -125,7 +143,7 @@ def build_app(engine: Engine) -> App:
     parametrized = [route for route in routes if route not in exact]
     parametrized.sort(key=lambda route: len(route.path), reverse=True)
     metrics_route = Route("/metrics", _metrics(engine, failed_logins, request_metrics), methods=["GET"])
-    return App([*exact, *parametrized, metrics_route])
+    return restrict_origins(App([*exact, *parametrized, metrics_route]), engine.config)
 
 
 def _serve(
@@ -136,97 +154,113 @@ def _serve(
     request_metrics: RequestMetrics,
     tracing: CallTracing,
     storage: StorageErrors,
+    bodies: RequestBodyReader,
+    replies: BodyBudget,
 ) -> Serve:
-    max_body_bytes = engine.config.max_body_bytes
-    if endpoint.name not in LARGE_BODIES:
-        max_body_bytes = min(max_body_bytes, MAX_SMALL_BODY_BYTES)
-    is_multipart = endpoint.request_wire == "multipart"
-    reads_body = endpoint.method != "GET" and not is_multipart
-    is_long_poll = endpoint.name in LONG_POLLS
+    streams_body = endpoint.request_wire in STREAMED
+    reads_body = endpoint.method != "GET" and not streams_body
+    is_long_poll = endpoint.name in LONG_POLLS or endpoint.name in ROUTE_HANDLERS
+    dialect = dialect_of(endpoint.path)
 
     async def serve(request: Request) -> Response:
         started = time.monotonic()
-        request_id = request_id_of(request.headers)
+        headers = read_headers(request.scope["headers"])
+        request_id = request_id_of(headers)
         user = [""]
-        response = await tracing.trace(handle(request, user), endpoint, request, request_id)
-        response.headers[REQUEST_ID] = request_id
+        response = await tracing.trace(handle(request, headers, user), endpoint, request, request_id)
+        response.raw_headers.append((_REQUEST_ID, request_id.encode()))
         duration_s = time.monotonic() - started
         request_metrics.record(endpoint.name, response.status_code, duration_s, request_id, user[0])
         return response
 
-    async def handle(request: Request, user: list[str]) -> Response:
+    async def handle(request: Request, headers: Mapping[str, str], user: list[str]) -> Response:
+        reservation: BodyReservation | None = None
+        unsent: BodyReservation | None = None
+        response: Response | None = None
         try:
             if endpoint.name == "healthz":
                 storage.recheck()
                 engine.integrity.recheck()
             if engine.closed:
                 raise _closed()
-            user[0] = owner = authenticate(engine, endpoint.name, request.headers)
+            user[0] = owner = authenticate(
+                engine, endpoint.name, headers, accepts_bearer=dialect.accepts_bearer
+            )
             if request.scope["query_string"]:
                 check_query(endpoint.name, request.query_params)
+            client = request.scope.get("client")
             # In-process requests never stall: the body is passed as a whole.
-            stall_s = None if request.client is None else engine.config.request_stall_s
-            body = b""
+            stall_s = None if client is None else engine.config.request_stall_s
+            decoded = DecodedBody(None, b"")
             if reads_body:
-                body = await read_body(request, max_body_bytes, stall_s, has_seq_id=endpoint.is_future)
+                reservation = BodyReservation(bodies.budget, owner)
+                decoded = await bodies.read(request, headers, endpoint, stall_s, reservation)
+            if client is not None:
+                unsent = BodyReservation(replies, owner)
             call = Call(
                 engine=engine,
                 owner=owner,
-                request=_decode(engine, owner, endpoint, body, request.headers.get("content-type", "")),
-                body=body,
-                parameters=request.path_params,
-                query=request.query_params,
-                headers=request.headers,
-                is_local=request.client is None or request.client.host in LOOPBACK_HOSTS,
+                request=decoded.request,
+                body=decoded.body,
+                headers=headers,
                 http=request,
-                is_embedded=request.client is None,
-                body_stream=stream_body(request, stall_s) if is_multipart else None,
+                is_embedded=client is None,
+                body_stream=stream_body(request, stall_s) if streams_body else None,
                 request_metrics=request_metrics,
+                reply=unsent,
             )
             reply = await (cancel_on_disconnect(request, handler(call)) if is_long_poll else handler(call))
             audit.record(endpoint.name, call)
+            response = (
+                reply if isinstance(reply, Response) else json_response(reply if reply is not None else {})
+            )
+            if unsent is not None:
+                response = bounded(response, unsent)
         except Unauthorized as error:
             failed_logins.record(engine, request)
-            return error_response(error)
-        except BodyTooLarge as error:
-            _reject_seq_id(engine, user[0], endpoint, error.prefix, request.headers.get("content-type", ""))
-            return error_response(error)
+            return error_response(error, dialect)
+        except RejectedBody as rejected:
+            if rejected.sequence is not None:
+                # The client counts its number as sent, and later ones must not wait for it.
+                engine.admission.reject(user[0], *rejected.sequence)
+            return error_response(rejected.error, dialect)
         except TinkexError as error:
-            return error_response(error)
+            return error_response(error, dialect)
         except sqlite3.Error as error:
             if engine.closed:  # during a long poll
-                return error_response(_closed())
-            return (
-                error_response(storage.record(error)) if is_storage_error(error) else failure_response(error)
-            )
+                return error_response(_closed(), dialect)
+            if is_storage_error(error):
+                return error_response(storage.record(error), dialect)
+            return failure_response(error, dialect)
         except BodyStalled as error:
-            return json_response({"detail": str(error)}, 408, {"connection": "close"})
+            return detail_response(str(error), 408, dialect, {"connection": "close"})
         except ClientDisconnect:
-            return json_response({"detail": "the client disconnected before the request was complete"}, 400)
+            detail = "the client disconnected before the request was complete"
+            return detail_response(detail, CLIENT_CLOSED_REQUEST, dialect)
         except Exception as error:  # noqa: BLE001 -- logged, and a 500 for the client
-            return failure_response(error)
-        return reply if isinstance(reply, Response) else json_response(reply if reply is not None else {})
+            return failure_response(error, dialect)
+        finally:
+            if reservation is not None:
+                reservation.release()
+            if unsent is not None and not isinstance(response, LargeReply):
+                unsent.release()
+        assert response is not None
+        return response
 
     return serve
 
 
+def read_headers(headers: Sequence[tuple[bytes, bytes]]) -> Mapping[str, str]:
+    """Returns the headers of a request by their names in lower case; the first of several with one name.
+
+    >>> read_headers([(b"accept", b"text/html"), (b"accept", b"*/*")])
+    {'accept': 'text/html'}
+    """
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(headers)}
+
+
 def _closed() -> ModelUnavailable:
     return ModelUnavailable("this engine is closed; start it again.")
-
-
-def _decode(engine: Engine, owner: str, endpoint: Endpoint, body: bytes, content_type: str) -> object:
-    try:
-        return decode_request(endpoint, body, content_type)
-    except InvalidInput:
-        _reject_seq_id(engine, owner, endpoint, body, content_type)
-        raise
-
-
-def _reject_seq_id(engine: Engine, owner: str, endpoint: Endpoint, body: bytes, content_type: str) -> None:
-    """Mark the seq_id of a rejected submission as used: the client counts it as sent, and later ones must not wait for it."""
-    found = read_seq_id(body, content_type) if endpoint.is_future else None
-    if found is not None:
-        engine.admission.reject(owner, *found)
 
 
 def _metrics(engine: Engine, failed_logins: audit.FailedLogins, request_metrics: RequestMetrics) -> Serve:
@@ -248,7 +282,6 @@ def _metrics(engine: Engine, failed_logins: audit.FailedLogins, request_metrics:
 
 async def _no_such_endpoint(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 404
-    detail = (
-        f"this server has no endpoint {request.method} {request.url.path}; the Tinker API is under /api/v1."
-    )
-    return json_response({"detail": detail}, status)
+    dialect = dialect_of(request.url.path)
+    detail = f"this server has no endpoint {request.method} {request.url.path}; {dialect.has}."
+    return detail_response(detail, status, dialect)

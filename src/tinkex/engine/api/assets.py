@@ -16,6 +16,8 @@ from tinkex.errors import InvalidInput, TooLarge, Unsupported
 from tinkex.types import Asset, AssetsListResponse, AssetsResponse, Cursor
 
 FIELDS = frozenset({"ttl_seconds"})
+IMAGES_PER_UPLOAD = 4
+"""How many images of the largest size fit into one form; it is written to disk while it arrives."""
 
 
 async def upload_assets(call: Call) -> Reply:
@@ -23,7 +25,7 @@ async def upload_assets(call: Call) -> Reply:
     assert call.body_stream is not None
     if call.headers.get("content-encoding", "identity").strip().lower() not in {"", "identity"}:
         raise Unsupported("images are already compressed; send them without Content-Encoding.")
-    max_bytes, size = call.engine.config.max_body_bytes, 0
+    max_bytes, size = IMAGES_PER_UPLOAD * call.engine.config.max_asset_bytes, 0
     content_length = call.headers.get("content-length", "")
     if content_length.isdigit() and int(content_length) > max_bytes:
         raise _too_large(max_bytes)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -16,7 +17,7 @@ from starlette.requests import Request
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.engine import Engine
 from tinkex.engine.lookup import checkpoint_of_url
-from tinkex.engine.store import LOCAL_USER, AuditRow
+from tinkex.engine.store import LOCAL_USER, AuditRow, Store
 from tinkex.errors import InvalidInput
 from tinkex.types import AuditLogEntry, AuditLogResponse
 
@@ -25,7 +26,11 @@ logger = logging.getLogger("tinkex.engine")
 SUBJECT = "audit"
 CATEGORIES = ("checkpoints", "projects", "teams", "organizations")
 MAX_ENTRIES = 10_000
+MAX_FIELD_CHARS = 512
+"""Longer values of an entry are cut."""
 FAILED_LOGIN_INTERVAL_S = 60.0
+MAX_FAILED_LOGINS = 20
+"""Entries per interval for requests without a valid key; the others are counted in one further entry."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,15 @@ AUDITED: Mapping[str, Audited] = {
         "checkpoints",
         lambda call: {"tinker_path": call.request.source_path, "purpose": "copy"},
     ),
+    "external_weights_upload_start": Audited(
+        "checkpoint_upload_start", "checkpoints", lambda call: call.audit_details
+    ),
+    "external_weights_upload_finish": Audited(
+        "checkpoint_create", "checkpoints", lambda call: call.audit_details
+    ),
+    "external_weights_upload_cancel": Audited(
+        "checkpoint_upload_cancel", "checkpoints", lambda call: {"upload_id": call.request.upload_id}
+    ),
     "delete_checkpoint": Audited("checkpoint_delete", "checkpoints", _checkpoint()),
     "publish_checkpoint": Audited("checkpoint_publish", "checkpoints", _checkpoint()),
     "unpublish_checkpoint": Audited("checkpoint_unpublish", "checkpoints", _checkpoint()),
@@ -130,31 +144,74 @@ def record(endpoint: str, call: Call) -> None:
 def _add(engine: Engine, row: AuditRow) -> None:
     """Add an entry; a failure is logged and reported in health, and the request succeeds."""
     try:
-        engine.store.audit.add(row)
+        engine.store.audit.add(
+            replace(
+                row,
+                model_id=_cut(row.model_id),
+                tinker_path=_cut(row.tinker_path),
+                details={name: _cut(value) for name, value in row.details.items()},
+            )
+        )
         engine.health.fine(SUBJECT)
     except sqlite3.Error as error:
         logger.warning("%s of %s is not in the audit log: %s", row.event, row.owner, error)
         engine.health.trouble(SUBJECT, f"the audit log cannot be written ({error})")
 
 
-class FailedLogins:
-    """Records requests without a valid key, at most once a minute per host so that no client can flood the log."""
+def _cut(value: Any) -> Any:
+    """Returns a value in at most ``MAX_FIELD_CHARS`` characters.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._recorded: dict[str, float] = {}
+    >>> len(_cut("/" * 100_000)), _cut(7), _cut(None)
+    (512, 7, None)
+    """
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    if len(text) <= MAX_FIELD_CHARS:
+        return value
+    return f"{text[: MAX_FIELD_CHARS - 1]}…"
+
+
+class FailedLogins:
+    """Records requests without a valid key, so that no client can fill the log.
+
+    Per interval: one entry for a host, at most ``max_entries`` of them, and at its end one entry with the number of
+    requests that have none of their own.
+    """
+
+    def __init__(
+        self, interval_s: float = FAILED_LOGIN_INTERVAL_S, max_entries: int = MAX_FAILED_LOGINS
+    ) -> None:
+        self._interval_s, self._max_entries = interval_s, max_entries
+        self._hosts: set[str] = set()
+        self._num_dropped = 0
+        self._ends_at = 0.0
 
     def record(self, engine: Engine, request: Request) -> None:
-        """Record a request that was rejected with 401."""
+        """Record a request that was rejected with 401; on the event loop."""
+        if time.monotonic() >= self._ends_at:
+            self._end_interval(engine)
+            self._ends_at = time.monotonic() + self._interval_s
+            # The number is recorded even if no further request comes.
+            asyncio.get_running_loop().call_later(self._interval_s, self._end_interval, engine)
         host = request.client.host if request.client is not None else "local"
-        now = time.monotonic()
-        with self._lock:
-            self._recorded = {h: at for h, at in self._recorded.items() if now - at < FAILED_LOGIN_INTERVAL_S}
-            if host in self._recorded:
-                return
-            self._recorded[host] = now
-        details = {"host": host, "path": request.url.path}
-        _add(engine, AuditRow(LOCAL_USER, time.time(), "organizations", "login_refused", details=details))
+        if host in self._hosts or len(self._hosts) >= self._max_entries:
+            self._num_dropped += 1
+            return
+        self._hosts.add(host)
+        _add_failed_logins(engine, "login_refused", {"host": host, "path": request.url.path})
+
+    def _end_interval(self, engine: Engine) -> None:
+        num_dropped, self._num_dropped = self._num_dropped, 0
+        self._hosts.clear()
+        if num_dropped and not engine.closed:
+            _add_failed_logins(
+                engine, "logins_refused", {"further_requests": num_dropped, "seconds": self._interval_s}
+            )
+
+
+def _add_failed_logins(engine: Engine, event: str, details: Mapping[str, Any]) -> None:
+    _add(engine, AuditRow(LOCAL_USER, time.time(), "organizations", event, details=details))
 
 
 async def audit_log(call: Call) -> Reply:
@@ -167,11 +224,17 @@ async def audit_log(call: Call) -> Reply:
     except ValueError:
         raise InvalidInput(f"day is {call.query['day']!r}; use the format YYYY-MM-DD.") from None
     start = datetime(day.year, day.month, day.day, tzinfo=UTC)
-    rows = call.engine.store.audit.between(
-        None if call.owner == LOCAL_USER else call.owner,
+    return await call.run_on_thread(
+        lambda: _entries(call.engine.store, call.owner, start, None if category == "all" else category)
+    )
+
+
+def _entries(store: Store, owner: str, start: datetime, category: str | None) -> AuditLogResponse:
+    rows = store.audit.between(
+        None if owner == LOCAL_USER else owner,
         start.timestamp(),
         (start + timedelta(days=1)).timestamp(),
-        None if category == "all" else category,
+        category,
         MAX_ENTRIES,
     )
     return AuditLogResponse(

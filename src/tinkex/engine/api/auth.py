@@ -1,4 +1,7 @@
-"""Authentication: the X-API-Key header holds an API key of this server, or a token it issued for one."""
+"""Authentication: the X-API-Key header holds an API key of this server, or a token it issued for one.
+
+On the routes of other protocols, and for metrics, it may also be a bearer token in the Authorization header.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from tinkex.engine.engine import Engine
 from tinkex.engine.store import LOCAL_USER, KeyRow
 from tinkex.errors import NotAllowed, Unauthorized
 
-OPEN_TO_ALL = frozenset({"healthz", "download"})
-"""Endpoints without authentication; download URLs are signed."""
+OPEN_TO_ALL = frozenset({"healthz", "download", "upload_file"})
+"""Endpoints without authentication; URLs of downloads and uploads are signed."""
 
 API_CALLS = "call"
 """The use of tokens that replace an API key."""
@@ -20,11 +23,16 @@ API_CALLS = "call"
 _HOW = "the server prints its key when it starts, and stores it in the file api_key of its data directory."
 
 
-def authenticate(engine: Engine, endpoint: str, headers: Mapping[str, str]) -> str:
+def authenticate(
+    engine: Engine, endpoint: str, headers: Mapping[str, str], *, accepts_bearer: bool = False
+) -> str:
     """Returns the user of a request; raises :class:`Unauthorized`, which says how to get a key."""
     if not engine.config.auth or endpoint in OPEN_TO_ALL:
         return LOCAL_USER
     credential = headers.get("x-api-key")
+    if not credential and accepts_bearer:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        credential = token.strip() if scheme.lower() == "bearer" else None
     if not credential:
         raise Unauthorized(
             f"this request has no API key; send one in the X-API-Key header (TINKER_API_KEY): {_HOW}"
@@ -39,9 +47,7 @@ def authenticate(engine: Engine, endpoint: str, headers: Mapping[str, str]) -> s
 
 def authenticate_operator(engine: Engine, headers: Mapping[str, str]) -> None:
     """Accept only the server's own key, which metrics collectors may send as a bearer token."""
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    given = {"x-api-key": token.strip()} if scheme.lower() == "bearer" else headers
-    if authenticate(engine, "metrics", given) != LOCAL_USER:
+    if authenticate(engine, "metrics", headers, accepts_bearer=True) != LOCAL_USER:
         raise NotAllowed(f"only the operator may do this, with the server's own key: {_HOW}")
 
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tinkex.engine.api.body_budget import BodyReservation
 from tinkex.engine.api.request_metrics import RequestMetrics
+from tinkex.engine.config import LOOPBACK_HOSTS
 from tinkex.engine.engine import Engine
 from tinkex.types.base import Value
 
+T = TypeVar("T")
 
-@dataclass(frozen=True)
+
+@dataclass(eq=False)
 class Call:
     """One request to an endpoint. ``request`` has the type from the endpoint table; ``body`` is its encoded form."""
 
@@ -23,21 +27,39 @@ class Call:
     owner: str
     request: Any
     body: bytes
-    parameters: Mapping[str, str]
-    query: Mapping[str, str]
     headers: Mapping[str, str]
-    is_local: bool
-    """Whether the client runs on this machine, so that it can read its files."""
     http: Request
     """The HTTP request."""
     is_embedded: bool = False
     """Whether the client runs in this process, so that it cannot fetch a URL."""
     body_stream: AsyncIterator[bytes] | None = None
-    """The body as a stream, for multipart requests; ``body`` is then empty."""
+    """The body as a stream, for forms and files; ``body`` is then empty."""
     request_metrics: RequestMetrics = field(default_factory=RequestMetrics)
     """Metrics of the API, for handlers that count more than requests."""
+    reply: BodyReservation | None = None
+    """Counts the bytes of a large reply; None for a client in this process."""
     audit_details: dict[str, Any] = field(default_factory=dict)
     """Details that the handler adds to the audit log entry."""
+
+    async def run_on_thread(self, job: Callable[[], T]) -> T:
+        """Run what takes long while the event loop serves others; the jobs of one user run one after the other."""
+        return await self.engine.run_on_thread(self.owner, job)
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        """The parameters in the path."""
+        return self.http.path_params
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        """The query parameters."""
+        return self.http.query_params
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the client runs on this machine, so that it can read its files; one behind any proxy may not."""
+        client = self.http.client
+        return client is None or (client.host in LOOPBACK_HOSTS and "x-forwarded-for" not in self.headers)
 
     @cached_property
     def origin(self) -> str:

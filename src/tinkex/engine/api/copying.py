@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
+from functools import partial
 
 import msgspec
 
@@ -25,9 +25,11 @@ async def copy_weights(call: Call) -> Reply:
     source = find_checkpoint(store, call.owner, call.request.source_path, granted_by(call, token))
     call.engine.integrity.check(source)
     quotas = Quotas(call.engine.config, store)
-    quotas.check_new_checkpoint(call.owner)
+    quotas.check_room(call.owner, source.size_bytes)
     key = call.headers.get("x-idempotency-key")
-    copy = await asyncio.to_thread(copy_checkpoint, store, quotas, call.owner, source, call.request, key)
+    copy = await call.run_on_thread(
+        partial(copy_checkpoint, store, quotas, call.owner, source, call.request, key)
+    )
     await call.engine.flushed()
     return CopyWeightsResponse(tinker_path=copy.path)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -11,7 +11,9 @@ from google.protobuf.message import DecodeError
 from tinkex._wire import json as wire_json
 from tinkex._wire import proto as wire_proto
 from tinkex._wire import tinkex_wire_pb2 as pb
+from tinkex._wire.counting import count_json_values, count_proto_values
 from tinkex._wire.endpoints import Endpoint
+from tinkex.engine.api.dialects import Route
 from tinkex.engine.intake.admission import UNNUMBERED
 from tinkex.errors import InvalidInput
 from tinkex.types import Datum, ForwardBackwardRequest, ModelInput, TensorData
@@ -20,6 +22,10 @@ from tinkex.types.base import Options
 MAX_NESTING = 64
 NESTING_NOT_CHECKED = frozenset({"asample", "stream_sample", "telemetry"})
 """Endpoints whose fields have a fixed shape, or whose requests are not stored."""
+MAX_SEQ_ID = 2**31 - 1
+"""Passes are recorded as protobuf, whose field has 32 bits."""
+SEARCHED_BYTES = 64 * 1024
+"""How much of the start and the end of invalid JSON is searched for its run and seq_id."""
 _MODEL_ID = re.compile(rb'"model_id"\s*:\s*"([\x20\x21\x23-\x5b\x5d-\x7e]+)"')
 _PROTO_PREFIX = re.compile(rb"\x0a([\x01-\x7f])([\x20-\x7e]+)\x10([\x80-\xff]{0,4}[\x01-\x7f])")
 _SEQ_ID = re.compile(rb'"seq_id"\s*:\s*([0-9]{1,18})(?=[\s,}])')
@@ -44,7 +50,7 @@ class JsonPass(Options, frozen=True, kw_only=True):
     """``POST forward_backward`` and ``POST forward`` in the JSON form of clients without protobuf."""
 
     model_id: str
-    seq_id: int | None = None
+    seq_id: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQ_ID)] | None = None
     forward_backward_input: JsonPassInput | None = None
     forward_input: JsonPassInput | None = None
 
@@ -60,6 +66,12 @@ def decode_request(endpoint: Endpoint, body: bytes, content_type: str) -> Any:
     """Returns the request in a body; raises :class:`InvalidInput`, which names the invalid field."""
     if endpoint.request is None:
         return None
+    if isinstance(endpoint, Route):
+        try:
+            check_nesting(body)
+            return wire_json.decode(body, endpoint.request, strict=True)
+        except (ValueError, RecursionError) as error:
+            raise endpoint.explain(error) from error
     try:
         if endpoint.request is not ForwardBackwardRequest:
             if endpoint.name not in NESTING_NOT_CHECKED:
@@ -70,6 +82,15 @@ def decode_request(endpoint: Endpoint, body: bytes, content_type: str) -> Any:
         return _json_pass(wire_json.decode(body, JsonPass), forward_only=endpoint.name == "forward")
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"the body of {endpoint.name} is invalid: {error}") from error
+
+
+def count_values(endpoint: Endpoint, body: bytes, content_type: str, limit: int) -> int:
+    """Returns the number of values that :func:`decode_request` would make; stops soon after ``limit``."""
+    if endpoint.request is None:
+        return 0
+    if endpoint.request is ForwardBackwardRequest and is_proto(content_type):
+        return count_proto_values(body, limit)
+    return count_json_values(body, limit)
 
 
 def check_nesting(body: bytes) -> None:
@@ -127,6 +148,8 @@ def _seq_id_of_invalid_json(body: bytes) -> tuple[str, int] | None:
     ('s:train:0', 7)
     >>> _seq_id_of_invalid_json(b'{"model_id": "s:train:0", "seq_id": 7, "more": {"seq_id": 8}')
     """
+    if len(body) > 2 * SEARCHED_BYTES:
+        body = body[:SEARCHED_BYTES] + b"\n" + body[-SEARCHED_BYTES:]
     runs, seq_ids = set(_MODEL_ID.findall(body)), set(_SEQ_ID.findall(body))
     if len(runs) != 1 or len(seq_ids) != 1:
         return None

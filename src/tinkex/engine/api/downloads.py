@@ -1,4 +1,4 @@
-"""Downloads: URLs that this server signs, and that anyone can fetch without a key until they expire.
+"""Downloads: URLs that this server signs, and that anyone can fetch without a key until they expire or the key is revoked.
 
 Clients fetch them without any headers. A URL is valid for one file only: file names come from the directory itself,
 never from the URL. Callers in this process, who cannot fetch a URL of it, get the URLs of files on disk.
@@ -21,19 +21,18 @@ from urllib.parse import quote
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from tinkex.engine.api.archives import Archive
-from tinkex.engine.api.auth import signer_of
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.errors import json_response
+from tinkex.engine.api.signed_urls import read_claims, sign_url
 from tinkex.engine.api.traces import trace_of
 from tinkex.engine.lookup import checkpoint_of_url, find_checkpoint
-from tinkex.engine.store import CheckpointKind, CheckpointRow
+from tinkex.engine.quotas import check_new_bytes
+from tinkex.engine.store import MANIFEST_FILE, CheckpointKind, CheckpointRow
 from tinkex.errors import Expired, InvalidInput, UnknownObject
 from tinkex.types import CheckpointArchiveUrlResponse, ExternalWeightsUrlsResponse, TraceExportResponse
 
 PURPOSE = "download"
 URL_TTL_S = 3600.0
-NOT_EXPORTED = frozenset({"manifest.json"})
-"""Files that mean nothing outside of this server."""
 
 
 async def external_weights_urls(call: Call) -> Reply:
@@ -50,7 +49,7 @@ async def external_weights_urls(call: Call) -> Reply:
         if call.is_embedded
         else _signed_url(call, {**_claims(call, checkpoint), "file": file.name}, file.name, expires)
         for file in _files(directory)
-        if file.name not in NOT_EXPORTED
+        if file.name != MANIFEST_FILE  # it means nothing outside of this server
     }
     return ExternalWeightsUrlsResponse(urls=urls, expires=_datetime(expires))
 
@@ -62,7 +61,7 @@ async def checkpoint_archive(call: Call) -> Reply:
     if call.is_embedded:
         archive = Archive(call.engine.store.directories.resolve(checkpoint.directory))
         try:
-            url = await _write_file(call, name, archive.write)
+            url = await _write_file(call, name, archive.size, archive.write)
         except (FileNotFoundError, EOFError) as error:
             raise Expired(f"{checkpoint.path} was deleted while its archive was being written.") from error
     else:
@@ -76,9 +75,9 @@ async def checkpoint_archive(call: Call) -> Reply:
 async def export_session_trace(call: Call) -> Reply:
     """A URL of a session's timeline, for a trace viewer."""
     session_id, name = call.parameters["session_id"], f"{call.parameters['session_id']}.json"
-    trace = trace_of(call.engine.store, call.owner, session_id)
+    trace = await call.run_on_thread(lambda: trace_of(call.engine.store, call.owner, session_id))
     if call.is_embedded:
-        url = await _write_file(call, name, lambda file: file.write_bytes(trace))
+        url = await _write_file(call, name, len(trace), lambda file: file.write_bytes(trace))
     else:
         claims = {"owner": call.owner, "session": session_id}
         url = _signed_url(call, claims, name, time.time() + URL_TTL_S)
@@ -87,11 +86,11 @@ async def export_session_trace(call: Call) -> Reply:
 
 async def download(call: Call) -> Reply:
     """The file behind a signed URL."""
-    claims = signer_of(call.engine).read(PURPOSE, call.parameters["token"], time.time())
-    if claims is None:
-        raise Expired("this URL was not signed by this server, or has expired; request a new one.")
+    claims = read_claims(call.engine, PURPOSE, call.parameters["token"])
     if "session" in claims:
-        trace = trace_of(call.engine.store, claims["owner"], claims["session"])
+        trace = await call.engine.run_on_thread(
+            claims["owner"], lambda: trace_of(call.engine.store, claims["owner"], claims["session"])
+        )
         return Response(trace, media_type="application/json")
     checkpoint = find_checkpoint(call.engine.store, claims["owner"], claims["path"])
     if checkpoint.directory != claims["directory"]:
@@ -137,13 +136,15 @@ def _claims(call: Call, checkpoint: CheckpointRow) -> dict[str, Any]:
 
 
 def _signed_url(call: Call, claims: Mapping[str, Any], name: str, expires: float) -> str:
-    token = signer_of(call.engine).issue(PURPOSE, claims, expires)
-    return f"{call.origin}/api/v1/downloads/{token}/{quote(name)}"
+    return sign_url(call, PURPOSE, claims, name, expires, call.origin)
 
 
-async def _write_file(call: Call, name: str, write: Callable[[Path], object]) -> str:
+async def _write_file(call: Call, name: str, size: int, write: Callable[[Path], object]) -> str:
     """Writes a file for a caller in this process and returns its URL; in a thread, because it is the caller's loop."""
-    folder = call.engine.store.directories.downloads() / secrets.token_hex(8)
+    store = call.engine.store
+    # Earlier downloads count: they are deleted after the retention time of results.
+    check_new_bytes(call.engine.config, store, call.owner, size + store.directories.downloads_bytes())
+    folder = store.directories.downloads() / secrets.token_hex(8)
     folder.mkdir(mode=0o700)
     file = folder / name
     try:

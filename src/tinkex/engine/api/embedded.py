@@ -11,6 +11,7 @@ from pathlib import Path
 from starlette.types import ASGIApp
 
 from tinkex.engine.api.app import build_app
+from tinkex.engine.api.loopback import close_loopback
 from tinkex.engine.config import EngineConfig, data_dir_from_env, models_from_env, tinkex_home
 from tinkex.engine.engine import Engine
 from tinkex.engine.model.catalog import parse_model_flag
@@ -41,6 +42,7 @@ class EmbeddedEngine:
             if self.users > 0 or _engines.get(self.data_dir) is not self:
                 return
             del _engines[self.data_dir]
+        close_loopback(self.engine)
         self.engine.close()
 
 
@@ -88,4 +90,5 @@ def _close_all() -> None:
         engines = list(_engines.values())
         _engines.clear()
     for embedded in engines:
+        close_loopback(embedded.engine)
         embedded.engine.close()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from starlette.responses import Response
 
 from tinkex._wire import json as wire_json
+from tinkex.engine.api.dialects import NATIVE, Dialect
 from tinkex.errors import (
     Busy,
     EngineError,
@@ -30,13 +31,24 @@ STATUSES: Mapping[type[EngineError], int] = {
 }
 
 
-def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(
+    value: object, status: int = 200, headers: Mapping[str, str] | None = None, *, omit_none: bool = True
+) -> Response:
     """Returns a JSON response with a Content-Length; without one clients take a 400 for a broken proxy."""
-    return Response(wire_json.encode(value), status_code=status, headers=headers, media_type=JSON)
+    content = wire_json.encode(value, omit_none=omit_none)
+    return Response(content, status_code=status, headers=headers, media_type=JSON)
 
 
-def error_response(error: TinkexError) -> Response:
-    """Returns the response for an error.
+def detail_response(
+    detail: str, status: int, dialect: Dialect = NATIVE, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Returns the response for a failure that is not one of our errors."""
+    body = dialect.error_body(status, {"detail": detail}, None)
+    return json_response(body, status, headers, omit_none=False)
+
+
+def error_response(error: TinkexError, dialect: Dialect = NATIVE) -> Response:
+    """Returns the response for an error, in the form of the client's protocol.
 
     >>> from tinkex.errors import InvalidInput
     >>> response = error_response(InvalidInput("seq_id 0 does not exist"))
@@ -50,10 +62,16 @@ def error_response(error: TinkexError) -> Response:
         # Over quota: the user waits for their own operations. Otherwise the server is at capacity.
         state = "paused_rate_limit" if isinstance(error, OverQuota) else "paused_capacity"
         content |= {"queue_state": state, "queue_state_reason": str(error)}
-    response = json_response(content, STATUSES.get(type(error), error.status))
+    status = status_of(error)
+    response = json_response(dialect.error_body(status, content, error), status, omit_none=False)
     if isinstance(error, Busy | ModelUnavailable | StorageUnavailable):
         response.headers["retry-after"] = str(_retry_after_s(error))
     return response
+
+
+def status_of(error: EngineError) -> int:
+    """Returns the HTTP status of an error."""
+    return STATUSES.get(type(error), error.status)
 
 
 def _retry_after_s(error: EngineError) -> int:
@@ -62,9 +80,9 @@ def _retry_after_s(error: EngineError) -> int:
     return 5 if isinstance(error, OverQuota) else 1
 
 
-def failure_response(error: Exception) -> Response:
+def failure_response(error: Exception, dialect: Dialect = NATIVE) -> Response:
     """Returns the response for an unexpected exception, which is logged."""
     logger.error("a request failed unexpectedly", exc_info=error)
-    return json_response(
-        {"detail": f"internal server error: {type(error).__name__}; see the server's log."}, 500
+    return detail_response(
+        f"internal server error: {type(error).__name__}; see the server's log.", 500, dialect
     )

@@ -13,6 +13,7 @@ from tinkex._wire import tinkex_wire_pb2 as pb
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.decoding import is_proto
 from tinkex.engine.api.errors import JSON, json_response
+from tinkex.engine.api.replies import MAX_SMALL_BYTES
 from tinkex.engine.lookup import find_sampler, sequence_ids
 from tinkex.engine.operation import Kind
 from tinkex.engine.store import FutureStatus, Outcome, ResultFormat
@@ -30,6 +31,8 @@ from tinkex.types.plain import finite_or_text
 from tinkex.types.sampling import sample_response_as_json
 
 STILL_RUNNING = 408
+MAX_LOOP_BYTES = 16 * 1024
+"""The size of a result that is converted to JSON on the event loop, in a few milliseconds."""
 LARGE_RESULT = 1024 * 1024
 """Larger results are answered with their size only, if the client sets ``allow_metadata_only``."""
 
@@ -49,7 +52,7 @@ async def retrieve_future(call: Call) -> Reply:
             if call.request.allow_metadata_only and len(outcome.result) > LARGE_RESULT:
                 metadata = {"status": "complete_metadata", "response_payload_size": len(outcome.result)}
                 return json_response(metadata)
-            return _result(call, outcome)
+            return await _result(call, outcome)
         case FutureStatus.FAILED:
             return RequestFailedResponse(
                 error=outcome.error, category=RequestErrorCategory.parse(outcome.category)
@@ -87,12 +90,17 @@ async def cancel_future(call: Call) -> Reply:
     return None
 
 
-def _result(call: Call, outcome: Outcome) -> Response:
+async def _result(call: Call, outcome: Outcome) -> Response:
+    num_bytes = len(outcome.result)
+    if call.reply is not None and num_bytes > MAX_SMALL_BYTES:
+        call.reply.add(num_bytes)  # before anything is awaited: as many results may wait as there are polls
     if outcome.format is ResultFormat.JSON:
         return Response(outcome.result, media_type=JSON)
     if is_proto(call.headers.get("accept", "")):
         return Response(outcome.result, media_type=wire_proto.CONTENT_TYPE)
-    return json_response(_as_json(call, outcome.result))
+    if num_bytes <= MAX_LOOP_BYTES:
+        return json_response(_as_json(call, outcome.result))
+    return await call.run_on_thread(lambda: json_response(_as_json(call, outcome.result)))
 
 
 def _as_json(call: Call, result: bytes) -> dict[str, Any]:

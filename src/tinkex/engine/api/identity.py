@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 
@@ -46,7 +47,7 @@ async def get_own_key(call: Call) -> Reply:
 async def delete_own_key(call: Call) -> Reply:
     """Revoke the key in use, and with it every token issued for it."""
     key = _own_key(call)
-    call.engine.store.users.revoke(key.key_id, time.time())
+    await asyncio.to_thread(call.engine.store.users.revoke, key.key_id, time.time())
     return None
 
 

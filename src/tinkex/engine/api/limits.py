@@ -1,14 +1,12 @@
-"""Limits on requests: body size, also when decompressed, body stalls, query parameters and page size."""
+"""Limits on requests: size and number of values of bodies, size of metadata, query parameters and page size."""
 
 from __future__ import annotations
 
-import asyncio
-import zlib
-from collections.abc import AsyncIterator, Mapping
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from starlette.requests import ClientDisconnect, Request
-
-from tinkex.errors import InvalidInput, TooLarge, Unsupported
+from tinkex.errors import InvalidInput, TooLarge
 
 MAX_PAGE = 1000
 
@@ -22,6 +20,8 @@ QUERY_PARAMETERS: Mapping[str, frozenset[str]] = {
     "list_user_checkpoints": _PAGE,
     "list_assets": _PAGE,
     "tokenizer_file": frozenset({"model"}),
+    "anthropic_messages": frozenset({"beta"}),
+    "anthropic_count_tokens": frozenset({"beta"}),
     "audit_log": frozenset({"event_type", "day"}),
     "billing_usage": frozenset({"starting_on", "ending_before"}),
     "checkpoint_storage_usage": frozenset({"project_id"}),
@@ -29,104 +29,64 @@ QUERY_PARAMETERS: Mapping[str, frozenset[str]] = {
 """The query parameters of each endpoint; others are rejected."""
 
 
-PREFIX_BYTES = 64 * 1024
-"""How much of a body that is too large is read, to find its seq_id."""
+MIB = 1024 * 1024
+MAX_METADATA_BYTES = 64 * 1024
+"""Limit for the metadata of a session or a run, and for the tags of a session, as JSON."""
+MAX_TEXT_BYTES = 4 * 1024
+"""Limit for a name or a version that is stored."""
 
 
-class BodyTooLarge(TooLarge):
-    """A body is larger than the limit; ``prefix`` is its start, decompressed."""
+class BodyLimit(NamedTuple):
+    """Limits for the body of one endpoint: its size, also when decompressed, and its number of values."""
 
-    def __init__(self, max_bytes: int, prefix: bytes = b"") -> None:
-        super().__init__(
-            f"the body of this request is larger than this server's limit of {max_bytes} bytes; send less per request."
+    max_bytes: int
+    max_values: int
+
+
+SMALL_BODY = BodyLimit(256 * 1024, 2**16)
+"""The limits of every endpoint that is not in one of the tables below."""
+OTHER_BODIES: Mapping[str, BodyLimit] = {
+    "telemetry": BodyLimit(4 * MIB, 2**16),
+    "create_custom_loss": BodyLimit(MIB, 2**19),
+}
+LARGE_BODIES: Mapping[str, int] = {
+    "forward_backward": 2**20,
+    "forward": 2**20,
+    "asample": 2**20,
+    "stream_sample": 2**20,
+    "openai_completions": 2**20,
+    "openai_chat": 2**20,
+    "anthropic_messages": 2**20,
+    "anthropic_count_tokens": 2**20,
+}
+"""The number of values for endpoints whose size is limited by ``max_body_bytes`` only."""
+
+
+def body_limit(endpoint: str, max_body_bytes: int) -> BodyLimit:
+    """Returns the limits for the body of an endpoint.
+
+    >>> body_limit("asample", 64 * MIB)
+    BodyLimit(max_bytes=67108864, max_values=1048576)
+    >>> body_limit("session_heartbeat", 64 * MIB).max_bytes
+    262144
+    """
+    if endpoint in LARGE_BODIES:
+        return BodyLimit(max_body_bytes, LARGE_BODIES[endpoint])
+    limit = OTHER_BODIES.get(endpoint, SMALL_BODY)
+    return BodyLimit(min(max_body_bytes, limit.max_bytes), limit.max_values)
+
+
+def check_stored_size(field: str, value: object, max_bytes: int = MAX_METADATA_BYTES) -> None:
+    """Raise :class:`TooLarge` for a value that is stored and has more than ``max_bytes`` as JSON.
+
+    >>> check_stored_size("user_metadata", {"team": "vision"})
+    """
+    size = len(json.dumps(value))
+    if size > max_bytes:
+        raise TooLarge(
+            f"{field} has {size} bytes as JSON; this server stores at most {max_bytes}. Keep large values in files of "
+            "your own, and their names here."
         )
-        self.prefix = prefix
-
-
-class BodyStalled(ClientDisconnect):
-    """The client stopped sending in the middle of the body; it gets a 408."""
-
-
-async def stream_body(request: Request, stall_s: float | None) -> AsyncIterator[bytes]:
-    """Yields the body of a request in chunks; raises :class:`BodyStalled` if no chunk arrives within ``stall_s``."""
-    chunks = request.stream()
-    while True:
-        try:
-            async with asyncio.timeout(stall_s):
-                chunk = await anext(chunks, None)
-        except TimeoutError as error:
-            raise BodyStalled(
-                f"no data of this request's body arrived for {stall_s:g} s, which is this server's limit; send it again."
-            ) from error
-        if chunk is None:
-            return
-        yield chunk
-
-
-async def read_body(
-    request: Request, max_bytes: int, stall_s: float | None = None, *, has_seq_id: bool = False
-) -> bytes:
-    """Returns the body of a request, decompressed; raises :class:`BodyTooLarge` as early as possible.
-
-    The start of a body with a seq_id is read even if Content-Length is too large.
-    """
-    content_length = request.headers.get("content-length", "")
-    limit = max_bytes
-    if content_length.isdigit() and int(content_length) > max_bytes:
-        if not has_seq_id:
-            raise BodyTooLarge(max_bytes)
-        limit = 0
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    is_compressed = encoding not in {"", "identity"}
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in stream_body(request, stall_s):
-        size += len(chunk)
-        chunks.append(chunk)
-        if size > limit:
-            prefix = b"".join(chunks)[:PREFIX_BYTES]
-            if is_compressed:
-                prefix = _decompress(prefix, encoding, PREFIX_BYTES)
-            raise BodyTooLarge(max_bytes, prefix)
-    body = b"".join(chunks)
-    return decompress(body, encoding, max_bytes) if is_compressed else body
-
-
-def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """Returns a decompressed body; raises :class:`BodyTooLarge` if it has more than ``max_bytes``.
-
-    >>> decompress(zlib.compress(b"hello"), "deflate", 100)
-    b'hello'
-    """
-    decompressed = _decompress(body, encoding, max_bytes + 1)
-    if len(decompressed) > max_bytes:
-        raise BodyTooLarge(max_bytes, decompressed[:PREFIX_BYTES])
-    return decompressed
-
-
-def _decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    if encoding == "zstd":
-        return _decompress_zstd(body, max_bytes)
-    if encoding in {"gzip", "deflate"}:
-        return _decompress_zlib(body, max_bytes)
-    raise Unsupported(f"Content-Encoding {encoding!r} is not supported; use zstd or gzip.")
-
-
-def _decompress_zstd(body: bytes, max_bytes: int) -> bytes:
-    import zstandard
-
-    try:
-        return zstandard.ZstdDecompressor().stream_reader(body).read(max_bytes)
-    except zstandard.ZstdError as error:
-        raise InvalidInput(f"Content-Encoding is zstd, but the body is not valid zstd: {error}") from error
-
-
-def _decompress_zlib(body: bytes, max_bytes: int) -> bytes:
-    try:
-        # 32 lets zlib detect whether the header is gzip or zlib.
-        return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, max_bytes)
-    except zlib.error as error:
-        raise InvalidInput(f"Content-Encoding is gzip or deflate, but the body is not: {error}") from error
 
 
 def check_query(endpoint: str, query: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Long polls: a handler that waits is cancelled as soon as its client disconnects."""
+"""Long polls: a handler that waits is cancelled soon after its client disconnects."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from starlette.requests import ClientDisconnect, Request
 
 T = TypeVar("T")
 
+WATCH_AFTER_S = 0.25
+"""Most polls end sooner than this, and are not worth a task that watches their connection."""
+
 
 async def cancel_on_disconnect(request: Request, handler: Awaitable[T]) -> T:
-    """Returns the handler's result; raises :class:`ClientDisconnect` if the client disconnects first.
+    """Returns the handler's result; raises :class:`ClientDisconnect` if the client disconnects while it waits.
 
     The request's body must have been read.
     """
     task = asyncio.current_task()
     assert task is not None
     disconnected = False
+    watcher: asyncio.Task[None] | None = None
 
     async def watch() -> None:
         nonlocal disconnected
@@ -27,7 +31,11 @@ async def cancel_on_disconnect(request: Request, handler: Awaitable[T]) -> T:
         disconnected = True
         task.cancel()
 
-    watcher = asyncio.create_task(watch())
+    def start() -> None:
+        nonlocal watcher
+        watcher = asyncio.create_task(watch())
+
+    timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, start)
     try:
         return await handler
     except asyncio.CancelledError:
@@ -35,4 +43,6 @@ async def cancel_on_disconnect(request: Request, handler: Awaitable[T]) -> T:
             raise  # cancelled from outside, for example by a server that shuts down
         raise ClientDisconnect from None
     finally:
-        watcher.cancel()
+        timer.cancel()
+        if watcher is not None:
+            watcher.cancel()

@@ -11,8 +11,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from tinkex.engine.api.request_metrics import BOUNDS_S, RequestMetrics
+from tinkex.engine.engine import EngineStats
 from tinkex.engine.operation import Kind
-from tinkex.engine.stats import EngineStats
 from tinkex.engine.store import UsageKind
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -20,6 +20,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STATES = ("starting", "ready", "degraded")
 TOKENS = {
     UsageKind.TRAINING: "trained",
+    UsageKind.TRAINING_COMPUTED: "trained_computed",
     UsageKind.PREFILL: "prefilled",
     UsageKind.PREFILL_CACHED: "prompt_cache_hit",
     UsageKind.SAMPLE: "sampled",
@@ -45,11 +46,19 @@ def _engine(stats: EngineStats, version: str) -> Iterator[str]:
     ]
     yield from _metric("tinkex_operations", "gauge", "Accepted operations that have no result yet.", depths)
     yield from _metric("tinkex_polls", "gauge", "Open long polls.", stats.polls)
-    yield from _metric("tinkex_live_runs", "gauge", "Runs with weights in memory.", stats.live_runs)
+    yield from _metric("tinkex_live_runs", "gauge", "Runs in memory.", stats.live_runs)
+    yield from _metric(
+        "tinkex_live_bytes", "gauge", "Memory of runs: weights, gradients and moments.", stats.live_bytes
+    )
+    yield from _metric("tinkex_live_limit_bytes", "gauge", "Limit of that memory.", stats.live_limit_bytes)
+    yield from _metric("tinkex_evictions_total", "counter", "Runs evicted to disk.", stats.evictions)
     yield from _models(stats)
     tokens = [({"what": what}, stats.used[kind]) for kind, what in TOKENS.items()]
     yield from _metric(
-        "tinkex_tokens_total", "counter", "Tokens computed, or found in the prompt cache.", tokens
+        "tinkex_tokens_total",
+        "counter",
+        "Tokens of training passes as sent and as computed, and of samples as computed or found in the prompt cache.",
+        tokens,
     )
     saved = stats.used[UsageKind.CHECKPOINT]
     yield from _metric("tinkex_checkpoints_saved_total", "counter", "Checkpoints that users saved.", saved)
@@ -58,12 +67,13 @@ def _engine(stats: EngineStats, version: str) -> Iterator[str]:
     )
     yield from _metric("tinkex_savepoints", "gauge", "Savepoints of runs.", stats.savepoints)
     disk = [
-        ({"what": "checkpoints"}, stats.checkpoint_bytes),
-        ({"what": "savepoints"}, stats.savepoint_bytes),
+        *(({"what": kind}, num_bytes) for kind, num_bytes in sorted(stats.stored_bytes.items())),
         ({"what": "database"}, stats.database_bytes),
         ({"what": "free"}, stats.free_disk_bytes),
     ]
-    yield from _metric("tinkex_disk_bytes", "gauge", "Disk space used, and free.", disk)
+    yield from _metric(
+        "tinkex_disk_bytes", "gauge", "What users store by kind, the database file, and free space.", disk
+    )
     memory = _resident_bytes("self")
     if memory is not None:
         yield from _metric("tinkex_resident_memory_bytes", "gauge", "Resident memory of the process.", memory)
@@ -71,19 +81,23 @@ def _engine(stats: EngineStats, version: str) -> Iterator[str]:
 
 
 def _worker(stats: EngineStats) -> Iterator[str]:
-    worker = stats.worker
-    if worker is None:
+    """The worker processes; with several lanes, each has its name as a label."""
+    workers = [(lane.name, lane.worker) for lane in stats.lanes if lane.worker is not None]
+    if not workers:
         return
-    running = int(worker.state == "running")
+    several = len(stats.lanes) > 1
+    labels = {name: {"lane": name} if several else {} for name, _ in workers}
+    running = [(labels[name], int(worker.state == "running")) for name, worker in workers]
     yield from _metric("tinkex_worker_up", "gauge", "Whether the worker process runs.", running)
-    restarts = worker.restarts
+    restarts = [(labels[name], worker.restarts) for name, worker in workers]
     yield from _metric("tinkex_worker_restarts_total", "counter", "Restarts of the worker process.", restarts)
-    memory = _resident_bytes(str(worker.pid)) if worker.pid is not None else None
+    memory = [
+        (labels[name], resident)
+        for name, worker in workers
+        if worker.pid is not None and (resident := _resident_bytes(str(worker.pid))) is not None
+    ]
     yield from _metric(
-        "tinkex_worker_resident_memory_bytes",
-        "gauge",
-        "Resident memory of the worker process.",
-        memory if memory is not None else (),
+        "tinkex_worker_resident_memory_bytes", "gauge", "Resident memory of the worker process.", memory
     )
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.limits import page, wants_accessible
+from tinkex.engine.api.pages import rows_from, take_page
 from tinkex.engine.intake.checks import check_ttl
 from tinkex.engine.lookup import checkpoint_of_url, find_accessible_run, find_checkpoint, find_run
 from tinkex.engine.store import CheckpointKind, CheckpointRow, RunRow, RunStatus, Store
@@ -23,15 +24,21 @@ MIN_VERSION_WITH_EXPORTS = (0, 28)
 async def list_training_runs(call: Call) -> Reply:
     """Returns a page of the user's runs, optionally of one project or with published ones of others; last used first."""
     limit, offset = page(call.query, default_limit=20)
-    store = call.engine.store
+    store, owner = call.engine.store, call.owner
     project_id = call.query.get("project_id")
     public_at = time.time() if wants_accessible(call.query) else None
-    rows = store.runs.list(call.owner, limit, offset, project_id, public_at)
-    total = store.runs.count(call.owner, project_id, public_at)
-    return TrainingRunsResponse(
-        training_runs=[_training_run(store, call.owner, row) for row in rows],
-        cursor=Cursor(offset=offset, limit=limit, total_count=total),
-    )
+
+    def read() -> TrainingRunsResponse:
+        rows = rows_from(
+            lambda limit, offset: store.runs.list(owner, limit, offset, project_id, public_at), limit, offset
+        )
+        taken, _ = take_page(((row, _training_run(store, owner, row)) for row in rows), limit)
+        total = store.runs.count(owner, project_id, public_at)
+        return TrainingRunsResponse(
+            training_runs=[run for _, run in taken], cursor=_cursor(offset, limit, len(taken), total)
+        )
+
+    return await call.run_on_thread(read)
 
 
 async def get_training_run(call: Call) -> Reply:
@@ -45,12 +52,14 @@ async def list_checkpoints(call: Call) -> Reply:
     """Returns the live checkpoints of one run, oldest first; of another user's run only public ones."""
     store = call.engine.store
     run = find_accessible_run(store, call.owner, call.parameters["training_run_id"])
-    return CheckpointsListResponse(
-        checkpoints=[
-            _checkpoint(row)
-            for row in store.checkpoints.of_run(run.run_id, time.time(), _hidden(call))
-            if row.public or row.owner == call.owner
-        ]
+    return await call.run_on_thread(
+        lambda: CheckpointsListResponse(
+            checkpoints=[
+                checkpoint_value(row)
+                for row in store.checkpoints.of_run(run.run_id, time.time(), _hidden(call))
+                if row.public or row.owner == call.owner
+            ]
+        )
     )
 
 
@@ -58,12 +67,25 @@ async def list_user_checkpoints(call: Call) -> Reply:
     """Returns a page of the user's live checkpoints of all runs, newest first."""
     limit, offset = page(call.query, default_limit=100)
     checkpoints, now, hidden = call.engine.store.checkpoints, time.time(), _hidden(call)
-    rows = checkpoints.of_owner(call.owner, now, limit, offset, hidden)
-    total = checkpoints.count(call.owner, now, hidden)
-    return CheckpointsListResponse(
-        checkpoints=[_checkpoint(row) for row in rows],
-        cursor=Cursor(offset=offset, limit=limit, total_count=total),
-    )
+
+    def read() -> CheckpointsListResponse:
+        rows = rows_from(
+            lambda limit, offset: checkpoints.of_owner(call.owner, now, limit, offset, hidden), limit, offset
+        )
+        taken, _ = take_page(((row, checkpoint_value(row)) for row in rows), limit)
+        total = checkpoints.count(call.owner, now, hidden)
+        return CheckpointsListResponse(
+            checkpoints=[checkpoint for _, checkpoint in taken],
+            cursor=_cursor(offset, limit, len(taken), total),
+        )
+
+    return await call.run_on_thread(read)
+
+
+def _cursor(offset: int, limit: int, num_taken: int, total: int) -> Cursor:
+    """Returns the cursor of a page; the limit of one that was cut is what it has, so that the next one follows it."""
+    is_cut = num_taken < limit and offset + num_taken < total
+    return Cursor(offset=offset, limit=num_taken if is_cut else limit, total_count=total)
 
 
 def _hidden(call: Call) -> str:
@@ -124,13 +146,14 @@ def _training_run(store: Store, reader: str, row: RunRow) -> TrainingRun:
         last_request_time=_datetime(row.used_at),
         corrupted=row.status is RunStatus.CORRUPTED,
         lora_rank=row.lora.rank if row.lora is not None else None,
-        last_checkpoint=_checkpoint(last) if last is not None else None,
-        last_sampler_checkpoint=_checkpoint(last_sampler) if last_sampler is not None else None,
+        last_checkpoint=checkpoint_value(last) if last is not None else None,
+        last_sampler_checkpoint=checkpoint_value(last_sampler) if last_sampler is not None else None,
         user_metadata=dict(row.user_metadata) if row.user_metadata is not None and is_own else None,
     )
 
 
-def _checkpoint(row: CheckpointRow) -> Checkpoint:
+def checkpoint_value(row: CheckpointRow) -> Checkpoint:
+    """Returns a checkpoint as clients see it."""
     return Checkpoint(
         checkpoint_id=row.checkpoint_id,
         checkpoint_type=KINDS[row.kind],
@@ -140,6 +163,7 @@ def _checkpoint(row: CheckpointRow) -> Checkpoint:
         public=row.public,
         user_metadata=dict(row.user_metadata) if row.user_metadata is not None else None,
         expires_at=_datetime(row.expires_at) if row.expires_at is not None else None,
+        base_model=row.base_model,
     )
 
 

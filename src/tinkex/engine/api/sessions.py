@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.errors import json_response
-from tinkex.engine.api.limits import page, wants_accessible
+from tinkex.engine.api.limits import MAX_TEXT_BYTES, check_stored_size, page, wants_accessible
 from tinkex.engine.lookup import find_session
+from tinkex.engine.quotas import Quotas
 from tinkex.engine.store import SessionRow, Store
-from tinkex.errors import Expired, InvalidInput
+from tinkex.errors import Expired, InvalidInput, TooLarge
 from tinkex.types import (
     ClientConfigResponse,
     ClientDynamicConfigResponse,
+    CreateSessionRequest,
     CreateSessionResponse,
     GetServerCapabilitiesResponse,
     GetSessionResponse,
@@ -24,9 +28,12 @@ from tinkex.types import (
     SupportedModel,
     TelemetryResponse,
 )
+from tinkex.types.sampling import SAMPLING_EXTENSIONS
 
 STARTING = 503
 """Load balancers do not route to a server that returns it, and clients retry."""
+MAX_EVENTS = 1000
+"""Telemetry events in one request; clients send up to 100."""
 
 
 async def client_config(call: Call) -> Reply:
@@ -39,6 +46,7 @@ async def client_config(call: Call) -> Reply:
         sample_join_sampling_session=True,
         create_model_via_load_weights=True,
         custom_loss_server_side=True,
+        sampling_extensions=list(SAMPLING_EXTENSIONS),
     )
 
 
@@ -50,11 +58,18 @@ async def client_dynamic_config(_call: Call) -> Reply:
 async def healthz(call: Call) -> Reply:
     """Returns the health of the server, with the reasons if it is degraded; 503 while it starts.
 
-    ``worker`` is the status of the worker process, if there is one.
+    ``worker`` is the status of the worker process, if there is one; ``lanes`` are those of several.
     """
-    health, worker = call.engine.health, call.engine.backend.status
+    health, lanes = call.engine.health, call.engine.workers
     status, state = health.status, health.state
-    content = {"status": status} | ({"worker": asdict(worker)} if worker is not None else {})
+    content: dict[str, Any] = {"status": status}
+    if len(lanes) == 1:
+        (worker,) = lanes.values()
+        content |= {"worker": asdict(worker)} if worker is not None else {}
+    else:
+        content["lanes"] = {
+            name: asdict(worker) if worker is not None else {} for name, worker in lanes.items()
+        }
     if state == "starting":
         response = json_response({**content, "detail": status}, STARTING)
         response.headers["retry-after"] = "1"
@@ -68,32 +83,47 @@ async def get_server_capabilities(call: Call) -> Reply:
     supported = []
     for name in models.names:
         model = models.find(name)
-        context = model.info.arch.max_context if model.known else None
+        described = model.describe() if model.known else await asyncio.to_thread(model.describe)
         supported.append(
-            SupportedModel(model_name=name, max_context_length=context, trainable=True, sampleable=True)
+            SupportedModel(
+                model_name=name,
+                max_context_length=described.max_context_length,
+                trainable=True,
+                sampleable=True,
+                model_id=name,
+                arch=described.family,
+            )
         )
     return GetServerCapabilitiesResponse(supported_models=supported)
 
 
 async def telemetry(call: Call) -> Reply:
     """Counts events without storing or logging them, because they may contain API keys."""
+    if len(call.request.events) > MAX_EVENTS:
+        raise TooLarge(f"a request has at most {MAX_EVENTS} telemetry events; send fewer per request.")
     call.request_metrics.record_client_events(call.request.events)
     return TelemetryResponse()
 
 
 async def create_session(call: Call) -> Reply:
     """Open a session."""
+    request: CreateSessionRequest = call.request
+    check_stored_size("user_metadata", request.user_metadata)
+    check_stored_size("tags", request.tags)
+    for field in ("sdk_version", "project_id", "display_name"):
+        check_stored_size(field, getattr(request, field), MAX_TEXT_BYTES)
+    Quotas(call.engine.config, call.engine.store).check_room(call.owner, len(call.body))
     now = time.time()
     session = SessionRow(
         session_id=str(uuid.uuid4()),
         owner=call.owner,
         created_at=now,
         seen_at=now,
-        tags=call.request.tags,
-        user_metadata=call.request.user_metadata,
-        sdk_version=call.request.sdk_version,
-        project_id=call.request.project_id,
-        display_name=call.request.display_name,
+        tags=request.tags,
+        user_metadata=request.user_metadata,
+        sdk_version=request.sdk_version,
+        project_id=request.project_id,
+        display_name=request.display_name,
     )
     call.engine.store.sessions.add(session)
     return CreateSessionResponse(session_id=session.session_id)
@@ -111,6 +141,9 @@ async def session_heartbeat(call: Call) -> Reply:
 async def finish_session(call: Call) -> Reply:
     """Finish a session; it keeps its first finish reason."""
     session = find_session(call.engine.store, call.owner, call.parameters["session_id"])
+    check_stored_size("detail", call.request.detail)
+    if len(call.body) > MAX_TEXT_BYTES:  # finishing frees space, so a short reason needs none
+        Quotas(call.engine.config, call.engine.store).check_room(call.owner, len(call.body))
     call.engine.store.sessions.finish(
         session.session_id, time.time(), call.request.reason.type, call.request.detail
     )
@@ -122,6 +155,8 @@ async def assign_session_project(call: Call) -> Reply:
     session = find_session(call.engine.store, call.owner, call.parameters["session_id"])
     if not call.request.project_id:
         raise InvalidInput("project_id is empty; name the project that the session moves into.")
+    check_stored_size("project_id", call.request.project_id, MAX_TEXT_BYTES)
+    Quotas(call.engine.config, call.engine.store).check_room(call.owner, len(call.body))
     call.engine.store.sessions.set_project(session.session_id, call.request.project_id)
     return None
 
@@ -130,8 +165,8 @@ async def list_sessions(call: Call) -> Reply:
     """Returns a page of the user's sessions, optionally with those of others that have published checkpoints; newest first."""
     limit, offset = page(call.query, default_limit=20)
     public_at = time.time() if wants_accessible(call.query) else None
-    rows = call.engine.store.sessions.list(call.owner, limit, offset, public_at)
-    return ListSessionsResponse(sessions=[row.session_id for row in rows])
+    ids = call.engine.store.sessions.list_ids(call.owner, limit, offset, public_at)
+    return ListSessionsResponse(sessions=list(ids))
 
 
 async def get_session(call: Call) -> Reply:
@@ -142,11 +177,13 @@ async def get_session(call: Call) -> Reply:
         if public:
             return GetSessionResponse(training_run_ids=public, sampler_ids=[])
     session = find_session(store, call.owner, session_id)
-    return GetSessionResponse(
-        training_run_ids=[run.run_id for run in store.runs.of_session(session.session_id)],
-        sampler_ids=[sampler.sampler_id for sampler in store.samplers.of_session(session.session_id)],
-        user_metadata=dict(session.user_metadata or {}),
-        display_name=session.display_name,
+    return await call.run_on_thread(
+        lambda: GetSessionResponse(
+            training_run_ids=[run.run_id for run in store.runs.of_session(session.session_id)],
+            sampler_ids=[sampler.sampler_id for sampler in store.samplers.of_session(session.session_id)],
+            user_metadata=dict(session.user_metadata or {}),
+            display_name=session.display_name,
+        )
     )
 
 

@@ -46,6 +46,7 @@ def _spans(row: FinishedRow, thread: int) -> list[dict[str, Any]]:
         "request_id": row.request_id,
         "seq_id": row.seq_id,
         "num_tokens": row.num_tokens,
+        "tokens_computed": row.tokens_computed,
         "result_bytes": row.num_bytes,
         "succeeded": row.succeeded,
     }

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.copying import with_grant
 from tinkex.engine.api.decoding import is_proto
+from tinkex.engine.api.limits import check_stored_size
 from tinkex.engine.lookup import find_checkpoint, find_run
 from tinkex.types import (
     AdamOptimizerConfig,
@@ -22,6 +23,7 @@ from tinkex.types import (
 
 async def submit(call: Call) -> Reply:
     """Accept an operation; returns the request_id of its result."""
+    check_stored_size("user_metadata", getattr(call.request, "user_metadata", None))
     is_json_pass = isinstance(call.request, ForwardBackwardRequest) and not is_proto(
         call.headers.get("content-type", "")
     )

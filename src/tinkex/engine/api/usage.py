@@ -30,11 +30,17 @@ WITHOUT_TOKENS = frozenset({UsageKind.CHECKPOINT, UsageKind.STORAGE})
 
 async def checkpoint_storage_usage(call: Call) -> Reply:
     """Returns number and size of the user's live checkpoints per project; there is no billing, so there is no rate."""
-    store = call.engine.store
-    only_project = call.query.get("project_id")
+    return await call.run_on_thread(
+        lambda: _storage_usage(call.engine.store, call.owner, call.query.get("project_id"))
+    )
+
+
+def _storage_usage(
+    store: Store, owner: str, only_project: str | None
+) -> CurrentCheckpointStorageUsageResponse:
     projects: dict[str, str | None] = {}
     totals: dict[str | None, tuple[int, int]] = {}
-    for checkpoint in _checkpoints(store, call.owner):
+    for checkpoint in _checkpoints(store, owner):
         run_id = checkpoint.run_id
         if run_id not in projects:
             projects[run_id] = _project(store, run_id)
@@ -44,7 +50,7 @@ async def checkpoint_storage_usage(call: Call) -> Reply:
         data=[
             CurrentCheckpointStorageUsageItem(
                 project_id=project,
-                org_user_urn=call.owner,
+                org_user_urn=owner,
                 checkpoint_count=count,
                 size_bytes=size,
                 size_gigabytes=size / _GIGABYTE,
@@ -60,8 +66,16 @@ async def billing_usage(call: Call) -> Reply:
     start, stop = _hour(call.query, "starting_on"), _hour(call.query, "ending_before")
     if start >= stop:
         raise InvalidInput("starting_on must be before ending_before, by at least one hour.")
-    store = call.engine.store
-    used = store.usage.between(call.owner, start.timestamp(), stop.timestamp())
+    return await call.run_on_thread(lambda: _billing_usage(call.engine.store, call.owner, start, stop))
+
+
+def _billing_usage(store: Store, owner: str, start: datetime, stop: datetime) -> BillingUsageResponse:
+    used = [
+        (key, amount)
+        for key, amount in store.usage.between(owner, start.timestamp(), stop.timestamp())
+        if key.kind
+        is not UsageKind.TRAINING_COMPUTED  # of interest to the operator, not to who pays for tokens sent
+    ]
     sessions = {key.session_id: store.sessions.get(key.session_id) for key, _ in used}
     return BillingUsageResponse(
         data=[_event(key, amount, sessions[key.session_id]) for key, amount in used],
@@ -95,7 +109,7 @@ def _event(key: UsageKey, amount: int, session: SessionRow | None) -> BillingUsa
 
 def _info(kind: UsageKind, amount: int) -> BillingEventInfo:
     match kind:
-        case UsageKind.TRAINING:
+        case UsageKind.TRAINING | UsageKind.TRAINING_COMPUTED:
             return TrainingBillingEvent(token_count=amount)
         case UsageKind.SAMPLE:
             return SamplingSampleBillingEvent(token_count=amount)

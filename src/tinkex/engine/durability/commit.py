@@ -11,21 +11,12 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tinkex.engine.encoding import failed
 from tinkex.engine.health import Health
 from tinkex.engine.operation import Kind, Operation
-from tinkex.engine.store import (
-    HOUR_S,
-    FutureStatus,
-    Outcome,
-    Store,
-    Timing,
-    TurnEntry,
-    UsageKey,
-    UsageKind,
-)
+from tinkex.engine.store import HOUR_S, Store, Timing, TurnEntry, UsageKey, UsageKind
 from tinkex.engine.store.changes import Change, Obsolete, apply
 from tinkex.errors import EngineFailure
 
@@ -34,21 +25,15 @@ logger = logging.getLogger("tinkex.engine")
 SUBJECT = "results"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Commit:
     """What is committed together: computed operations, the turn of those that ran, and changes of the records."""
 
     operations: Sequence[Operation]
     turn: int = 0
     changes: Sequence[Change] = ()
-
-
-@dataclass(frozen=True)
-class Committed:
-    """A commit that succeeded, and the files that nothing refers to any more."""
-
-    operations: Sequence[Operation]
-    obsolete: Sequence[Obsolete]
+    obsolete: Sequence[Obsolete] = ()
+    """Files that nothing refers to any more once it is committed."""
 
 
 class Committer:
@@ -57,64 +42,84 @@ class Committer:
     def __init__(self, store: Store, health: Health) -> None:
         self._store = store
         self._health = health
-        self._waiting: list[Commit] = []
+        self.waiting: list[Commit] = []
+        """Outcomes that are not committed; until they are, nothing else may run."""
         self.turn = store.journal.last_turn()
         """The number of the last turn."""
         self.usage_totals: Mapping[UsageKind, int] = dict.fromkeys(UsageKind, 0)
         """What all users used since the engine started; replaced, never changed, so any thread may read it."""
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether an outcome is not committed; until it is, nothing else may run."""
-        return bool(self._waiting)
-
-    def commit(self, commit: Commit) -> Sequence[Committed]:
-        """Commit, after everything that waits; returns what is committed now."""
-        self._waiting.append(commit)
-        return self.retry()
-
-    def retry(self) -> Sequence[Committed]:
-        """Commit what waits; returns what is committed now."""
-        done: list[Committed] = []
-        while self._waiting:
-            commit = self._waiting[0]
+    def commit(self, *commits: Commit) -> Sequence[Commit]:
+        """Commit what waits, then ``commits``, in one transaction if they can be; returns what is committed now."""
+        self.waiting += commits
+        done: list[Commit] = []
+        alone = False
+        while self.waiting:
+            batch = self.waiting[:1] if alone else list(self.waiting)
             try:
-                obsolete = self._write(commit)
+                with self._store.database.transaction():
+                    for commit in batch:
+                        commit.obsolete = self._write(commit)
             except sqlite3.IntegrityError as error:
-                if not commit.changes:
+                if len(batch) > 1:
+                    alone = True  # it concerns one of them
+                    continue
+                if not batch[0].changes:
                     raise
                 logger.exception("the records contradict what an operation did")
-                for operation in commit.operations:
+                for operation in batch[0].operations:
                     operation.outcome = failed(EngineFailure(f"the operation could not be recorded: {error}"))
                     operation.usage = {}
-                self._waiting[0] = replace(commit, changes=())
+                batch[0].changes = ()
                 continue
             except sqlite3.Error as error:
                 logger.warning("results cannot be committed; retrying: %s", error)
                 self._health.trouble(SUBJECT, f"results cannot be recorded ({error})")
                 return done
-            self._waiting.pop(0)
-            self._count(commit.operations)
-            done.append(Committed(commit.operations, obsolete))
-        self._health.fine(SUBJECT)
+            totals = Counter(self.usage_totals)
+            for operation in (operation for commit in batch for operation in commit.operations):
+                totals.update(operation.usage)
+            self.usage_totals = dict(totals)
+            done += batch
+            del self.waiting[: len(batch)]
+        if done:
+            self._health.fine(SUBJECT)
         return done
 
     def _write(self, commit: Commit) -> Sequence[Obsolete]:
+        """Write a commit inside the caller's transaction; returns the files that become unreferenced."""
         operations = commit.operations
-        outcomes = [(operation.request_id, _outcome(operation)) for operation in operations]
-        timings = {each.request_id: Timing(each.started_at, each.num_tokens) for each in operations}
-        with self._store.database.transaction():
-            now = time.time()
-            self._store.finished.add(outcomes, timings, now)
-            self._store.futures.finish(outcomes, now)
-            self._store.journal.add_turns(_entries(commit))
-            self._store.journal.drop_unrun(
-                each.request_id for each in operations if not each.ran and each.kind is not Kind.SAMPLE
-            )
-            usage = self._usage(operations)
-            if usage:
-                self._store.usage.add(usage)
-            return [apply(self._store, change) for change in commit.changes]
+        outcomes = [(each.request_id, each.outcome) for each in operations if each.outcome is not None]
+        assert len(outcomes) == len(operations), "a computed operation has an outcome"
+        timings = {
+            each.request_id: Timing(each.started_at, each.num_tokens, each.tokens_computed)
+            for each in operations
+        }
+        now = time.time()
+        self._store.finished.add(outcomes, timings, now)
+        self._store.futures.finish(outcomes, now)
+        self._store.journal.add_turns(
+            [
+                TurnEntry(
+                    commit.turn,
+                    place,
+                    op.run_id,
+                    op.seq_id,
+                    op.request_id,
+                    op.succeeded,
+                    prefix_sharing=op.prefix_sharing,
+                )
+                for place, op in enumerate(operations)
+                if op.ran  # a replay repeats it
+            ]
+        )
+        self._store.journal.drop_unrun(
+            each.request_id for each in operations if not each.ran and each.kind is not Kind.SAMPLE
+        )
+        usage = self._usage(operations)
+        if usage:
+            self._store.usage.add(usage)
+        return [apply(self._store, change) for change in commit.changes]
 
     def _usage(self, operations: Iterable[Operation]) -> Mapping[UsageKey, int]:
         amounts: Counter[UsageKey] = Counter()
@@ -135,25 +140,3 @@ class Committer:
                 if amount > 0:
                     amounts[UsageKey(hour, operation.owner, session_id, base_model, kind)] += amount
         return amounts
-
-    def _count(self, operations: Iterable[Operation]) -> None:
-        totals = Counter(self.usage_totals)
-        for operation in operations:
-            totals.update(operation.usage)
-        self.usage_totals = dict(totals)
-
-
-def _entries(commit: Commit) -> Sequence[TurnEntry]:
-    """The operations of the turn that a replay repeats, in their order."""
-    return [
-        TurnEntry(
-            commit.turn, place, op.run_id, op.seq_id, op.request_id, _outcome(op).status is FutureStatus.DONE
-        )
-        for place, op in enumerate(commit.operations)
-        if op.ran
-    ]
-
-
-def _outcome(operation: Operation) -> Outcome:
-    assert operation.outcome is not None, "a computed operation has an outcome"
-    return operation.outcome

@@ -34,15 +34,6 @@ WRITE_ERRORS = (OSError, sqlite3.Error)
 
 
 @dataclass(frozen=True)
-class _CapturedRun:
-    """The state of a run at one moment, held by the backend under a number."""
-
-    run_id: str
-    next_seq: int
-    number: int
-
-
-@dataclass(frozen=True)
 class _Writing:
     """Savepoints that are being written, and the work they cover."""
 
@@ -86,10 +77,15 @@ class SavepointWriter:
             self._operations[run_id] += 1
         self._update_due(run_ids)
 
+    def request(self, run_ids: Iterable[str]) -> None:
+        """Make savepoints due of those runs that have done anything since their last ones, which prunes their journals."""
+        self._due.update(run_id for run_id in run_ids if self._operations[run_id])
+
     @property
     def is_due(self) -> bool:
         """Whether some run has done enough since its last savepoint, and none are being written."""
-        self._collect()
+        if self._writing is not None:
+            self._collect()
         return self._writing is None and time.monotonic() >= self._not_before and bool(self._due)
 
     def write_due(self, turn: int) -> None:
@@ -102,12 +98,13 @@ class SavepointWriter:
         for run_id in sorted(run_ids & self._live.keys()):
             self._captures.acquire()
             try:
-                captured = self._capture(run_id)
+                capture = self._backend.capture(run_id)
             except WorkerLost:
                 self._captures.release()
                 self._discard([each.result() for each in written if each.exception() is None])
                 raise
-            written.append(self._executor.submit(self._write_and_release, captured, turn))
+            next_seq = self._live[run_id].next_seq
+            written.append(self._executor.submit(self._write_and_release, capture, run_id, next_seq, turn))
         self._writing = _Writing(
             self._executor.submit(self._finish, written, run_ids, turn),
             Counter({run_id: self._seconds[run_id] for run_id in run_ids}),
@@ -126,7 +123,8 @@ class SavepointWriter:
         rows: list[SavepointRow] = []
         try:
             rows.extend(
-                self._write(self._capture(each), turn) for each in sorted(run_ids & self._live.keys())
+                self._write(self._backend.capture(each), each, self._live[each].next_seq, turn)
+                for each in sorted(run_ids & self._live.keys())
             )
         except (*WRITE_ERRORS, WorkerLost) as error:
             self._discard(rows)
@@ -136,6 +134,29 @@ class SavepointWriter:
             return None
         self._forget_work(run_ids)
         return SavepointsWritten(rows, run_ids, turn)
+
+    def save_now(self, run_id: str, turn: int) -> bool:
+        """Write and commit a savepoint of a run, unless it has done nothing since its last one.
+
+        Returns whether the run may leave memory: not if the disk failed. ``turn`` is the last one committed.
+        """
+        self._collect(wait=True)
+        if not self._store.journal.turns([run_id]):
+            self._forget_work([run_id])
+            return True
+        if not self._is_complete(self._store.journal.runs_sharing_turns([run_id])):
+            self._forget_work([run_id])
+            return True  # it is replayed together with a run that left memory when a turn failed
+        written = self.write_now(run_id, turn)
+        if written is None:
+            return False
+        try:
+            self._commit(written)
+        except sqlite3.Error as error:
+            self._report_failure(error)
+            self._discard(written.savepoints)
+            return False
+        return True
 
     def reset(self) -> None:
         """Give up what is being written: the worker was lost. What is replayed is counted again."""
@@ -166,37 +187,35 @@ class SavepointWriter:
             else:
                 self._due.discard(run_id)
 
-    def _capture(self, run_id: str) -> _CapturedRun:
-        return _CapturedRun(run_id, self._live[run_id].next_seq, self._backend.capture(run_id))
-
-    def _write_and_release(self, captured: _CapturedRun, turn: int) -> SavepointRow:
+    def _write_and_release(self, capture: int, run_id: str, next_seq: int, turn: int) -> SavepointRow:
         try:
-            return self._write(captured, turn)
+            return self._write(capture, run_id, next_seq, turn)
         finally:
             self._captures.release()
 
-    def _write(self, captured: _CapturedRun, turn: int) -> SavepointRow:
+    def _write(self, capture: int, run_id: str, next_seq: int, turn: int) -> SavepointRow:
         with self._store.directories.savepoint() as writing:
-            digest = self._backend.write_savepoint(captured.number, writing.temporary)
-        return SavepointRow(
-            captured.run_id, turn, captured.next_seq, writing.final, writing.size_bytes, digest
-        )
+            digest = self._backend.write_savepoint(capture, writing.temporary)
+        return SavepointRow(run_id, turn, next_seq, writing.final, writing.size_bytes, digest)
 
     def _finish(self, written: Sequence[Future[SavepointRow]], run_ids: AbstractSet[str], turn: int) -> bool:
         """On the writer's thread: commit the written savepoints, all of them or none."""
         try:
-            rows = [future.result() for future in written]
-            with self._store.database.transaction():
-                obsolete = apply(self._store, SavepointsWritten(rows, run_ids, turn))
+            self._commit(SavepointsWritten([future.result() for future in written], run_ids, turn))
         except (*WRITE_ERRORS, WorkerLost) as error:
             if not isinstance(error, WorkerLost):
                 self._report_failure(error)
             self._discard([each.result() for each in written if each.exception() is None])
             return False
+        return True
+
+    def _commit(self, written: SavepointsWritten) -> None:
+        """Commit savepoints, and remove the files they replace."""
+        with self._store.database.transaction():
+            obsolete = apply(self._store, written)
         for file in obsolete.savepoints:
             self._store.directories.remove_savepoint(file)
         self._health.fine(SUBJECT)
-        return True
 
     def _discard(self, rows: Iterable[SavepointRow]) -> None:
         """Remove the files of savepoints that were not committed."""
@@ -249,13 +268,17 @@ class SavepointJob:
         self.writer.write_due(self.turn)
 
 
-def forget_ended_runs(store: Store, live: Iterable[str]) -> None:
-    """Drop the journal and savepoints of runs that are over, unless a live run shared a pass with them."""
+def ended_runs(store: Store, live: Iterable[str]) -> Sequence[str]:
+    """The runs that are over and whose journal and savepoints no live run needs: none shared a pass with them."""
     alive = set(live)
     known = store.journal.runs() | {row.run_id for row in store.savepoints.all()}
-    for run_id in known - alive:
-        if not store.journal.runs_sharing_turns([run_id]) & alive:
-            store.journal.delete_run(run_id)
-            file = store.savepoints.delete(run_id)
-            if file is not None:
-                store.directories.remove_savepoint(file)
+    return [run_id for run_id in known - alive if not store.journal.runs_sharing_turns([run_id]) & alive]
+
+
+def forget_ended_runs(store: Store, live: Iterable[str]) -> None:
+    """Drop the journal and savepoints of runs that are over, unless a live run shared a pass with them."""
+    for run_id in ended_runs(store, live):
+        store.journal.delete_run(run_id)
+        file = store.savepoints.delete(run_id)
+        if file is not None:
+            store.directories.remove_savepoint(file)

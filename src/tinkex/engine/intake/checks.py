@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.integrity import CheckpointIntegrity
 from tinkex.engine.lanes.export_files import check_recipients
-from tinkex.engine.lanes.interface import PassJob
 from tinkex.engine.lookup import (
     check_name_is_free,
+    check_readable,
     check_same_base,
     find_checkpoint,
 )
-from tinkex.engine.operation import OperationRequest
-from tinkex.engine.passes import find_custom_loss, read_job
+from tinkex.engine.model.lora_layout import state_bytes
+from tinkex.engine.operation import CHECKPOINT_KINDS, RunRequest, SaveRequest
 from tinkex.engine.quotas import Quotas
 from tinkex.engine.sampler.job import SampleJob
-from tinkex.engine.served_models import ServedModel, ServedModels
-from tinkex.engine.store import CheckpointKind, CheckpointRow, RunRow, Store, check_name
+from tinkex.engine.served_models import ServedModel, ServedModels, context_length
+from tinkex.engine.store import CheckpointRow, RunRow, Store, check_name
 from tinkex.engine.trainer.examples import MAX_RANK
-from tinkex.errors import InvalidInput, Unsupported
+from tinkex.errors import InvalidInput, ModelUnavailable, Unsupported
 from tinkex.types import (
     AdamParams,
     CreateModelRequest,
-    ForwardBackwardRequest,
     LoadWeightsRequest,
+    LoraConfig,
     ModelInput,
     OptimStepRequest,
     SampleRequest,
@@ -58,33 +59,36 @@ class Checks:
         self._integrity = integrity
         self._quotas = Quotas(config, store)
 
-    def new_run(self, owner: str, request: CreateModelRequest) -> None:
-        """Raise if a run cannot be created as requested."""
-        if request.lora_config is None:
+    def new_run(self, owner: str, request: CreateModelRequest | LoadWeightsRequest) -> str:
+        """The base model of a run that is created as requested, fresh or from a checkpoint; raises if it cannot be."""
+        if isinstance(request, LoadWeightsRequest):
+            checkpoint = self._load(owner, request)
+            base_model = request.base_model or checkpoint.base_model
+            model = self._models.find_for_use(base_model)
+            self._optimizer(request.optimizer_config)
+            check_same_base(self._models, model, checkpoint, request.path)
+            self._check_size(model, checkpoint.lora)
+            self._quotas.check_new_run(owner)
+            return base_model
+        model = self._models.find_for_use(request.base_model)
+        lora = request.lora_config
+        if lora is None:
             raise InvalidInput(
                 "create_model came without lora_config; this server trains LoRA adapters, not whole models. "
                 "Use create_lora_training_client."
             )
-        if request.lora_config.rank > MAX_RANK:
-            raise InvalidInput(
-                f"lora_config.rank is {request.lora_config.rank}; this server trains ranks 1 to {MAX_RANK}."
-            )
-        seed = request.lora_config.seed
-        if seed is not None and seed not in SEEDS:
-            raise InvalidInput(f"lora_config.seed is {seed}; give one of 64 bits, or leave it out.")
+        check_lora(lora)
         self._optimizer(request.optimizer_config)
+        self._check_size(model, lora)
         self._quotas.check_new_run(owner)
+        return request.base_model
 
-    def new_run_from_checkpoint(self, owner: str, request: LoadWeightsRequest) -> CheckpointRow:
-        """The checkpoint that a run is created from; raises if it cannot be."""
-        checkpoint = self._load(owner, request)
-        self._optimizer(request.optimizer_config)
-        self._quotas.check_new_run(owner)
-        model = self._models.find(request.base_model or checkpoint.base_model)
-        check_same_base(self._models, model, checkpoint, request.path)
-        return checkpoint
+    def _check_size(self, model: ServedModel, lora: LoraConfig) -> None:
+        """Raise if a run cannot fit in memory; on a model that is not loaded yet, the operation that creates it fails."""
+        if model.known:
+            self._quotas.check_run_size(state_bytes(model.info.arch, lora))
 
-    def operation(self, owner: str, row: RunRow, request: OperationRequest) -> None:
+    def operation(self, owner: str, row: RunRow, request: RunRequest) -> None:
         """Raise if an operation of a run other than a pass cannot work."""
         match request:
             case OptimStepRequest():
@@ -96,21 +100,8 @@ class Checks:
                 if request.adam_params is None:
                     raise InvalidInput("optim_step needs adam_params.")
                 _adam(request.adam_params)
-            case SaveWeightsRequest():
-                if request.path is None:
-                    raise InvalidInput("save_weights needs a name (path).")
-                check_ttl(request.ttl_seconds)
-                kind, name = CheckpointKind.WEIGHTS, check_name(request.path)
-                check_name_is_free(self._store, row.run_id, kind, name, overwrite=request.overwrite)
-                self._quotas.check_new_checkpoint(owner)
-            case SaveWeightsExternalRequest():
-                check_ttl(request.ttl_seconds)
-                check_recipients(request.age_encryption_recipients)
-                kind, name = CheckpointKind.EXTERNAL_WEIGHTS, check_name(request.path)
-                check_name_is_free(self._store, row.run_id, kind, name, overwrite=False)
-                self._quotas.check_new_checkpoint(owner)
-            case SaveWeightsForSamplerRequest():
-                self._save_for_sampler(row, request)
+            case SaveWeightsRequest() | SaveWeightsForSamplerRequest() | SaveWeightsExternalRequest():
+                self._save(row, request)
             case LoadWeightsRequest():
                 checkpoint = self._load(owner, request)
                 model = self._models.find(row.base_model)
@@ -123,6 +114,13 @@ class Checks:
         if model.known:
             job = SampleJob.of(request, request_id=request_id, adapter=None, sequence_ids=ids)
             model.info.samples.check(job)
+            if request.sampling_params.structured_output is not None:
+                model.grammars.check(request.sampling_params.structured_output)
+        elif request.sampling_params.structured_output is not None and self._config.worker == "process":
+            # The worker would compile it without limits.
+            raise ModelUnavailable(
+                f"the model {model.source} is not in memory yet, so structured_output cannot be checked; try again in a moment."
+            )
         return count_tokens(request.prompt)
 
     def num_samples(self, request: SampleRequest) -> int:
@@ -132,31 +130,33 @@ class Checks:
             raise InvalidInput(f"num_samples is {request.num_samples}; ask for 1 to {limit} per request.")
         return request.num_samples
 
-    def read_pass(self, row: RunRow, request: ForwardBackwardRequest) -> PassJob | None:
-        """The job of a pass; raises if it cannot run. None for a model that was never loaded: it is read when it runs."""
-        model = self._models.find(row.base_model)
-        if model.known:
-            return read_job(self._store, row.owner, row.run_id, request, model.info)
-        find_custom_loss(self._store, row.owner, request)
-        return None
-
-    def _save_for_sampler(self, row: RunRow, request: SaveWeightsForSamplerRequest) -> None:
-        if request.path is None and request.sampling_session_seq_id is None:
-            raise InvalidInput("save_weights_for_sampler needs a name (path), or a sampling_session_seq_id.")
-        if request.path is None and request.ttl_seconds is not None:
-            raise InvalidInput(
-                "ttl_seconds needs a named save; an unnamed snapshot lives as long as its session."
-            )
+    def _save(self, row: RunRow, request: SaveRequest) -> None:
+        if isinstance(request, SaveWeightsRequest) and request.path is None:
+            raise InvalidInput("save_weights needs a name (path).")
+        if isinstance(request, SaveWeightsForSamplerRequest) and request.path is None:
+            if request.sampling_session_seq_id is None:
+                raise InvalidInput(
+                    "save_weights_for_sampler needs a name (path), or a sampling_session_seq_id."
+                )
+            if request.ttl_seconds is not None:
+                raise InvalidInput(
+                    "ttl_seconds needs a named save; an unnamed snapshot is deleted when it is no longer used."
+                )
         check_ttl(request.ttl_seconds)
+        if isinstance(request, SaveWeightsExternalRequest):
+            check_recipients(request.age_encryption_recipients)
         if request.path is not None:
-            kind = CheckpointKind.SAMPLER_WEIGHTS
-            check_name_is_free(self._store, row.run_id, kind, check_name(request.path), overwrite=False)
-            self._quotas.check_new_checkpoint(row.owner)
+            overwrite = isinstance(request, SaveWeightsRequest) and request.overwrite
+            kind, name = CHECKPOINT_KINDS[type(request)], check_name(request.path)
+            check_name_is_free(self._store, row.run_id, kind, name, overwrite=overwrite)
+            # It takes as much as the one before, and less what it replaces; its size is checked when it is written.
+            last = self._store.checkpoints.last(row.run_id, kind, time.time())
+            if last is not None and last.name != name:
+                self._quotas.check_room(row.owner, last.size_bytes)
 
     def _load(self, owner: str, request: LoadWeightsRequest) -> CheckpointRow:
         checkpoint = find_checkpoint(self._store, owner, request.path, request.weights_access_token)
-        if checkpoint.kind is CheckpointKind.EXTERNAL_WEIGHTS:
-            raise InvalidInput(f"{request.path} was exported for use elsewhere; load what save_state saved.")
+        check_readable(self._store, checkpoint)
         if request.optimizer and not checkpoint.has_optimizer:
             raise InvalidInput(
                 f"{request.path} holds no optimizer state; load it without, or load a checkpoint made by save_state."
@@ -184,6 +184,30 @@ def count_tokens(model_input: ModelInput) -> int:
         return model_input.length
     except ValueError as error:
         raise InvalidInput(f"the length of an input is not known: {error}") from error
+
+
+def check_context(field: str, num_tokens: int, base_model: str) -> None:
+    """Raise ``InvalidInput`` for an input that is longer than the context in the model's name.
+
+    >>> check_context("prompt", 64, "tiny:peft:64")
+    """
+    max_context = context_length(base_model)
+    if max_context is not None and num_tokens > max_context:
+        raise InvalidInput(
+            f"{field} has {num_tokens} tokens, and the context of {base_model!r} holds {max_context}; shorten it, or use "
+            "a model with a longer context."
+        )
+
+
+def check_lora(lora: LoraConfig) -> None:
+    """Raise ``InvalidInput`` for an adapter that this server does not train.
+
+    >>> check_lora(LoraConfig(rank=8))
+    """
+    if lora.rank > MAX_RANK:
+        raise InvalidInput(f"lora_config.rank is {lora.rank}; this server trains ranks 1 to {MAX_RANK}.")
+    if lora.seed is not None and lora.seed not in SEEDS:
+        raise InvalidInput(f"lora_config.seed is {lora.seed}; give one of 64 bits, or leave it out.")
 
 
 def check_ttl(ttl_seconds: int | None) -> None:

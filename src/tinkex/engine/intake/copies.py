@@ -58,9 +58,8 @@ def copy_checkpoint(
     )
     try:
         with store.database.transaction():
-            quotas.check_new_checkpoint(
-                owner
-            )  # again in the transaction: other copies may have been made since
+            # Again in the transaction: other copies may have been made since.
+            quotas.check_room(owner, copy.size_bytes)
             if store.sessions.get(session.session_id) is None:
                 store.sessions.add(session)
                 store.sessions.finish(session.session_id, now, "success", None)

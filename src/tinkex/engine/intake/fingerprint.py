@@ -12,8 +12,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tinkex.types import Datum, ForwardBackwardRequest, SaveWeightsForSamplerRequest, TensorData
+from tinkex.types import (
+    Datum,
+    ForwardBackwardRequest,
+    SampleRequest,
+    SaveWeightsForSamplerRequest,
+    TensorData,
+)
 from tinkex.types.plain import encode_hook
+from tinkex.types.sampling import SAMPLING_EXTENSIONS
 
 _encoder = msgspec.json.Encoder(enc_hook=encode_hook, order="deterministic")
 
@@ -28,10 +35,26 @@ def fingerprint(request: Any) -> bytes:
     """
     if isinstance(request, ForwardBackwardRequest):
         return _forward_backward(request)
+    if isinstance(request, SampleRequest):
+        return _sample(request)
     if isinstance(request, SaveWeightsForSamplerRequest):
         # A client that retries an unnamed save sends a new sampling_session_seq_id under the same seq_id.
         request = msgspec.structs.replace(request, sampling_session_seq_id=None)
     return hashlib.blake2b(_encoder.encode(request), digest_size=16).digest()
+
+
+def _sample(request: SampleRequest) -> bytes:
+    params, bias = request.sampling_params, b""
+    if params.logit_bias is not None:  # the encoder orders keys that are strings only
+        bias = _encoder.encode(sorted(params.logit_bias.items()))
+        params = msgspec.structs.replace(params, logit_bias=None)
+        request = msgspec.structs.replace(request, sampling_params=params)
+    # Options that are not used leave no trace, so that a request from before they existed is recognised.
+    encoded = _encoder.encode(request).replace(_UNSET, b"", 1)
+    return hashlib.blake2b(encoded + bias, digest_size=16).digest()
+
+
+_UNSET = "".join(f',"{name}":null' for name in SAMPLING_EXTENSIONS).encode()
 
 
 def _forward_backward(request: ForwardBackwardRequest) -> bytes:

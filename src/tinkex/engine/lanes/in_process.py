@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -18,6 +18,7 @@ from tinkex._wire import proto as wire_proto
 from tinkex.engine.lanes import savepoint_files
 from tinkex.engine.lanes.adapter_cache import AdapterCache
 from tinkex.engine.lanes.export_files import write_export
+from tinkex.engine.lanes.import_files import write_import
 from tinkex.engine.lanes.interface import (
     AddRequest,
     BatchStats,
@@ -25,9 +26,8 @@ from tinkex.engine.lanes.interface import (
     DecodeStep,
     ModelInfo,
     PassJob,
-    PassResult,
-    SavedWeights,
-    SavepointFile,
+    PassReport,
+    StepResult,
     TokenDelta,
     UploadedLoss,
     WorkerStatus,
@@ -40,12 +40,17 @@ if TYPE_CHECKING:
     from tinkex.engine.model.catalog import LoadedModel, Progress
     from tinkex.engine.sampler.request import Continuation
     from tinkex.engine.sampler.sampler import Sampler
+    from tinkex.engine.store import SavepointRow
     from tinkex.engine.trainer.loss_graph import LossGraph
-    from tinkex.engine.trainer.state import TrainState
+    from tinkex.engine.trainer.state import TrainJob, TrainState
     from tinkex.engine.trainer.trainer import Trainer
-    from tinkex.types import AdamParams, LoraConfig, SampleResponse
+    from tinkex.types import AdamParams, ForwardBackwardOutput, LoraConfig, SampleResponse
 
 logger = logging.getLogger("tinkex.engine")
+
+_SuspendedPass: TypeAlias = (
+    "tuple[Sequence[TrainJob], Generator[None, None, list[ForwardBackwardOutput | TinkexError]]]"
+)
 
 MAX_LOSSES_IN_MEMORY = 256
 
@@ -69,7 +74,11 @@ class _LoadedRun:
 
 
 class LocalBackend:
-    """Computes on the calling thread; see :class:`~tinkex.engine.lanes.interface.Backend`."""
+    """Holds base models, runs and samples, and computes with them on the calling thread.
+
+    Only called on the lane's thread, except ``write_savepoint`` (one other thread) and ``check_loss``, ``import_weights``,
+    ``check`` and ``status`` (any thread). A call raises what failed; in a worker process, typed as it was there, or :class:`WorkerLost`.
+    """
 
     def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
         self._config = config
@@ -77,24 +86,24 @@ class LocalBackend:
         self._models: dict[str, _Model] = {}
         self._runs: dict[str, _LoadedRun] = {}
         self._adapters = AdapterCache(config.engine_dir, config.snapshots_in_memory)
-        self._losses = _LossGraphs()
         self._captures: dict[int, savepoint_files.StateCapture] = {}
         self._last_captures: dict[str, int] = {}
         # Numbers of different workers never coincide.
         self._numbers = count(os.getpid() << 32)
         self._members: dict[str, set[str]] = {}
         self._streams: dict[str, _TokenStream] = {}
+        self._suspended: _SuspendedPass | None = None
 
     @property
     def status(self) -> WorkerStatus | None:
-        """None: this process computes."""
+        """The worker process; None: this process computes."""
         return None
 
     def start(self) -> None:
-        """Do nothing: this process is running."""
+        """Start, also again after the worker was lost; returns before models are loaded. Here nothing has to be started."""
 
     def check(self) -> None:
-        """Do nothing: this process is running."""
+        """Raise :class:`WorkerLost` if the worker has exited; this process has not."""
 
     def close(self) -> None:
         """Release runs and models."""
@@ -150,18 +159,13 @@ class LocalBackend:
 
     # ---- runs
 
-    def create(
-        self, run_id: str, source: str, lora: LoraConfig, checkpoint: SavedWeights | None = None
-    ) -> None:
-        """Create a run in memory, fresh or from a checkpoint."""
+    def create(self, run_id: str, source: str, lora: LoraConfig) -> None:
+        """Create a run in memory; the base model must be loaded."""
         model = self._models[source]
-        state = model.trainer.create(lora)
-        if checkpoint is not None:
-            model.trainer.load(state, checkpoint.directory, optimizer=checkpoint.optimizer)
-        self._runs[run_id] = _LoadedRun(model, state)
+        self._runs[run_id] = _LoadedRun(model, model.trainer.create(lora))
 
     def forget(self, run_id: str) -> None:
-        """Drop a run from memory, if it is there."""
+        """Drop a run from memory, if it is there; never fails."""
         self._runs.pop(run_id, None)
         self._last_captures.pop(run_id, None)
 
@@ -169,36 +173,61 @@ class LocalBackend:
         """The weights, moments and gradient of a run in memory."""
         return self._runs[run_id].state
 
-    def run_pass(self, jobs: Sequence[PassJob]) -> Sequence[PassResult]:
-        """Run passes of runs of one base model together; each fails or succeeds alone."""
+    def run_pass(self, jobs: Sequence[PassJob], *, share_prefixes: bool) -> Sequence[PassReport] | None:
+        """Run passes of runs of one base model together; each fails or succeeds alone.
+
+        Returns None if their custom losses have taken so long that others should have their turn: :meth:`resume_pass` continues
+        with it. One pass at a time is suspended; others that run meanwhile run to their end.
+        """
         from tinkex.engine.trainer.state import TrainJob
 
-        results = self._runs[jobs[0].run_id].model.trainer.run(
-            [
-                TrainJob(
-                    self._runs[job.run_id].state,
-                    job.examples,
-                    job.loss_fn,
-                    backward=job.backward,
-                    custom_loss=self._losses.find(job.custom_loss) if job.custom_loss is not None else None,
-                )
-                for job in jobs
-            ]
-        )
-        return [
-            result if isinstance(result, TinkexError) else wire_proto.encode_forward_backward_output(result)
-            for result in results
+        train_jobs = [
+            TrainJob(
+                self._runs[job.run_id].state,
+                job.examples,
+                job.loss_fn,
+                backward=job.backward,
+                custom_loss=_graph(job.custom_loss) if job.custom_loss is not None else None,
+            )
+            for job in jobs
         ]
+        trainer = self._runs[jobs[0].run_id].model.trainer
+        if self._suspended is not None:
+            return _pass_reports(train_jobs, trainer.run(train_jobs, share_prefixes=share_prefixes))
+        self._suspended = train_jobs, trainer.run_in_slices(train_jobs, share_prefixes=share_prefixes)
+        return self.resume_pass()
+
+    def resume_pass(self) -> Sequence[PassReport] | None:
+        """Continue with the suspended pass; returns what :meth:`run_pass` returns."""
+        assert self._suspended is not None, "a pass is suspended"
+        train_jobs, slices = self._suspended
+        try:
+            next(slices)
+        except StopIteration as ended:
+            self._suspended = None
+            return _pass_reports(train_jobs, ended.value)
+        except BaseException:
+            self._suspended = None
+            raise
+        return None
 
     def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:
         """Run one optimizer step of a run; returns its metrics."""
         run = self._runs[run_id]
         return run.model.trainer.optim_step(run.state, params)
 
-    def load_weights(self, run_id: str, checkpoint: SavedWeights) -> None:
-        """Replace the state of a run by a checkpoint."""
+    def optim_steps(self, steps: Sequence[tuple[str, AdamParams]], results: list[StepResult]) -> None:
+        """Run optimizer steps of several runs; appends the metrics of each, or its error, as soon as it has ended."""
+        for run_id, params in steps:
+            try:
+                results.append(self.optim_step(run_id, params))
+            except Exception as error:  # noqa: BLE001 -- the caller decides what it means
+                results.append(error)
+
+    def load_weights(self, run_id: str, directory: Path, *, optimizer: bool) -> None:
+        """Replace the state of a run by a checkpoint; without ``optimizer``, Adam starts from zero."""
         run = self._runs[run_id]
-        run.model.trainer.load(run.state, checkpoint.directory, optimizer=checkpoint.optimizer)
+        run.model.trainer.load(run.state, directory, optimizer=optimizer)
 
     def save_weights(self, run_id: str, directory: Path, base_model: str, *, optimizer: bool) -> None:
         """Write a checkpoint of a run into a directory."""
@@ -212,10 +241,16 @@ class LocalBackend:
         run = self._runs[run_id]
         write_export(directory, run.model.trainer.snapshot(run.state), base_model, recipients)
 
+    def import_weights(
+        self, source: Path, directory: Path, base: Path, base_model: str, lora: LoraConfig
+    ) -> None:
+        """Validate uploaded weights and write them as a checkpoint into a directory; safe on any thread."""
+        write_import(source, directory, base, base_model, lora)
+
     # ---- savepoints
 
     def capture(self, run_id: str) -> int:
-        """Copy the exact state of a run; returns a number for it, valid until it is written."""
+        """Copy the exact state of a run, which later turns do not change; returns a number for it, valid until it is written."""
         number = next(self._numbers)
         # A capture that was never written is superseded.
         self._captures.pop(self._last_captures.get(run_id, number), None)
@@ -227,20 +262,21 @@ class LocalBackend:
         """Write a captured state into a file, and release it; returns the file's digest."""
         return savepoint_files.write(self._captures.pop(capture), file)
 
-    def restore(self, run_id: str, source: str, saved: SavepointFile) -> None:
-        """Restore a run from a savepoint, bit for bit."""
+    def restore(self, source: str, savepoint: SavepointRow) -> None:
+        """Restore a run from its savepoint, bit for bit; ``CorruptState`` if the file is not what was written."""
         model = self._models[source]
-        self._runs[run_id] = _LoadedRun(model, savepoint_files.restore(saved, model.info.arch, source))
+        state = savepoint_files.restore(self._config.engine_dir, savepoint, model.info.arch, source)
+        self._runs[savepoint.run_id] = _LoadedRun(model, state)
 
     # ---- samples
 
     def keep_adapter(self, run_id: str, directory: str) -> None:
-        """Cache the current adapter of a run as the contents of a directory."""
+        """Cache the current adapter of a run as the contents of a directory, so that it need not be read; never fails."""
         run = self._runs[run_id]
         self._adapters.put(directory, run.model.trainer.snapshot(run.state))
 
     def drop_adapter(self, directory: str) -> None:
-        """Drop a cached adapter whose directory is being deleted."""
+        """Drop a cached adapter whose directory is being deleted; never fails."""
         self._adapters.drop(directory)
 
     def sample(self, source: str, step: DecodeStep) -> DecodeReport:
@@ -326,29 +362,32 @@ class _TokenStream:
                 sequence.tokens[start:end],
                 sequence.logprobs[start:end],
                 sequence.stop_reason,
+                sequence.topk(start, end),
             )
         self._grown.clear()
 
 
-class _LossGraphs:
-    """Parsed graphs of uploaded losses; the last ones used stay in memory."""
-
-    def __init__(self) -> None:
-        self._graphs: OrderedDict[str, LossGraph] = OrderedDict()
-
-    def find(self, uploaded: UploadedLoss) -> LossGraph:
-        """The graph of an uploaded loss."""
-        graph = self._graphs.get(uploaded.loss_id)
-        if graph is None:
-            graph = _parse(wire_json.decode(uploaded.definition, CreateCustomLossRequest))
-        self._graphs[uploaded.loss_id] = graph
-        self._graphs.move_to_end(uploaded.loss_id)
-        while len(self._graphs) > MAX_LOSSES_IN_MEMORY:
-            self._graphs.popitem(last=False)
-        return graph
+@lru_cache(MAX_LOSSES_IN_MEMORY)
+def _graph(uploaded: UploadedLoss) -> LossGraph:
+    """The graph of an uploaded loss; the last ones used stay in memory."""
+    return _parse(wire_json.decode(uploaded.definition, CreateCustomLossRequest))
 
 
 def _parse(request: CreateCustomLossRequest) -> LossGraph:
     from tinkex.engine.trainer.loss_graph import LossGraph
 
     return LossGraph.parse(msgspec.to_builtins(request.graph), request.inputs)
+
+
+def _pass_reports(
+    jobs: Sequence[TrainJob], outputs: Sequence[ForwardBackwardOutput | TinkexError]
+) -> Sequence[PassReport]:
+    return [
+        PassReport(
+            output if isinstance(output, TinkexError) else wire_proto.encode_forward_backward_output(output),
+            job.effort.num_tokens,
+            job.effort.num_datums,
+            job.effort.tokens_computed,
+        )
+        for job, output in zip(jobs, outputs, strict=True)
+    ]

@@ -1,4 +1,4 @@
-"""The interface of a backend, which holds base models, runs and samples, and the values that cross it.
+"""The values that cross the interface of a backend, which holds base models, runs and samples.
 
 Weights stay on the backend's side; the engine refers to them by name. Everything that crosses is small, or what a client
 sent and gets back.
@@ -6,26 +6,21 @@ sent and gets back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from tinkex.errors import TinkexError
 
 if TYPE_CHECKING:
+    from tinkex.engine.lanes.in_process import LocalBackend
+    from tinkex.engine.lanes.worker_process import ProcessBackend
     from tinkex.engine.model.architecture import Architecture
     from tinkex.engine.sampler.limits import SamplerLimits
     from tinkex.engine.trainer.examples import Example, Limits
-    from tinkex.types import (
-        AdamParams,
-        CreateCustomLossRequest,
-        LoraConfig,
-        SampleRequest,
-        SampleResponse,
-        StopReason,
-    )
+    from tinkex.types import SampleRequest, SampleResponse, StopReason, TopkLogprobs
 
 
 class WorkerLost(Exception):
@@ -40,6 +35,8 @@ class WorkerLost(Exception):
         self.own_fault = own_fault
         self.replaying: AbstractSet[str] = frozenset()
         """The runs that were being restored or replayed when it happened."""
+        self.evicting = False
+        """Whether runs were being evicted, so that no operation is to blame."""
 
 
 class CorruptState(TinkexError):
@@ -77,23 +74,11 @@ class PassJob:
     backward: bool
     custom_loss: UploadedLoss | None = None
 
-
-@dataclass(frozen=True)
-class SavedWeights:
-    """A checkpoint's directory to load; without ``optimizer``, Adam starts from zero."""
-
-    directory: Path
-    optimizer: bool
-
-
-@dataclass(frozen=True)
-class SavepointFile:
-    """A savepoint's file, with the size and digest it was written with."""
-
-    path: Path
-    name: str
-    size_bytes: int
-    digest: bytes
+    @property
+    def num_bytes(self) -> int:
+        """About how much memory it takes."""
+        definition = self.custom_loss.definition if self.custom_loss is not None else b""
+        return len(definition) + sum(example.num_bytes for example in self.examples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +113,8 @@ class TokenDelta:
     tokens: Sequence[int]
     logprobs: Sequence[float]
     stop_reason: StopReason | None
+    topk: TopkLogprobs | None = None
+    """The top-k tokens at these positions, if the sample has them."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +124,16 @@ class BatchStats:
     num_sequences: int = 0
     kv_bytes: int = 0
     num_preemptions: int = 0
+
+    @classmethod
+    def total(cls, batches: Iterable[BatchStats | None]) -> BatchStats:
+        """The batches of one base model on several lanes together; None for a lane without one."""
+        known = [each for each in batches if each is not None]
+        return cls(
+            sum(each.num_sequences for each in known),
+            sum(each.kv_bytes for each in known),
+            sum(each.num_preemptions for each in known),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,8 +145,22 @@ class DecodeReport:
     batch: BatchStats
 
 
-PassResult: TypeAlias = bytes | TinkexError
-"""The output of a pass, encoded as it is stored and sent, or its error."""
+@dataclass(frozen=True, eq=False)
+class PassReport:
+    """How a pass ended."""
+
+    output: bytes | TinkexError
+    """Its output, encoded as it is stored and sent, or its error."""
+    loss_tokens: int
+    """What its custom loss has cost, in tokens."""
+    loss_datums: int
+    """The datums that its custom loss was computed for: not all, if it failed."""
+    tokens_computed: int
+    """The tokens that were computed for it; those shared with an earlier one of the same call count there."""
+
+
+StepResult: TypeAlias = "Mapping[str, float] | Exception"
+"""The metrics of an optimizer step, or its error."""
 
 
 @dataclass(frozen=True)
@@ -169,84 +180,6 @@ class WorkerStatus:
         return None if self.state == "running" else "the worker process is being started"
 
 
-class Backend(Protocol):
-    """Holds base models, runs and samples, and computes with them.
-
-    Only called on the lane's thread, except ``write_savepoint`` (one other thread) and ``check_loss``, ``check`` and ``status``
-    (any thread). A call raises what failed, typed as it was where it happened, or :class:`WorkerLost`.
-    """
-
-    @property
-    def status(self) -> WorkerStatus | None:
-        """The worker process; None if this process computes."""
-        ...
-
-    def start(self) -> None:
-        """Start, also again after the worker was lost; returns before models are loaded."""
-
-    def check(self) -> None:
-        """Raise :class:`WorkerLost` if the worker has exited."""
-
-    def close(self) -> None:
-        """Stop the worker, and wait until it has exited."""
-
-    def load(self, source: str) -> ModelInfo:
-        """Load a base model, if it is not loaded."""
-        ...
-
-    def check_loss(self, request: CreateCustomLossRequest) -> None:
-        """Raise ``InvalidInput`` for an uploaded loss that cannot be run."""
-
-    # ---- runs
-
-    def create(
-        self, run_id: str, source: str, lora: LoraConfig, checkpoint: SavedWeights | None = None
-    ) -> None:
-        """Create a run in memory, fresh or from a checkpoint; the base model must be loaded."""
-
-    def forget(self, run_id: str) -> None:
-        """Drop a run from memory, if it is there; never fails."""
-
-    def run_pass(self, jobs: Sequence[PassJob]) -> Sequence[PassResult]:
-        """Run passes of runs of one base model together; each fails or succeeds alone."""
-        ...
-
-    def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:
-        """Run one optimizer step of a run; returns its metrics."""
-        ...
-
-    def load_weights(self, run_id: str, checkpoint: SavedWeights) -> None:
-        """Replace the state of a run by a checkpoint."""
-
-    def save_weights(self, run_id: str, directory: Path, base_model: str, *, optimizer: bool) -> None:
-        """Write a checkpoint of a run into a directory."""
-
-    def export_weights(
-        self, run_id: str, directory: Path, base_model: str, recipients: Sequence[str] | None
-    ) -> None:
-        """Write the weights of a run for use elsewhere into a directory."""
-
-    # ---- savepoints
-
-    def capture(self, run_id: str) -> int:
-        """Copy the exact state of a run, which later turns do not change; returns a number for it."""
-        ...
-
-    def write_savepoint(self, capture: int, file: Path) -> bytes:
-        """Write a captured state into a file, and release it; returns the file's digest."""
-        ...
-
-    def restore(self, run_id: str, source: str, saved: SavepointFile) -> None:
-        """Restore a run from a savepoint, bit for bit; :class:`CorruptState` if the file is not what was written."""
-
-    # ---- samples
-
-    def keep_adapter(self, run_id: str, directory: str) -> None:
-        """Cache the current adapter of a run as the contents of a directory, so that it need not be read; never fails."""
-
-    def drop_adapter(self, directory: str) -> None:
-        """Drop a cached adapter whose directory is being deleted; never fails."""
-
-    def sample(self, source: str, step: DecodeStep) -> DecodeReport:
-        """Run one decode step of a base model."""
-        ...
+Backend: TypeAlias = "LocalBackend | ProcessBackend"
+"""Holds base models, runs and samples, and computes with them. The methods of ``LocalBackend`` are the interface; a worker process
+has the same ones, and a remote actor would."""

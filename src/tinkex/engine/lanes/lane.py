@@ -4,14 +4,71 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from tinkex.engine.lanes.interface import Backend, ModelInfo, WorkerLost
+from tinkex.engine.lanes.interface import Backend
 
 T = TypeVar("T")
+
+
+class Inbox:
+    """Calls for one thread. Any thread may put them there; the owner takes and makes them.
+
+    >>> inbox = Inbox()
+    >>> doubled = inbox.call(lambda: 2 * 21)
+    >>> for call in inbox.take(timeout=60):
+    ...     call()
+    >>> doubled.result()
+    42
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._awake = False
+        self.num_wake_ups = 0
+        """How many wake-ups the owner has taken."""
+
+    def put(self, call: Callable[[], None]) -> None:
+        """Make a call on the owner's thread."""
+        self._calls.put(call)
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Call a function on the owner's thread; the future has what it returns or raises."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:  # noqa: BLE001 -- raised where the result is awaited
+                    future.set_exception(error)
+
+        self._calls.put(run)
+        return future
+
+    def wake(self) -> None:
+        """Have the owner look for something to do; cheap."""
+        if not self._awake:
+            self._awake = True
+            self._calls.put(None)
+
+    def take(self, timeout: float) -> Iterator[Callable[[], None]]:
+        """The calls that have arrived; waits for the first, or for a wake-up, until the time is over."""
+        try:
+            call = self._calls.get(timeout=timeout) if timeout > 0 else self._calls.get_nowait()
+            while True:
+                if call is None:
+                    # Before anything is looked at: a wake-up from now on is a new one.
+                    self._awake = False
+                    self.num_wake_ups += 1
+                else:
+                    yield call
+                call = self._calls.get_nowait()
+        except queue.Empty:
+            return
 
 
 class Job(Protocol):
@@ -24,28 +81,23 @@ class Job(Protocol):
 
 @dataclass(frozen=True)
 class Report:
-    """How a job ended: its result, its error, or the loss of the lane."""
+    """How a job ended: its result, or its error, which is ``WorkerLost`` if the lane was lost."""
 
     lane: Lane
     job: Job
     result: Any = None
     error: Exception | None = None
 
-    @property
-    def lost(self) -> WorkerLost | None:
-        """The loss of the lane, if that is how the job ended."""
-        return self.error if isinstance(self.error, WorkerLost) else None
-
 
 class Lane:
     """Runs jobs on a backend, in a thread of its own.
 
-    ``dispatch`` and ``busy`` are only used by the engine's loop, ``load`` only by jobs; ``call`` is safe on any thread.
+    ``dispatch`` and ``busy`` are only used by the engine's loop; ``call`` is safe on any thread.
 
     Example:
-        >>> lane = Lane("lane-0", backend, on_report=inbox.put)
+        >>> lane = Lane("lane-0", backend, on_report=reports.put)
         >>> lane.dispatch(job)
-        >>> report = inbox.get()
+        >>> report = reports.get()
     """
 
     def __init__(self, name: str, backend: Backend, on_report: Callable[[Report], None]) -> None:
@@ -53,9 +105,11 @@ class Lane:
         self.backend = backend
         self.busy = False
         """Whether a job is dispatched whose report has not been collected."""
+        self.is_wanted = False
+        """Whether something waits for the lane: a job of several steps reports after the current one."""
         self._on_report = on_report
-        self._loaded: dict[str, ModelInfo] = {}
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._inbox = Inbox()
+        self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"tinkex-{name}", daemon=True)
 
     def start(self) -> None:
@@ -64,49 +118,33 @@ class Lane:
 
     def close(self) -> None:
         """Finish what is dispatched, and end the thread."""
-        self._jobs.put(None)
+        self._closing = self.is_wanted = True
+        self._inbox.wake()
         if self._thread.is_alive():
             self._thread.join()
 
     def dispatch(self, job: Job) -> None:
         """Run a job; its report follows."""
         assert not self.busy, "a lane runs one job at a time"
-        self.busy = True
-        self._jobs.put(lambda: self._on_report(self._execute(job)))
+        self.busy, self.is_wanted = True, False
+        self._inbox.put(lambda: self._execute(job))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run a function on the lane's thread between two jobs."""
-        future: Future[T] = Future()
-        self._jobs.put(lambda: settle(future, function))
+        future = self._inbox.call(function)
+        self.is_wanted = True
         return future
 
-    def load(self, source: str) -> ModelInfo:
-        """Load a base model on this lane, if it is not loaded."""
-        info = self._loaded.get(source)
-        if info is None:
-            info = self._loaded[source] = self.backend.load(source)
-        return info
-
-    def forget_models(self) -> None:
-        """Note that no base model is loaded on this lane any more."""
-        self._loaded.clear()
-
-    def _execute(self, job: Job) -> Report:
+    def _execute(self, job: Job) -> None:
         try:
-            return Report(self, job, result=job.run(self))
+            report = Report(self, job, result=job.run(self))
         except Exception as error:  # noqa: BLE001 -- the loop decides what it means
-            return Report(self, job, error=error)
+            report = Report(self, job, error=error)
+        self._on_report(report)
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-
-
-def settle(future: Future[T], function: Callable[[], T]) -> None:
-    """Run a function, and set the result of a future to what it returns or raises."""
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(function())
-    except BaseException as error:  # noqa: BLE001 -- raised where the result is awaited
-        future.set_exception(error)
+        closing = False
+        while not closing:
+            closing = self._closing
+            for call in self._inbox.take(0 if closing else threading.TIMEOUT_MAX):
+                call()

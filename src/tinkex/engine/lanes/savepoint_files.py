@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinkex.engine.lanes.interface import CorruptState, SavepointFile
-from tinkex.engine.store import file_digest
+from tinkex.engine.lanes.interface import CorruptState
+from tinkex.engine.store import SavepointRow, file_digest
 
 if TYPE_CHECKING:
     from tinkex.engine.model.architecture import Architecture
@@ -47,24 +47,25 @@ def write(state: StateCapture, file: Path) -> bytes:
     return file_digest(file)
 
 
-def restore(saved: SavepointFile, arch: Architecture, source: str) -> TrainState:
+def restore(root: Path, savepoint: SavepointRow, arch: Architecture, source: str) -> TrainState:
     """Returns the state in a savepoint file; raises :class:`CorruptState` if the file is missing or has changed."""
     from safetensors import SafetensorError, safe_open
 
     from tinkex.engine.model.lora import Adapter, LoraLayout, LoraSpec
     from tinkex.engine.trainer.state import TrainState
 
+    path, name = root / savepoint.file, savepoint.file
     try:
-        if saved.path.stat().st_size != saved.size_bytes or file_digest(saved.path) != saved.digest:
-            raise CorruptState(f"its savepoint {saved.name} is corrupt")
-        with safe_open(saved.path, framework="pt") as file:
+        if path.stat().st_size != savepoint.size_bytes or file_digest(path) != savepoint.digest:
+            raise CorruptState(f"its savepoint {name} is corrupt")
+        with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             # Cloned, so that each buffer has torch's alignment, as in the original run.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 -- no mapping
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 -- no mapping
         spec: LoraSpec = LoraSpec(**json.loads(metadata["spec"]))
         layout = LoraLayout.of(arch, spec)
         if any(tensor.shape != (layout.num_params,) for tensor in tensors.values()):
-            raise CorruptState(f"its savepoint {saved.name} belongs to another model than {source}")
+            raise CorruptState(f"its savepoint {name} belongs to another model than {source}")
         return TrainState(
             adapter=Adapter(spec, layout, tensors["params"]),
             grad=tensors.get("grad"),
@@ -73,6 +74,6 @@ def restore(saved: SavepointFile, arch: Architecture, source: str) -> TrainState
             step=int(metadata["step"]),
         )
     except FileNotFoundError:
-        raise CorruptState(f"its savepoint {saved.name} is missing") from None
+        raise CorruptState(f"its savepoint {name} is missing") from None
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise CorruptState(f"its savepoint {saved.name} cannot be read ({error})") from error
+        raise CorruptState(f"its savepoint {name} cannot be read ({error})") from error

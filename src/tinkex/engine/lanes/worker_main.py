@@ -13,9 +13,8 @@ import threading
 
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.lanes import heartbeat
-from tinkex.engine.lanes.channel import Channel
 from tinkex.engine.lanes.in_process import LocalBackend
-from tinkex.engine.lanes.messages import RemoteCallee
+from tinkex.engine.lanes.messages import Channel, RemoteCallee
 from tinkex.engine.lanes.worker_process import IGNORED_SIGNALS
 
 _PR_SET_PDEATHSIG = 1

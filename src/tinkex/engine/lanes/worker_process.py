@@ -1,8 +1,8 @@
 """The backend in a worker process: started, monitored and, when it exits, started again.
 
-The worker runs :class:`~tinkex.engine.lanes.in_process.LocalBackend`; this end has the same methods and forwards them. Three
-connections lead to it, so that a long pass blocks neither a savepoint that is being written nor a check; a fourth one
-carries heartbeats.
+The worker runs :class:`~tinkex.engine.lanes.in_process.LocalBackend`; this end has the same methods and forwards them. Four
+connections lead to it, so that a long pass blocks neither a savepoint that is being written nor a check nor an import; a fifth
+one carries heartbeats.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from tinkex.engine.lanes import heartbeat
-from tinkex.engine.lanes.channel import Channel
 from tinkex.engine.lanes.in_process import LocalBackend
-from tinkex.engine.lanes.interface import WorkerLost, WorkerStatus
-from tinkex.engine.lanes.messages import Disconnected, RemoteCaller
+from tinkex.engine.lanes.interface import ModelInfo, StepResult, WorkerLost, WorkerStatus
+from tinkex.engine.lanes.messages import Channel, Disconnected, RemoteCaller
 
 if TYPE_CHECKING:
     from tinkex.engine.config import EngineConfig
     from tinkex.engine.model.progress import Progress
+    from tinkex.types import AdamParams
 
 logger = logging.getLogger("tinkex.engine")
 
 EXIT_TIMEOUT_S = 5.0
 """How long a worker whose connections are closed may take to exit."""
-CONNECTIONS = ("compute", "write", "check")
+CONNECTIONS = ("compute", "write", "check", "import")
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Ctrl-C, and what a service manager sends to a whole group, are for the engine, which stops its worker itself."""
 
@@ -54,6 +54,8 @@ class _Worker:
     num_oom_kills: int | None
     """Processes that the system had killed for lack of memory when this one started."""
     beats: socket.socket
+    loaded: dict[str, ModelInfo] = field(default_factory=dict)
+    """The base models in its memory."""
     exited: threading.Event = field(default_factory=threading.Event)
     answered: bool = False
     num_missed: int = 0
@@ -128,7 +130,7 @@ def _cast(
 
 
 class ProcessBackend:
-    """Computes in a worker process; see :class:`~tinkex.engine.lanes.interface.Backend`.
+    """Computes in a worker process; see :class:`~tinkex.engine.lanes.in_process.LocalBackend`.
 
     ``on_exit`` is called, on another thread, whenever the worker has exited, and ``on_silence`` with a description when its
     heartbeat is missing, or None when it is back.
@@ -199,10 +201,9 @@ class ProcessBackend:
         threading.Thread(target=self._monitor, args=(worker,), name="tinkex-heartbeat", daemon=True).start()
         self._num_started += 1
         self._worker = worker
-        try:
+        # If it has exited already, the next call to it reports that.
+        with contextlib.suppress(OSError):
             channels[0].send(_settings(self._config))
-        except OSError:
-            raise worker.loss() from None
 
     def check(self) -> None:
         """Raise :class:`WorkerLost` if the worker has exited."""
@@ -250,31 +251,50 @@ class ProcessBackend:
 
     def call(self, connection: str, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the worker's backend over one of the connections."""
+        with self._calling() as worker:
+            return worker.callers[connection].call(name, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[_Worker]:
+        """Yields the worker for a call; raises :class:`WorkerLost` if it has exited or exits during the call."""
         self.check()
         worker = self._worker
         assert worker is not None
         try:
-            result = worker.callers[connection].call(name, *args, **kwargs)
+            yield worker
         except Disconnected:
             raise worker.loss() from None
         worker.answered = True
-        return result
+
+    def optim_steps(self, steps: Sequence[tuple[str, AdamParams]], results: list[StepResult]) -> None:
+        """Take optimizer steps in the worker, which does not wait for this process between two of them."""
+        with self._calling() as worker:
+            worker.callers["compute"].call_each("optim_step", steps, results)
 
     def cast(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Call a method of the worker's backend without waiting for it."""
         if self._worker is not None:
             self._worker.callers["compute"].cast(name, *args, **kwargs)
 
+    def load(self, source: str) -> ModelInfo:
+        """Load a base model in the worker, if it is not loaded there."""
+        self.check()
+        worker = self._worker
+        assert worker is not None
+        if source not in worker.loaded:
+            worker.loaded[source] = self.call("compute", "load", source)
+        return worker.loaded[source]
+
     # ---- calls, each made in the worker by the method of the same name
 
-    load = _called("compute", LocalBackend.load)
     check_loss = _called("check", LocalBackend.check_loss)
     create = _called("compute", LocalBackend.create)
     run_pass = _called("compute", LocalBackend.run_pass)
-    optim_step = _called("compute", LocalBackend.optim_step)
+    resume_pass = _called("compute", LocalBackend.resume_pass)
     load_weights = _called("compute", LocalBackend.load_weights)
     save_weights = _called("compute", LocalBackend.save_weights)
     export_weights = _called("compute", LocalBackend.export_weights)
+    import_weights = _called("import", LocalBackend.import_weights)
     capture = _called("compute", LocalBackend.capture)
     write_savepoint = _called("write", LocalBackend.write_savepoint)
     restore = _called("compute", LocalBackend.restore)

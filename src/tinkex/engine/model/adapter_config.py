@@ -12,9 +12,10 @@ from typing import Any, TypeGuard
 
 from tinkex.errors import InvalidInput
 
-__all__ = ["CONFIG_FILE", "MAX_CONFIG_BYTES", "AdapterConfig"]
+__all__ = ["CONFIG_FILE", "MAX_CONFIG_BYTES", "WEIGHTS_FILE", "AdapterConfig"]
 
 CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 
 # Fields about how an adapter was made, or that the tensors show themselves. Every other field must be unset, null or

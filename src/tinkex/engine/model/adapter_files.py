@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import Tensor
 
-from tinkex.engine.model.adapter_config import CONFIG_FILE, AdapterConfig
+from tinkex.engine.model.adapter_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig
 from tinkex.engine.model.architecture import Architecture
 from tinkex.engine.model.lora import (
     ATTENTION_MODULES,
@@ -41,7 +41,6 @@ __all__ = [
     "save_adapter",
 ]
 
-WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
 
 StoredName = tuple[str, int | None, str]

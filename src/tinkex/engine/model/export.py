@@ -11,8 +11,8 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,14 +20,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tinkex.engine.model.architecture import Architecture
 from tinkex.engine.model.lora import UNEMBED_MODULE, Adapter, LoraLayout
 from tinkex.engine.model.progress import Progress, report
 from tinkex.engine.model.stored_tensors import StoredTensors, read_architecture, read_json, tensor_names
 from tinkex.engine.model.weight_files import WeightEntry, write_weights
 from tinkex.errors import InvalidInput, SetupError
 
-__all__ = ["ExportDtype", "export_model"]
+__all__ = [
+    "ExportDtype",
+    "MergedTensors",
+    "check_disk_space",
+    "check_new",
+    "export_model",
+    "write_atomically",
+]
 
 ExportDtype = Literal["float32", "bfloat16", "float16"]
 
@@ -76,64 +82,120 @@ def export_model(
         raise InvalidInput(f"dtype {dtype!r} cannot be exported; choose one of {', '.join(_DTYPES)}")
     if max_shard_bytes < 1:
         raise InvalidInput(f"max_shard_bytes must be at least 1, and is {max_shard_bytes}")
+    check_new(target)
+    with ExitStack() as files:
+        merged = MergedTensors(base, adapter, files)
+        with write_atomically(target) as directory:
+            directory.mkdir()
+            _write(base, directory, merged, dtype, max_shard_bytes, progress)
+    return target
+
+
+class MergedTensors:
+    """The tensors of a model with an adapter merged into them, by their names without the ``model.`` prefix, read lazily.
+
+    Example:
+        >>> with ExitStack() as files:
+        ...     merged = MergedTensors(Path("models/SmolLM2-135M-Instruct"), adapter, files)
+        ...     norm_D = merged.read("norm.weight")
+    """
+
+    def __init__(self, base: Path, adapter: Adapter | None, files: ExitStack) -> None:
+        self.arch = read_architecture(base)
+        if adapter is not None and LoraLayout.of(self.arch, adapter.spec) != adapter.layout:
+            raise InvalidInput(
+                f"the adapter was trained on another model than {base}; use the model it was trained on"
+            )
+        self._adapter = adapter
+        self._stored = StoredTensors(base, files)
+        self._stored.check(self.arch)
+        self.unties = self.arch.tie_embeddings and adapter is not None and UNEMBED_MODULE in adapter.modules
+        """Whether merging gives a model with tied embeddings a head of its own."""
+        self.names = [*tensor_names(self.arch), *(["lm_head.weight"] if self.unties else [])]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, without reading it."""
+        return self._stored.shape(self._source(name))
+
+    def read(self, name: str) -> Tensor:
+        """A tensor, merged in fp32; one that the adapter leaves as it is keeps its stored type."""
+        weight = self._stored.read(self._source(name), self.shape(name))
+        adapter = self._adapter
+        pair = None if adapter is None else adapter.views.get(_module(name))
+        if adapter is None or pair is None:
+            return weight
+        a, b = (matrix.detach() for matrix in pair)
+        weight = torch.addmm(weight.float(), b, a, alpha=adapter.spec.scale)
+        if not _is_finite(weight):
+            raise InvalidInput(
+                f"merging {name} gives numbers that are not finite; export an earlier checkpoint"
+            )
+        return weight
+
+    def read_as(self, name: str, dtype: torch.dtype, alternative: str) -> Tensor:
+        """A tensor in another type; ``alternative`` is advised where float16 cannot hold its weights."""
+        converted = self.read(name).to(dtype)
+        if dtype == torch.float16 and not _is_finite(converted):
+            raise InvalidInput(f"{name} has weights beyond the range of float16; export {alternative}")
+        return converted.contiguous()
+
+    def _source(self, name: str) -> str:
+        return "embed_tokens.weight" if self.unties and name == "lm_head.weight" else name
+
+
+def check_new(target: Path) -> None:
+    """Raises ``InvalidInput`` if ``target`` exists."""
     if target.is_symlink() or target.exists():
-        raise InvalidInput(f"{target} exists already; choose another directory, or remove it")
-    arch = read_architecture(base)
-    if adapter is not None and LoraLayout.of(arch, adapter.spec) != adapter.layout:
-        raise InvalidInput(
-            f"the adapter was trained on another model than {base}; use the model it was trained on"
-        )
-    partial_directory = target.parent / f".{target.name}.partial-{secrets.token_hex(4)}"
+        raise InvalidInput(f"{target} exists already; choose another name, or remove it")
+
+
+@contextmanager
+def write_atomically(target: Path) -> Iterator[Path]:
+    """Yields the path to write a file or directory to; it is flushed and becomes ``target``, or is removed after an error."""
+    temporary = target.parent / f".{target.name}.partial-{secrets.token_hex(4)}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial_directory.mkdir()
         try:
-            _write(base, partial_directory, arch, adapter, dtype, max_shard_bytes, progress)
-            _fsync(partial_directory)
-            partial_directory.rename(target)
+            yield temporary
+            _fsync(temporary)
+            temporary.rename(target)
         except BaseException:
-            shutil.rmtree(partial_directory, ignore_errors=True)
+            if temporary.is_dir():
+                shutil.rmtree(temporary, ignore_errors=True)
+            else:
+                temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise SetupError(
             f"{target} cannot be written ({error.strerror or error}); free disk space, or choose another directory"
         ) from error
-    return target
 
 
 def _write(
     base: Path,
     directory: Path,
-    arch: Architecture,
-    adapter: Adapter | None,
+    merged: MergedTensors,
     dtype: ExportDtype,
     max_shard_bytes: int,
     progress: Progress | None,
 ) -> None:
-    untied = arch.tie_embeddings and adapter is not None and UNEMBED_MODULE in adapter.modules
     torch_dtype, format_dtype = _DTYPES[dtype]
-    with ExitStack() as files:
-        stored = StoredTensors(base, files)
-        stored.check(arch)
-        names = [*tensor_names(arch), *(["lm_head.weight"] if untied else [])]
-        entries = []
-        for name in names:
-            source = "embed_tokens.weight" if untied and name == "lm_head.weight" else name
-            shape = stored.shape(source)
-            content = partial(_merged_bytes, stored, source, name, shape, adapter, torch_dtype)
-            hub_name = name if name.startswith("lm_head.") else f"model.{name}"
-            entries.append(WeightEntry(hub_name, format_dtype, shape, content))
-        _check_disk_space(directory, sum(entry.num_bytes for entry in entries))
-        write_weights(
-            directory, entries, max_shard_bytes=max_shard_bytes, phase="merging weights", progress=progress
-        )
+    entries = []
+    for name in merged.names:
+        hub_name = name if name.startswith("lm_head.") else f"model.{name}"
+        content = partial(_merged_bytes, merged, name, torch_dtype)
+        entries.append(WeightEntry(hub_name, format_dtype, merged.shape(name), content))
+    check_disk_space(directory, sum(entry.num_bytes for entry in entries), "bfloat16")
+    write_weights(
+        directory, entries, max_shard_bytes=max_shard_bytes, phase="merging weights", progress=progress
+    )
     report(progress, "copying the tokenizer")
     for file_name in _COPIED:
         if (base / file_name).is_file():
             shutil.copyfile(base / file_name, directory / file_name)
     config = dict(read_json(base / "config.json"))
     (directory / "config.json").write_text(
-        json.dumps(_new_config(config, dtype, untied=untied), indent=2, ensure_ascii=False) + "\n",
+        json.dumps(_new_config(config, dtype, untied=merged.unties), indent=2, ensure_ascii=False) + "\n",
         encoding="utf-8",
     )
 
@@ -145,27 +207,8 @@ def _new_config(config: Mapping[str, Any], dtype: ExportDtype, *, untied: bool) 
     return {**config, **changed}
 
 
-def _merged_bytes(
-    stored: StoredTensors,
-    source: str,
-    name: str,
-    shape: tuple[int, ...],
-    adapter: Adapter | None,
-    dtype: torch.dtype,
-) -> memoryview:
-    weight = stored.read(source, shape)
-    pair = None if adapter is None else adapter.views.get(_module(name))
-    if adapter is not None and pair is not None:
-        a, b = (matrix.detach() for matrix in pair)
-        weight = torch.addmm(weight.float(), b, a, alpha=adapter.spec.scale)
-        if not _is_finite(weight):
-            raise InvalidInput(
-                f"merging {name} gives numbers that are not finite; export an earlier checkpoint"
-            )
-    converted = weight.to(dtype)
-    if dtype == torch.float16 and not _is_finite(converted):
-        raise InvalidInput(f"{name} has weights beyond the range of float16; export bfloat16 or float32")
-    return converted.contiguous().flatten().view(torch.uint8).numpy().data
+def _merged_bytes(merged: MergedTensors, name: str, dtype: torch.dtype) -> memoryview:
+    return merged.read_as(name, dtype, "bfloat16 or float32").flatten().view(torch.uint8).numpy().data
 
 
 def _module(name: str) -> tuple[str, int | None]:
@@ -180,17 +223,18 @@ def _is_finite(tensor: Tensor) -> bool:
     return math.isfinite(float(tensor.abs().max()))
 
 
-def _check_disk_space(directory: Path, num_bytes: int) -> None:
-    free = shutil.disk_usage(directory).free
+def check_disk_space(path: Path, num_bytes: int, smaller: str) -> None:
+    """Raises ``SetupError`` if the disk of the new file or directory ``path`` has too little room; ``smaller`` is advised."""
+    free = shutil.disk_usage(path.parent).free
     if free < num_bytes:
         raise SetupError(
-            f"the exported model takes {num_bytes:,} bytes, and {directory.parent} has {free:,} free; free disk space, "
-            "choose another directory, or export bfloat16"
+            f"the exported model takes {num_bytes:,} bytes, and {path.parent} has {free:,} free; free disk space, "
+            f"choose another directory, or export {smaller}"
         )
 
 
-def _fsync(directory: Path) -> None:
+def _fsync(path: Path) -> None:
     """Flushes every file to disk before the rename, so that a power failure cannot leave them incomplete."""
-    for path in sorted(directory.iterdir()):
-        with path.open("rb+") as file:
+    for file_path in sorted(path.iterdir()) if path.is_dir() else [path]:
+        with file_path.open("rb+") as file:
             os.fsync(file.fileno())

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     Weights = NDArray[np.float32]
 
-__all__ = ["CONVERSION", "convert_gguf"]
+__all__ = ["CONVERSION", "ROPE_FACTORS", "TENSORS", "convert_gguf"]
 
 CONVERSION = 2
 """The version of the conversion: directories from another version are converted again."""
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_TENSORS = {
+TENSORS = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
@@ -46,7 +46,9 @@ _TENSORS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_ROPE_FACTORS = "rope_freqs.weight"
+"""The name of each tensor on the hub, by its name in GGUF files; both without layer and kind."""
+ROPE_FACTORS = "rope_freqs.weight"
+"""The tensor with a divisor for each rotary frequency."""
 _SCALING = {"type", "factor", "original_context_length", "finetuned"}
 _MAX_SHARD_BYTES = 20 << 30
 
@@ -54,10 +56,21 @@ _MAX_SHARD_BYTES = 20 << 30
 def convert_gguf(source: Path, directory: Path, progress: Progress | None = None) -> None:
     """Writes the model in the GGUF file ``source`` into ``directory``, ready for any Hugging Face tool.
 
+    Raises ``SetupError`` for a file that is corrupt or not supported.
+
     Example:
         >>> convert_gguf(Path("SmolLM2-135M-Instruct.Q4_1.gguf"), Path("SmolLM2-135M-Instruct"))
     """
     report(progress, f"reading {source.name}")
+    try:
+        _convert(source, directory, progress)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise SetupError(
+            f"{source} is not consistent as a GGUF file ({type(error).__name__}: {error}); download it again"
+        ) from error
+
+
+def _convert(source: Path, directory: Path, progress: Progress | None) -> None:
     metadata, tensors = _read(source)
     config = _config(metadata, tensors)
     tokenizer = build_tokenizer(metadata)
@@ -79,6 +92,11 @@ def convert_gguf(source: Path, directory: Path, progress: Progress | None = None
     _write_json(directory / "config.json", config)
 
 
+def read_config(source: Path) -> dict[str, Any]:
+    """The ``config.json`` of the model in a GGUF file, without its weights."""
+    return _config(*_read(source))
+
+
 def _read(source: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The metadata and the tensors of a GGUF file, by name."""
     try:
@@ -95,7 +113,9 @@ def _read(source: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             )
         metadata = {name: field.contents() for name, field in reader.fields.items()}
         return metadata, {tensor.name: tensor for tensor in reader.tensors}
-    except (ValueError, KeyError, IndexError, OSError, UnicodeDecodeError) as error:
+    except SetupError:
+        raise
+    except Exception as error:  # the package checks little of what it reads
         raise SetupError(f"{source} cannot be read as a GGUF file ({error}); download it again") from error
 
 
@@ -137,8 +157,17 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str
             f"{arch}.attention.causal is false in the GGUF file, so its attention is bidirectional; only causal models "
             "are supported"
         )
-    hidden, heads = int(required("embedding_length")), int(required("attention.head_count"))
-    context = int(required("context_length"))
+
+    def size(name: str) -> int:
+        value = required(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise SetupError(
+                f"the GGUF file's {arch}.{name} is {value!r:.80}, not a positive number; download it again"
+            )
+        return value
+
+    hidden, heads = size("embedding_length"), size("attention.head_count")
+    context = size("context_length")
     rotated = optional("rope.dimension_count")
     head_dim = int(optional("attention.key_length") or rotated or hidden // heads)
     if rotated is not None and int(rotated) != head_dim:
@@ -150,8 +179,8 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str
         "model_type": arch,
         "vocab_size": int(tensors["token_embd.weight"].shape[-1]),
         "hidden_size": hidden,
-        "intermediate_size": int(required("feed_forward_length")),
-        "num_hidden_layers": int(required("block_count")),
+        "intermediate_size": size("feed_forward_length"),
+        "num_hidden_layers": size("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": int(optional("attention.head_count_kv") or heads),
         "head_dim": head_dim,
@@ -192,19 +221,19 @@ def _rope_scaling(
         )
     # As in llama.cpp: a factor without a type is linear, a factor of 0 means none, and old files call it scale_linear.
     kind = metadata.get(f"{section}type", "linear")
-    if kind not in {"none", "linear", "yarn"}:
+    if kind not in ("none", "linear", "yarn"):
         raise SetupError(
             f"rope scaling {kind!r} of the GGUF file is not supported; linear and yarn, with a factor, are"
         )
     stated = metadata.get(f"{section}factor", metadata.get(f"{arch}.rope.scale_linear"))
     factor = 1.0 if kind == "none" else _shortest(stated or 1.0)
-    if _ROPE_FACTORS in tensors:
+    if ROPE_FACTORS in tensors:
         if factor != 1.0:
             raise SetupError(
                 f"the GGUF file has both rope factors and rope scaling {kind!r}, which is not supported; use the model's directory"
             )
         theta = float(metadata.get(f"{arch}.rope.freq_base") or 10000.0)
-        return _llama3_scaling(np.asarray(tensors[_ROPE_FACTORS].data, np.float32), theta, head_dim)
+        return _llama3_scaling(np.asarray(tensors[ROPE_FACTORS].data, np.float32), theta, head_dim)
     if factor == 1.0:
         return None
     if kind == "linear":
@@ -264,7 +293,7 @@ def _write_weights(
             partial(content, name),
         )
         for name in tensors
-        if name != _ROPE_FACTORS
+        if name != ROPE_FACTORS
     ]
     write_weights(
         directory,
@@ -279,7 +308,8 @@ def _dequantized(name: str, tensor: Any, config: Mapping[str, Any]) -> Weights:
     from gguf import dequantize
 
     try:
-        values: Weights = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+        with np.errstate(all="ignore"):  # the scales of a damaged file may not be finite
+            values: Weights = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
     except NotImplementedError as error:
         raise SetupError(
             f"tensor {name} of the GGUF file is stored as {tensor.tensor_type.name}, which the gguf package cannot read"
@@ -300,8 +330,8 @@ def _halves(rows: Weights, num_heads: int) -> Weights:
 def _hub_name(name: str) -> str:
     stem, _, kind = name.rpartition(".")
     parts = stem.split(".")
-    layer = f"model.layers.{parts[1]}." if parts[0] == "blk" else ""
-    tensor = _TENSORS.get(parts[-1])
+    layer = f"model.layers.{parts[1]}." if parts[0] == "blk" and len(parts) == 3 else ""
+    tensor = TENSORS.get(parts[-1])
     if tensor is None or kind not in {"weight", "bias"}:
         raise SetupError(f"tensor {name} of the GGUF file is not part of a dense Llama or Qwen model")
     return f"{layer}{tensor}.{kind}"

@@ -16,6 +16,8 @@ from tinkex.tokenizers.chat_template import chat_template_of, render_chat
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tokenizers import Tokenizer
+
 __all__ = ["EngineTokenizer"]
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -44,7 +46,7 @@ class EngineTokenizer:
                 "(AutoTokenizer.from_pretrained(...).save_pretrained(...))"
             )
         try:
-            self._definition: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            self.definition: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exception for a file it cannot read
             raise SetupError(
@@ -56,6 +58,11 @@ class EngineTokenizer:
             directory, read_json_object(directory / "tokenizer_config.json")
         )
         self.eos_token_ids = self._eos_token_ids()
+
+    @property
+    def backend(self) -> Tokenizer:
+        """The tokenizer of the ``tokenizers`` package, with every added token."""
+        return self._tokenizer
 
     @property
     def vocab_size(self) -> int:
@@ -107,17 +114,28 @@ class EngineTokenizer:
         )
 
     @cached_property
+    def special_token_ids(self) -> list[int]:
+        """The tokens that are not text, such as ``<|im_end|>``."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return sorted(token_id for token_id, token in added.items() if token.special)
+
+    @cached_property
     def token_bytes(self) -> list[bytes]:
         """The bytes of every token, by id."""
         added = {
             token_id: token.content for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
         }
-        to_bytes = _bytes_of_token(self._definition)
+        to_bytes = _bytes_of_token(self.definition)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         table = [b""] * (max(vocabulary.values(), default=-1) + 1)
         for token, token_id in vocabulary.items():
             table[token_id] = added[token_id].encode() if token_id in added else to_bytes(token)
         return table
+
+    @cached_property
+    def max_token_bytes(self) -> int:
+        """The length of the longest token, in bytes: a text of more bytes than that has at least two tokens."""
+        return max(map(len, self.token_bytes), default=0)
 
     def _eos_token_ids(self) -> tuple[int, ...]:
         """Every token that ends a text: those of the generation config, and the tokenizer's own."""

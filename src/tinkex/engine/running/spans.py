@@ -90,7 +90,7 @@ def ended(operations: Iterable[Operation]) -> None:
     for operation in operations:
         trace, operation.trace = operation.trace, None
         if trace is not None and operation.outcome is not None:
-            _end(trace, operation.outcome)
+            _end(trace, operation.outcome, operation.tokens_computed)
 
 
 @log_errors
@@ -103,10 +103,16 @@ def abandoned(operations: Iterable[Operation]) -> None:
             _close(trace)
 
 
-def _end(trace: _Trace, outcome: Outcome) -> None:
+def _end(trace: _Trace, outcome: Outcome, tokens_computed: int) -> None:
     from opentelemetry.trace import Status, StatusCode
 
-    trace.span.set_attributes({"tinkex.ran": trace.runs, "tinkex.result_bytes": len(outcome.result)})
+    trace.span.set_attributes(
+        {
+            "tinkex.ran": trace.runs,
+            "tinkex.result_bytes": len(outcome.result),
+            "tinkex.tokens_computed": tokens_computed,
+        }
+    )
     if outcome.status is not FutureStatus.DONE:
         # The text of an error may quote user input, so the span has its category only.
         trace.span.set_attribute("error.type", outcome.category or "unknown")

@@ -5,14 +5,29 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from tinkex.engine.operation import Kind, Operation, State
 from tinkex.engine.running import spans
-from tinkex.engine.scheduler import FairShare, GapTimeout, Queue, SampleQueue, TokenRate, Turn, next_turn
-from tinkex.engine.store import Outcome, UsageKind
-from tinkex.errors import OverQuota
+from tinkex.engine.scheduler import (
+    NO_LIMITS,
+    FairShare,
+    GapTimeout,
+    LossCosts,
+    MayRun,
+    Queue,
+    RunLimits,
+    SampleQueue,
+    TokenRate,
+    Turn,
+    always,
+    next_turns,
+)
+from tinkex.engine.scheduler.turn import BARRIER_COST
+from tinkex.engine.store import Outcome
+from tinkex.errors import Busy, OverQuota
 
 
 @dataclass(frozen=True)
@@ -23,6 +38,22 @@ class QueueState:
     reason: str
 
 
+@dataclass(frozen=True)
+class Budgets:
+    """Limits for operations that have no outcome yet; see :class:`~tinkex.engine.config.EngineConfig`."""
+
+    max_operations: int = 20_000
+    """Of one user."""
+    max_bytes_per_user: int = 256 * 2**20
+    max_bytes: int = 1024 * 2**20
+    reserve_bytes: int = 64 * 2**20
+    """What may exceed them for operations that others wait for; such an operation can run now, and makes room."""
+    max_held_bytes: int = 64 * 2**20
+    """Memory of the requests of waiting operations; those of further ones are only on disk."""
+    max_tokens_per_s: int | None = None
+    """Of one user."""
+
+
 class OperationTable:
     """Owns every unfinished operation; only its methods change a state. Every method is safe to call from any thread.
 
@@ -30,56 +61,89 @@ class OperationTable:
     be something to run.
     """
 
-    def __init__(
-        self,
-        *,
-        gap_timeout_s: float,
-        max_pending: int,
-        max_tokens_per_s: int | None = None,
-        on_ready: Callable[[], None],
-    ) -> None:
+    def __init__(self, *, gap_timeout_s: float, budgets: Budgets, on_ready: Callable[[], None]) -> None:
         self._lock = threading.Lock()
         self._operations: dict[str, Operation] = {}
         self._queue = Queue(gap_timeout_s)
         self._samples: dict[str, SampleQueue] = {}
-        self._running_samples: dict[str, dict[str, Operation]] = {}
+        self._running_samples: dict[tuple[str, str], dict[str, Operation]] = {}
+        """By lane and base model."""
         self._retried_turns: deque[Turn] = deque()
         self._num_pending: Counter[str] = Counter()
-        self._max_pending = max_pending
-        self._rate = TokenRate[str](max_tokens_per_s)
-        self._max_tokens_per_s = max_tokens_per_s
+        self._num_bytes: Counter[str] = Counter()
+        self._held_bytes = 0
+        self._parked: dict[str, Operation] = {}
+        """Operations in memory that wait for an earlier number."""
+        self._budgets = budgets
+        self._rate = TokenRate[str](budgets.max_tokens_per_s)
         self._shares = FairShare[str]()
+        self._costs = LossCosts()
         self._on_ready = on_ready
         self.intake_lock = threading.Lock()
         """Held while a submission is checked, recorded and added, and while a run is closed."""
 
     # ---- intake
 
-    def check_room(self, owner: str, run_id: str = "", seq_id: int = 0) -> None:
-        """Raise ``OverQuota`` for a user with too many pending operations or tokens, unless others wait for this one."""
+    def check_room(
+        self,
+        owner: str,
+        num_bytes: int = 0,
+        run_id: str = "",
+        seq_id: int = 0,
+        also: Sequence[Operation] = (),
+    ) -> None:
+        """Raise ``OverQuota`` or ``Busy`` if there is no room for one more operation beside ``also``, which are added next.
+
+        One that others wait for may exceed the budgets by the reserve.
+        """
+        budgets = self._budgets
         with self._lock:
-            if self._queue.is_missing(run_id, seq_id):
-                return
+            is_missing = self._queue.is_missing(run_id, seq_id)
             num_pending, wait_s = self._num_pending[owner], self._rate.wait_s(owner)
-        if num_pending >= self._max_pending:
+            own, total = self._num_bytes[owner], self._num_bytes.total()
+        for operation in also:
+            total += operation.num_bytes
+            if operation.owner == owner:
+                own, num_pending = own + operation.num_bytes, num_pending + 1
+        if not is_missing and num_pending >= budgets.max_operations:
             raise OverQuota(
-                f"{self._max_pending} operations of yours are waiting already; fetch their results, then submit more."
+                f"{budgets.max_operations} operations of yours are waiting already; fetch their results, then submit more."
             )
-        if wait_s > 0:
+        more = num_bytes - budgets.reserve_bytes if is_missing else num_bytes
+        # One operation of any size is accepted, or it never could be.
+        if own and own + more > budgets.max_bytes_per_user:
+            raise OverQuota(
+                f"your waiting operations have {own} bytes, this one has {num_bytes}, and {budgets.max_bytes_per_user} is the limit "
+                "per user; submit it again when some have ended."
+            )
+        if total and total + more > budgets.max_bytes:
+            raise Busy(
+                f"the waiting operations of all users have {total} bytes, this one has {num_bytes}, and {budgets.max_bytes} is this "
+                "server's limit; submit it again later."
+            )
+        if wait_s > 0 and not is_missing:
             error = OverQuota(
-                f"a user may have {self._max_tokens_per_s} tokens computed in a second, and yours are used up for "
+                f"a user may have {budgets.max_tokens_per_s} tokens computed in a second, and yours are used up for "
                 f"{wait_s:.1f} s; submit it again then."
             )
             error.retry_after_s = wait_s
             raise error
 
-    def open_run(self, run_id: str, first: Operation) -> None:
-        """Start a run with the operation that creates it."""
-        spans.queued(first)
+    def add(self, operation: Operation, now: float) -> None:
+        """Add a sample, an operation of a run, or the one that creates its run."""
+        spans.queued(operation)
         with self._lock:
-            self._queue.open(run_id, first=first)
-            self._add(first)
-            first.move(State.QUEUED)
+            self._add(operation)
+            ready: Sequence[Operation] = [operation]
+            if operation.kind is Kind.SAMPLE:
+                self._samples.setdefault(operation.model, SampleQueue()).put(operation)
+            elif operation.seq_id == 0:
+                self._queue.open(operation.run_id, first=operation)
+            else:
+                ready = self._queue.put(operation, now)
+            self._make_ready(ready)
+            self._hold(operation, ready)
+            self._rate.charge(operation.owner, operation.num_tokens)
         self._on_ready()
 
     def resume_run(
@@ -96,32 +160,18 @@ class OperationTable:
                 self._add(operation)
                 if operation.seq_id > 0:
                     ready += self._queue.put(operation, now)
-            _move(ready, State.QUEUED)
-        self._on_ready()
-
-    def add(self, operation: Operation, now: float) -> None:
-        """Add an operation of a run."""
-        spans.queued(operation)
-        with self._lock:
-            self._add(operation)
-            _move(self._queue.put(operation, now), State.QUEUED)
-            self._rate.charge(operation.owner, operation.num_tokens)
-        self._on_ready()
-
-    def add_sample(self, operation: Operation) -> None:
-        """Add a sample."""
-        spans.queued(operation)
-        with self._lock:
-            self._add(operation)
-            self._samples.setdefault(operation.model, SampleQueue()).put(operation)
-            operation.move(State.QUEUED)
-            self._rate.charge(operation.owner, operation.num_tokens)
+            self._make_ready(ready)
         self._on_ready()
 
     def next_number(self, run_id: str) -> int:
         """The next free number of a run."""
         with self._lock:
             return self._queue.next_number(run_id)
+
+    def is_new(self, run_id: str, seq_id: int) -> bool:
+        """Whether nothing was ever accepted or rejected under this number of a run."""
+        with self._lock:
+            return self._queue.is_new(run_id, seq_id)
 
     def check_number(self, run_id: str, seq_id: int) -> None:
         """Raise ``InvalidInput`` for a number that cannot run (any more)."""
@@ -132,61 +182,104 @@ class OperationTable:
         """Use up the number of a rejected submission; returns whether it was free."""
         with self._lock:
             ready = self._queue.reject(run_id, seq_id, now)
-            _move(ready or (), State.QUEUED)
+            self._make_ready(ready or ())
         self._on_ready()
         return ready is not None
 
     # ---- running
 
-    def has_training(self) -> bool:
-        """Whether a training turn can run."""
+    def has_training(self, delayed: Container[str] = (), may_run: MayRun = always) -> bool:
+        """Whether a training turn of users that are not ``delayed`` can run, of operations that ``may_run``."""
         with self._lock:
-            return bool(self._retried_turns) or next(self._queue.runs(), None) is not None
-
-    def next_turn(self, token_budget: int) -> Turn | None:
-        """Start the training turn that runs next: one that was interrupted, or a new one."""
-        with self._lock:
-            turn = (
-                self._retried_turns.popleft()
-                if self._retried_turns
-                else next_turn(self._queue, self._shares, token_budget)
+            is_retried = self._next_retried(delayed, may_run) is not None
+            may_run = self._after_retried(may_run)
+            return is_retried or any(
+                may_run(self._queue.ready(run_id)[0]) for run_id in self._queue.runs(delayed)
             )
-            if turn is not None:
-                _start(turn.operations)
-        if turn is not None:
-            spans.started(turn.operations)
-        return turn
 
-    def models_with_samples(self) -> Sequence[str]:
-        """The base models that have samples, queued or running."""
+    def ready_runs(self) -> Sequence[str]:
+        """The runs with an operation that can run, those of interrupted turns first."""
         with self._lock:
-            return [each for each in self._samples if self._running_samples.get(each) or self._samples[each]]
+            interrupted = [each.run_id for turn in self._retried_turns for each in turn]
+            return list(dict.fromkeys([*interrupted, *self._queue.runs()]))
+
+    def unfinished_runs(self) -> AbstractSet[str]:
+        """The runs with operations that have not ended."""
+        with self._lock:
+            return {each.run_id for each in self._operations.values() if each.kind is not Kind.SAMPLE}
+
+    def next_turns(
+        self,
+        token_budget: int,
+        delayed: Container[str] = (),
+        limits: RunLimits = NO_LIMITS,
+        may_run: MayRun = always,
+        *,
+        lane: str,
+        share_prefixes: bool = False,
+    ) -> Sequence[Turn]:
+        """Start the training turns that are dispatched to a lane next: an interrupted one, or new ones.
+
+        They have no operations of users that are ``delayed``, and only such that ``may_run``.
+        """
+        with self._lock:
+            retried = self._next_retried(delayed, may_run)
+            turns: Sequence[Turn]
+            if retried is not None:
+                self._retried_turns.remove(retried)
+                turns = [retried]
+            else:
+                turns = next_turns(
+                    self._queue,
+                    self._shares,
+                    token_budget,
+                    self._costs.estimate,
+                    delayed,
+                    limits,
+                    self._after_retried(may_run),
+                    share_prefixes=share_prefixes,
+                )
+            for turn in turns:
+                self._start(turn, lane)
+        for turn in turns:
+            spans.started(turn)
+        return turns
+
+    def queued_samples(self, lane: str) -> Mapping[str, int]:
+        """How many samples are queued, for every base model that has samples that are queued, or run on a lane."""
+        with self._lock:
+            queued = {model: len(queue) for model, queue in self._samples.items()}
+            return {
+                model: number
+                for model, number in queued.items()
+                if number or self._running_samples.get((lane, model))
+            }
 
     def peek_retried_sample(self, model: str) -> Operation | None:
         """The interrupted sample that runs before all queued ones, or None."""
         with self._lock:
             return self._samples[model].retried
 
-    def start_sample(self, model: str) -> Operation | None:
-        """Start the sample that joins the batch next: one that was interrupted, or the next in the queue."""
+    def start_sample(self, lane: str, model: str, accepts: MayRun | None = None) -> Operation | None:
+        """Start the sample that joins a lane's batch next: one that was interrupted, or the next in the queue that it accepts."""
         with self._lock:
-            operation = self._samples[model].take()
+            operation = self._samples[model].take(accepts)
             if operation is not None:
-                _start([operation])
-                self._running_samples.setdefault(model, {})[operation.request_id] = operation
+                self._start([operation], lane)
+                self._running_samples.setdefault((lane, model), {})[operation.request_id] = operation
         if operation is not None:
             spans.started([operation])
         return operation
 
-    def running_samples(self, model: str) -> Sequence[Operation]:
-        """The samples in the decode batch of a model."""
+    def running_samples(self, lane: str, model: str | None = None) -> Sequence[Operation]:
+        """The samples in the decode batch of a model on a lane, or in all batches of the lane."""
         with self._lock:
-            return list(self._running_samples.get(model, {}).values())
-
-    def all_running_samples(self) -> Sequence[Operation]:
-        """The samples in all decode batches."""
-        with self._lock:
-            return [each for members in self._running_samples.values() for each in members.values()]
+            return [
+                operation
+                for (where, source), members in self._running_samples.items()
+                if where == lane and model in (source, None)
+                for operation in members.values()
+            ]
 
     def cancel(self, request_id: str) -> Operation | None:
         """Cancel a sample: returns it if it had not started; a running one is marked, and leaves its batch with the next step."""
@@ -207,7 +300,7 @@ class OperationTable:
         with self._lock:
             timeouts = self._queue.expire_gaps(now)
             for each in timeouts:
-                _move(each.ready, State.QUEUED)
+                self._make_ready(each.ready)
             return timeouts
 
     def next_gap_deadline(self) -> float | None:
@@ -222,20 +315,25 @@ class OperationTable:
 
     # ---- outcomes
 
-    def compute(
-        self,
-        operation: Operation,
-        outcome: Outcome,
-        *,
-        ran: bool = False,
-        usage: Mapping[UsageKind, int] | None = None,
-    ) -> Operation:
-        """Give an operation its outcome, which is committed next; returns the operation."""
+    def compute(self, operations: Sequence[Operation], outcome: Outcome | None = None) -> Sequence[Operation]:
+        """Take operations that have an outcome, which is committed next: ``outcome``, or the one that their lane has set."""
         with self._lock:
-            operation.move(State.COMPUTED)
-            operation.outcome, operation.ran, operation.usage = outcome, ran, usage or {}
-            self._running_samples.get(operation.model, {}).pop(operation.request_id, None)
-        return operation
+            for operation in operations:
+                operation.move(State.COMPUTED)
+                self._parked.pop(operation.request_id, None)
+                self._held_bytes -= operation.held_bytes
+                operation.held_bytes = 0
+                if outcome is not None:
+                    operation.outcome, operation.ran, operation.usage = outcome, False, {}
+                elif operation.kind.packs:
+                    self._costs.record(operation, operation.loss_tokens)
+                    cost = max(operation.tokens_computed + operation.loss_tokens, BARRIER_COST)
+                    self._shares.charge(operation.owner, cost - operation.charged)
+                if operation.kind is Kind.SAMPLE:
+                    self._running_samples.get((operation.lane, operation.model), {}).pop(
+                        operation.request_id, None
+                    )
+        return operations
 
     def end(self, operations: Iterable[Operation]) -> None:
         """Forget operations whose outcomes are committed."""
@@ -247,26 +345,48 @@ class OperationTable:
                     # It was admitted for all the tokens it might take.
                     self._rate.charge(operation.owner, sum(operation.usage.values()) - operation.num_tokens)
                 self._num_pending[operation.owner] -= 1
+                self._num_bytes[operation.owner] -= operation.num_bytes
                 if not self._num_pending[operation.owner]:
-                    del self._num_pending[operation.owner]
+                    del self._num_pending[operation.owner], self._num_bytes[operation.owner]
 
     def requeue(self, turns: Sequence[Turn], samples: Sequence[Operation]) -> None:
         """Queue what ran on a lane that was lost: it runs first, in the same turns, so that the numbers are the same."""
         with self._lock:
             for turn in reversed(turns):
-                _retry(turn.operations)
+                _retry(turn)
                 self._retried_turns.appendleft(turn)
             for operation in reversed(samples):
                 _retry([operation])
-                del self._running_samples[operation.model][operation.request_id]
+                del self._running_samples[operation.lane, operation.model][operation.request_id]
                 self._samples[operation.model].put_back(operation)
 
     # ---- views
+
+    def has(self, owner: str, request_id: str) -> bool:
+        """Whether an operation of this user is unfinished; its waiters will be notified."""
+        with self._lock:
+            operation = self._operations.get(request_id)
+            return operation is not None and operation.owner == owner
 
     def depths(self) -> Mapping[tuple[Kind, bool], int]:
         """How many operations of each kind wait (False) and run (True)."""
         with self._lock:
             return Counter((each.kind, each.started_at is not None) for each in self._operations.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory of the requests of waiting operations."""
+        return self._held_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the requests of all unfinished operations."""
+        return self._num_bytes.total()
+
+    def find(self, request_id: str) -> Operation | None:
+        """An unfinished operation, or None."""
+        with self._lock:
+            return self._operations.get(request_id)
 
     def unfinished(self) -> Sequence[Operation]:
         """Every unfinished operation, oldest first."""
@@ -292,23 +412,59 @@ class OperationTable:
             ahead = sum(other.kind is not Kind.SAMPLE for other in self._operations.values()) - 1
             return QueueState("active", f"in line with {ahead} other training operations")
 
+    # ---- with the lock held
+
+    def _next_retried(self, delayed: Container[str], may_run: MayRun) -> Turn | None:
+        """The interrupted turn that runs next."""
+        for turn in self._retried_turns:
+            if any(each.owner not in delayed for each in turn) and all(map(may_run, turn)):
+                return turn
+        return None
+
+    def _after_retried(self, may_run: MayRun) -> MayRun:
+        """Lets no operation run before an interrupted one of its run."""
+        if not self._retried_turns:
+            return may_run
+        interrupted = {each.run_id for turn in self._retried_turns for each in turn}
+        return lambda operation: operation.run_id not in interrupted and may_run(operation)
+
     def _add(self, operation: Operation) -> None:
         self._operations[operation.request_id] = operation
         self._num_pending[operation.owner] += 1
+        self._num_bytes[operation.owner] += operation.num_bytes
 
+    def _hold(self, operation: Operation, ready: Sequence[Operation]) -> None:
+        """Keep the request of a new operation in memory if there is room; those that run later make room for it.
 
-def _start(operations: Iterable[Operation]) -> None:
-    for operation in operations:
-        operation.move(State.RUNNING)
-        operation.started_at = operation.started_at or time.time()
+        What is dropped is on disk, and is read again when its operation runs.
+        """
+        self._held_bytes += operation.held_bytes
+        if operation.state is State.RECORDED:
+            self._parked[operation.request_id] = operation
+        if self._held_bytes > self._budgets.max_held_bytes:
+            for each in (*reversed(self._parked.values()), *reversed(ready)):
+                self._held_bytes -= each.held_bytes
+                each.request, each.job, each.held_bytes = None, None, 0
+                self._parked.pop(each.request_id, None)
+                if self._held_bytes <= self._budgets.max_held_bytes:
+                    break
+
+    def _make_ready(self, operations: Iterable[Operation]) -> None:
+        for operation in operations:
+            operation.move(State.QUEUED)
+            self._parked.pop(operation.request_id, None)
+
+    def _start(self, operations: Iterable[Operation], lane: str) -> None:
+        for operation in operations:
+            operation.move(State.RUNNING)
+            operation.lane = lane
+            operation.started_at = operation.started_at or time.time()
+            self._held_bytes -= operation.held_bytes
+            operation.held_bytes = 0
 
 
 def _retry(operations: Iterable[Operation]) -> None:
     for operation in operations:
         operation.move(State.QUEUED)
         operation.attempt += 1
-
-
-def _move(operations: Iterable[Operation], state: State) -> None:
-    for operation in operations:
-        operation.move(state)
+        operation.outcome, operation.ran, operation.usage = None, False, {}

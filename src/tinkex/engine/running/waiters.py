@@ -72,10 +72,11 @@ class Waiters:
 
 def _deliver(waiter: _Waiter, outcome: Outcome | None) -> None:
     loop, future = waiter
-
-    def set_result() -> None:
-        if not future.done():
-            future.set_result(outcome)
-
     with contextlib.suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(set_result)
+        loop.call_soon_threadsafe(set_outcome, future, outcome)
+
+
+def set_outcome(future: asyncio.Future[Outcome | None], outcome: Outcome | None) -> None:
+    """Give a waiter its outcome, or None if there is none in time; called on its loop."""
+    if not future.done():
+        future.set_result(outcome)

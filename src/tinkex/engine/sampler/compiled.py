@@ -9,7 +9,7 @@ Shapes: B rows of a decode step, T packed rows of a prefill pass, R any rows, D 
 from __future__ import annotations
 
 from ctypes import c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -31,6 +31,7 @@ from tinkex.engine.kernels.layout import (
 from tinkex.engine.sampler.adapter_tables import adapter_tables
 from tinkex.engine.sampler.block_table import BlockSlot, BlockTable
 from tinkex.engine.sampler.limits import BLOCK_TOKENS
+from tinkex.engine.sampler.logits import without_improbable
 from tinkex.engine.sampler.packed_weights import layer_biases, packed_weights, plain_weights
 
 if TYPE_CHECKING:
@@ -130,6 +131,19 @@ class CompiledCompute:
         self, logits_BV: Tensor, settings: Sequence[RowSettings], uniforms: Sequence[float]
     ) -> CompiledDraw:
         """Draws one token per row."""
+        drawn = self._draw(logits_BV, settings, uniforms)
+        rows = [row for row, setting in enumerate(settings) if setting.min_p and not setting.greedy]
+        if not rows:
+            return drawn
+        # The core truncates by top-k and top-p: rows with min-p are drawn again, from logits without improbable tokens.
+        min_p_R = [settings[row].min_p for row in rows]
+        masked_RV = drawn.masked_logits(rows, min_p_R)
+        again = self._draw(masked_RV, [settings[row] for row in rows], [uniforms[row] for row in rows])
+        return drawn.with_tokens(rows, again.tokens_B)
+
+    def _draw(
+        self, logits_BV: Tensor, settings: Sequence[RowSettings], uniforms: Sequence[float]
+    ) -> CompiledDraw:
         num_rows = len(settings)
         temperatures_B = np.array([row.temperature for row in settings], np.float32)
         top_ks_B = np.array([row.top_k for row in settings], np.int64)
@@ -221,13 +235,29 @@ class CompiledDraw:
     _log_normalizers_B: Tensor
 
     def distribution(self, rows: Sequence[int]) -> Tensor:
-        """Logprobs of the temperature-scaled distributions of some rows, before top-k and top-p."""
+        """Logprobs of the temperature-scaled distributions of some rows, before min-p, top-k and top-p."""
+        return self._scaled_logits(rows) - self._log_normalizers_B[torch.tensor(rows), None]
+
+    def masked_logits(self, rows: Sequence[int], min_p_R: Sequence[float]) -> Tensor:
+        """Logits of some rows, with -inf for the tokens that min-p excludes."""
+        improbable_RV = without_improbable(self._scaled_logits(rows), min_p_R).isneginf()
+        return self._logits_BV[torch.tensor(rows)].masked_fill(improbable_RV, -torch.inf)
+
+    def with_tokens(self, rows: Sequence[int], tokens_R: Tensor) -> CompiledDraw:
+        """The same with other tokens in some rows, under the same distributions."""
+        picked = torch.tensor(rows)
+        tokens_B, logprobs_B = self.tokens_B.clone(), self.logprobs_B.clone()
+        tokens_B[picked] = tokens_R
+        logprobs_B[picked] = self.distribution(rows).gather(1, tokens_R[:, None])[:, 0]
+        return replace(self, tokens_B=tokens_B, logprobs_B=logprobs_B)
+
+    def _scaled_logits(self, rows: Sequence[int]) -> Tensor:
+        """Temperature-scaled logits below the highest one; at temperature 1 for greedy rows."""
         picked = torch.tensor(rows)
         temperatures_R1 = self._temperatures_B[picked, None]
         logits_RV = self._logits_BV[picked]
         below_max_RV = logits_RV - logits_RV.amax(dim=-1, keepdim=True)
-        scaled_RV = below_max_RV / torch.where(temperatures_R1 == 0, 1.0, temperatures_R1)
-        return scaled_RV - self._log_normalizers_B[picked, None]
+        return below_max_RV / torch.where(temperatures_R1 == 0, 1.0, temperatures_R1)
 
 
 def _extents(slot: BlockSlot) -> Array[ExtentC]:

@@ -34,6 +34,9 @@ MAX_TOPK_CELLS = 1 << 25
 MAX_PROMPT_DRAWS = 1 << 21
 """Alternatives drawn for one prompt, over all its positions: 42 MB while it runs."""
 
+MAX_BIASED_TOKENS = 1024
+"""Entries of a logit bias."""
+
 SKIPPED_TARGET = -1
 
 
@@ -114,6 +117,7 @@ def check_job(job: SampleJob, arch: Architecture, eos_token_ids: Sequence[int]) 
     _check_prompt(job.prompt_P, arch)
     _check_counts(job, arch)
     _check_params(job.params)
+    _check_logit_bias(job.params, arch)
     if job.target_prompt_logprobs is not None:
         _check_targets(job.target_prompt_logprobs, len(job.prompt_P), arch)
     return StopRule.of(job.params.stop, eos_token_ids=eos_token_ids, vocab_size=arch.vocab_size)
@@ -194,6 +198,19 @@ def _check_params(params: SamplingParams) -> None:
         raise InvalidInput(f"top_k must be at least 1, or {TOP_K_OFF} to disable it, and is {params.top_k}")
     if not 0 < params.top_p <= 1:
         raise InvalidInput(f"top_p must lie in (0, 1], and is {params.top_p}; 1 disables it")
+
+
+def _check_logit_bias(params: SamplingParams, arch: Architecture) -> None:
+    bias = params.logit_bias or {}
+    if len(bias) > MAX_BIASED_TOKENS:
+        raise InvalidInput(
+            f"logit_bias has {len(bias)} tokens, and at most {MAX_BIASED_TOKENS} are supported; give fewer"
+        )
+    outside = [token for token in bias if not 0 <= token < arch.vocab_size]
+    if outside:
+        raise InvalidInput(
+            f"logit_bias has token id {outside[0]}, and this model's ids are 0…{arch.vocab_size - 1}; remove it"
+        )
 
 
 def _check_targets(targets: TensorData, prompt_length: int, arch: Architecture) -> None:

@@ -1,4 +1,4 @@
-"""From logits to a drawn token and its logprob: temperature, top-k, top-p and the draw itself.
+"""From logits to a drawn token and its logprob: temperature, min-p, top-k, top-p and the draw itself.
 
 Every row is computed from its own logits, settings and uniform random number, so the other rows of the batch change
 only the last bits of the logits.
@@ -31,6 +31,7 @@ __all__ = [
     "prompt_rng",
     "sample_rng",
     "scaled_logprobs",
+    "without_improbable",
 ]
 
 _NUCLEUS_CANDIDATES = 256
@@ -44,13 +45,14 @@ _BELOW_ONE = float(np.nextafter(1.0, 0.0))
 class RowSettings:
     """How one row is drawn.
 
-    ``temperature=0`` is greedy. ``top_k=-1`` and ``top_p=1`` truncate nothing; with both, the nucleus is that of the
-    renormalized top-k distribution.
+    ``temperature=0`` is greedy. ``min_p=0``, ``top_k=-1`` and ``top_p=1`` truncate nothing. They apply in this order, each to
+    the renormalized distribution that the one before leaves.
     """
 
     temperature: float = 1.0
     top_k: int = TOP_K_OFF
     top_p: float = 1.0
+    min_p: float = 0.0
 
     @property
     def greedy(self) -> bool:
@@ -74,7 +76,7 @@ class Draw:
     tokens_B: Tensor
     logprobs_B: Tensor
     distribution_BV: Tensor
-    """Logprobs of the temperature-scaled distribution, before top-k and top-p."""
+    """Logprobs of the temperature-scaled distribution, before min-p, top-k and top-p."""
     finite_B: Tensor
     """False where the logits contain NaN or +inf; the token of such a row is not valid."""
 
@@ -128,6 +130,18 @@ def scaled_logprobs(logits_BV: Tensor, temperatures: Sequence[float]) -> Tensor:
     return torch.log_softmax(logits_BV, dim=-1)
 
 
+def without_improbable(scaled_BV: Tensor, min_p_B: Sequence[float]) -> Tensor:
+    """Temperature-scaled logits, with -inf for tokens less probable than ``min_p`` times the most probable one.
+
+    Example:
+        >>> without_improbable(torch.tensor([[0.0, 1.0, 3.0]]), [0.1])
+        tensor([[-inf, 1., 3.]])
+    """
+    log_min_p_B1 = torch.tensor(min_p_B, dtype=torch.float64).log()[:, None]
+    below_max_BV = scaled_BV - scaled_BV.amax(dim=-1, keepdim=True)
+    return scaled_BV.masked_fill(below_max_BV < log_min_p_B1, -torch.inf)
+
+
 def draw(logits_BV: Tensor, settings: Sequence[RowSettings], uniforms: Sequence[float]) -> Draw:
     """Draws one token per row: the inverse of its cumulative distribution at its uniform in [0, 1).
 
@@ -145,6 +159,9 @@ def draw(logits_BV: Tensor, settings: Sequence[RowSettings], uniforms: Sequence[
         picked = torch.tensor(rows)
         # The common case of a single method copies no distributions.
         part_BV = distribution_BV if len(groups) == 1 else distribution_BV[picked]
+        min_p_B = [settings[row].min_p for row in rows]
+        if any(min_p_B) and kind != "greedy":
+            part_BV = torch.log_softmax(without_improbable(part_BV, min_p_B), dim=-1)
         if kind == "greedy":
             tokens_B[picked] = part_BV.argmax(dim=-1)
         elif kind == "full":

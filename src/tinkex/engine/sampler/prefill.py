@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tinkex.engine.model.lora import Adapter
     from tinkex.engine.sampler.kv_cache import PromptKV
-    from tinkex.engine.sampler.prompt_cache import CachedPrompt
+    from tinkex.engine.sampler.prompt_cache import CachedPrompt, PromptCache, PromptMatch
     from tinkex.engine.sampler.request import Continuation, RunningRequest
 
 __all__ = ["Prefill", "split_token_budget"]
@@ -81,6 +81,19 @@ class Prefill:
         """How many of the first tokens can be copied from another prompt: up to the first row whose logits are needed."""
         last = len(self.tokens_P) - 1
         return last if self.scores is None else min(last, self.scores.first_row)
+
+    def match_in(self, prompts: PromptCache) -> PromptMatch:
+        """The prompt that it has most in common with: more can be copied from one that has the scores it needs."""
+        can_reuse = None if self.scores is None else self.scores.can_reuse
+        return prompts.match(self.adapter, self.tokens_P, self.reusable, self.owner, can_reuse=can_reuse)
+
+    def start_scores(self, prompt: CachedPrompt, match: PromptMatch) -> None:
+        """Takes the scores that the source of a new prompt has, and leaves its own for others."""
+        if self.scores is not None:
+            known = None if match.source is None else match.source.scores
+            if known is not None and self.scores.can_reuse(known):
+                self.scores.reuse(known, match.available + 1)
+            prompt.scores = self.scores.known
 
     @property
     def filled(self) -> int:

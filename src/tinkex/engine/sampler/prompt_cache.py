@@ -9,6 +9,7 @@ another snapshot is another object.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import ref
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tinkex.engine.sampler.kv_cache import PromptKV, bytes_per_token
+from tinkex.engine.sampler.prompt_scores import KnownScores
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +46,8 @@ class CachedPrompt:
     ) -> None:
         self.tokens_P = tokens_P
         self.kv = kv
+        self.scores: KnownScores | None = None
+        """The scores of its tokens, as far as they are computed; None if nobody asked for them."""
         self.users = 1
         self.prefix_key = _prefix_key(adapter, tokens_P, owner)
         self._adapter = None if adapter is None else ref(adapter)
@@ -99,12 +103,25 @@ class PromptCache:
         return length * bytes_per_token(self._arch, self._dtype)
 
     def match(
-        self, adapter: Adapter | None, tokens_P: npt.NDArray[np.int32], limit: int, owner: str = ""
+        self,
+        adapter: Adapter | None,
+        tokens_P: npt.NDArray[np.int32],
+        limit: int,
+        owner: str = "",
+        *,
+        can_reuse: Callable[[KnownScores | None], bool] | None = None,
     ) -> PromptMatch:
-        """The longest common prefix with any prompt of this owner, at most ``limit`` tokens of it."""
+        """The longest common prefix with any prompt of this owner, at most ``limit`` tokens of it.
+
+        The limit does not apply to prompts whose scores ``can_reuse`` accepts.
+        """
         best = PromptMatch()
         for prompt in self._with_prefix(adapter, tokens_P, owner):
-            shared = min(_common_length(tokens_P, prompt.tokens_P), limit)
+            common = _common_length(tokens_P, prompt.tokens_P)
+            shared = min(common, limit)
+            if can_reuse is not None and can_reuse(prompt.scores):
+                # The last common token is computed again: its row has the scores of the first token that differs.
+                shared = max(shared, common - 1)
             available = min(shared, prompt.kv.filled)
             pending = max(best.pending, shared)
             if available > best.available:

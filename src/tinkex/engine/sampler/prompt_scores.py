@@ -9,6 +9,7 @@ Shapes: P prompt length, R rows of logits, V vocabulary, k tokens per row, C cel
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,18 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-__all__ = ["PromptScores", "empty_topk"]
+__all__ = ["KnownScores", "PromptScores", "empty_topk"]
+
+MAX_KEPT_TOPK = 64
+"""Longer tables of top-k tokens are not kept with a cached prompt; one of 64 takes 512 bytes per token."""
+
+
+@dataclass(frozen=True)
+class KnownScores:
+    """The scores of all tokens of a prompt, as far as they are computed, for others that begin with the same tokens."""
+
+    logprobs_P: npt.NDArray[np.float32] | None
+    topk: TopkLogprobs | None
 
 
 def empty_topk(length: int, k: int) -> TopkLogprobs:
@@ -63,8 +75,39 @@ class PromptScores:
             self.first_row = min(self.first_row, self._targets.first_row)
         if self._alternatives is not None:
             self.first_row = 0
+        self._depends_on_prompt_only = self._targets is None and self._alternatives is None
         self.end_row = length - 1
         """The row after the last one that is needed: the prompt's last token predicts no prompt token."""
+
+    def can_reuse(self, known: KnownScores | None) -> bool:
+        """Whether the scores of another prompt replace the rows that have them: it has all that this one needs."""
+        k = self._topk_shape[1]
+        return (
+            known is not None
+            and self._depends_on_prompt_only
+            and (self.prompt_logprobs_P is not None or k > 0)
+            and (self.prompt_logprobs_P is None or known.logprobs_P is not None)
+            and (k == 0 or (known.topk is not None and known.topk.token_ids.shape[1] >= k))
+        )
+
+    def reuse(self, known: KnownScores, length: int) -> None:
+        """Takes the scores of the first ``length`` tokens from a prompt that begins with the same ones."""
+        shown = slice(self._first_shown_row + 1, length)
+        if self.prompt_logprobs_P is not None and known.logprobs_P is not None:
+            self.prompt_logprobs_P[shown] = known.logprobs_P[shown]
+        if self.topk is not None and known.topk is not None:
+            k = self._topk_shape[1]
+            self.topk.token_ids[shown] = known.topk.token_ids[shown, :k]
+            self.topk.logprobs[shown] = known.topk.logprobs[shown, :k]
+
+    @property
+    def known(self) -> KnownScores | None:
+        """The prompt's own scores, filled while rows are added; None if not all of them are asked for."""
+        if self._first_shown_row > 0:
+            return None
+        return KnownScores(
+            self.prompt_logprobs_P, self.topk if self._topk_shape[1] <= MAX_KEPT_TOPK else None
+        )
 
     def rows_needed(self, start: int, end: int) -> range:
         """The rows of ``start…end`` (end excluded) whose logits are needed."""
@@ -99,7 +142,7 @@ class PromptScores:
 
     @property
     def target_logprobs(self) -> TensorData | None:
-        """The logprob of every target, in the shape and layout of the targets; NaN where the target was skipped."""
+        """The logprob of every target, in the shape and layout of the targets; 0 where the target was skipped."""
         return None if self._targets is None else self._targets.result
 
     @property
@@ -122,7 +165,7 @@ class _Targets:
         )
         self._tokens_C: npt.NDArray[np.int64] = targets.array
         self._rows_C = np.repeat(np.arange(num_rows), np.diff(ends))
-        self._logprobs_C = np.full(len(self._tokens_C), np.nan, np.float32)
+        self._logprobs_C = np.zeros(len(self._tokens_C), np.float32)
         named = np.flatnonzero(self._tokens_C != SKIPPED_TARGET)
         self.first_row = int(self._rows_C[named[0]]) if len(named) else num_rows + 1
 
@@ -132,7 +175,7 @@ class _Targets:
         picked = logprobs_RV[
             torch.from_numpy(self._rows_C[start:stop] - rows.start), torch.from_numpy(tokens.clip(min=0))
         ].numpy()
-        self._logprobs_C[start:stop] = np.where(tokens == SKIPPED_TARGET, np.nan, picked)
+        self._logprobs_C[start:stop] = np.where(tokens == SKIPPED_TARGET, 0.0, picked)
 
     @property
     def result(self) -> TensorData:

@@ -26,13 +26,14 @@ import torch
 
 from tinkex.engine.model.memory import is_out_of_memory
 from tinkex.engine.sampler.compute import choose_compute, warn_without_core
+from tinkex.engine.sampler.grammar import GrammarCompiler
 from tinkex.engine.sampler.job import SampleJob
 from tinkex.engine.sampler.kv_cache import bytes_per_token
 from tinkex.engine.sampler.limits import SamplerLimits
 from tinkex.engine.sampler.prefill import Prefill, split_token_budget
 from tinkex.engine.sampler.prompt_cache import CachedPrompt, PromptCache, PromptMatch
 from tinkex.engine.sampler.request import Continuation, RunningRequest
-from tinkex.errors import Conflict, EngineFailure, NumericalError, TinkexError
+from tinkex.errors import Conflict, InvalidInput, TinkexError
 from tinkex.types import SampleResponse
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ class Sampler:
     """Continues prompts, for any number of requests simultaneously.
 
     All methods except ``check`` must be called on one thread. Logprobs are those of the temperature-scaled distribution,
-    before top-k and top-p; those of greedy sequences, and of prompts, are at temperature 1.
+    after penalties, biases and the mask of a grammar, before min-p, top-k and top-p; those of greedy sequences, and of
+    prompts, are at temperature 1. Those of prompts are the model's own.
 
     ``compute`` is ``"compiled"``, ``"torch"`` or ``"auto"``: the compiled core if there is one.
 
@@ -80,6 +82,7 @@ class Sampler:
         self._arch = model.arch
         self._compute = choose_compute(model, compute)
         self._token_bytes = cache(lambda token: tokenizer.decode_bytes([token]))
+        self._grammars = GrammarCompiler(tokenizer, model.arch.vocab_size)
         self._max_batch = max_batch
         self._prefill_chunk = prefill_chunk
         self._kv_budget_bytes = kv_budget_bytes
@@ -140,8 +143,14 @@ class Sampler:
             raise Conflict(
                 f"request {job.request_id!r} is already being sampled; give each request a unique id"
             )
+        wanted = job.params.structured_output
         request = RunningRequest(
-            job, order=self._next_order, arch=self._arch, stop=stop, token_bytes=self._token_bytes
+            job,
+            order=self._next_order,
+            arch=self._arch,
+            stop=stop,
+            token_bytes=self._token_bytes,
+            new_grammar=lambda: None if wanted is None else self._grammars.start(wanted),
         )
         for continuation in request.continuations:
             continuation.limit = min(continuation.limit, max_new)
@@ -205,7 +214,7 @@ class Sampler:
         elif not evicted and self._requests:
             alone = [*holders, *self._waiting][0].request
             self._abort(alone)
-            self._finished.append((alone.job.request_id, _too_large(alone)))
+            self._finished.append((alone.job.request_id, alone.too_large()))
         self._kv_limit_bytes = self.kv_bytes
 
     def _memory_holders(self) -> list[Continuation | Prefill]:
@@ -225,7 +234,7 @@ class Sampler:
                 still_waiting += self._waiting[index:]
                 break
             in_flight += len(prefill.continuations)
-            match = self._prompts.match(prefill.adapter, prefill.tokens_P, prefill.reusable, prefill.owner)
+            match = prefill.match_in(self._prompts)
             if match.worth_waiting:
                 still_waiting.append(prefill)  # a prefill in flight computes its prefix
             elif not self._start(prefill, match):
@@ -263,7 +272,9 @@ class Sampler:
             self._prompts.acquire(match.source)  # not to be evicted while room is made
         try:
             if self._make_room(needed):
-                return self._prompts.allocate(prefill.adapter, prefill.tokens_P, match, prefill.owner)
+                prompt = self._prompts.allocate(prefill.adapter, prefill.tokens_P, match, prefill.owner)
+                prefill.start_scores(prompt, match)
+                return prompt
         except (MemoryError, RuntimeError) as error:
             if not (is_out_of_memory(error) and self._memory_holders()):
                 raise
@@ -414,6 +425,7 @@ class Sampler:
 
     def _extend(self, continuations: Sequence[Continuation], logits_BV: Tensor) -> None:
         """Draws a token for each row's continuation, and completes the requests that end with it."""
+        self._adjust(continuations, logits_BV)
         drawn = self._compute.draw(
             logits_BV, [each.settings for each in continuations], [each.uniform() for each in continuations]
         )
@@ -424,7 +436,7 @@ class Sampler:
                 continue  # its request failed in an earlier row
             if not finite[row]:
                 self._abort(request)
-                self._finished.append((request.job.request_id, _not_finite(request)))
+                self._finished.append((request.job.request_id, request.not_finite()))
                 continue
             if request.job.topk_sample_logprobs:
                 best = drawn.distribution([row])[0].topk(request.job.topk_sample_logprobs)
@@ -436,6 +448,17 @@ class Sampler:
                 self._release(continuation)
             if request.done:
                 self._complete(request)
+
+    def _adjust(self, continuations: Sequence[Continuation], logits_BV: Tensor) -> None:
+        """Applies penalties, biases and grammars to the rows that have them."""
+        for row, continuation in enumerate(continuations):
+            if continuation.adjustments is None or not self._is_open(continuation):
+                continue
+            try:
+                continuation.adjustments.apply(logits_BV[row].numpy())
+            except InvalidInput as error:
+                self._abort(continuation.request)
+                self._finished.append((continuation.request.job.request_id, error))
 
     def _is_open(self, continuation: Continuation) -> bool:
         """Whether a continuation is running: it has not ended, and its request was not aborted."""
@@ -475,18 +498,3 @@ class Sampler:
     def _forget(self, request: RunningRequest) -> None:
         del self._requests[request.job.request_id]
         self._kv_limit_bytes = self._kv_budget_bytes
-
-
-def _too_large(request: RunningRequest) -> EngineFailure:
-    return EngineFailure(
-        f"request {request.job.request_id!r}: a prompt of {len(request.job.prompt_P):,} tokens needs more memory than is free, even "
-        "alone; send a shorter prompt, or run the engine with more memory"
-    )
-
-
-def _not_finite(request: RunningRequest) -> NumericalError:
-    weights = "the base model" if request.job.adapter is None else "this sampler's weights"
-    return NumericalError(
-        f"request {request.job.request_id!r}: {weights} gave logits that are not finite; the training run behind "
-        "them has probably diverged, so sample from an earlier checkpoint"
-    )

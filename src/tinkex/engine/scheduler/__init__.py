@@ -1,12 +1,31 @@
 """What runs next: order within a run, fair shares between users, and passes that share one token budget.
 
-Pure Python. Nothing here depends on what an operation computes, so a simulation can drive it.
+Nothing here computes with weights, so a simulation can drive it.
 """
 
+from tinkex.engine.scheduler.crash_backoff import CrashBackoff
 from tinkex.engine.scheduler.fairness import FairShare
+from tinkex.engine.scheduler.loss_costs import LossCosts
 from tinkex.engine.scheduler.queue import GapTimeout, Queue
 from tinkex.engine.scheduler.rate_limit import TokenRate
+from tinkex.engine.scheduler.run_limits import NO_LIMITS, RunLimits
 from tinkex.engine.scheduler.sample_queue import SampleQueue
-from tinkex.engine.scheduler.turn import Turn, next_turn
+from tinkex.engine.scheduler.sample_router import SampleRouter
+from tinkex.engine.scheduler.turn import MayRun, Turn, always, next_turns
 
-__all__ = ["FairShare", "GapTimeout", "Queue", "SampleQueue", "TokenRate", "Turn", "next_turn"]
+__all__ = [
+    "NO_LIMITS",
+    "CrashBackoff",
+    "FairShare",
+    "GapTimeout",
+    "LossCosts",
+    "MayRun",
+    "Queue",
+    "RunLimits",
+    "SampleQueue",
+    "SampleRouter",
+    "TokenRate",
+    "Turn",
+    "always",
+    "next_turns",
+]

@@ -8,7 +8,7 @@ ones for a bounded time: then they fail, and the run continues after them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tinkex.engine.operation import Kind, Operation
@@ -26,20 +26,6 @@ class _Line:
     ready: deque[Operation] = field(default_factory=deque)
     parked: dict[int, Operation] = field(default_factory=dict)
     rejected: set[int] = field(default_factory=set)
-
-    def advance(self) -> Sequence[Operation]:
-        """Move parked operations whose turn has come; returns them."""
-        moved: list[Operation] = []
-        while True:
-            if self.next_seq in self.parked:
-                moved.append(self.parked.pop(self.next_seq))
-            elif self.next_seq in self.rejected:
-                self.rejected.remove(self.next_seq)
-            else:
-                break
-            self.next_seq += 1
-        self.ready.extend(moved)
-        return moved
 
 
 @dataclass(frozen=True)
@@ -88,6 +74,13 @@ class Queue:
         line = self._lines[run_id]
         return max([line.next_seq - 1, *line.parked, *line.rejected]) + 1
 
+    def is_new(self, run_id: str, seq_id: int) -> bool:
+        """Whether no operation was ever put or rejected under this number."""
+        line = self._lines.get(run_id)
+        if line is None or seq_id < line.next_seq:
+            return False
+        return seq_id not in line.parked and seq_id not in line.rejected
+
     def check_number(self, run_id: str, seq_id: int) -> None:
         """Raise ``InvalidInput`` for a number that cannot run any more, or is out of range."""
         line = self._lines[run_id]
@@ -128,9 +121,13 @@ class Queue:
         """What can run now, in order."""
         return tuple(self._lines[run_id].ready)
 
-    def runs(self) -> Iterator[str]:
-        """The runs that have something ready, longest in the queue first."""
-        return (run_id for run_id, line in self._lines.items() if line.ready)
+    def runs(self, delayed: Container[str] = ()) -> Iterator[str]:
+        """The runs that have something ready, longest in the queue first, without those of ``delayed`` users."""
+        return (
+            run_id
+            for run_id, line in self._lines.items()
+            if line.ready and line.ready[0].owner not in delayed
+        )
 
     def take(self, operation: Operation) -> None:
         """Remove an operation that is about to run; it is the first of its run."""
@@ -176,7 +173,14 @@ class Queue:
     def _advance(self, run_id: str, line: _Line, now: float) -> Sequence[Operation]:
         """Move parked operations whose turn has come; returns them."""
         before = line.next_seq
-        moved = line.advance()
+        moved: list[Operation] = []
+        while line.next_seq in line.parked or line.next_seq in line.rejected:
+            operation = line.parked.pop(line.next_seq, None)
+            if operation is not None:
+                moved.append(operation)
+            line.rejected.discard(line.next_seq)
+            line.next_seq += 1
+        line.ready.extend(moved)
         if not line.parked:
             self._gaps.pop(run_id, None)
         elif line.next_seq > before or run_id not in self._gaps:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from itertools import islice
 
 from tinkex.engine.operation import Operation
 from tinkex.engine.scheduler.fairness import FairShare
+
+MAX_EXAMINED = 256
+"""How many samples of a user are looked at to find one that a sampler accepts."""
 
 
 class SampleQueue:
@@ -42,18 +47,26 @@ class SampleQueue:
         """The interrupted sample that is taken next, or None."""
         return next(iter(self._retried.values()), None)
 
-    def take(self) -> Operation | None:
-        """The sample whose turn it is, or None."""
+    def take(self, accepts: Callable[[Operation], bool] | None = None) -> Operation | None:
+        """The sample whose turn it is, of those that ``accepts`` allows, or None. Interrupted ones come first, and are always allowed."""
         if self._retried:
             return self._retried.popitem(last=False)[1]
-        if not self._lines:
+        found = {owner: first for owner in self._lines if (first := self._first(owner, accepts)) is not None}
+        if not found:
             return None
         self._shares.waiting(self._lines.keys())
-        owner = self._shares.pick(self._lines)
-        _, operation = self._lines[owner].popitem(last=False)
+        owner = self._shares.pick(found)
+        operation = found[owner]
+        del self._lines[owner][operation.request_id]
         self._drop_empty(owner)
         self._shares.charge(owner, max(operation.num_tokens, 1))
         return operation
+
+    def _first(self, owner: str, accepts: Callable[[Operation], bool] | None) -> Operation | None:
+        line = self._lines[owner].values()
+        if accepts is None:
+            return next(iter(line), None)
+        return next(filter(accepts, islice(line, MAX_EXAMINED)), None)
 
     def remove(self, operation: Operation) -> None:
         """Remove a waiting sample."""

@@ -1,71 +1,134 @@
-"""The next training turn: one packed pass of many operations, or one operation that stands alone.
+"""The next training turns: one packed pass of many operations, or operations that stand alone.
 
-``forward`` and ``forward_backward`` of all runs of one base model share a pass, up to a token budget; within a run they
-join in order, until its first operation of another kind. Everything else (optim_step, save, load) runs alone: it is
-a barrier for its own run only.
+``forward`` and ``forward_backward`` of all runs of one base model share a pass, up to a token budget, which also counts what
+their custom losses cost, and the tokens that passes of one run share only once; within a run they join in order, until its
+first operation of another kind. A pass whose custom loss is costly has a turn of its own: it may be suspended, and nobody else
+should wait with it. Everything else (optim_step, save, load) runs alone: it is a barrier for its own run only. Optimizer steps
+are short, so those of several runs are dispatched and committed together, each in a turn of its own.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from itertools import takewhile
+from operator import attrgetter
+from typing import TypeAlias
 
-from tinkex.engine.operation import Operation
+from tinkex.engine.operation import Kind, Operation
 from tinkex.engine.scheduler.fairness import FairShare
 from tinkex.engine.scheduler.queue import Queue
+from tinkex.engine.scheduler.run_limits import NO_LIMITS, RunLimits, RunMembers
+from tinkex.engine.scheduler.shared_tokens import SharedTokens
 
 BARRIER_COST = 16
 """What an operation without tokens costs its user: little, but not nothing, or a loop of them would never yield."""
 
+MAX_SHARED_LOSS_COST = 512
+"""What a custom loss may cost, in tokens, for its pass to share a turn."""
 
-@dataclass(frozen=True, eq=False)
-class Turn:
-    """Operations that run together: passes of one base model, or a single barrier."""
+MAX_STEPS = 16
+"""How many optimizer steps are dispatched together; whatever arrives next waits for them."""
 
-    operations: tuple[Operation, ...]
-
-    @property
-    def is_pass(self) -> bool:
-        """Whether this is a packed pass."""
-        return self.operations[0].kind.packs
+Turn: TypeAlias = tuple[Operation, ...]
+"""Operations that run together: passes of one base model, or a single barrier."""
+MayRun: TypeAlias = Callable[[Operation], bool]
 
 
-def next_turn(queue: Queue, shares: FairShare[str], token_budget: int) -> Turn | None:
-    """Take from the queue what runs next, or None if nothing is ready.
+def always(operation: Operation) -> bool:
+    """Let every operation run."""
+    del operation
+    return True
 
-    The user served least has the first choice, and every further place in a pass goes to the user served least by
-    then. An operation larger than the budget runs in a pass of its own.
+
+def next_turns(
+    queue: Queue,
+    shares: FairShare[str],
+    token_budget: int,
+    cost: Callable[[Operation], int] = attrgetter("tokens_computed"),
+    delayed: Container[str] = (),
+    limits: RunLimits = NO_LIMITS,
+    may_run: MayRun = always,
+    *,
+    share_prefixes: bool = False,
+) -> Sequence[Turn]:
+    """Take from the queue what runs next: one pass, one barrier, or optimizer steps of several runs; nothing if nothing is ready.
+
+    Operations of ``delayed`` users, and of a run those from the first that not ``may_run``, stay in the queue; ``cost`` is what
+    an operation costs, in tokens. With ``share_prefixes``, those that it shares with an operation of its run in the same pass
+    are not counted again.
+    The user served least has the first choice, and every further place goes to the user served least by then. An operation
+    larger than the budget runs in a pass of its own. What is taken needs no more runs in memory than ``limits`` allow.
     """
     lines: dict[str, deque[deque[Operation]]] = {}
-    for run_id in list(queue.runs()):
-        ready = deque(queue.ready(run_id))
-        lines.setdefault(ready[0].owner, deque()).append(ready)
+    for run_id in list(queue.runs(delayed)):
+        ready = deque(takewhile(may_run, queue.ready(run_id)))
+        if ready:
+            lines.setdefault(ready[0].owner, deque()).append(ready)
     if not lines:
-        return None
+        return ()
     shares.waiting(lines.keys())
     first = lines[shares.pick(lines)][0][0]
+    members = RunMembers(limits)
+    if first.kind is Kind.OPTIM_STEP:
+        return [(step,) for step in _take_steps(queue, shares, lines, members)]
     if not first.kind.packs:
-        _take(queue, shares, first)
-        return Turn((first,))
+        _take(queue, shares, first, cost(first))
+        return [(first,)]
 
     chosen: list[Operation] = []
+    shared = SharedTokens()
     room = token_budget
+
+    def added_cost(operation: Operation) -> int:
+        return cost(operation) - (shared.saved_by(operation) if share_prefixes else 0)
+
+    def fits(operation: Operation) -> bool:
+        return not chosen or (not _is_alone(operation, cost) and added_cost(operation) <= room)
+
     while True:
         eligible = {
             owner: line
             for owner, runs in lines.items()
-            if (line := _joining(runs, first.model, room, is_first=not chosen))
+            if (line := _joining(runs, first.model, fits, members))
         }
         if not eligible:
-            return Turn(tuple(chosen))
+            return [tuple(chosen)]
         operation = eligible[shares.pick(eligible)].popleft()
-        _take(queue, shares, operation)
+        tokens = added_cost(operation)
+        _take(queue, shares, operation, tokens)
         chosen.append(operation)
-        room -= operation.num_tokens
+        if share_prefixes:
+            shared.add(operation)
+        members.add(operation.run_id)
+        room -= tokens
+        if _is_alone(operation, cost):
+            return [tuple(chosen)]
+
+
+def _take_steps(
+    queue: Queue,
+    shares: FairShare[str],
+    lines: Mapping[str, deque[deque[Operation]]],
+    members: RunMembers,
+) -> Sequence[Operation]:
+    """Take optimizer steps that are next in their runs, one of each run."""
+    steps: list[Operation] = []
+    waiting = {
+        owner: deque(run[0] for run in runs if run[0].kind is Kind.OPTIM_STEP)
+        for owner, runs in lines.items()
+    }
+    while len(steps) < MAX_STEPS and (eligible := {owner: line for owner, line in waiting.items() if line}):
+        step = eligible[shares.pick(eligible)].popleft()
+        if members.admits(step.run_id):
+            members.add(step.run_id)
+            _take(queue, shares, step, step.num_tokens)
+            steps.append(step)
+    return steps
 
 
 def _joining(
-    runs: deque[deque[Operation]], model: str, room: int, *, is_first: bool
+    runs: deque[deque[Operation]], model: str, fits: Callable[[Operation], bool], members: RunMembers
 ) -> deque[Operation] | None:
     """The first run of a user whose next operation can join the pass."""
     for line in runs:
@@ -73,12 +136,19 @@ def _joining(
             line
             and line[0].kind.packs
             and line[0].model == model
-            and (line[0].num_tokens <= room or is_first)
+            and fits(line[0])
+            and members.admits(line[0].run_id)
         ):
             return line
     return None
 
 
-def _take(queue: Queue, shares: FairShare[str], operation: Operation) -> None:
+def _is_alone(operation: Operation, cost: Callable[[Operation], int]) -> bool:
+    """Whether a pass has a turn of its own."""
+    return operation.loss is not None and cost(operation) - operation.tokens_computed > MAX_SHARED_LOSS_COST
+
+
+def _take(queue: Queue, shares: FairShare[str], operation: Operation, tokens: int) -> None:
     queue.take(operation)
-    shares.charge(operation.owner, max(operation.num_tokens, BARRIER_COST))
+    operation.charged = max(tokens, BARRIER_COST)
+    shares.charge(operation.owner, operation.charged)

@@ -5,27 +5,35 @@
 
 from tinkex.engine.store.assets import AssetRow
 from tinkex.engine.store.audit import AuditRow
-from tinkex.engine.store.checkpoints import CheckpointKind, CheckpointRow
-from tinkex.engine.store.directories import check_name
+from tinkex.engine.store.checkpoints import CheckpointKind, CheckpointPosition, CheckpointQuery, CheckpointRow
+from tinkex.engine.store.crashes import Crashes, CrashKind, CrashRow
+from tinkex.engine.store.directories import MANIFEST_FILE, check_name
 from tinkex.engine.store.finished import FinishedRow, Timing
 from tinkex.engine.store.futures import FutureRow, FutureStatus, Outcome, ResultFormat
 from tinkex.engine.store.journal import JournalRow, TurnEntry
 from tinkex.engine.store.losses import LossRow
 from tinkex.engine.store.runs import RunRow, RunStatus
-from tinkex.engine.store.samplers import SamplerRow
+from tinkex.engine.store.samplers import SamplerRow, SnapshotRow
 from tinkex.engine.store.savepoints import SavepointRow, file_digest
 from tinkex.engine.store.sessions import SessionRow
 from tinkex.engine.store.store import Store, open_users
+from tinkex.engine.store.uploads import UploadFileRow, UploadRow
 from tinkex.engine.store.usage import HOUR_S, UsageKey, UsageKind
 from tinkex.engine.store.users import LOCAL_USER, KeyRow
 
 __all__ = [
     "HOUR_S",
     "LOCAL_USER",
+    "MANIFEST_FILE",
     "AssetRow",
     "AuditRow",
     "CheckpointKind",
+    "CheckpointPosition",
+    "CheckpointQuery",
     "CheckpointRow",
+    "CrashKind",
+    "CrashRow",
+    "Crashes",
     "FinishedRow",
     "FutureRow",
     "FutureStatus",
@@ -39,9 +47,12 @@ __all__ = [
     "SamplerRow",
     "SavepointRow",
     "SessionRow",
+    "SnapshotRow",
     "Store",
     "Timing",
     "TurnEntry",
+    "UploadFileRow",
+    "UploadRow",
     "UsageKey",
     "UsageKind",
     "check_name",

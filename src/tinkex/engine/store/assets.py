@@ -35,8 +35,9 @@ class Assets:
             old = self._database.one(
                 "SELECT file FROM assets WHERE owner = ? AND asset_id = ?", (row.owner, row.asset_id)
             )
+            execute("DELETE FROM assets WHERE owner = ? AND asset_id = ?", (row.owner, row.asset_id))
             execute(
-                "INSERT OR REPLACE INTO assets (owner, asset_id, name, format, size_bytes, sha256, file, created_at, "
+                "INSERT INTO assets (owner, asset_id, name, format, size_bytes, sha256, file, created_at, "
                 "expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 astuple(row),
             )
@@ -64,15 +65,6 @@ class Assets:
             "SELECT count(*) AS num FROM assets WHERE owner = ? AND expires_at > ?", (owner, now)
         )
         return int(row["num"]) if row is not None else 0
-
-    def total_bytes(self, owner: str | None, now: float) -> int:
-        """Returns the total size of the live assets of one user, or of all."""
-        row = self._database.one(
-            "SELECT coalesce(sum(size_bytes), 0) AS total FROM assets "
-            "WHERE (?1 IS NULL OR owner = ?1) AND expires_at > ?2",
-            (owner, now),
-        )
-        return int(row["total"]) if row is not None else 0
 
     def expired(self, now: float) -> Sequence[AssetRow]:
         """Returns the expired assets."""

@@ -57,10 +57,9 @@ class Audit:
         )
         return [_audit(row) for row in rows]
 
-    def prune(self, before: float) -> None:
-        """Delete entries older than ``before``."""
-        with self._database.transaction() as execute:
-            execute("DELETE FROM audit WHERE at < ?", (before,))
+    def prune(self, before: float) -> int:
+        """Delete a batch of entries older than ``before``; returns how many."""
+        return self._database.delete_batch("audit", "number", "at < ?", (before,))
 
 
 def _audit(row: sqlite3.Row) -> AuditRow:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from tinkex.engine.store.checkpoints import CheckpointRow
 from tinkex.engine.store.runs import RunStatus
-from tinkex.engine.store.samplers import SamplerRow
+from tinkex.engine.store.samplers import SamplerRow, SnapshotRow
 from tinkex.engine.store.savepoints import SavepointRow
 from tinkex.engine.store.store import Store
 from tinkex.types.training import LoraConfig
@@ -33,17 +33,11 @@ class RunEnded:
 
 
 @dataclass(frozen=True)
-class CheckpointSaved:
-    """A checkpoint was written; it may replace another."""
-
-    checkpoint: CheckpointRow
-
-
-@dataclass(frozen=True)
 class SamplerCreated:
-    """A sampler was created from an unnamed snapshot."""
+    """A sampler was created from an unnamed snapshot, which may be new."""
 
     sampler: SamplerRow
+    snapshot: SnapshotRow
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,8 @@ class SavepointsWritten:
     turn: int
 
 
-Change: TypeAlias = RunLive | RunEnded | CheckpointSaved | SamplerCreated | SavepointsWritten
+Change: TypeAlias = RunLive | RunEnded | CheckpointRow | SamplerCreated | SavepointsWritten
+"""The row of a checkpoint is one that was written; it may replace another."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +69,10 @@ def apply(store: Store, change: Change) -> Obsolete:
         case RunEnded():
             store.runs.set_status(change.run_id, change.status)
         case SamplerCreated():
+            store.samplers.add_snapshot(change.snapshot)
             store.samplers.add(change.sampler)
-        case CheckpointSaved():
-            replaced = store.checkpoints.put(change.checkpoint)
+        case CheckpointRow():
+            replaced = store.checkpoints.put(change)
             return Obsolete(weights=[replaced] if replaced is not None else [])
         case SavepointsWritten():
             return Obsolete(savepoints=_replace_savepoints(store, change))

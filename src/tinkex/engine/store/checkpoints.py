@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from tinkex.engine.store.database import Database
 from tinkex.engine.store.runs import decode_lora, decode_object, encode_lora, encode_object
@@ -51,6 +51,27 @@ class CheckpointRow:
         return f"tinker://{self.run_id}/{self.kind}/{self.name}"
 
 
+class CheckpointPosition(NamedTuple):
+    """The place of a checkpoint in a search, which is sorted by time (newest first) and then by path."""
+
+    created_at: float
+    run_id: str
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class CheckpointQuery:
+    """Which checkpoints a search returns; None matches all. Others' checkpoints match only if they are public."""
+
+    reader: str
+    owners: Sequence[str] | None = None
+    kind: str | None = None
+    base_models: Sequence[str] | None = None
+    project_ids: Sequence[str] | None = None
+    """Of the reader's own: the projects of others are private."""
+
+
 class Checkpoints:
     """The checkpoints of all users. Expired checkpoints stay in the table until maintenance deletes them."""
 
@@ -61,8 +82,9 @@ class Checkpoints:
         """Insert or replace a checkpoint; returns the directory of the replaced one, if any."""
         with self._database.transaction() as execute:
             replaced = self.get(row.run_id, row.kind, row.name)
+            self.delete(row)
             execute(
-                "INSERT OR REPLACE INTO checkpoints (run_id, kind, name, owner, base_model, lora, optimizer_config, "
+                "INSERT INTO checkpoints (run_id, kind, name, owner, base_model, lora, optimizer_config, "
                 "has_optimizer, created_at, expires_at, size_bytes, public, user_metadata, directory) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
@@ -120,21 +142,44 @@ class Checkpoints:
         )
         return [_checkpoint(row) for row in rows]
 
+    def search(
+        self, query: CheckpointQuery, now: float, limit: int, after: CheckpointPosition | None = None
+    ) -> Sequence[CheckpointRow]:
+        """Returns live checkpoints that match, newest first, from the one that follows ``after`` on."""
+        conditions = ["(c.expires_at IS NULL OR c.expires_at > ?)"]
+        values: list[str | float] = [now]
+        if query.owners is None or list(query.owners) != [query.reader]:
+            conditions.append("(c.public OR c.owner = ?)")
+            values.append(query.reader)
+        for column, allowed in (
+            ("c.owner", query.owners),
+            ("c.kind", None if query.kind is None else [query.kind]),
+            ("c.base_model", query.base_models),
+            ("s.project_id", query.project_ids),
+            ("c.owner", None if query.project_ids is None else [query.reader]),
+        ):
+            if allowed is not None:
+                conditions.append(f"{column} IN ({', '.join('?' * len(allowed))})")
+                values += allowed
+        if after is not None:
+            conditions.append(
+                "(c.created_at < ? OR (c.created_at = ? AND (c.run_id, c.kind, c.name) > (?, ?, ?)))"
+            )
+            values += [after.created_at, *after]
+        rows = self._database.all(
+            "SELECT c.* FROM checkpoints AS c LEFT JOIN runs AS r ON r.run_id = c.run_id "  # noqa: S608 -- constants
+            f"LEFT JOIN sessions AS s ON s.session_id = r.session_id WHERE {' AND '.join(conditions)} "
+            "ORDER BY c.created_at DESC, c.run_id, c.kind, c.name LIMIT ?",
+            (*values, limit),
+        )
+        return [_checkpoint(row) for row in rows]
+
     def count(self, owner: str, now: float, hidden: str = "") -> int:
         """Returns the number of one user's live checkpoints, not counting those of the ``hidden`` kind."""
         row = self._database.one(
             "SELECT count(*) AS total FROM checkpoints WHERE owner = ? AND kind != ? "
             "AND (expires_at IS NULL OR expires_at > ?)",
             (owner, hidden, now),
-        )
-        return int(row["total"]) if row is not None else 0
-
-    def total_bytes(self, owner: str | None, now: float) -> int:
-        """Returns the total size of the live checkpoints of one user, or of all."""
-        row = self._database.one(
-            "SELECT coalesce(sum(size_bytes), 0) AS total FROM checkpoints "
-            "WHERE (?1 IS NULL OR owner = ?1) AND (expires_at IS NULL OR expires_at > ?2)",
-            (owner, now),
         )
         return int(row["total"]) if row is not None else 0
 

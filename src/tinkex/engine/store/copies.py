@@ -31,7 +31,6 @@ class Copies:
         run_id, kind, name = row["tinker_path"].removeprefix("tinker://").split("/")
         return self._checkpoints.get(run_id, kind, name)
 
-    def prune(self, before: float) -> None:
-        """Delete keys older than ``before``."""
-        with self._database.transaction() as execute:
-            execute("DELETE FROM copies WHERE created_at < ?", (before,))
+    def prune(self, before: float) -> int:
+        """Delete a batch of keys older than ``before``; returns how many."""
+        return self._database.delete_batch("copies", "owner, idempotency_key", "created_at < ?", (before,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import threading
 import time
@@ -20,6 +21,19 @@ BUSY_TIMEOUT_MS = 1000
 """Only this engine writes to the database. If another process holds the lock, callers get an error soon."""
 CONTENDED_BUSY_TIMEOUT_MS = 20
 """Used after a timeout until a transaction succeeds: the waiting thread blocks all others."""
+
+MAX_IDLE_WAL_BYTES = 16 * 1024 * 1024
+"""The write-ahead log is truncated to this size once a larger transaction is in the database file."""
+BATCH_ROWS = 256
+BATCH_BYTES = 1024 * 1024
+"""What is deleted in one transaction at most (or one row): other threads write between two of them."""
+FREE_PAGES_KEPT = 1024
+"""Free pages that stay in the file: new rows reuse them."""
+MAX_COMPACTED_BYTES = 128 * 1024 * 1024
+"""A start rewrites a database with at most so much data, which takes about a second."""
+
+INCREMENTAL_VACUUM = "PRAGMA auto_vacuum=INCREMENTAL"
+"""In a file with tables it takes effect when the file is rewritten."""
 
 
 class Database:
@@ -49,11 +63,16 @@ class Database:
         )
         self._connection.row_factory = sqlite3.Row
         try:
+            if self._pragma("page_count") == 0:
+                self._connection.execute(INCREMENTAL_VACUUM)  # before anything else is written
             for pragma in (
                 "journal_mode=WAL",
                 "synchronous=NORMAL",
                 "foreign_keys=ON",
                 f"busy_timeout={BUSY_TIMEOUT_MS}",
+                f"journal_size_limit={MAX_IDLE_WAL_BYTES}",
+                # Deleted pages are not overwritten with zeros, which would write as much as was deleted.
+                "secure_delete=FAST",
             ):
                 self._connection.execute(f"PRAGMA {pragma}")
             migrate(self._connection, path)
@@ -127,9 +146,70 @@ class Database:
                 "or start with another data directory (--data-dir). Nothing was changed."
             )
 
+    @property
+    def can_shrink(self) -> bool:
+        """Whether free pages can be returned to the file system; false for a file of 0.1 until :meth:`compact`."""
+        return self._pragma("auto_vacuum") != 0
+
+    def compact(self) -> None:
+        """Rewrite the file without free pages; from then on it can shrink. Needs disk space for a second copy."""
+        with self._lock:
+            self._connection.execute(INCREMENTAL_VACUUM)
+            self._connection.execute("VACUUM")
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def compact_if_small(self) -> bool:
+        """Compact a file that cannot shrink if that is quick and there is space; returns whether it can shrink now."""
+        if self.can_shrink:
+            return True
+        used = (self._pragma("page_count") - self._pragma("freelist_count")) * self._pragma("page_size")
+        if used > MAX_COMPACTED_BYTES or shutil.disk_usage(self.path.parent).free < 3 * used:
+            return False
+        try:
+            self.compact()
+        except sqlite3.OperationalError:
+            return False  # another program reads the database: the next start tries again
+        return self.can_shrink
+
+    def shrink(self, pages: int = BATCH_ROWS) -> bool:
+        """Return free pages to the file system, at most so many; returns whether there are more."""
+        with self._lock:
+            assert self._depth == 0, "it is a transaction of its own"
+            free = self._pragma("freelist_count") - FREE_PAGES_KEPT
+            if free <= 0 or not self.can_shrink:
+                return False
+            # As a script: each step of the statement frees one page, and execute() takes a single step.
+            self._connection.executescript(f"PRAGMA incremental_vacuum({min(free, pages)})")
+            if free > pages:
+                return True
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # truncates the file
+            return False
+
+    def delete_batch(self, table: str, key: str, condition: str, parameters: Parameters) -> int:
+        """Delete at most :data:`BATCH_ROWS` rows in one transaction; returns how many, 0 if none are left.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     database = Database(Path(directory) / "engine.db")
+        ...     print(database.delete_batch("finished", "number", "finished_at < ?", (9.0,)))
+        ...     database.close()
+        0
+        """
+        chosen = f"SELECT {key} FROM {table} WHERE {condition} LIMIT {BATCH_ROWS}"  # noqa: S608 -- constants of the callers
+        with self.transaction() as execute:
+            return execute(f"DELETE FROM {table} WHERE ({key}) IN ({chosen})", parameters)  # noqa: S608
+
+    def _pragma(self, name: str) -> int:
+        with self._lock:
+            return int(self._connection.execute(f"PRAGMA {name}").fetchone()[0])
+
     def flushed(self) -> Future[None]:
         """Returns a future that completes when everything committed so far would survive a power failure."""
         return self._flusher.flushed()
+
+    async def wait_flushed(self) -> None:
+        """The same for an event loop."""
+        await self._flusher.wait()
 
     @property
     def flush_failure(self) -> OSError | None:
@@ -161,8 +241,7 @@ class Database:
 
     def data_version(self) -> int:
         """Returns a number that changes when another process commits."""
-        with self._lock:
-            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+        return self._pragma("data_version")
 
     def close(self) -> None:
         """Checkpoint the write-ahead log and close the database."""
@@ -190,6 +269,17 @@ class Execute:
             return self._connection.executemany(sql, parameters).rowcount
         except OverflowError as error:
             raise _too_large() from error
+
+
+def first_batch(rows: Sequence[sqlite3.Row]) -> Sequence[sqlite3.Row]:
+    """Returns the first rows whose column ``size`` adds up to :data:`BATCH_BYTES` at most, but at least one."""
+    total, count = 0, 0
+    for row in rows:
+        total += row["size"]
+        if count and total > BATCH_BYTES:
+            break
+        count += 1
+    return rows[:count]
 
 
 def _too_large() -> InvalidInput:

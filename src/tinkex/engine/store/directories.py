@@ -1,9 +1,9 @@
 """Weight directories and files on disk, written atomically.
 
 Layout under the data directory: ``checkpoints/<run>/<kind>/<name>``, ``snapshots/<number>`` and the files
-``savepoints/<number>``, ``assets/<number>`` and ``downloads/<number>/<file>``. Everything is written under a temporary
-name, flushed and renamed before a row of the database refers to it. Files that no row refers to were left by a crash and
-are removed at the next start.
+``savepoints/<number>``, ``assets/<number>``, ``downloads/<number>/<file>`` and ``uploads/<upload>/<file>``. Everything else than
+an upload, which grows in place, is written under a temporary name, flushed and renamed before a row of the database refers to
+it. Files that no row refers to were left by a crash and are removed at the next start.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,9 @@ SNAPSHOTS = "snapshots"
 SAVEPOINTS = "savepoints"
 DOWNLOADS = "downloads"
 ASSETS = "assets"
+UPLOADS = "uploads"
+MANIFEST_FILE = "manifest.json"
+"""Lists the files of a checkpoint with their digests."""
 _UNFINISHED = ".unfinished-"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -53,50 +56,59 @@ class StagedWrite:
 
 
 class Directories:
-    """Writes, finds and removes weight directories under one root."""
+    """Writes, finds and removes weight directories under one root; ``flush`` flushes a file or directory to disk."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, flush: Callable[[Path], None] = flush_path) -> None:
         self.root = root
+        self._flush = flush
 
     def resolve(self, directory: str) -> Path:
         """Returns the absolute path of a stored directory."""
         return self.root / directory
 
     @contextmanager
-    def checkpoint(self, run_id: str, kind: str, name: str) -> Iterator[StagedWrite]:
-        """Write a checkpoint; it is complete on disk when the block ends without an error."""
+    def checkpoint(
+        self, run_id: str, kind: str, name: str, check_size: Callable[[int], None] | None = None
+    ) -> Iterator[StagedWrite]:
+        """Write a checkpoint; it is complete on disk when the block ends without an error.
+
+        ``check_size`` is called with its size, and raises to discard it.
+        """
         # ':' is part of every run id, and not every file system allows it in names.
         parent = f"{CHECKPOINTS}/{run_id.replace(':', '~')}/{kind}"
         final = f"{parent}/{check_name(name)}"
         if (self.root / final).exists():
             # The old one stays readable until the database refers to the new one; '@' is not valid in a name.
             final = f"{final}@{secrets.token_hex(4)}"
-        with self._write(parent, final) as writing:
+        with self._write(parent, final, check_size) as writing:
             yield writing
 
     @contextmanager
-    def snapshot(self) -> Iterator[StagedWrite]:
+    def snapshot(self, check_size: Callable[[int], None] | None = None) -> Iterator[StagedWrite]:
         """Write an unnamed snapshot to a directory with a random name."""
-        with self._write(SNAPSHOTS, f"{SNAPSHOTS}/{secrets.token_hex(8)}") as writing:
+        with self._write(SNAPSHOTS, f"{SNAPSHOTS}/{secrets.token_hex(8)}", check_size) as writing:
             yield writing
 
     @contextmanager
-    def _write(self, parent: str, final: str) -> Iterator[StagedWrite]:
-        folder = self.root / parent
-        folder.mkdir(parents=True, exist_ok=True)
+    def _write(
+        self, parent: str, final: str, check_size: Callable[[int], None] | None
+    ) -> Iterator[StagedWrite]:
+        folder = self._folder(parent)
         writing = StagedWrite(folder / f"{_UNFINISHED}{secrets.token_hex(8)}", final)
         writing.temporary.mkdir()
         try:
             yield writing
             writing.size_bytes = _size(writing.temporary)
-            for file in (entry for entry in writing.temporary.rglob("*") if entry.is_file()):
-                flush_path(file)
-            flush_path(writing.temporary)
+            if check_size is not None:
+                check_size(writing.size_bytes)
+            for entry in writing.temporary.rglob("*"):
+                self._flush(entry)
+            self._flush(writing.temporary)
             writing.temporary.rename(self.root / final)
-            flush_path(folder)
+            self._flush(folder)
         except SafetensorError as error:
             shutil.rmtree(writing.temporary, ignore_errors=True)
-            raise OSError(str(error)) from error  # safetensors raises its own error when a write fails
+            raise _os_error(error) from error
         except BaseException:
             shutil.rmtree(writing.temporary, ignore_errors=True)
             raise
@@ -104,43 +116,59 @@ class Directories:
     @contextmanager
     def savepoint(self) -> Iterator[StagedWrite]:
         """Write a savepoint file; it is on disk under its final name when the block ends without an error."""
-        folder = self.root / SAVEPOINTS
-        folder.mkdir(exist_ok=True)
+        folder = self._folder(SAVEPOINTS)
         number = secrets.token_hex(8)
         writing = StagedWrite(folder / f"{_UNFINISHED}{number}", f"{SAVEPOINTS}/{number}")
         try:
             yield writing
-            flush_path(writing.temporary)
+            self._flush(writing.temporary)
             writing.size_bytes = writing.temporary.stat().st_size
             writing.temporary.rename(self.root / writing.final)
-            flush_path(folder)
+            self._flush(folder)
         except BaseException:
             writing.temporary.unlink(missing_ok=True)
             raise
 
     def new_asset_path(self) -> Path:
         """Returns a temporary path for an upload; the caller commits it with :meth:`commit_asset` or deletes it."""
-        folder = self.root / ASSETS
-        folder.mkdir(exist_ok=True)
-        return folder / f"{_UNFINISHED}{secrets.token_hex(8)}"
+        return self._folder(ASSETS) / f"{_UNFINISHED}{secrets.token_hex(8)}"
 
     def commit_asset(self, temporary: Path) -> str:
         """Flush a complete upload and rename it to a random name; returns that name."""
-        flush_path(temporary)
+        self._flush(temporary)
         final = f"{ASSETS}/{secrets.token_hex(8)}"
         temporary.rename(self.root / final)
-        flush_path(temporary.parent)
+        self._flush(temporary.parent)
         return final
 
     def remove_asset(self, file: str) -> None:
         """Delete the file of an asset, if it exists."""
         (self.root / file).unlink(missing_ok=True)
 
+    def create(self, directory: str) -> Path:
+        """Returns the absolute path of a stored directory; creates it if it does not exist."""
+        return self._folder(directory)
+
     def downloads(self) -> Path:
         """Returns the directory for files that callers in this process read, each in its own subdirectory."""
-        folder = self.root / DOWNLOADS
-        folder.mkdir(exist_ok=True)
+        return self._folder(DOWNLOADS)
+
+    def _folder(self, name: str) -> Path:
+        """Returns a directory under the root; creates it, and flushes its entry: a power failure would lose all in it."""
+        folder = self.root / name
+        missing = []
+        directory = folder
+        while not directory.is_dir():
+            missing.append(directory)
+            directory = directory.parent
+        for directory in reversed(missing):
+            directory.mkdir(exist_ok=True)
+            self._flush(directory.parent)
         return folder
+
+    def downloads_bytes(self) -> int:
+        """Returns the total size of the downloads."""
+        return _size(self.root / DOWNLOADS)
 
     def remove_downloads(self, before: float) -> None:
         """Delete downloads last modified before the given time."""
@@ -162,12 +190,13 @@ class Directories:
         shutil.rmtree(self.root / directory, ignore_errors=True)
 
     def remove_unreferenced(self, referenced: Iterable[str]) -> int:
-        """Delete every weight directory, savepoint and asset that is not in ``referenced``; returns how many."""
+        """Delete every weight directory, savepoint, asset and upload that is not in ``referenced``; returns how many."""
         kept = {self.root / path for path in referenced}
         found = [
             *self.root.glob(f"{CHECKPOINTS}/*/*/*"),
             *self.root.glob(f"{SNAPSHOTS}/*"),
             *self.root.glob(f"{DOWNLOADS}/*"),
+            *self.root.glob(f"{UPLOADS}/*"),
         ]
         directories = [directory for directory in found if directory not in kept]
         for directory in directories:
@@ -185,3 +214,13 @@ class Directories:
 
 def _size(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+
+
+def _os_error(error: SafetensorError) -> OSError:
+    """The system's error in an error of safetensors, which raises its own when a write fails.
+
+    >>> _os_error(SafetensorError("Error while serializing: I/O error: Too many open files (os error 24)")).errno
+    24
+    """
+    code = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(str(error)) if code is None else OSError(int(code[1]), str(error))

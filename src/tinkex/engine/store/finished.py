@@ -19,10 +19,11 @@ CLIENT_NUMBERS = 1_000_000_000
 
 @dataclass(frozen=True)
 class Timing:
-    """When an operation started running, if it did, and how many tokens it computed."""
+    """When an operation started running, if it did, how many tokens it has, and how many were computed for it."""
 
     started_at: float | None = None
     num_tokens: int = 0
+    tokens_computed: int = 0
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class FinishedRow:
     started_at: float | None
     finished_at: float
     num_tokens: int
+    tokens_computed: int
     num_bytes: int
     succeeded: bool
 
@@ -54,11 +56,13 @@ class Finished:
         for request_id, outcome in outcomes:
             timing = timings.get(request_id, Timing())
             done = outcome.status is FutureStatus.DONE
-            rows.append((timing.started_at, now, timing.num_tokens, len(outcome.result), done, request_id))
+            tokens = (timing.num_tokens, timing.tokens_computed)
+            rows.append((timing.started_at, now, *tokens, len(outcome.result), done, request_id))
         with self._database.transaction() as execute:
             execute.many(
                 "INSERT INTO finished (request_id, target, seq_id, kind, accepted_at, started_at, finished_at, num_tokens, "
-                "num_bytes, succeeded) SELECT request_id, target, seq_id, kind, created_at, ?, ?, ?, ?, ? FROM futures "
+                "tokens_computed, num_bytes, succeeded) "
+                "SELECT request_id, target, seq_id, kind, created_at, ?, ?, ?, ?, ?, ? FROM futures "
                 "WHERE request_id = ? AND status = 'pending'",
                 rows,
             )
@@ -82,10 +86,9 @@ class Finished:
         )
         return [_finished(row) for row in rows]
 
-    def prune(self, before: float) -> None:
-        """Delete operations that ended before the given time."""
-        with self._database.transaction() as execute:
-            execute("DELETE FROM finished WHERE finished_at < ?", (before,))
+    def prune(self, before: float) -> int:
+        """Delete a batch of operations that ended before the given time; returns how many."""
+        return self._database.delete_batch("finished", "number", "finished_at < ?", (before,))
 
 
 def _finished(row: sqlite3.Row) -> FinishedRow:
@@ -99,6 +102,7 @@ def _finished(row: sqlite3.Row) -> FinishedRow:
         started_at=row["started_at"],
         finished_at=row["finished_at"],
         num_tokens=row["num_tokens"],
+        tokens_computed=row["tokens_computed"],
         num_bytes=row["num_bytes"],
         succeeded=bool(row["succeeded"]),
     )

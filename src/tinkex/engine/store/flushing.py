@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import threading
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeAlias
+
+_Group: TypeAlias = tuple["Future[None]", "asyncio.AbstractEventLoop", "list[asyncio.Future[None]]"]
 
 
 class Flusher:
@@ -27,6 +32,7 @@ class Flusher:
         self._next: Future[None] | None = None
         self._failure: OSError | None = None
         self._closing = False
+        self._group: _Group | None = None
         self._thread = threading.Thread(target=self._run, name="tinkex-flush", daemon=True)
         self._thread.start()
 
@@ -46,6 +52,17 @@ class Flusher:
                     self._next.set_exception(OSError("the engine is closing"))
                 self._changed.notify()
             return self._next
+
+    async def wait(self) -> None:
+        """The same for an event loop: all who wait for one flush are woken together."""
+        loop, flush = asyncio.get_running_loop(), self.flushed()
+        group = self._group
+        if group is None or group[0] is not flush or group[1] is not loop:
+            self._group = group = (flush, loop, [])
+            flush.add_done_callback(lambda _: _wake(group))
+        waiter: asyncio.Future[None] = loop.create_future()
+        group[2].append(waiter)
+        await waiter
 
     def close(self) -> None:
         """Complete the pending flush, then stop the thread."""
@@ -71,6 +88,23 @@ class Flusher:
                 pending.set_result(None)
             else:
                 pending.set_exception(self._failure)
+
+
+def _wake(group: _Group) -> None:
+    flush, loop, waiters = group
+    failure = flush.exception()
+
+    def wake() -> None:
+        for waiter in waiters:
+            if waiter.done():
+                continue
+            if failure is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(failure)
+
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(wake)
 
 
 _flush = getattr(os, "fdatasync", os.fsync)

@@ -8,11 +8,12 @@ deleted after a retention time; the row then stays as expired.
 from __future__ import annotations
 
 import sqlite3
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tinkex.engine.store.database import Database
+from tinkex.engine.store.database import BATCH_ROWS, Database, first_batch
 
 
 class FutureStatus(StrEnum):
@@ -118,25 +119,35 @@ class Futures:
         )
         return _outcome(row) if row is not None else None
 
-    def find_with_outcome(self, request_id: str) -> tuple[FutureRow, Outcome | None] | None:
-        """Returns one operation without its request, and its outcome if it has ended; None if it is unknown."""
+    def find_with_outcome(
+        self, request_id: str, max_bytes: int = sys.maxsize
+    ) -> tuple[FutureRow, Outcome | None] | None:
+        """Returns one operation without its request, and its outcome; None if it is unknown.
+
+        There is no outcome if the operation has not ended, or if its result has more than ``max_bytes``, which is not read.
+        """
         row = self._database.one(
-            "SELECT request_id, owner, kind, target, seq_id, payload_hash, status, created_at, format, category, error, result "
-            "FROM futures WHERE request_id = ?",
-            (request_id,),
+            "SELECT request_id, owner, kind, target, seq_id, payload_hash, status, created_at, format, category, error, "
+            "length(result) > ?2 AS is_large, CASE WHEN length(result) <= ?2 THEN result END AS result "
+            "FROM futures WHERE request_id = ?1",
+            (request_id, max_bytes),
         )
         if row is None:
             return None
         future = _future(row)
-        return future, _outcome(row) if future.status is not FutureStatus.PENDING else None
+        has_outcome = future.status is not FutureStatus.PENDING and not row["is_large"]
+        return future, _outcome(row) if has_outcome else None
+
+    def request(self, request_id: str) -> bytes | None:
+        """Returns the request of a pending sample, or None."""
+        row = self._database.one("SELECT request FROM futures WHERE request_id = ?", (request_id,))
+        return row["request"] if row is not None else None
 
     def pending(self) -> Sequence[FutureRow]:
-        """Returns all pending operations with their requests, in the order of acceptance."""
-        rows = self._database.all(
-            "SELECT request_id, owner, kind, target, seq_id, payload_hash, status, created_at, request "
-            "FROM futures WHERE status = 'pending' ORDER BY rowid"
-        )
-        return [_future(row, request=row["request"]) for row in rows]
+        """Returns all pending operations without their requests, in the order of acceptance."""
+        return [
+            _future(row) for row in self._database.all(f"{_SELECT} WHERE status = 'pending' ORDER BY rowid")
+        ]
 
     def pending_of(self, session_id: str) -> Sequence[FutureRow]:
         """Returns the pending operations of a session's runs and samplers, without their requests."""
@@ -160,12 +171,14 @@ class Futures:
             )
 
     def mark_fetched(self, request_ids: Iterable[str], now: float) -> None:
-        """Record that clients have fetched these results."""
-        with self._database.transaction() as execute:
-            execute.many(
-                "UPDATE futures SET fetched_at = ? WHERE request_id = ? AND fetched_at IS NULL",
-                [(now, request_id) for request_id in request_ids],
-            )
+        """Record that clients have fetched these results, in batches."""
+        rows = [(now, request_id) for request_id in request_ids]
+        for start in range(0, len(rows), BATCH_ROWS):
+            with self._database.transaction() as execute:
+                execute.many(
+                    "UPDATE futures SET fetched_at = ? WHERE request_id = ? AND fetched_at IS NULL",
+                    rows[start : start + BATCH_ROWS],
+                )
 
     def drop(self, owner: str, request_ids: Iterable[str]) -> None:
         """Delete results that the client has acknowledged."""
@@ -177,13 +190,31 @@ class Futures:
             )
 
     def prune(self, *, fetched_before: float, finished_before: float, expired_before: float) -> int:
-        """Delete results and rows past their retention; returns how many results expired."""
-        expire = "UPDATE futures SET status = 'expired', result = NULL, error = NULL WHERE status IN ('done', 'failed')"
+        """Delete a batch of results or rows past their retention; returns how many, 0 if none are left."""
+        return (
+            self._expire("fetched_at < ?", fetched_before)
+            or self._expire("finished_at < ?", finished_before)
+            or self._database.delete_batch(
+                "futures", "rowid", "status = 'expired' AND finished_at < ?", (expired_before,)
+            )
+        )
+
+    def expire_fetched(self, owner: str, before: float) -> int:
+        """Delete a batch of one user's results that were fetched before the given time; returns how many."""
+        return self._expire("fetched_at < ? AND owner = ?", before, owner)
+
+    def _expire(self, condition: str, *parameters: str | float) -> int:
+        """Delete a batch of results."""
         with self._database.transaction() as execute:
-            expired = execute(f"{expire} AND fetched_at < ?", (fetched_before,))
-            expired += execute(f"{expire} AND finished_at < ?", (finished_before,))
-            execute("DELETE FROM futures WHERE status = 'expired' AND finished_at < ?", (expired_before,))
-        return expired
+            rows = self._database.all(
+                "SELECT rowid AS number, coalesce(length(result), 0) AS size FROM futures "  # noqa: S608 -- constants
+                f"WHERE status IN ('done', 'failed') AND {condition} LIMIT {BATCH_ROWS}",
+                parameters,
+            )
+            return execute.many(
+                "UPDATE futures SET status = 'expired', result = NULL, error = NULL WHERE rowid = ?",
+                [(row["number"],) for row in first_batch(rows)],
+            )
 
 
 _SELECT = "SELECT request_id, owner, kind, target, seq_id, payload_hash, status, created_at FROM futures"
@@ -199,7 +230,7 @@ def _outcome(row: sqlite3.Row) -> Outcome:
     )
 
 
-def _future(row: sqlite3.Row, request: bytes | None = None) -> FutureRow:
+def _future(row: sqlite3.Row) -> FutureRow:
     return FutureRow(
         request_id=row["request_id"],
         owner=row["owner"],
@@ -209,5 +240,4 @@ def _future(row: sqlite3.Row, request: bytes | None = None) -> FutureRow:
         payload_hash=row["payload_hash"],
         created_at=row["created_at"],
         status=FutureStatus(row["status"]),
-        request=request,
     )

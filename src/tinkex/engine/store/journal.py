@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from tinkex.engine.store.database import Database
+from tinkex.engine.store.database import BATCH_ROWS, Database, first_batch
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class TurnEntry:
     seq_id: int
     request_id: str
     succeeded: bool
+    prefix_sharing: bool = False
+    """Whether the datums of its turn shared their prefixes."""
 
 
 def body_digest(body: bytes) -> bytes:
@@ -81,14 +83,14 @@ class Journal:
         row = self._database.one("SELECT * FROM journal WHERE request_id = ?", (request_id,))
         return _journal_row(row) if row is not None else None
 
-    def pending(self, run_id: str) -> Sequence[JournalRow]:
-        """Returns the requests of a run that have not run, ordered by seq_id."""
+    def pending(self, run_id: str) -> Sequence[str]:
+        """Returns the ids of the requests of a run that have not run, ordered by seq_id."""
         rows = self._database.all(
-            "SELECT * FROM journal WHERE run_id = ? AND request_id NOT IN "
+            "SELECT request_id FROM journal WHERE run_id = ? AND request_id NOT IN "
             "(SELECT request_id FROM turns WHERE run_id = ?) ORDER BY seq_id",
             (run_id, run_id),
         )
-        return [_journal_row(row) for row in rows]
+        return [row["request_id"] for row in rows]
 
     def add_turns(self, entries: Sequence[TurnEntry]) -> None:
         """Record the turns in which operations ran."""
@@ -96,8 +98,12 @@ class Journal:
             return
         with self._database.transaction() as execute:
             execute.many(
-                "INSERT INTO turns (turn, place, run_id, seq_id, request_id, succeeded) VALUES (?, ?, ?, ?, ?, ?)",
-                [(e.turn, e.place, e.run_id, e.seq_id, e.request_id, e.succeeded) for e in entries],
+                "INSERT INTO turns (turn, place, run_id, seq_id, request_id, succeeded, prefix_sharing) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (e.turn, e.place, e.run_id, e.seq_id, e.request_id, e.succeeded, e.prefix_sharing)
+                    for e in entries
+                ],
             )
 
     def drop_unrun(self, request_ids: Iterable[str]) -> None:
@@ -107,7 +113,8 @@ class Journal:
             return
         with self._database.transaction() as execute:
             execute.many(
-                "INSERT OR IGNORE INTO used_numbers SELECT run_id, seq_id, 1 FROM journal WHERE request_id = ?",
+                "INSERT INTO used_numbers SELECT run_id, seq_id, 1 FROM journal WHERE request_id = ? "
+                "ON CONFLICT DO NOTHING",
                 names,
             )
             execute.many("DELETE FROM journal WHERE request_id = ?", names)
@@ -115,7 +122,7 @@ class Journal:
     def use_number(self, run_id: str, seq_id: int) -> None:
         """Record a seq_id under which nothing will run."""
         with self._database.transaction() as execute:
-            execute("INSERT OR IGNORE INTO used_numbers VALUES (?, ?, 0)", (run_id, seq_id))
+            execute("INSERT INTO used_numbers VALUES (?, ?, 0) ON CONFLICT DO NOTHING", (run_id, seq_id))
 
     def used_numbers(self, run_id: str) -> Sequence[int]:
         """Returns the seq_ids since the savepoint under which nothing will run."""
@@ -169,6 +176,7 @@ class Journal:
                 row["seq_id"],
                 row["request_id"],
                 bool(row["succeeded"]),
+                prefix_sharing=bool(row["prefix_sharing"]),
             )
             for run_id in run_ids
             for row in self._database.all("SELECT * FROM turns WHERE run_id = ?", (run_id,))
@@ -184,6 +192,17 @@ class Journal:
             )
             execute("DELETE FROM turns WHERE run_id = ? AND turn <= ?", (run_id, through_turn))
             execute("DELETE FROM used_numbers WHERE run_id = ? AND seq_id < ?", (run_id, next_seq))
+
+    def delete_bodies(self, run_id: str) -> int:
+        """Delete a batch of the requests of a run that has ended and that no other run's replay needs; returns how many."""
+        with self._database.transaction() as execute:
+            rows = self._database.all(
+                "SELECT rowid AS number, length(body) AS size FROM journal WHERE run_id = ? LIMIT ?",
+                (run_id, BATCH_ROWS),
+            )
+            return execute.many(
+                "DELETE FROM journal WHERE rowid = ?", [(row["number"],) for row in first_batch(rows)]
+            )
 
     def delete_run(self, run_id: str) -> None:
         """Delete all entries of a run that has ended and that no other run's replay needs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,6 +12,9 @@ from typing import Self
 from tinkex.errors import SetupError
 
 LOCK_FILE = "engine.lock"
+LOCK_WAIT_S = 2.0
+"""How long to wait for the lock: a process that a killed engine was just starting holds it for a moment."""
+RETRY_S = 0.05
 
 
 class DirectoryLock:
@@ -29,7 +33,7 @@ class DirectoryLock:
         self._fd: int | None = None
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            _lock(fd)
+            _lock_soon(fd)
         except OSError:
             holder = os.read(fd, 32).decode("ascii", "replace").strip()
             os.close(fd)
@@ -59,6 +63,19 @@ class DirectoryLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _lock_soon(fd: int) -> None:
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            _lock(fd)
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(RETRY_S)
+        else:
+            return
 
 
 if sys.platform == "win32":

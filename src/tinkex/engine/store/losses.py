@@ -38,3 +38,12 @@ class Losses:
         """Returns one loss, or None."""
         row = self._database.one("SELECT * FROM custom_losses WHERE loss_id = ?", (loss_id,))
         return LossRow(**dict(row)) if row is not None else None
+
+    def prune(self, seen_before: float, owner: str | None = None) -> int:
+        """Delete a batch of the losses of sessions last active before the given time; returns how many."""
+        return self._database.delete_batch(
+            "custom_losses",
+            "rowid",
+            "session_id IN (SELECT session_id FROM sessions WHERE seen_at < ?1) AND (?2 IS NULL OR owner = ?2)",
+            (seen_before, owner),
+        )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-from tinkex.engine.store.database import Database
+from tinkex.engine.store.database import BATCH_ROWS, Database
 from tinkex.types.training import LoraConfig
 
 
@@ -44,6 +44,8 @@ class RunRow:
     lora: LoraConfig | None = None
     optimizer_config: Mapping[str, Any] | None = None
     user_metadata: Mapping[str, Any] | None = None
+    lane: str | None = None
+    """The trainer that holds it; None until it is placed."""
 
 
 MAX_CACHED = 4096
@@ -130,12 +132,12 @@ class Runs:
         )
         return row is not None
 
-    def count_in(self, owner: str | None, *statuses: RunStatus) -> int:
-        """Returns how many runs of one user, or of all, have one of these statuses."""
-        marks = ", ".join("?" * len(statuses))
+    def count_in_use(self, owner: str, seen_after: float) -> int:
+        """Returns how many runs of a user have not ended, in sessions that have not finished and were active after a time."""
         row = self._database.one(
-            f"SELECT count(*) AS total FROM runs WHERE status IN ({marks}) AND owner = coalesce(?, owner)",  # noqa: S608 -- marks only
-            (*statuses, owner),
+            "SELECT count(*) AS total FROM runs JOIN sessions USING (session_id) "
+            "WHERE runs.owner = ? AND status IN ('live', 'creating') AND finished_at IS NULL AND seen_at >= ?",
+            (owner, seen_after),
         )
         return int(row["total"]) if row is not None else 0
 
@@ -166,6 +168,30 @@ class Runs:
                 "UPDATE runs SET status = ?, base_model = ?, lora = ? WHERE run_id = ?",
                 (RunStatus.LIVE, base_model, encode_lora(lora), run_id),
             )
+
+    def set_lane(self, run_ids: Iterable[str], lane: str) -> None:
+        """Set the trainer that holds runs."""
+        with self._database.transaction() as execute:
+            for run_id in run_ids:
+                self._cache.pop(run_id, None)
+                execute("UPDATE runs SET lane = ? WHERE run_id = ?", (lane, run_id))
+
+    def prune(self, seen_before: float, owner: str | None = None) -> int:
+        """Delete a batch of ended runs without checkpoints of sessions last active before the given time; returns how many."""
+        with self._database.transaction() as execute:
+            rows = self._database.all(
+                "SELECT run_id FROM runs WHERE status IN ('released', 'failed', 'corrupted') "
+                "AND session_id IN (SELECT session_id FROM sessions WHERE seen_at < ?1) AND (?2 IS NULL OR owner = ?2) "
+                "AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE checkpoints.run_id = runs.run_id) "
+                "AND NOT EXISTS (SELECT 1 FROM savepoints WHERE savepoints.run_id = runs.run_id) "
+                "AND NOT EXISTS (SELECT 1 FROM used_numbers WHERE used_numbers.run_id = runs.run_id) "
+                "AND NOT EXISTS (SELECT 1 FROM journal WHERE journal.run_id = runs.run_id) LIMIT ?3",
+                (seen_before, owner, BATCH_ROWS),
+            )
+            for row in rows:
+                self._cache.pop(row["run_id"], None)
+                self._used.pop(row["run_id"], None)
+            return execute.many("DELETE FROM runs WHERE run_id = ?", [(row["run_id"],) for row in rows])
 
     def mark_used(self, run_id: str, now: float) -> None:
         """Update a run's last use. It is written within a second, or before it is listed; a crash may lose it."""
@@ -228,4 +254,5 @@ def _run(row: sqlite3.Row) -> RunRow:
         lora=decode_lora(row["lora"]),
         optimizer_config=decode_object(row["optimizer_config"]),
         user_metadata=decode_object(row["user_metadata"]),
+        lane=row["lane"],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,8 @@ from tinkex.engine.store.database import Database
 class SamplerRow:
     """One sampler: the base model only (no directory), or with the adapter in ``directory``.
 
-    ``model_path`` is set if the adapter is a named checkpoint. The directory of an unnamed snapshot is deleted when its
-    session has ended (``released_at``).
+    ``model_path`` is set if the adapter is a named checkpoint. An unnamed snapshot is deleted when its session has ended, or
+    newer ones of its run exist and it is no longer used (``released_at``).
     """
 
     sampler_id: str
@@ -27,11 +28,25 @@ class SamplerRow:
     released_at: float | None = None
 
 
+@dataclass(frozen=True)
+class SnapshotRow:
+    """The weights of one or more samplers under no name; ``directory`` is relative to the data directory."""
+
+    directory: str
+    run_id: str
+    owner: str
+    created_at: float
+    size_bytes: int
+
+
 class Samplers:
-    """The samplers of all users."""
+    """The samplers of all users, and their unnamed snapshots."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._opened_at = time.time()
+        self._used: dict[str, float] = {}
+        """When each snapshot was last used, in memory only: after a restart all count as used."""
 
     def add(self, row: SamplerRow) -> None:
         """Insert a sampler."""
@@ -70,8 +85,21 @@ class Samplers:
         )
         return [_sampler(row) for row in rows]
 
+    def add_snapshot(self, row: SnapshotRow) -> None:
+        """Insert a snapshot; one that exists stays as it is."""
+        with self._database.transaction() as execute:
+            execute(
+                "INSERT INTO snapshots (directory, run_id, owner, created_at, size_bytes) VALUES (?, ?, ?, ?, ?) "
+                "ON CONFLICT DO NOTHING",
+                (row.directory, row.run_id, row.owner, row.created_at, row.size_bytes),
+            )
+
+    def mark_used(self, directory: str, now: float) -> None:
+        """Record that a snapshot is in use; safe on any thread."""
+        self._used[directory] = now
+
     def release(self, session_id: str, now: float) -> Sequence[str]:
-        """Release the unnamed snapshots of a session; returns the directories that are no longer used."""
+        """Release the samplers of a session; returns the directories of snapshots that no other session uses."""
         with self._database.transaction() as execute:
             rows = self._database.all(
                 "SELECT DISTINCT directory FROM samplers WHERE session_id = ? AND released_at IS NULL "
@@ -82,8 +110,64 @@ class Samplers:
                 "UPDATE samplers SET released_at = ? WHERE session_id = ? AND released_at IS NULL",
                 (now, session_id),
             )
-            kept = set(self.snapshot_directories())
-        return [row["directory"] for row in rows if row["directory"] not in kept]
+            return self._delete_snapshots([row["directory"] for row in rows])
+
+    def release_unused(
+        self, now: float, *, newest_kept: int, unused_since: float, owner: str | None = None
+    ) -> Sequence[str]:
+        """Release snapshots of one user, or of all, that are neither among the newest of their run nor used since a time.
+
+        Returns their directories. A snapshot with a pending sample is in use.
+        """
+        if self._opened_at >= unused_since:
+            return []
+        with self._database.transaction():
+            rows = self._database.all(
+                "SELECT directory FROM (SELECT directory, owner, created_at, "
+                "row_number() OVER (PARTITION BY run_id ORDER BY created_at DESC, rowid DESC) AS place FROM snapshots) "
+                "WHERE place > ?1 AND created_at < ?2 AND (?3 IS NULL OR owner = ?3) AND directory NOT IN ("
+                "SELECT directory FROM futures JOIN samplers ON sampler_id = target "
+                "WHERE futures.status = 'pending' AND directory IS NOT NULL) ORDER BY created_at",
+                (newest_kept, unused_since, owner),
+            )
+            unused = [
+                row["directory"] for row in rows if self._used.get(row["directory"], 0.0) < unused_since
+            ]
+            with self._database.transaction() as execute:
+                execute.many(
+                    "UPDATE samplers SET released_at = ? WHERE directory = ? AND model_path IS NULL AND released_at IS NULL",
+                    [(now, directory) for directory in unused],
+                )
+            return self._delete_snapshots(unused)
+
+    def _delete_snapshots(self, directories: Sequence[str]) -> Sequence[str]:
+        """Delete the rows of snapshots that no sampler refers to; returns their directories."""
+        deleted = [
+            directory
+            for directory in directories
+            if self._database.one(
+                "SELECT 1 FROM samplers WHERE directory = ? AND model_path IS NULL AND released_at IS NULL",
+                (directory,),
+            )
+            is None
+        ]
+        with self._database.transaction() as execute:
+            execute.many("DELETE FROM snapshots WHERE directory = ?", [(each,) for each in deleted])
+        for directory in deleted:
+            self._used.pop(directory, None)
+        return deleted
+
+    def unmeasured_snapshots(self) -> Sequence[str]:
+        """Returns the directories of snapshots that 0.1 wrote, whose sizes are not recorded."""
+        return [
+            row["directory"]
+            for row in self._database.all("SELECT directory FROM snapshots WHERE size_bytes = 0")
+        ]
+
+    def set_size(self, directory: str, size_bytes: int) -> None:
+        """Record the size of a snapshot."""
+        with self._database.transaction() as execute:
+            execute("UPDATE snapshots SET size_bytes = ? WHERE directory = ?", (size_bytes, directory))
 
     def snapshot_directories(self) -> Sequence[str]:
         """Returns the directories of all unnamed snapshots."""
@@ -92,6 +176,16 @@ class Samplers:
             "AND released_at IS NULL"
         )
         return [row["directory"] for row in rows]
+
+    def prune(self, seen_before: float, owner: str | None = None) -> int:
+        """Delete a batch of the released samplers of sessions last active before the given time; returns how many."""
+        return self._database.delete_batch(
+            "samplers",
+            "rowid",
+            "released_at IS NOT NULL AND session_id IN (SELECT session_id FROM sessions WHERE seen_at < ?1) "
+            "AND (?2 IS NULL OR owner = ?2)",
+            (seen_before, owner),
+        )
 
 
 def _sampler(row: sqlite3.Row) -> SamplerRow:

@@ -37,8 +37,9 @@ class Savepoints:
         """Insert or replace a savepoint; returns the file of the replaced one, if any."""
         with self._database.transaction() as execute:
             replaced = self.get(row.run_id)
+            execute("DELETE FROM savepoints WHERE run_id = ?", (row.run_id,))
             execute(
-                "INSERT OR REPLACE INTO savepoints (run_id, turn, next_seq, file, size_bytes, digest) "
+                "INSERT INTO savepoints (run_id, turn, next_seq, file, size_bytes, digest) "
                 "VALUES (?, ?, ?, ?, ?, ?)",
                 (row.run_id, row.turn, row.next_seq, row.file, row.size_bytes, row.digest),
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import sqlite3
@@ -16,24 +17,31 @@ from tinkex.engine.store.assets import Assets
 from tinkex.engine.store.audit import Audit
 from tinkex.engine.store.checkpoints import Checkpoints
 from tinkex.engine.store.copies import Copies
+from tinkex.engine.store.crashes import Crashes
 from tinkex.engine.store.database import Database
 from tinkex.engine.store.directories import Directories
+from tinkex.engine.store.disk_usage import DiskUsage
 from tinkex.engine.store.finished import Finished
 from tinkex.engine.store.futures import Futures
 from tinkex.engine.store.journal import Journal
 from tinkex.engine.store.lock import LOCK_FILE, DirectoryLock
 from tinkex.engine.store.losses import Losses
+from tinkex.engine.store.permissions import create_private, make_private
 from tinkex.engine.store.runs import Runs
 from tinkex.engine.store.samplers import Samplers
 from tinkex.engine.store.savepoints import Savepoints
 from tinkex.engine.store.sessions import Sessions
+from tinkex.engine.store.uploads import Uploads
 from tinkex.engine.store.usage import Usage
 from tinkex.engine.store.users import LOCAL_USER, Users, new_key
 from tinkex.errors import SetupError
 
+logger = logging.getLogger("tinkex.engine")
+
 DATABASE_FILE = "engine.db"
 KEY_FILE = "api_key"
 SIGNING_KEY_FILE = "signing_key"
+PRIVATE_FILES = (DATABASE_FILE, f"{DATABASE_FILE}-wal", f"{DATABASE_FILE}-shm", KEY_FILE, SIGNING_KEY_FILE)
 
 
 class Store:
@@ -48,10 +56,11 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
         try:
-            # It holds users' prompts and results: no other account on the machine may read them.
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_no_foreign_files(root)
             self._lock = DirectoryLock(root)
+            create_private(root / DATABASE_FILE)
+            make_private([root, *(root / name for name in PRIVATE_FILES)])
         except OSError as error:
             raise SetupError(
                 f"cannot write to the data directory {root} ({error.strerror}); choose another with --data-dir, "
@@ -65,6 +74,11 @@ class Store:
         try:
             self.database.check()
             self.database.probe()
+            if not self.database.compact_if_small():
+                logger.warning(
+                    "%s was written by tinkex 0.1 and cannot shrink; stop the server and run: tinkex doctor --compact",
+                    self.database.path,
+                )
         except sqlite3.Error as error:
             self.close()
             raise SetupError(
@@ -83,12 +97,17 @@ class Store:
         self.copies = Copies(self.database, self.checkpoints)
         self.samplers = Samplers(self.database)
         self.losses = Losses(self.database)
+        self.crashes = Crashes(self.database)
         self.assets = Assets(self.database)
+        self.uploads = Uploads(self.database)
         self.audit = Audit(self.database)
         self.usage = Usage(self.database)
         self.journal = Journal(self.database)
         self.savepoints = Savepoints(self.database)
         self.directories = Directories(root)
+        self.disk_usage = DiskUsage(self.database)
+        for directory in self.samplers.unmeasured_snapshots():
+            self.samplers.set_size(directory, self.directories.size(directory) or 1)
 
     def local_key(self, now: float) -> str:
         """Returns the API key of the server's own user: created at the first start, in a file only its owner can read."""

@@ -15,6 +15,8 @@ class UsageKind(StrEnum):
     """The kind of usage that is counted."""
 
     TRAINING = "training"
+    TRAINING_COMPUTED = "training_computed"
+    """Tokens of training that were computed: fewer than those sent if datums share prefixes."""
     PREFILL = "prefill"
     PREFILL_CACHED = "prefill_cached"
     SAMPLE = "sample"
@@ -68,7 +70,7 @@ class Usage:
             for row in rows
         ]
 
-    def prune(self, before: float) -> None:
-        """Delete hours that started before the given time."""
-        with self._database.transaction() as execute:
-            execute("DELETE FROM usage WHERE hour < ?", (before,))
+    def prune(self, before: float) -> int:
+        """Delete a batch of amounts of hours that started before the given time; returns how many."""
+        key = "hour, owner, session_id, base_model, kind"
+        return self._database.delete_batch("usage", key, "hour < ?", (before,))

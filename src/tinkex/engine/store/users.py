@@ -101,7 +101,7 @@ class Users:
         return [_key(row) for row in rows]
 
     def revoke(self, key_id: int, now: float) -> bool:
-        """Revoke a key; returns whether it was active."""
+        """Revoke a key; returns whether it was active. The key stays revoked after a power failure."""
         with self._database.transaction() as execute:
             changed = execute(
                 "UPDATE keys SET revoked_at = ? WHERE key_id = ? AND revoked_at IS NULL", (now, key_id)
@@ -110,6 +110,7 @@ class Users:
             if changed and row is not None:
                 self._add_audit_entry("key_revoke", _key(row), now)
         self._changed()
+        self._database.flushed().result()
         return changed > 0
 
     def _add_audit_entry(self, event: str, key: KeyRow, now: float) -> None:

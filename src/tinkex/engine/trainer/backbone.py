@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
 
-from tinkex.engine.model.attention import packed_causal
+from tinkex.engine.model.forest_attention import forest_causal
 from tinkex.engine.model.lora import Adapter
 from tinkex.engine.model.rope import rotate
 from tinkex.engine.model.transformer import LayerWeights, Transformer
@@ -93,7 +93,7 @@ class _Layers:
         self._owners = [
             (segment.rows, tenant) for segment, tenant in zip(packed.segments, tenants, strict=True)
         ]
-        self._attend = packed_causal(packed.lengths, arch)
+        self._attend = forest_causal(packed.nodes, arch)
         self._cos_T1h, self._sin_T1h = model.rotary(torch.from_numpy(packed.positions_T))
         # Gradients of LoRA are not inputs of an autograd node; this input makes autograd record the node.
         self._anchor = torch.zeros((), requires_grad=torch.is_grad_enabled())

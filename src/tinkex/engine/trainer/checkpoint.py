@@ -17,18 +17,25 @@ from torch import Tensor
 
 from tinkex.engine.model.adapter_files import load_adapter, save_adapter
 from tinkex.engine.model.architecture import Architecture
-from tinkex.engine.model.lora import Adapter, LoraSpec
+from tinkex.engine.model.lora import UNEMBED_MODULE, Adapter, LoraSpec
+from tinkex.engine.store import MANIFEST_FILE
 from tinkex.engine.trainer.state import TrainState
 from tinkex.errors import EngineFailure, InvalidInput
 
 __all__ = ["MANIFEST_FILE", "OPTIMIZER_FILE", "load_state", "save_state", "verify_manifest", "write_manifest"]
 
-MANIFEST_FILE = "manifest.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
 _FORMAT = 1
 
 
-def save_state(state: TrainState, directory: Path, base_model: str, *, optimizer: bool) -> None:
+def save_state(
+    state: TrainState,
+    directory: Path,
+    base_model: str,
+    *,
+    optimizer: bool,
+    unembed_path: str = UNEMBED_MODULE,
+) -> None:
     """Writes the adapter, with ``optimizer`` also Adam's moments, and then the manifest.
 
     The accumulated gradient is not part of a checkpoint.
@@ -39,7 +46,7 @@ def save_state(state: TrainState, directory: Path, base_model: str, *, optimizer
     directory.mkdir(parents=True, exist_ok=True)
     (directory / MANIFEST_FILE).unlink(missing_ok=True)
     (directory / OPTIMIZER_FILE).unlink(missing_ok=True)
-    save_adapter(directory, state.adapter, base_model)
+    save_adapter(directory, state.adapter, base_model, unembed_path=unembed_path)
     if optimizer:
         moments: dict[str, Tensor] = {}
         if state.exp_avg is not None and state.exp_avg_sq is not None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["MAX_RANK", "Example", "Limits", "LossInputs", "read_examples", "read_pass"]
 
 MAX_RANK = 512
+OBJECT_BYTES = 1000
+"""About what the objects of an example take besides their arrays."""
 MAX_SPARSE_CELLS = 2**24
 """Cells of all sparse tensors of a pass, as dense tensors: as many as a large request of dense ones has."""
 
@@ -69,6 +71,12 @@ class Example:
     def targets_per_position(self) -> int:
         """K."""
         return self.shape[1] if len(self.shape) == 2 else 1
+
+    @property
+    def num_bytes(self) -> int:
+        """About how much memory it takes."""
+        of_loss = sum(array.nbytes for array in (*self.inputs.values(), *self.graph_inputs))
+        return OBJECT_BYTES + self.tokens_N.nbytes + self.targets.nbytes + of_loss
 
 
 def read_pass(

@@ -18,13 +18,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tinkex.engine.model.products import back_product, linear_into
 from tinkex.engine.trainer.batch import PackedBatch
 
 __all__ = ["Head", "HeadLora", "TargetGradient"]
 
 Ints = npt.NDArray[np.int64]
-TargetGradient = Callable[[int, Ints, Tensor], Tensor]
-"""``gradient(segment number, target numbers within the pass, their logprobs) -> d loss / d logprob``."""
+TargetGradient = Callable[[Ints, Tensor], Tensor]
+"""``gradient(target numbers within the pass, their logprobs) -> d loss / d logprob``."""
 
 _CHUNK_BYTES = 192 * 2**20  # of logits; the product with the vocabulary is efficient from about 700 rows on
 _TARGET_BYTES = 64 * 2**20  # of vectors of single targets, of which a row can have thousands
@@ -54,7 +55,7 @@ class _SegmentRows:
 @dataclass(frozen=True)
 class _Chunk:
     rows: Ints  # (n,) of the pass
-    targets: Ints  # (m,) of the pass
+    targets: Ints  # (m,) of the pass, row by row
     row_of_target: Tensor  # (m,) within the chunk
     pieces: list[_SegmentRows]
 
@@ -63,19 +64,22 @@ class Head:
     """The unembedding of a base model, with buffers that all passes share.
 
     ``loras`` has one entry per segment of the batch; None means base logits. ``max_rows`` bounds how many rows of logits
-    exist at a time; by default as many as fit a fixed amount of memory.
+    exist at a time, ``max_targets`` how many vectors of targets; by default as many as fit a fixed amount of memory.
 
     Example:
         >>> head = Head(model.unembedding_VD)
         >>> head.score(hidden_TD, packed, [None], np.arange(len(packed.tokens_T)), lp_P)
     """
 
-    def __init__(self, unembedding_VD: Tensor, *, max_rows: int | None = None) -> None:
+    def __init__(
+        self, unembedding_VD: Tensor, *, max_rows: int | None = None, max_targets: int | None = None
+    ) -> None:
         self._weight_VD = unembedding_VD
         vocab_size, hidden_size = unembedding_VD.shape
         fitting = max(_MIN_ROWS, _CHUNK_BYTES // (unembedding_VD.element_size() * vocab_size))
         self._max_rows = fitting if max_rows is None else max_rows
-        self._max_targets = max(1, _TARGET_BYTES // (unembedding_VD.element_size() * hidden_size))
+        fitting = max(1, _TARGET_BYTES // (unembedding_VD.element_size() * hidden_size))
+        self._max_targets = fitting if max_targets is None else max_targets
         # Reused, because a new buffer of this size costs a page fault for every 4 KB.
         self._buffer_nV = unembedding_VD.new_empty(0, vocab_size)
 
@@ -112,12 +116,10 @@ class Head:
             hidden_nD = hidden_TD[row_numbers]
             logprobs_nV, shrunk = self._project(hidden_nD, chunk, loras)
             targets_m, lp_m = self._read(logprobs_nV, packed, chunk, lp_P)
-            g_m = torch.cat(
-                [gradient(p.segment, chunk.targets[p.targets], lp_m[p.targets]) for p in chunk.pieces]
-            )
+            g_m = gradient(chunk.targets, lp_m)
             c_n1 = g_m.new_zeros(len(chunk.rows)).index_add_(0, chunk.row_of_target, g_m)[:, None]
             p_nV = logprobs_nV.exp_()
-            grad_nD = (p_nV @ self._weight_VD).mul_(-c_n1)
+            grad_nD = back_product(p_nV, self._weight_VD).mul_(-c_n1)
             self._add(grad_nD, chunk.row_of_target, self._weight_VD, targets_m, g_m)
             for piece, u_nR in zip(chunk.pieces, shrunk, strict=True):
                 lora = loras[piece.segment]
@@ -126,7 +128,7 @@ class Head:
                 local = chunk.row_of_target[piece.targets] - piece.rows.start
                 targets, g_own = targets_m[piece.targets], g_m[piece.targets]
                 p_rows, c_rows, hidden_rows = p_nV[piece.rows], c_n1[piece.rows], hidden_nD[piece.rows]
-                v_nR = (p_rows @ lora.b_VR).mul_(-c_rows)
+                v_nR = back_product(p_rows, lora.b_VR).mul_(-c_rows)
                 self._add(v_nR, local, lora.b_VR, targets, g_own)
                 grad_nD[piece.rows].addmm_(v_nR, lora.a_RD, alpha=lora.scale)
                 if lora.grad_a_RD is not None and lora.grad_b_VR is not None:
@@ -142,7 +144,8 @@ class Head:
             counts = first_target[chunk_rows + 1] - first_target[chunk_rows]
             ends = np.cumsum(counts)
             row_of_target = np.repeat(np.arange(len(chunk_rows)), counts)
-            targets = np.repeat(first_target[chunk_rows] - (ends - counts), counts) + np.arange(ends[-1])
+            places = np.repeat(first_target[chunk_rows] - (ends - counts), counts) + np.arange(ends[-1])
+            targets = packed.targets_by_row_P[places]
             pieces = []
             for number, segment in enumerate(packed.segments):
                 a, b = (int(i) for i in np.searchsorted(chunk_rows, (segment.rows.start, segment.rows.stop)))
@@ -159,7 +162,7 @@ class Head:
         num_rows = len(hidden_nD)
         if len(self._buffer_nV) < num_rows:
             self._buffer_nV = self._buffer_nV.new_empty(num_rows, self._buffer_nV.shape[1])
-        logits_nV = torch.mm(hidden_nD, self._weight_VD.T, out=self._buffer_nV[:num_rows])
+        logits_nV = linear_into(hidden_nD, self._weight_VD, self._buffer_nV[:num_rows])
         shrunk: list[Tensor | None] = []
         for piece in chunk.pieces:
             lora = loras[piece.segment]

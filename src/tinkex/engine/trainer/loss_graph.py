@@ -1,7 +1,7 @@
 """Custom losses: a traced graph that is parsed as data, validated, and run by an interpreter.
 
 No part of the graph is executed as code. Every node is an operation of the allow-list, applied to the results of earlier
-nodes; a budget bounds the memory and time of one datum.
+nodes; a budget bounds the memory of one datum and the time of a pass.
 """
 
 from __future__ import annotations
@@ -14,21 +14,17 @@ import torch
 from torch import Tensor
 
 from tinkex.engine.trainer.loss_arguments import INTEGER_LIMIT, substitute
+from tinkex.engine.trainer.loss_effort import PassEffort
 from tinkex.engine.trainer.loss_parsing import GraphNode, ParsedGraph, graph_error, read_graph
-from tinkex.engine.trainer.loss_sizes import Cost, tensors_in
+from tinkex.engine.trainer.loss_sizes import tensors_in
 from tinkex.types.custom_losses import CustomLossInput
 
-__all__ = ["DatumLoss", "LossGraph"]
+__all__ = ["OP_ERRORS", "DatumLoss", "LossGraph"]
 
-MAX_ELEMENTS = 2**24  # of one result
-MAX_TOTAL_ELEMENTS = 2**26  # of all results of one datum, which the backward pass may need
-MAX_EFFORT = 2**28  # elements read and written for one datum
-BASE_EFFORT = 2**22  # of every datum, so that many small ones cannot take long
-EFFORT_PER_ELEMENT = 2**16  # of its inputs; enough for all pairs of tokens, and more
 MAX_DIMENSIONS = 8
 _MAX_SEQUENCE_LENGTH = 2**16  # of shapes and of several results
 
-_OP_ERRORS = (
+OP_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
 )  # fmt: skip
 
@@ -64,23 +60,32 @@ class LossGraph:
         """Parses the wire format; raises ``InvalidInput``, which names the node and what is not allowed."""
         return cls(inputs, read_graph(graph, inputs))
 
-    def evaluate(self, logprobs: Tensor, inputs: Sequence[Tensor], *, backward: bool) -> DatumLoss:
+    def evaluate(
+        self,
+        logprobs: Tensor,
+        inputs: Sequence[Tensor],
+        *,
+        backward: bool,
+        effort: PassEffort | None = None,
+    ) -> DatumLoss:
         """The loss of one datum, with ``backward`` also its gradient; ``inputs`` in the order of ``input_names``.
 
-        Raises ``InvalidInput``, which names the node that cannot be computed and the shapes of its arguments. The caller
+        ``effort`` is the budget of its pass; by default, the datum is a pass of its own. Raises ``InvalidInput``, which names the node that cannot be computed and the shapes of its arguments. The caller
         checks whether the numbers are finite.
         """
         leaf = logprobs.detach().clone().requires_grad_(backward)
         with torch.set_grad_enabled(backward):
-            loss, metrics = self._run(leaf, inputs)
+            loss, metrics = self._run(leaf, inputs, effort or PassEffort(num_tokens=len(leaf)))
         gradient = _differentiate(loss, leaf) if backward else None
         return DatumLoss(float(loss.detach()), metrics, gradient)
 
-    def _run(self, logprobs: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
+    def _run(
+        self, logprobs: Tensor, inputs: Sequence[Tensor], effort: PassEffort
+    ) -> tuple[Tensor, dict[str, float]]:
         values: dict[str, Any] = dict(zip(self._parsed.placeholders, (logprobs, *inputs), strict=True))
-        budget = _Budget(sum(tensor.numel() for tensor in (logprobs, *inputs)))
+        effort.next_datum()
         for node in self._parsed.nodes:
-            values[node.name] = _compute(node, values, budget)
+            values[node.name] = _compute(node, values, effort)
         loss = values[self._parsed.loss]
         if not isinstance(loss, Tensor) or loss.ndim != 0 or not loss.is_floating_point():
             raise graph_error(
@@ -90,38 +95,19 @@ class LossGraph:
         return loss, metrics
 
 
-class _Budget:
-    """The remaining budget of one datum."""
-
-    def __init__(self, num_elements: int) -> None:
-        self._elements = MAX_TOTAL_ELEMENTS
-        self._effort = min(MAX_EFFORT, BASE_EFFORT + EFFORT_PER_ELEMENT * num_elements)
-
-    def spend(self, cost: Cost) -> None:
-        """Subtracts the cost of a node; raises ``ValueError`` if the budget is exceeded."""
-        if cost.elements > MAX_ELEMENTS:
-            raise ValueError(
-                f"its result can have {cost.elements} elements; at most {MAX_ELEMENTS} are allowed"
-            )
-        self._elements -= max(0, cost.elements)
-        self._effort -= max(1, cost.effort)
-        if self._elements < 0 or self._effort < 0:
-            raise ValueError("with it, the loss of one datum exceeds the memory or time that is allowed")
-
-
-def _compute(node: GraphNode, values: Mapping[str, Any], budget: _Budget) -> Any:
+def _compute(node: GraphNode, values: Mapping[str, Any], effort: PassEffort) -> Any:
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = {}
     try:
         args, kwargs = substitute(node.args, values), substitute(dict(node.kwargs), values)
         if node.op is None:
             return _attribute(*args)
-        budget.spend(node.op.size(args, kwargs))
+        effort.spend(node.op.size(args, kwargs), node.op.slowness)
         if node.op.plain:
             _check_operands(node.target, args)
         result = node.op.call(*args, **kwargs)
         _check_result(result)
-    except _OP_ERRORS as error:
+    except OP_ERRORS as error:
         if "can't allocate memory" in str(error):
             raise
         shapes = ", ".join(_describe(value) for value in (*args, *kwargs.values()))

@@ -18,8 +18,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from tinkex.engine.trainer import loss_sizes as sizes
+from tinkex.engine.trainer.loss_division import checked_division
 
-__all__ = ["ATTRIBUTES", "DTYPES", "METHODS", "REJECTED_KEYWORDS", "STRINGS", "AllowedOp", "find_function"]
+__all__ = [
+    "ATTRIBUTES",
+    "DTYPES",
+    "METHODS",
+    "NAMESPACES",
+    "REJECTED_KEYWORDS",
+    "STRINGS",
+    "AllowedOp",
+    "find_function",
+]
 
 
 @dataclass(frozen=True)
@@ -27,7 +37,8 @@ class AllowedOp:
     """One allowed call: the function, a bound on the size of its results, and the arguments it takes.
 
     ``max_positional`` excludes an argument that is not allowed, such as ``inplace`` or ``out``; ``keywords`` of None
-    allows all but ``REJECTED_KEYWORDS``. ``plain`` marks Python's operators, which work on more than tensors.
+    allows all but ``REJECTED_KEYWORDS``. ``plain`` marks Python's operators, which work on more than tensors. ``slowness`` is
+    how much longer an element takes than one that is only read and written.
     """
 
     call: Callable[..., Any] = field(repr=False)
@@ -35,6 +46,7 @@ class AllowedOp:
     max_positional: int | None = None
     keywords: frozenset[str] | None = None
     plain: bool = False
+    slowness: int = 1
 
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
@@ -72,11 +84,11 @@ STRINGS = frozenset(
 _POINTWISE = """
     abs absolute acos acosh add addcdiv addcmul arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan
     atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min clip copysign cos cosh
-    deg2rad digamma div divide eq erf erfc erfinv exp exp2 expm1 fix float_power floor floor_divide fmax fmin fmod
+    deg2rad digamma eq erf erfc erfinv exp exp2 expm1 fix float_power floor fmax fmin
     frac ge greater greater_equal gt heaviside hypot isclose isfinite isinf isnan isneginf isposinf le lerp less
     less_equal lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit
     lt maximum minimum mul multiply nan_to_num ne neg negative not_equal positive pow rad2deg reciprocal relu
-    remainder round rsqrt sgn sigmoid sign signbit sin sinc sinh sqrt square sub subtract tan tanh true_divide trunc
+    round rsqrt sgn sigmoid sign signbit sin sinc sinh sqrt square sub subtract tan tanh true_divide trunc
     xlogy masked_fill softmax log_softmax
 """
 _REDUCING = """
@@ -117,14 +129,40 @@ _LARGER: Mapping[str, AllowedOp] = {
 }
 
 
+_SLOWNESS = {
+    name: factor
+    for factor, names in {
+        64: "logcumsumexp logit",
+        32: "i0 i0e i1 i1e",
+        16: "bucketize digamma log_ndtr psi searchsorted",
+        8: """
+            acos acosh arccos arccosh arcsin arcsinh arctan2 asin asinh atan2 binary_cross_entropy entr erf erfc erfcx
+            erfinv float_power gammaln hinge_embedding_loss kl_div lgamma log10 log2 logaddexp logaddexp2 mish ndtr ndtri
+            norm poisson_nll_loss pow sinc soft_margin_loss xlog1py xlogy
+        """,
+    }.items()
+    for name in names.split()
+}  # measured on one core, forward and backward
+
+
 def _listed(names: str, where: object, size: sizes.Sizing = sizes.same_or_broadcast) -> dict[str, AllowedOp]:
-    return {name: AllowedOp(getattr(where, name), size) for name in names.split()}
+    return {
+        name: AllowedOp(getattr(where, name), size, slowness=_SLOWNESS.get(name, 1)) for name in names.split()
+    }
+
+
+def _dividing(where: object) -> dict[str, AllowedOp]:
+    """The divisions that round, which are checked."""
+    floats = {name: checked_division(getattr(where, name), only_rounded=True) for name in ("div", "divide")}
+    whole = {name: checked_division(getattr(where, name)) for name in ("floor_divide", "fmod", "remainder")}
+    return {name: AllowedOp(call, slowness=8) for name, call in {**floats, **whole}.items()}
 
 
 _SHARED = " ".join((_POINTWISE, _REDUCING, _SHAPING, _PICKING))
 
 _TORCH: Mapping[str, AllowedOp] = {
     **_listed(_SHARED, torch),
+    **_dividing(torch),
     **_listed(_SORTING, torch, sizes.many_passes),
     **_listed(_QUANTILES, torch, sizes.quantiles),
     **_listed(_POSITIONS, torch, sizes.positions),
@@ -207,26 +245,26 @@ _OPERATOR: Mapping[str, AllowedOp] = {
                 "add",
                 "and_",
                 "eq",
-                "floordiv",
                 "ge",
                 "gt",
                 "inv",
                 "invert",
                 "le",
                 "lt",
-                "mod",
                 "mul",
                 "ne",
             ),
             *("neg", "not_", "or_", "pos", "sub", "truediv", "truth", "xor"),
         )
     },
+    "floordiv": AllowedOp(checked_division(operator.floordiv), plain=True, slowness=8),
+    "mod": AllowedOp(checked_division(operator.mod), plain=True, slowness=8),
     "getitem": AllowedOp(operator.getitem, sizes.indexed, plain=True),
     "matmul": AllowedOp(operator.matmul, sizes.product, plain=True),
-    "pow": AllowedOp(_power, plain=True),
+    "pow": AllowedOp(_power, plain=True, slowness=8),
 }
 
-_NAMESPACES: tuple[tuple[str, Mapping[str, AllowedOp]], ...] = (
+NAMESPACES: tuple[tuple[str, Mapping[str, AllowedOp]], ...] = (
     # the longest first; torch names a function by the module that defines it
     ("torch._C._special.special_", _SPECIAL),
     ("torch._C._linalg.linalg_", _LINALG),
@@ -244,6 +282,7 @@ _NAMESPACES: tuple[tuple[str, Mapping[str, AllowedOp]], ...] = (
 METHODS: Mapping[str, AllowedOp] = MappingProxyType(
     {
         **_listed(_SHARED, Tensor),
+        **_dividing(Tensor),
         **_listed(_SORTING, Tensor, sizes.many_passes),
         **_listed(_QUANTILES, Tensor, sizes.quantiles),
         **_listed(_POSITIONS, Tensor, sizes.positions),
@@ -276,7 +315,7 @@ def find_function(target: str) -> AllowedOp | None:
     >>> find_function("torch.load") is None
     True
     """
-    for prefix, ops in _NAMESPACES:
+    for prefix, ops in NAMESPACES:
         if target.startswith(prefix):
             return ops.get(target.removeprefix(prefix))
     return None

@@ -136,6 +136,8 @@ def counted(args: Args, kwargs: Kwargs) -> Cost:
     names = ("end",) if len(args) == 1 and "end" not in kwargs else ("start", "end", "step")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     start, end, step = given.get("start", 0), given["end"], given.get("step", 1)
+    if given.get("dtype") is not None and not given["dtype"].is_floating_point:
+        step = math.trunc(step)  # as torch converts it
     if step == 0:
         raise ValueError("its step is 0")
     return _cost(max(0, math.ceil((end - start) / step)), ())

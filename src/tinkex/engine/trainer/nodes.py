@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn.functional import linear, silu
+from torch.nn.functional import silu
 
+from tinkex.engine.model.products import back_product, linear
 from tinkex.engine.trainer.lora_kernels import LoraKernel, TenantLora
 
 __all__ = ["gate", "project", "rms_norm", "rotate_heads"]
@@ -35,9 +36,8 @@ def project(
     ``anchor`` is any tensor that requires a gradient; it gets none, but makes autograd record the node where ``x_TI``
     needs no gradient.
     """
-    if not loras:
-        return linear(x_TI, weight_OI, bias_O)
-    out_TO: Tensor = _Project.apply(x_TI, anchor, weight_OI, bias_O, loras, kernel)  # type: ignore[no-untyped-call]  # torch's
+    node_anchor = anchor if loras else None
+    out_TO: Tensor = _Project.apply(x_TI, node_anchor, weight_OI, bias_O, loras, kernel)  # type: ignore[no-untyped-call]  # torch's
     return out_TO
 
 
@@ -66,23 +66,25 @@ class _Project(Function):
     def forward(
         ctx: Any,
         x_TI: Tensor,
-        _anchor: Tensor,
+        _anchor: Tensor | None,
         weight_OI: Tensor,
         bias_O: Tensor | None,
         loras: Sequence[TenantLora],
         kernel: LoraKernel,
     ) -> Tensor:
         out_TO = linear(x_TI, weight_OI, bias_O)
-        ctx.save_for_backward(x_TI, *kernel.forward(x_TI, out_TO, loras))
+        if loras:
+            ctx.save_for_backward(x_TI, *kernel.forward(x_TI, out_TO, loras))
         ctx.weight_OI, ctx.loras, ctx.kernel = weight_OI, loras, kernel
         return out_TO
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad_TO,) = grad_outputs
-        x_TI, *shrunk = ctx.saved_tensors
-        grad_TI = grad_TO @ ctx.weight_OI if ctx.needs_input_grad[0] else None
-        ctx.kernel.backward(grad_TO, x_TI, shrunk, grad_TI, ctx.loras)
+        grad_TI = back_product(grad_TO, ctx.weight_OI) if ctx.needs_input_grad[0] else None
+        if ctx.loras:
+            x_TI, *shrunk = ctx.saved_tensors
+            ctx.kernel.backward(grad_TO, x_TI, shrunk, grad_TI, ctx.loras)
         return grad_TI, None, None, None, None, None
 
 

@@ -1,4 +1,4 @@
-"""One training job during its passes: its examples, gradient and results.
+"""Training jobs during their passes: examples, results, and the gradient of those on one state.
 
 Shapes: P target tokens of a datum or segment.
 """
@@ -18,6 +18,7 @@ from tinkex.engine.trainer.batch import PackedExample
 from tinkex.engine.trainer.buffers import BufferPool
 from tinkex.engine.trainer.examples import Example
 from tinkex.engine.trainer.head import HeadLora
+from tinkex.engine.trainer.loss_effort import EffortSlice
 from tinkex.engine.trainer.loss_graph import DatumLoss
 from tinkex.engine.trainer.losses import CUSTOM, SEQUENCE_LOG_RATIO, Loss
 from tinkex.engine.trainer.optim import all_finite
@@ -26,41 +27,43 @@ from tinkex.errors import InvalidInput, NumericalError, TinkexError
 from tinkex.types.losses import ForwardBackwardOutput
 from tinkex.types.tensors import TensorData
 
-__all__ = ["RunningJob"]
+__all__ = ["RunningJob", "RunningTenant"]
 
 Floats = npt.NDArray[np.float32]
 
 
-class RunningJob:
-    """A job's examples, gradient and results; only ``finish`` changes the job's state.
+class RunningTenant:
+    """Jobs on one state that run together, and the gradient they accumulate; only ``finish`` changes the state.
 
     Example:
-        >>> running = RunningJob(job, LOSSES["cross_entropy"], examples, BufferPool(max_bytes=2**29))
-        >>> running.start()
-        >>> output = running.finish()  # after its passes
+        >>> tenant = RunningTenant({0: RunningJob(job, LOSSES["cross_entropy"], examples)}, BufferPool(max_bytes=2**29))
+        >>> tenant.start(EffortSlice([job.effort]))
+        >>> outputs = tenant.finish()  # after its passes
     """
 
-    def __init__(self, job: TrainJob, loss: Loss, examples: Sequence[Example], buffers: BufferPool) -> None:
-        self.job = job
-        self.loss = loss
-        self.examples = examples
-        self.error: TinkexError | None = None
+    def __init__(self, jobs: Mapping[int, RunningJob], buffers: BufferPool) -> None:
+        self.jobs = jobs
+        """The jobs by their numbers."""
+        first = next(iter(jobs.values()))
+        self.backward = first.job.backward
         self.grad: Tensor | None = None
+        self._state = first.job.state
+        self.adapter: Adapter = self._state.adapter
         self._buffers = buffers
-        self.adapter: Adapter = job.state.adapter
-        self._lp: dict[int, Floats] = {}
-        self._losses: dict[int, Floats] = {}
-        self._inputs: dict[int, Mapping[str, Floats]] = {}
-        self._custom: dict[int, DatumLoss] = {}
 
-    def start(self) -> None:
+    def start(self, effort_slice: EffortSlice) -> None:
         """Prepares for the passes, and discards the results of earlier ones."""
-        self.error = None
-        self._lp, self._losses, self._inputs, self._custom = {}, {}, {}, {}
-        if self.job.backward:
+        for running_job in self.jobs.values():
+            running_job.start(effort_slice)
+        if self.backward:
             self.grad = (
                 self._buffers.zeros_like(self.adapter.params) if self.grad is None else self.grad.zero_()
             )
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether one of its jobs has failed."""
+        return any(running_job.error is not None for running_job in self.jobs.values())
 
     def head_lora(self) -> HeadLora | None:
         """The LoRA of the unembedding, if the adapter has one."""
@@ -73,16 +76,89 @@ class RunningJob:
         grad_a_RD, grad_b_VR = self.adapter.with_params(self.grad).views[UNEMBED_MODULE, None]
         return HeadLora(a_RD, b_VR, self.adapter.spec.scale, grad_a_RD, grad_b_VR)
 
-    def run_graph(self, member: PackedExample, lp_P: Tensor) -> Tensor:
-        """Computes and records the custom loss of one datum; returns its derivative by each logprob, 0 if it failed."""
+    def check_gradient(self) -> None:
+        """Fails all jobs if their gradient is not finite."""
+        if self.grad is not None and not self.has_failed and not all_finite(self.grad):
+            for running_job in self.jobs.values():
+                running_job.fail("the gradient is not finite")
+
+    def alone(self) -> list[RunningTenant]:
+        """Its jobs as tenants of their own, from the beginning; the gradient of all of them is discarded."""
+        self._buffers.release(self.grad)
+        self.grad = None
+        return [
+            RunningTenant({number: running_job}, self._buffers) for number, running_job in self.jobs.items()
+        ]
+
+    def finish(self) -> Mapping[int, ForwardBackwardOutput | TinkexError]:
+        """The output of every job, with the gradient added to the state; or, if one has failed, the state unchanged."""
+        if self.grad is not None and not self.has_failed and self._state.grad is None:
+            self._state.grad = self.grad
+        else:
+            if self.grad is not None and not self.has_failed and self._state.grad is not None:
+                self._state.grad.add_(self.grad)
+            self._buffers.release(self.grad)
+        self.grad = None
+        return {number: running_job.output() for number, running_job in self.jobs.items()}
+
+
+class RunningJob:
+    """A job's examples and results.
+
+    Example:
+        >>> running = RunningJob(job, LOSSES["cross_entropy"], examples)
+        >>> running.start(EffortSlice([job.effort]))
+        >>> output = running.output()  # after its passes
+    """
+
+    def __init__(self, job: TrainJob, loss: Loss, examples: Sequence[Example]) -> None:
+        self.job = job
+        self.loss = loss
+        self.examples = examples
+        self.error: TinkexError | None = None
+        self._lp: dict[int, Floats] = {}
+        self._losses: dict[int, Floats] = {}
+        self._inputs: dict[int, Mapping[str, Floats]] = {}
+        self._custom: dict[int, DatumLoss] = {}
+        self._slice = EffortSlice([])
+        self._waiting: Sequence[tuple[PackedExample, Tensor]] = ()
+        self._gradients: dict[int, Tensor] = {}
+
+    def start(self, effort_slice: EffortSlice) -> None:
+        """Prepares for the passes, and discards the results of earlier ones."""
+        self.error = None
+        self._slice, self._waiting, self._gradients = effort_slice, (), {}
+        self.job.effort.start(sum(example.num_tokens for example in self.examples))
+        self._lp, self._losses, self._inputs, self._custom = {}, {}, {}, {}
+
+    def prepare_graphs(self, members: Sequence[PackedExample], lp_P: Sequence[Tensor]) -> None:
+        """Sets the datums whose custom losses are computed next, and their logprobs."""
+        self._waiting = list(zip(members, lp_P, strict=True))
+
+    def run_graphs(self) -> Sequence[Tensor]:
+        """Computes and records their custom losses; returns the derivative by each logprob, 0 if it failed.
+
+        Raises ``SliceUsed`` between two datums, and continues there when it is called again.
+        """
+        for member, lp_P in self._waiting:
+            if member.index not in self._gradients:
+                self._slice.check()
+                self._gradients[member.index] = self._run_graph(member, lp_P)
+        return [self._gradients[member.index] for member, _ in self._waiting]
+
+    def _run_graph(self, member: PackedExample, lp_P: Tensor) -> Tensor:
         graph, example = self.job.custom_loss, member.example
         assert graph is not None
         gradient_P = torch.zeros_like(lp_P)
+        if self.error is not None:
+            return gradient_P
         inputs = [torch.from_numpy(array.copy()) for array in example.graph_inputs]
         try:
-            result = graph.evaluate(lp_P.reshape(example.shape), inputs, backward=self.grad is not None)
+            result = graph.evaluate(
+                lp_P.reshape(example.shape), inputs, backward=self.job.backward, effort=self.job.effort
+            )
         except InvalidInput as error:
-            self.error = self.error or InvalidInput(f"data[{member.index}]: {error}")
+            self.error = InvalidInput(f"data[{member.index}]: {error}")
             return gradient_P
         if not math.isfinite(result.loss):
             self.fail(f"the loss of data[{member.index}] is {result.loss}")
@@ -128,22 +204,13 @@ class RunningJob:
         )
         self.error = NumericalError(f"{self.job.loss_fn}: {what}; nothing was accumulated. {hint}")
 
-    def finish(self) -> ForwardBackwardOutput | TinkexError:
-        """The job's output, with its gradient added to the state; or its error, with the state unchanged."""
-        if self.error is None and self.grad is not None and not all_finite(self.grad):
-            self.fail("the gradient is not finite")
+    def output(self) -> ForwardBackwardOutput | TinkexError:
+        """The job's output, or its error."""
         if self.error is not None:
-            self._buffers.release(self.grad)
             return self.error
         fields = {"logprobs": self._lp}
         if self.loss is not CUSTOM:  # its loss is per datum, not per token
             fields["elementwise_loss"] = self._losses
-        state = self.job.state
-        if self.grad is not None and state.grad is None:
-            state.grad = self.grad
-        elif self.grad is not None and state.grad is not None:
-            state.grad.add_(self.grad)
-            self._buffers.release(self.grad)
         outputs = [
             {
                 name: TensorData.from_numpy(values[index].reshape(example.shape))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tinkex.engine.model.lora import Adapter
 from tinkex.engine.trainer.examples import Example
+from tinkex.engine.trainer.loss_effort import PassEffort
 from tinkex.engine.trainer.loss_graph import LossGraph
 from tinkex.types.inputs import Datum
 
@@ -53,3 +54,5 @@ class TrainJob:
     loss_fn_config: Mapping[str, float | str] | None = None
     backward: bool = True
     custom_loss: LossGraph | None = None
+    effort: PassEffort = field(default_factory=PassEffort, repr=False)
+    """The budget of its custom loss, and what it has used."""

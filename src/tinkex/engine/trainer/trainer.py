@@ -5,7 +5,7 @@ Shapes: T packed rows, P their target tokens, D hidden.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +13,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tinkex.engine.model.lora import Adapter, LoraSpec
+from tinkex.engine.model.adapter_files import TINKER_UNEMBED_PATH
+from tinkex.engine.model.lora import UNEMBED_MODULE, Adapter, LoraSpec
 from tinkex.engine.model.memory import is_out_of_memory
 from tinkex.engine.model.transformer import Transformer
 from tinkex.engine.trainer.backbone import Backbone, Tenant
-from tinkex.engine.trainer.batch import PackedBatch, Segment, pack_batches
+from tinkex.engine.trainer.batch import JobPart, PackedBatch, pack_batches
 from tinkex.engine.trainer.buffers import BufferPool
 from tinkex.engine.trainer.checkpoint import load_state, save_state
 from tinkex.engine.trainer.examples import MAX_RANK, Limits, read_pass
-from tinkex.engine.trainer.head import Head, HeadLora
+from tinkex.engine.trainer.head import Head
+from tinkex.engine.trainer.loss_effort import SLICE_EFFORT, EffortSlice, SliceUsed
 from tinkex.engine.trainer.losses import (
     CUSTOM,
     LOSS_GRADIENT,
@@ -29,7 +31,8 @@ from tinkex.engine.trainer.losses import (
     sequence_log_ratio,
 )
 from tinkex.engine.trainer.optim import adam_step
-from tinkex.engine.trainer.running_job import RunningJob
+from tinkex.engine.trainer.prefixes import MIN_SAVED
+from tinkex.engine.trainer.running_job import RunningJob, RunningTenant
 from tinkex.engine.trainer.state import TrainJob, TrainState
 from tinkex.errors import EngineFailure, InvalidInput, TinkexError
 from tinkex.types.losses import ForwardBackwardOutput
@@ -47,8 +50,9 @@ class Trainer:
     """Trains any number of adapters on one base model.
 
     ``max_tokens_per_pass`` bounds the memory of a pass (about 1 MB per token for the default model); larger batches are
-    split. With ``deterministic`` every job runs alone, so that its numbers are bit for bit independent of other jobs;
-    without it they are the same up to fp32 rounding.
+    split. ``slice_effort`` is what custom losses may cost before others have their turn. With ``deterministic`` every job
+    runs alone, so that its numbers are bit for bit independent of other jobs; without it they are the same up to fp32
+    rounding. Prefixes are shared that save at least ``min_saved`` tokens.
 
     Example:
         >>> trainer = Trainer(model)
@@ -58,15 +62,26 @@ class Trainer:
     """
 
     def __init__(
-        self, model: Transformer, *, max_tokens_per_pass: int = 2048, deterministic: bool = False
+        self,
+        model: Transformer,
+        *,
+        max_tokens_per_pass: int = 2048,
+        max_gradient_bytes: int = _GRADIENT_BYTES,
+        slice_effort: int = SLICE_EFFORT,
+        deterministic: bool = False,
+        min_saved: int = MIN_SAVED,
+        head: Head | None = None,
+        buffers: BufferPool | None = None,
     ) -> None:
         self._model = model
         self._max_tokens = max_tokens_per_pass
-        self._max_gradient_bytes = _GRADIENT_BYTES
+        self._max_gradient_bytes = max_gradient_bytes
+        self._slice_effort = slice_effort
         self._deterministic = deterministic
-        self._buffers = BufferPool(_POOL_BYTES)
+        self._min_saved = min_saved
+        self._buffers = buffers or BufferPool(_POOL_BYTES)
         self._backbone = Backbone(model)
-        self._head = Head(model.unembedding_VD)
+        self._head = head or Head(model.unembedding_VD)
         self.limits = Limits(vocab_size=model.arch.vocab_size, max_context=model.arch.max_context)
         """Limits of the datums of a job."""
 
@@ -87,11 +102,29 @@ class Trainer:
         """Raises ``InvalidInput`` for a job that cannot run; fast, and safe to call from any thread."""
         self._read(job)
 
-    def run(self, jobs: Sequence[TrainJob]) -> list[ForwardBackwardOutput | TinkexError]:
+    def run(
+        self, jobs: Sequence[TrainJob], *, share_prefixes: bool = True
+    ) -> list[ForwardBackwardOutput | TinkexError]:
         """Runs the jobs together and returns the output or error of each, in order.
 
         Gradients are added to each job's state. A job that fails does not affect the others, and its state does not
-        change.
+        change. With ``share_prefixes``, tokens that datums of one state have in common at their beginning are computed
+        once; the numbers are the same up to fp32 rounding.
+        """
+        steps = self.run_in_slices(jobs, share_prefixes=share_prefixes)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as ended:
+                outputs: list[ForwardBackwardOutput | TinkexError] = ended.value
+                return outputs
+
+    def run_in_slices(
+        self, jobs: Sequence[TrainJob], *, share_prefixes: bool = True
+    ) -> Generator[None, None, list[ForwardBackwardOutput | TinkexError]]:
+        """The same, and yields whenever custom losses have taken so long that others should have their turn.
+
+        The numbers do not depend on it. What is kept meanwhile is small: activations are computed again.
         """
         outcomes: dict[int, ForwardBackwardOutput | TinkexError] = {}
         running: dict[int, RunningJob] = {}
@@ -100,12 +133,11 @@ class Trainer:
                 running[number] = self._read(job)
             except InvalidInput as error:
                 outcomes[number] = error
-        for numbers in self._groups(running):
-            group = [running.pop(number) for number in numbers]
-            self._run_group(group, self._max_tokens)
-            outcomes |= {
-                number: running_job.finish() for number, running_job in zip(numbers, group, strict=True)
-            }
+        min_saved = self._min_saved if share_prefixes else None
+        for group in self._groups(self._tenants(running, min_saved)):
+            yield from self._run_group(group, self._max_tokens, min_saved)
+            for tenant in group:
+                outcomes |= yield from self._finish(tenant, min_saved)
         return [outcomes[number] for number in range(len(jobs))]
 
     def optim_step(self, state: TrainState, params: AdamParams) -> dict[str, float]:
@@ -124,8 +156,14 @@ class Trainer:
         return state.adapter
 
     def save(self, state: TrainState, directory: Path, base_model: str, *, optimizer: bool) -> None:
-        """Writes a PEFT directory, with ``optimizer`` also Adam's state, and a manifest of both."""
-        save_state(state, directory, base_model, optimizer=optimizer)
+        """Writes a PEFT directory, with ``optimizer`` also Adam's state, and a manifest of both.
+
+        One without Adam's state is for samplers, and is merged by tools for the Tinker service. Those find the head of a model
+        with tied embeddings only under the service's name.
+        """
+        is_for_samplers = not optimizer and self._model.arch.tie_embeddings
+        unembed_path = TINKER_UNEMBED_PATH if is_for_samplers else UNEMBED_MODULE
+        save_state(state, directory, base_model, optimizer=optimizer, unembed_path=unembed_path)
 
     def load(self, state: TrainState, directory: Path, *, optimizer: bool) -> None:
         """Loads a saved directory; without ``optimizer`` Adam starts from zero. Clears the gradient."""
@@ -133,134 +171,201 @@ class Trainer:
 
     def _read(self, job: TrainJob) -> RunningJob:
         loss, examples = read_pass(job.data, job.loss_fn, job.loss_fn_config, self.limits, job.custom_loss)
-        return RunningJob(job, loss, examples, self._buffers)
+        return RunningJob(job, loss, examples)
 
-    def _groups(self, running: Mapping[int, RunningJob]) -> list[list[int]]:
-        """Which jobs share passes: with or without gradients, and as many as have memory for their gradients."""
-        if self._deterministic:
-            return [[number] for number in running]
-        groups: list[list[int]] = [[n for n, running_job in running.items() if not running_job.job.backward]]
-        room = 0
+    def _tenants(self, running: Mapping[int, RunningJob], min_saved: int | None) -> list[RunningTenant]:
+        """The jobs by what they share: those of one state, with or without gradients, if they share prefixes; else nothing."""
+        together: dict[tuple[int, bool] | int, dict[int, RunningJob]] = {}
         for number, running_job in running.items():
-            if running_job.job.backward:
-                size = running_job.adapter.params.nbytes
+            job = running_job.job
+            is_alone = self._deterministic or min_saved is None
+            key = number if is_alone else (id(job.state), job.backward)
+            together.setdefault(key, {})[number] = running_job
+        return [RunningTenant(jobs, self._buffers) for jobs in together.values()]
+
+    def _groups(self, tenants: Sequence[RunningTenant]) -> list[list[RunningTenant]]:
+        """Which tenants share passes: with or without gradients, and as many as have memory for their gradients."""
+        if self._deterministic:
+            return [[tenant] for tenant in tenants]
+        groups: list[list[RunningTenant]] = [[tenant for tenant in tenants if not tenant.backward]]
+        room = 0
+        for tenant in tenants:
+            if tenant.backward:
+                size = tenant.adapter.params.nbytes
                 if size > room or len(groups) == 1:
                     groups.append([])
                     room = self._max_gradient_bytes
-                groups[-1].append(number)
+                groups[-1].append(tenant)
                 room -= size
         return groups
 
-    def _run_group(self, running: list[RunningJob], max_tokens: int) -> None:
-        """Runs jobs that all have gradients or all have none, in smaller passes if memory runs out."""
-        if not running:
+    def _finish(
+        self, tenant: RunningTenant, min_saved: int | None
+    ) -> Generator[None, None, Mapping[int, ForwardBackwardOutput | TinkexError]]:
+        """The outcomes of a tenant's jobs. If one of several failed, each runs again alone: their gradients are one sum."""
+        tenant.check_gradient()
+        if not tenant.has_failed or len(tenant.jobs) == 1:
+            return tenant.finish()
+        outcomes: dict[int, ForwardBackwardOutput | TinkexError] = {}
+        for alone in tenant.alone():
+            yield from self._run_group([alone], self._max_tokens, min_saved)
+            alone.check_gradient()
+            outcomes |= alone.finish()
+        return outcomes
+
+    def _run_group(
+        self, tenants: list[RunningTenant], max_tokens: int, min_saved: int | None
+    ) -> Iterator[None]:
+        """Runs tenants that all have gradients or all have none, in smaller passes if memory runs out."""
+        if not tenants:
             return
+        examples = [
+            {number: running_job.examples for number, running_job in tenant.jobs.items()}
+            for tenant in tenants
+        ]
         try:
-            for running_job in running:
-                running_job.start()
-            for packed in pack_batches(
-                [(n, running_job.examples) for n, running_job in enumerate(running)], max_tokens
-            ):
-                rest = packed.without(
-                    {n for n, running_job in enumerate(running) if running_job.error is not None}
-                )
-                if rest is not None:
-                    self._run_pass(rest, running, max_tokens)
+            efforts = [running_job.job.effort for tenant in tenants for running_job in tenant.jobs.values()]
+            effort_slice = EffortSlice(efforts, self._slice_effort)
+            for tenant in tenants:
+                tenant.start(effort_slice)
+            for packed in pack_batches(examples, max_tokens, min_saved=min_saved):
+                rest = packed.without({n for n, tenant in enumerate(tenants) if tenant.has_failed})
+                if rest is not None and not self._run_pass(rest, tenants, max_tokens):
+                    while not _resume_graphs(rest, tenants):
+                        yield
+                        effort_slice.renew()
+                    self._run_pass(rest, tenants, max_tokens)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             self._buffers.clear()
         else:
             return
-        max_length = max(example.num_tokens for running_job in running for example in running_job.examples)
+        max_length = max(each.num_tokens for tenant in examples for own in tenant.values() for each in own)
         if max_tokens > max_length:
-            self._run_group(running, max(max_length, max_tokens // 2))
-        elif len(running) > 1:
-            for running_job in running:
-                self._run_group([running_job], max_tokens)
-        elif max_tokens > 1 and running[0].job.backward:
-            self._run_group(running, 1)  # one sequence per pass, with activation checkpointing
+            yield from self._run_group(tenants, max(max_length, max_tokens // 2), min_saved)
+        elif len(tenants) > 1:
+            for tenant in tenants:
+                yield from self._run_group([tenant], max_tokens, min_saved)
+        elif max_tokens > 1 and tenants[0].backward:
+            # One sequence per pass, with activation checkpointing.
+            yield from self._run_group(tenants, 1, min_saved)
         else:
-            running[0].error = EngineFailure(
-                f"a sequence of {max_length} tokens needs more memory than is free; send shorter ones, or run the engine "
-                "with more memory"
-            )
+            for running_job in tenants[0].jobs.values():
+                running_job.error = EngineFailure(
+                    f"a sequence of {max_length} tokens needs more memory than is free; send shorter ones, or run the engine "
+                    "with more memory"
+                )
 
-    def _run_pass(self, packed: PackedBatch, running: Sequence[RunningJob], max_tokens: int) -> None:
-        """One forward and backward pass; records results and gradients in the running jobs."""
-        backward = running[packed.segments[0].job].job.backward
-        tenants = [Tenant(running[s.job].adapter, running[s.job].grad) for s in packed.segments]
-        # A sequence longer than the budget has its own pass, with activation checkpointing.
+    def _run_pass(self, packed: PackedBatch, tenants: Sequence[RunningTenant], max_tokens: int) -> bool:
+        """One forward and backward pass; records results and gradients in the tenants and their jobs.
+
+        Returns False, with nothing recorded, if custom losses have used up the slice.
+        """
+        own = [tenants[segment.tenant] for segment in packed.segments]
+        # Sequences longer than the budget have their own pass, with activation checkpointing.
         recompute = len(packed.tokens_T) > max_tokens
-        with torch.set_grad_enabled(backward):
-            hidden_TD = self._backbone.hidden(packed, tenants, recompute=recompute)
+        with torch.set_grad_enabled(own[0].backward):
+            adapters = [Tenant(tenant.adapter, tenant.grad) for tenant in own]
+            hidden_TD = self._backbone.hidden(packed, adapters, recompute=recompute)
         with torch.no_grad():
-            grad_TD = self._losses(hidden_TD.detach(), packed, running, backward=backward)
+            lp_P = self._score_sequences(hidden_TD.detach(), packed, own)
+            if not _resume_graphs(packed, tenants):
+                return False
+            grad_TD = self._losses(hidden_TD.detach(), packed, own, lp_P)
         if grad_TD is not None and hidden_TD.requires_grad:
             torch.autograd.backward(hidden_TD, grad_TD)
+        return True
 
     def _losses(
-        self, hidden_TD: Tensor, packed: PackedBatch, running: Sequence[RunningJob], *, backward: bool
+        self, hidden_TD: Tensor, packed: PackedBatch, tenants: Sequence[RunningTenant], lp_P: Tensor
     ) -> Tensor | None:
-        """Records logprobs and losses; returns the gradient of the hidden states, if any."""
-        loras = [running[s.job].head_lora() for s in packed.segments]
-        lp_P = hidden_TD.new_empty(len(packed.targets_P))
-        self._score_sequences(hidden_TD, packed, running, loras, lp_P)
-        inputs = [_completed_inputs(s, running[s.job], lp_P) for s in packed.segments]
+        """Records logprobs and losses; returns the gradient of the hidden states, if any. Has a tenant for every segment."""
+        loras = [tenant.head_lora() for tenant in tenants]
+        parts = [
+            (part, tenant.jobs[part.job])
+            for segment, tenant in zip(packed.segments, tenants, strict=True)
+            for part in segment.parts
+        ]
+        inputs = [_completed_inputs(part, running_job, lp_P) for part, running_job in parts]
         tensors = [{name: torch.from_numpy(v) for name, v in by_name.items()} for by_name in inputs]
 
-        def gradient(number: int, targets: npt.NDArray[np.int64], lp_m: Tensor) -> Tensor:
-            segment = packed.segments[number]
-            running_job = running[segment.job]
-            own = torch.from_numpy(targets - segment.targets.start)
-            _, gradient_m = running_job.loss.elementwise_and_gradient(
-                lp_m, {k: v[own] for k, v in tensors[number].items()}
-            )
-            # The rows of a failed job must not propagate NaN; recording its losses finds the datum.
-            if not bool(torch.isfinite(gradient_m).all()):
-                running_job.fail("the gradient of the loss is not finite")
-                return torch.zeros_like(gradient_m)
-            return gradient_m
+        def gradient(targets_m: npt.NDArray[np.int64], lp_m: Tensor) -> Tensor:
+            g_m = torch.empty_like(lp_m)
+            for (part, running_job), own_inputs in zip(parts, tensors, strict=True):
+                [places] = np.nonzero((targets_m >= part.targets.start) & (targets_m < part.targets.stop))
+                if places.size:
+                    own = torch.from_numpy(targets_m[places] - part.targets.start)
+                    places_m = torch.from_numpy(places)
+                    _, gradient_m = running_job.loss.elementwise_and_gradient(
+                        lp_m[places_m], {k: v[own] for k, v in own_inputs.items()}
+                    )
+                    # The rows of a failed job must not propagate NaN; recording its losses finds the datum.
+                    if not bool(torch.isfinite(gradient_m).all()):
+                        running_job.fail("the gradient of the loss is not finite")
+                        gradient_m = torch.zeros_like(gradient_m)
+                    g_m[places_m] = gradient_m
+            return g_m
 
         rows = np.arange(len(packed.tokens_T))
-        trains_T = _trained_rows(packed, running, inputs) if backward else np.zeros(len(rows), dtype=bool)
+        trains_T = np.zeros(len(rows), dtype=bool)
+        if tenants[0].backward:
+            trains_T = _trained_rows(packed, [running_job for _, running_job in parts], inputs)
         grad_TD = torch.zeros_like(hidden_TD) if trains_T.any() else None
         if grad_TD is not None:
             self._head.train(hidden_TD, packed, loras, rows[trains_T], lp_P, gradient, grad_TD)
         self._head.score(hidden_TD, packed, loras, rows[~trains_T], lp_P)
-        for number, segment in enumerate(packed.segments):
-            running_job = running[segment.job]
-            lp_own = lp_P[segment.targets]
-            loss_own = running_job.loss.elementwise(lp_own, tensors[number])
-            running_job.record(segment.members, lp_own.numpy(), loss_own.numpy(), inputs[number])
+        for (part, running_job), own_inputs, own_tensors in zip(parts, inputs, tensors, strict=True):
+            lp_own = lp_P[part.targets]
+            loss_own = running_job.loss.elementwise(lp_own, own_tensors)
+            running_job.record(part.members, lp_own.numpy(), loss_own.numpy(), own_inputs)
+        for segment, tenant in zip(packed.segments, tenants, strict=True):
+            for job, num_rows in segment.rows_by_job.items():
+                tenant.jobs[job].job.effort.tokens_computed += num_rows
         return grad_TD
 
     def _score_sequences(
-        self,
-        hidden_TD: Tensor,
-        packed: PackedBatch,
-        running: Sequence[RunningJob],
-        loras: Sequence[HeadLora | None],
-        lp_P: Tensor,
-    ) -> None:
-        """Logprobs of the segments with sequence-level losses, which need them before any gradient."""
-        for segment in packed.segments:
-            if running[segment.job].loss.sequence_level:
+        self, hidden_TD: Tensor, packed: PackedBatch, tenants: Sequence[RunningTenant]
+    ) -> Tensor:
+        """The logprobs of all targets, with those of segments with sequence-level losses, which need them before any gradient."""
+        loras = [tenant.head_lora() for tenant in tenants]
+        lp_P = hidden_TD.new_empty(len(packed.targets_P))
+        for segment, tenant in zip(packed.segments, tenants, strict=True):
+            if any(tenant.jobs[part.job].loss.sequence_level for part in segment.parts):
                 rows = np.arange(segment.rows.start, segment.rows.stop)
                 self._head.score(hidden_TD, packed, loras, rows, lp_P)
+            for part in segment.parts:
+                if tenant.jobs[part.job].loss is CUSTOM:
+                    tenant.jobs[part.job].prepare_graphs(part.members, _per_datum(part, lp_P))
+        return lp_P
 
 
-def _completed_inputs(segment: Segment, running_job: RunningJob, lp_P: Tensor) -> dict[str, Floats]:
-    """The loss inputs of a segment, with those computed from the logprobs of whole sequences."""
-    inputs = dict(segment.inputs)
+def _per_datum(part: JobPart, lp_P: Tensor) -> Sequence[Tensor]:
+    """The logprobs of each datum of a job."""
+    return lp_P[part.targets].split_with_sizes([m.example.targets.size for m in part.members])
+
+
+def _resume_graphs(packed: PackedBatch, tenants: Sequence[RunningTenant]) -> bool:
+    """Computes custom losses of a pass until all are computed, or the slice is used up; returns whether all are."""
+    try:
+        for segment in packed.segments:
+            for part in segment.parts:
+                running_job = tenants[segment.tenant].jobs[part.job]
+                if running_job.loss is CUSTOM:
+                    running_job.run_graphs()
+    except SliceUsed:
+        return False
+    return True
+
+
+def _completed_inputs(part: JobPart, running_job: RunningJob, lp_P: Tensor) -> dict[str, Floats]:
+    """The loss inputs of a job, with those computed from the logprobs of whole sequences."""
+    inputs = dict(part.inputs)
     if running_job.loss.sequence_level:
-        sizes = [member.example.targets.size for member in segment.members]
-        per_datum = list(zip(lp_P[segment.targets].split_with_sizes(sizes), segment.members, strict=True))
         if running_job.loss is CUSTOM:
-            inputs[LOSS_GRADIENT] = torch.cat(
-                [running_job.run_graph(member, lp_N) for lp_N, member in per_datum]
-            ).numpy()
+            inputs[LOSS_GRADIENT] = torch.cat(list(running_job.run_graphs())).numpy()
         else:
+            per_datum = zip(_per_datum(part, lp_P), part.members, strict=True)
             inputs[SEQUENCE_LOG_RATIO] = np.concatenate(
                 [sequence_log_ratio(lp_N.numpy(), member.example.inputs) for lp_N, member in per_datum]
             )
@@ -272,9 +377,10 @@ def _trained_rows(
 ) -> npt.NDArray[np.bool_]:
     """The rows that can have a gradient: those with a target whose gate is not zero."""
     gates = [
-        np.ones(segment.targets.stop - segment.targets.start, dtype=bool)
-        if running[segment.job].loss.gate is None
-        else own[str(running[segment.job].loss.gate)] != 0
-        for segment, own in zip(packed.segments, inputs, strict=True)
+        np.ones(part.targets.stop - part.targets.start, dtype=bool)
+        if running_job.loss.gate is None
+        else own[str(running_job.loss.gate)] != 0
+        for part, running_job, own in zip(packed.parts, running, inputs, strict=True)
     ]
-    return np.logical_or.reduceat(np.concatenate(gates), packed.first_target_T1[:-1])
+    by_row_P = np.concatenate(gates)[packed.targets_by_row_P]
+    return np.logical_or.reduceat(by_row_P, packed.first_target_T1[:-1])

@@ -52,6 +52,7 @@ class Entropy:
     ``loss_fn_inputs``. Without it the value is the partial sum over the targets. ``temperature`` and ``normalize``
     (entropy divided by its maximum, ln K) apply to a distribution over the K candidates of a position; with one
     target per position they are rejected.
+    ``reduction`` is ``"mean"`` or ``"sum"`` of positions; zeros of the ``loss_fn_input`` named ``where`` mask them out.
 
     >>> Entropy(mode="maximize", sampled_by="model").name
     'entropy'
@@ -101,13 +102,14 @@ class Entropy:
 
 @dataclass(frozen=True)
 class KLDivergence:
-    """The KL divergence from a reference: forward KL(model‖reference), reverse, or the mean of both.
+    """The KL divergence from a reference; ``direction`` is forward, KL(model‖reference), reverse, or symmetric: the mean of both.
 
     ``reference`` is the reference's logprobs of the same targets: a name in ``loss_fn_inputs``, one array per
     datum, or a function of the data that returns them. Every term is P·ln(P/Q) − P + Q, never negative.
     Without ``sampled_by`` the value is the partial sum over the targets. With ``sampled_by="model"`` (targets sampled
     from the model) or the name of the stored logprobs they were sampled with, such as the reference's, value and
     gradient are unbiased estimates of the full divergence.
+    ``reduction`` is ``"mean"`` or ``"sum"`` of positions; zeros of the ``loss_fn_input`` named ``where`` mask them out.
 
     >>> KLDivergence("reference_logprobs", direction="reverse").name
     'kl_divergence'

@@ -19,8 +19,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from tinkex.losses.custom import CustomLoss, grad_enabled
-from tinkex.losses.regularizers.positions import as_tensor
+from tinkex.losses.regularizers.positions import as_tensor, check_output
 from tinkex.observability.events import NullSink, RegularizerFinished, RegularizerStarted, guard
+from tinkex.observability.process import bus_for
 from tinkex.types import Datum
 from tinkex.types.regularizers import CustomLossOutput, RegularizerOutput, RegularizerSpec
 
@@ -41,7 +42,9 @@ def with_regularizers(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     events: Sink | None = None,
 ) -> CustomLoss:
-    """Returns ``loss_fn`` plus the weighted regularizers as one loss, for ``forward_backward_custom`` of any client.
+    """Returns ``loss_fn`` plus the weighted ``regularizers`` as one loss, for ``forward_backward_custom`` of any client.
+
+    ``timeout_s`` and ``events`` are those of :class:`Pipeline`.
 
     >>> import torch
     >>> from tinkex import types
@@ -58,11 +61,15 @@ def with_regularizers(
 
 
 class Pipeline:
-    """Named, weighted regularizers to add to losses.
+    """Named, weighted ``regularizers`` to add to losses.
 
     Names must be unique: each is a prefix of its term's metrics. ``timeout_s`` limits terms that wait for I/O: after
     it the pass fails with ``TimeoutError`` and leaves the gradient unchanged. ``events`` receives an event when each
     term starts and finishes.
+
+    >>> from tinkex.losses.regularizers import L2
+    >>> [spec.name for spec in Pipeline([RegularizerSpec(L2(), weight=0.5)]).regularizers]
+    ['l2']
     """
 
     def __init__(
@@ -86,10 +93,16 @@ class Pipeline:
             raise ValueError(f"timeout_s must be positive, got {timeout_s!r}")
         self.regularizers = tuple(regularizers)
         self._timeout_s = timeout_s
-        self._events: Sink = guard(events or NullSink())
+        self._events: Sink = bus_for(events or NullSink(), guard)
 
     def around(self, loss_fn: CustomLoss) -> CustomLoss:
-        """Returns the loss with these regularizers added; its metrics list each of them."""
+        """Returns ``loss_fn`` with these regularizers added; its metrics list each of them.
+
+        ::
+
+            loss = Pipeline([types.RegularizerSpec(L2(), weight=0.01)]).around(nll)
+            training.forward_backward_custom(batch, loss).result()
+        """
 
         def regularized(
             data: list[Datum], logprobs: list[torch.Tensor]
@@ -102,7 +115,16 @@ class Pipeline:
     def evaluate(
         self, data: Sequence[Datum], logprobs: Sequence[Any], loss_fn: CustomLoss
     ) -> CustomLossOutput:
-        """Evaluates the loss and each regularizer on these logprobs: tensors, or anything torch can convert."""
+        """Evaluates ``loss_fn`` and each regularizer on ``logprobs``, one tensor, array or list per datum of ``data``.
+
+        >>> from tinkex.losses.regularizers import L2
+        >>> from tinkex.types import ModelInput
+        >>> def nll(data, logprobs):
+        ...     return -sum(lp.sum() for lp in logprobs), {}
+        >>> datum = Datum(ModelInput.from_ints([1]), {"target_tokens": [2]})
+        >>> Pipeline([RegularizerSpec(L2(), weight=0.5)]).evaluate([datum], [[-2.0]], nll).loss_total
+        4.0
+        """
         with grad_enabled():
             leaves = [as_tensor(lp).detach().clone().requires_grad_(True) for lp in logprobs]  # noqa: FBT003 - torch's own signature
             return self._compute(list(data), leaves, loss_fn)[1]
@@ -135,7 +157,7 @@ class Pipeline:
         waiting: Mapping[str, Future[tuple[torch.Tensor, dict[str, float]]]],
         unreported: dict[str, RegularizerSpec],
     ) -> tuple[torch.Tensor, CustomLossOutput]:
-        base, base_metrics = _check_output("the loss", loss_fn(list(data), list(logprobs)))
+        base, base_metrics = check_output("the loss", loss_fn(list(data), list(logprobs)))
         total, terms, gradient = base, {}, _gradient(base, logprobs)
         base_grad_norm = _norm(gradient)
         for spec in self.regularizers:
@@ -194,7 +216,7 @@ def _evaluate(
     spec: RegularizerSpec, data: Sequence[Datum], logprobs: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, float]]:
     try:
-        return _check_output(f"the regularizer {spec.name!r}", spec.fn(list(data), list(logprobs)))
+        return check_output(f"the regularizer {spec.name!r}", spec.fn(list(data), list(logprobs)))
     except Exception as error:
         error.add_note(f"raised by the regularizer {spec.name!r}; the accumulated gradient is unchanged")
         raise
@@ -211,7 +233,7 @@ def _start_thread(
             returned = spec.fn(list(data), list(logprobs))
             if inspect.isawaitable(returned):
                 returned = asyncio.run(_await_with_timeout(returned, timeout_s))
-            future.set_result(_check_output(f"the regularizer {spec.name!r}", returned))
+            future.set_result(check_output(f"the regularizer {spec.name!r}", returned))
         except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
             error.add_note(f"raised by the regularizer {spec.name!r}; the accumulated gradient is unchanged")
             future.set_exception(error)
@@ -249,23 +271,6 @@ def _result(
             f"the regularizer {spec.name!r} timed out after {timeout_s:g} s; the accumulated gradient is unchanged. "
             "Raise the limit with with_regularizers(…, timeout_s=…)"
         ) from error
-
-
-def _check_output(name: str, returned: Any) -> tuple[torch.Tensor, dict[str, float]]:
-    import torch
-
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        raise TypeError(
-            f"{name} must return (value, metrics), such as (value, {{}}); got {type(returned).__name__}"
-        )
-    value, metrics = returned
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        raise TypeError(f"{name} must return its value as a torch tensor with one number")
-    return value.reshape(()), {str(name): _plain(number) for name, number in dict(metrics).items()}
-
-
-def _plain(number: Any) -> float:
-    return float(number.detach() if hasattr(number, "detach") else number)
 
 
 def _number(name: str, value: torch.Tensor) -> float:

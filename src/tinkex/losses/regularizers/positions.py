@@ -22,6 +22,7 @@ __all__ = [
     "Penalty",
     "Reduction",
     "as_tensor",
+    "check_output",
     "concatenated",
     "fixed_logprobs",
     "reduce",
@@ -145,3 +146,21 @@ def _input(datum: Datum, index: int, name: str) -> TensorData:
             "add it to every datum, or choose another"
         )
     return inputs[name]
+
+
+def check_output(name: str, returned: Any) -> tuple[torch.Tensor, dict[str, float]]:
+    """Returns the value of a loss or term as a scalar, with its metrics as numbers; raises ``TypeError`` for anything else."""
+    import torch
+
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TypeError(
+            f"{name} must return (value, metrics), such as (value, {{}}); got {type(returned).__name__}"
+        )
+    value, metrics = returned
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        raise TypeError(f"{name} must return its value as a torch tensor with one number")
+    return value.reshape(()), {str(name): _plain(number) for name, number in dict(metrics).items()}
+
+
+def _plain(number: Any) -> float:
+    return float(number.detach() if hasattr(number, "detach") else number)

@@ -14,6 +14,7 @@ from tinkex.losses.regularizers.positions import (
     Reduction,
     check_choice,
     check_number,
+    check_output,
     check_reduction,
     concatenated,
     fixed_logprobs,
@@ -39,6 +40,7 @@ class Consistency:
     differentiable: ``pairs(data)`` returns pairs of indices of datums with the same targets, such as one answer to two
     paraphrases, and both sides get a gradient. ``metric``: ``mse`` (a−b)², ``l1`` |a−b|, ``cosine``
     1 − cos(a, b) per datum, ``kl`` ½(A−B)(a−b), the symmetric divergence summed over the targets.
+    ``reduction`` is ``"mean"`` or ``"sum"`` of positions; zeros of the ``loss_fn_input`` named ``where`` mask them out.
 
     >>> Consistency("original_logprobs", metric="l1").name
     'consistency'
@@ -109,7 +111,8 @@ class Orthogonality:
     zero-padded). With K candidates per position the rows may be the positions of a datum or its candidates.
     ``normalize`` compares directions only; ``center`` subtracts the mean of each row first: all logprobs are negative,
     so without it no two rows can be orthogonal. ``mode``: ``soft`` Σ off-diagonal G², ``hard`` Σ (G − 1)²,
-    ``spectral`` (trace G − n)² + off-diagonal. A single row gives zero.
+    ``spectral`` (trace G − n)² + off-diagonal. A single row gives zero. Zeros of
+    the ``loss_fn_input`` named ``where`` mask positions out.
 
     >>> Orthogonality(center=True).name
     'orthogonality'
@@ -171,7 +174,7 @@ class Orthogonality:
 
 @dataclass(frozen=True)
 class GradientPenalty:
-    """Keeps the gradient norm of a loss near a target: (‖∂loss/∂logprobs‖ − target_norm)².
+    """Keeps the gradient norm of ``loss_fn`` near ``target_norm``: (‖∂loss/∂logprobs‖ − target_norm)².
 
     The gradient is with respect to the logprobs of all targets, at the logprobs themselves (``mode="output"``) or at
     a random point between them and a ``reference`` (``"interpolated"``; ``seed`` fixes the point). The penalty's own
@@ -213,7 +216,7 @@ class GradientPenalty:
             points = [
                 e * lp + (1 - e) * ref for e, lp, ref in zip(self._shares(points), points, fixed, strict=True)
             ]
-        loss, _ = self.loss_fn(list(data), points)
+        loss, _ = check_output("the loss of GradientPenalty", self.loss_fn(list(data), points))
         if not loss.requires_grad:
             raise ValueError(
                 "the loss of GradientPenalty does not depend on the logprobs, so it has no gradient"

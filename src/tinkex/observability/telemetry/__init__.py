@@ -9,7 +9,7 @@ Nothing is sent to the embedded engine, or with ``TINKER_TELEMETRY=0`` (``teleme
 
 from __future__ import annotations
 
-from tinkex.observability.telemetry.capture import capture, is_user_error
-from tinkex.observability.telemetry.reporter import Reporter, TelemetrySink
+from tinkex.observability.telemetry.capture import capture
+from tinkex.observability.telemetry.reporter import Reporter, TelemetrySink, is_user_error
 
 __all__ = ["Reporter", "TelemetrySink", "capture", "is_user_error"]

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from tinkex.errors import APIStatusError, EngineError, RequestErrorCategory, RequestFailedError
 from tinkex.observability.telemetry.reporter import Reporter
 
-__all__ = ["capture", "is_user_error"]
+__all__ = ["capture"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -62,7 +61,7 @@ class capture:  # noqa: N801 - used like a function
         client = self._client
         reporter = client if client is None or isinstance(client, Reporter) else client.get_telemetry()
         if reporter is not None:
-            reporter.log_exception(error, user_error=is_user_error(error), fatal=self._fatal)
+            reporter.log_exception(error, fatal=self._fatal)
 
     def __call__(self, function: F) -> F:
         """Decorates a function so that its exceptions are reported."""
@@ -86,23 +85,3 @@ class capture:  # noqa: N801 - used like a function
                 return function(*args, **options)
 
         return run  # type: ignore[return-value]
-
-
-def is_user_error(error: BaseException) -> bool:
-    """Returns whether an exception, or its cause, is a user error.
-
-    >>> is_user_error(RequestFailedError("bad data", "r1", RequestErrorCategory.User))
-    True
-    >>> is_user_error(RuntimeError("boom"))
-    False
-    """
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        if isinstance(link, APIStatusError):
-            return 400 <= link.status_code < 500 and link.status_code not in {408, 429}
-        if isinstance(link, RequestFailedError | EngineError):
-            return link.category is RequestErrorCategory.User
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    return False

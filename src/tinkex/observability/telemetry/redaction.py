@@ -1,38 +1,70 @@
-"""Redaction: an allow-list of the fields that telemetry may send, which hold no user data."""
+"""Redaction: which fields of an event telemetry sends, and the masking of secrets in a program's own data."""
 
 from __future__ import annotations
 
+import math
+import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tinkex.observability.events import (
     CircuitChanged,
     HeartbeatLost,
     QueueStateChanged,
+    RequestFinished,
     SessionLost,
     StillWaiting,
     StreamingUnavailable,
 )
 
-__all__ = ["allowed", "event_data", "frames"]
+__all__ = ["SentData", "event_data", "frames", "redact"]
 
 REPORTED: Mapping[type[Any], tuple[str, ...]] = {
     QueueStateChanged: ("request_type", "state"),
     StillWaiting: ("request_type", "waited_s", "state"),
     HeartbeatLost: ("silent_s",),
     SessionLost: (),
-    CircuitChanged: ("purpose", "state"),
+    CircuitChanged: ("purpose", "endpoint", "state"),
     StreamingUnavailable: ("status",),
+    RequestFinished: ("endpoint", "attempt", "status", "elapsed_s"),
 }
 """The events that are reported, and the fields of each; free text, which may quote user data, is excluded."""
 
-ALLOWED_DATA = frozenset(
-    {"request_type", "state", "waited_s", "silent_s", "purpose", "status", "endpoint", "error_type"}
-    | {"status_code", "category", "count", "duration_s", "step"}
+MAX_TEXT_LENGTH = 200
+MAX_FIELDS = 50
+MAX_NAME_LENGTH = 100
+MASK = "…"
+MIN_SECRET_LENGTH = 8
+"""Shorter secrets are not masked inside of text: they occur in other words."""
+
+_SECRET_WORDS = frozenset(
+    [
+        "auth",
+        "authorization",
+        "bearer",
+        "cookie",
+        "credential",
+        "credentials",
+        "passphrase",
+        "passwd",
+        "password",
+        "pwd",
+        "secret",
+        "secrets",
+    ]
 )
-MAX_TEXT_LENGTH = 100
+"""Words in the name of a field whose value is always masked."""
+_SECRET_LAST_WORDS = frozenset({"apikey", "jwt", "key", "pin", "token"})
+"""Words at the end of a name whose text is masked; numbers are kept, because they may count something."""
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_SECRET_TEXT = re.compile(
+    r"tml-[\w-]+|eyJ[\w-]+(?:\.[\w-]*)*|(?:sk|pk|rk)-[\w-]{8,}|hf_\w{8,}|gh[a-z]_\w{8,}|github_pat_\w+|xox[a-z]-[\w-]+"
+    r"|AKIA[0-9A-Z]{12,}|AIza[\w-]{20,}|(?<=://)[^/@\s]+(?=@)|(?<=bearer )\S+|(?<=basic )\S+",
+    re.IGNORECASE,
+)
+"""Texts that look like keys, tokens, or the user and password of a URL."""
 PACKAGE = Path(__file__).parents[2]
 
 
@@ -46,21 +78,61 @@ def event_data(event: object) -> dict[str, Any] | None:
     return None if names is None else {name: getattr(event, name) for name in names}
 
 
-def allowed(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of a user's data that may be sent: known names with numbers or short words.
+class SentData(NamedTuple):
+    """The fields that are sent, with secrets masked, and the names of those that are not."""
 
-    >>> allowed({"step": 3, "prompt": "secret", "state": {"deep": 1}})
-    {'step': 3}
+    fields: dict[str, Any]
+    dropped: tuple[str, ...]
+
+
+def redact(data: Mapping[Any, Any], secrets: Iterable[str] = ()) -> SentData:
+    """Returns what may be sent of a program's data: numbers, booleans, None, and strings of at most 200 characters.
+
+    A field whose name says that it holds a secret is masked, and so is text that looks like one or contains one of
+    ``secrets``.
+
+    >>> redact({"step": 3, "note": "key tml-abc", "hf_token": "abc", "batch": [1, 2]})
+    SentData(fields={'step': 3, 'note': 'key …', 'hf_token': '…'}, dropped=('batch',))
     """
-    return {
-        name: value
-        for name, value in data.items()
-        if name in ALLOWED_DATA
-        and (
-            isinstance(value, int | float | None)
-            or (isinstance(value, str) and len(value) <= MAX_TEXT_LENGTH and value.replace("_", "").isalnum())
-        )
-    }
+    fields: dict[str, Any] = {}
+    dropped: list[str] = []
+    known = [secret for secret in secrets if len(secret) >= MIN_SECRET_LENGTH]
+    for name, value in data.items():
+        plain = value.item() if getattr(value, "ndim", None) == 0 else value  # a numpy or torch scalar
+        if isinstance(plain, float) and not math.isfinite(plain):
+            plain = str(plain)  # JSON has no such number
+        short = isinstance(plain, str) and len(plain) <= MAX_TEXT_LENGTH
+        if (
+            not isinstance(name, str)
+            or len(name) > MAX_NAME_LENGTH
+            or len(fields) >= MAX_FIELDS
+            or not (short or isinstance(plain, int | float | None))
+        ):
+            dropped.append(_encodable(str(name))[:MAX_NAME_LENGTH])
+        else:
+            fields[_masked(_encodable(name), known)] = _masked_value(name, plain, known)
+    return SentData(fields, tuple(dropped))
+
+
+def _masked_value(name: str, value: Any, secrets: Sequence[str]) -> Any:
+    words = [word.lower() for word in _WORDS.findall(name)]
+    if not _SECRET_WORDS.isdisjoint(words) and value is not None and not isinstance(value, bool):
+        return MASK
+    if not isinstance(value, str):
+        return value
+    if words and words[-1] in _SECRET_LAST_WORDS:
+        return MASK
+    return _masked(_encodable(value), secrets)
+
+
+def _masked(text: str, secrets: Sequence[str]) -> str:
+    for secret in secrets:
+        text = text.replace(secret, MASK)
+    return _SECRET_TEXT.sub(MASK, text)
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()  # a lone surrogate would fail the batch
 
 
 def frames(error: BaseException) -> str:

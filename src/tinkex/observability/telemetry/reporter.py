@@ -19,19 +19,20 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from tinkex._runtime import background
+from tinkex._runtime import background, check_may_block
 from tinkex._transport.caller import PROTOCOL_VERSION
 from tinkex._transport.retry import RetryPolicy
 from tinkex._wire.endpoints import endpoint
-from tinkex.errors import ClosedError
-from tinkex.observability.telemetry.redaction import allowed, event_data, frames
+from tinkex.errors import APIStatusError, ClosedError, EngineError, RequestErrorCategory, RequestFailedError
+from tinkex.observability.events import RequestFinished, TelemetryDataDropped
+from tinkex.observability.telemetry.redaction import MAX_TEXT_LENGTH, event_data, frames, redact
 from tinkex.types import telemetry as wire
 
 if TYPE_CHECKING:
     from tinkex._transport.caller import Caller
     from tinkex.observability.events import Event
 
-__all__ = ["Reporter", "TelemetrySink"]
+__all__ = ["Reporter", "TelemetrySink", "is_user_error"]
 
 _ENDPOINT = endpoint("telemetry")
 MAX_BATCH_SIZE = 100
@@ -57,6 +58,15 @@ class Reporter:
         self._caller = caller
         self._session_id = session_id
         self._interval_s = interval_s
+        config = caller.config
+        secrets = (config.api_key, config.cloudflare_client_secret, config.credential_cmd, config.proxy)
+        named = (
+            *config.default_headers.values(),
+            *config.default_query.values(),
+            *config.proxy_headers.values(),
+        )
+        self._secrets = [secret for secret in (*secrets, *named) if secret]
+        """What is masked in the program's data, whatever the name of the field."""
         self._closed = False
         self._reset()
 
@@ -82,22 +92,38 @@ class Reporter:
     # ---- public ----
 
     def log(self, name: str, data: Mapping[str, Any] | None = None, severity: wire.Severity = "INFO") -> bool:
-        """Reports an event; only allow-listed fields of ``data`` are sent. Returns whether it was queued."""
+        """Reports an event with numbers, booleans and short strings as its ``data``; returns whether it was queued.
+
+        Secrets are masked. Other values are not sent: their names are in the event's ``dropped_fields``, and the client
+        emits ``TelemetryDataDropped``.
+        """
+        name = name.encode("utf-8", "replace").decode()  # a lone surrogate would fail the batch
+        sent, dropped = redact(data or {}, self._secrets)
+        if dropped:
+            sent["dropped_fields"] = ", ".join(dropped)[:MAX_TEXT_LENGTH]
+            self._caller.sink.emit(TelemetryDataDropped(name, dropped))
         return self._add(
             lambda common: wire.GenericEvent(
-                event="GENERIC_EVENT",
-                event_name=name.encode("utf-8", "replace").decode(),  # a lone surrogate would fail the batch
-                event_data=allowed(data or {}),
-                severity=severity,
-                **common,
+                event="GENERIC_EVENT", event_name=name, event_data=sent, severity=severity, **common
             )
         )
 
-    def log_exception(self, error: BaseException, *, user_error: bool = False, fatal: bool = False) -> bool:
-        """Reports an exception: its type, status and frames in this package; never its message."""
+    def log_exception(
+        self,
+        error: BaseException,
+        severity: wire.Severity = "ERROR",
+        *,
+        user_error: bool | None = None,
+        fatal: bool = False,
+    ) -> bool:
+        """Reports an exception: its type, status and frames in this package; never its message.
+
+        A user error (by default if :func:`is_user_error` says so) is reported as a warning named ``user_error``, a ``fatal``
+        exception as critical, and immediately.
+        """
         kind = f"{type(error).__module__}.{type(error).__qualname__}"
         status = _status_of(error)
-        if user_error:
+        if is_user_error(error) if user_error is None else user_error:
             data = {"error_type": type(error).__name__, "status_code": status}
             return self.log("user_error", data, "WARNING")
         added = self._add(
@@ -106,7 +132,7 @@ class Reporter:
                 error_type=kind,
                 error_message="" if status is None else f"status {status}",
                 traceback=frames(error),
-                severity="CRITICAL" if fatal else "ERROR",
+                severity="CRITICAL" if fatal else severity,
                 **common,
             )
         )
@@ -132,6 +158,20 @@ class Reporter:
         with self._lock:
             reported, self._num_lost_reported = self._num_lost_reported, self._num_lost
             return drained and self._num_lost == reported
+
+    def stop(self, timeout: float = 5.0) -> bool:
+        """Reports the end of the session, sends queued events and stops, for at most ``timeout`` seconds.
+
+        Returns whether everything was sent. Later events are dropped; the client itself keeps working. Closing the client
+        stops it, too.
+        """
+        check_may_block()
+        stopping = background().submit(self.close())
+        try:
+            stopping.result(timeout)
+        except TimeoutError:
+            return False
+        return self.wait_until_drained(0.0)
 
     # ---- called by the session ----
 
@@ -169,26 +209,23 @@ class Reporter:
                 self.num_dropped += 1
                 return False
             first = self._index == 0
+            event = make(_common(self._index + first))  # raises before anything is queued
             if first:
-                common = self._common()
-                self._queue.append(wire.SessionStartEvent(event="SESSION_START", severity="INFO", **common))
-            self._queue.append(make(self._common()))
+                self._queue.append(
+                    wire.SessionStartEvent(event="SESSION_START", severity="INFO", **_common(0))
+                )
+            self._queue.append(event)
+            self._index += 1 + first
             self._drained.clear()
             full = len(self._queue) >= MAX_BATCH_SIZE
         if first:
             atexit.register(self._at_exit)
+        if first or (self._sending is not None and self._sending.done()):  # it ends with its event loop
+            self._sending, self._wake = None, asyncio.Event()
             background().start(self._send_loop(), detached=True)
         if full:
             self.flush()
         return True
-
-    def _common(self) -> dict[str, Any]:
-        index, self._index = self._index, self._index + 1
-        return {
-            "event_id": str(uuid.uuid4()),
-            "event_session_index": index,
-            "timestamp": datetime.now(UTC),
-        }
 
     async def _send_loop(self) -> None:
         self._sending = asyncio.current_task()
@@ -243,6 +280,38 @@ class Reporter:
             self.wait_until_drained(DRAIN_TIMEOUT_S)
 
 
+def _common(index: int) -> dict[str, Any]:
+    """The fields of every event."""
+    return {
+        "event_id": str(uuid.uuid4()),
+        "event_session_index": index,
+        "timestamp": datetime.now(UTC),
+    }
+
+
+def is_user_error(error: BaseException) -> bool:
+    """Returns whether the user is at fault for an exception, or for one that caused it: its category, or a 4xx except 408 and 429.
+
+    >>> is_user_error(RequestFailedError("bad data", "r1", RequestErrorCategory.User))
+    True
+    >>> is_user_error(RuntimeError("boom"))
+    False
+    """
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        at_fault = (
+            link.category if isinstance(link, APIStatusError | RequestFailedError | EngineError) else None
+        )
+        status = _status_of(link)
+        rejected = status is not None and 400 <= status < 500 and status not in {408, 429}
+        if rejected or at_fault is RequestErrorCategory.User:
+            return True
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return False
+
+
 def _status_of(error: BaseException) -> int | None:
     """Returns an exception's HTTP status; a foreign ``status_code`` attribute may be anything, or raise."""
     try:
@@ -253,14 +322,24 @@ def _status_of(error: BaseException) -> int | None:
 
 
 class TelemetrySink:
-    """Subscribes a reporter to a client's events: it reports those that ``redaction`` allows."""
+    """Subscribes a reporter to a client's events: it reports those that ``redaction`` allows.
 
-    def __init__(self, reporter: Reporter) -> None:
+    Of requests it reports those that failed, or with ``all_requests`` every one.
+    """
+
+    def __init__(self, reporter: Reporter, *, all_requests: bool = False) -> None:
         self._reporter = reporter
+        self._all_requests = all_requests
 
     def emit(self, event: Event) -> None:
         """Receives one event."""
+        failed = False
+        if isinstance(event, RequestFinished):
+            failed = event.failed
+            # Requests of telemetry itself are not reported: that would cause more of them.
+            if event.endpoint == _ENDPOINT.name or not (failed or self._all_requests):
+                return
         data = event_data(event)
-        # Failures of telemetry itself are not reported: that would cause more of them.
         if data is not None and data.get("purpose") != "telemetry":
-            self._reporter.log(f"tinkex.{type(event).__name__}", data)
+            name = f"tinkex.{type(event).__name__}"
+            self._reporter.log(name, data, "WARNING" if failed else "INFO")

@@ -1,8 +1,9 @@
-"""The progress of loading a model, on stderr: a line that updates on a terminal, one line per phase elsewhere."""
+"""The progress of work without steps, on stderr: a line that updates on a terminal, one line per phase elsewhere."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TextIO
 
 MEBIBYTE = 1024 * 1024
@@ -24,8 +25,39 @@ def set_quiet(quiet: bool = True) -> None:
         _quiet.clear()
 
 
+def is_quiet() -> bool:
+    """Returns whether loading lines are suppressed.
+
+    >>> is_quiet()
+    False
+    """
+    return _quiet.is_set()
+
+
+def megabytes(done: int, total: int | None) -> str:
+    """Formats bytes: a bar if the total is known.
+
+    >>> megabytes(98 * MEBIBYTE, None)
+    '98 MB'
+    """
+    if total:
+        filled = round(20 * done / total)
+        bar = "━" * filled + "╌" * (20 - filled)
+        return f"{bar} {done / MEBIBYTE:.0f} of {total / MEBIBYTE:.0f} MB"
+    return f"{done / MEBIBYTE:.0f} MB" if done else ""
+
+
+def counts(done: int, total: int | None) -> str:
+    """Formats a number of items; a single item has no progress.
+
+    >>> counts(3, 12), counts(0, 1)
+    ('3/12', '')
+    """
+    return f"{done}/{total}" if total and total > 1 else ""
+
+
 class LoadingLine:
-    """Shows the progress of slow set-up work; thread-safe.
+    """Shows the progress of slow work; thread-safe.
 
     >>> import sys
     >>> line = LoadingLine(sys.stdout)
@@ -35,22 +67,23 @@ class LoadingLine:
     >>> line.clear()
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, amount: Callable[[int, int | None], str] = megabytes) -> None:
         self._stream = stream
+        self._amount = amount
         self._lock = threading.Lock()
         self._phase = ""
         self._live = stream.isatty()
 
-    def show(self, phase: str, done_bytes: int, total_bytes: int | None) -> None:
+    def show(self, phase: str, done: int, total: int | None) -> None:
         """Shows the current phase and its progress; an empty phase clears the line."""
         if not phase:
             self.clear()
             return
-        if _quiet.is_set():
+        if is_quiet():
             return
         with self._lock:
             if self._live:
-                self._stream.write(f"\r\x1b[2K{phase}{_amount(done_bytes, total_bytes)}")
+                self._stream.write(f"\r\x1b[2K{phase}  {self._amount(done, total)}".rstrip(" "))
             elif phase != self._phase:
                 self._stream.write(f"{phase}\n")
             self._phase = phase
@@ -63,11 +96,3 @@ class LoadingLine:
                 self._stream.write("\r\x1b[2K")
                 self._stream.flush()
             self._phase = ""
-
-
-def _amount(done: int, total: int | None) -> str:
-    if total:
-        filled = round(20 * done / total)
-        bar = "━" * filled + "╌" * (20 - filled)
-        return f"  {bar} {done / MEBIBYTE:.0f} of {total / MEBIBYTE:.0f} MB"
-    return f"  {done / MEBIBYTE:.0f} MB" if done else ""

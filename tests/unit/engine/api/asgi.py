@@ -54,6 +54,8 @@ class Client:
     ) -> Answer:
         content = json.dumps(body).encode() if isinstance(body, dict) else body
         given = {"content-type": "application/json", **(headers or {})}
+        if self.host is not None:
+            given.setdefault("host", "127.0.0.1")
         if self.key is not None:
             given.setdefault("x-api-key", self.key)
         parts = urlsplit(url)

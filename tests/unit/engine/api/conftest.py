@@ -18,7 +18,7 @@ def engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         models={"tiny": str(tiny_model)},
         long_poll_s=0.25,
         max_body_bytes=200_000,
-        max_live_runs=2000,  # tests leave their runs open, as programs do
+        max_asset_bytes=50_000,
     )
     opened = Engine(config)
     opened.start()

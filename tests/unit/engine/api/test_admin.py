@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
+from starlette.requests import Request
 
 from tests.unit.engine.api.asgi import PROTO, Client
 from tests.unit.engine.api.test_downloads import save
 from tests.unit.engine.api.test_sampling import request, sampler
 from tests.unit.engine.api.test_training import TOKENS, pass_body, send_pass
+from tinkex._wire import proto as wire_proto
 from tinkex.engine.api.app import build_app
+from tinkex.engine.api.audit import MAX_FAILED_LOGINS, FailedLogins
+from tinkex.engine.config import EngineConfig
 from tinkex.engine.engine import Engine
+from tinkex.types import Datum, ForwardBackwardRequest, ModelInput
 
 
 def entries(client: Client, **query: str) -> list[dict[str, Any]]:
@@ -79,6 +87,49 @@ def test_failed_logins_are_recorded_once_per_interval(engine: Engine, ada: Clien
     assert "tml-guess" not in json.dumps(noted)
 
 
+@pytest.mark.slow
+def test_requests_without_a_key_cannot_fill_the_audit_log(tiny_model: Path, tmp_path: Path) -> None:
+    engine = Engine(EngineConfig(home=tmp_path, models={"tiny": str(tiny_model)}))
+    app = build_app(engine)
+
+    async def guess() -> None:
+        for number in range(300):
+            stranger = Client(app, "tml-guess", host=f"2001:db8::{number:x}" + "0" * 1000)
+            assert (await stranger.acall("GET", f"/api/v1/sessions/{'s' * 50_000}")).status == 401
+
+    asyncio.run(guess())
+    log = engine.store.audit.between(None, 0, time.time() + 1, None, 1000)
+    engine.close()
+    assert len(log) == MAX_FAILED_LOGINS
+    assert sum(len(json.dumps(dict(row.details))) for row in log) < 2000 * len(log)
+
+
+@pytest.mark.slow
+async def test_requests_beyond_the_limit_are_counted_in_one_entry(tiny_model: Path, tmp_path: Path) -> None:
+    engine = Engine(EngineConfig(home=tmp_path, models={"tiny": str(tiny_model)}))
+    failed_logins = FailedLogins(interval_s=0.2, max_entries=2)
+
+    def rejected(host: str) -> Request:
+        return Request(
+            {"type": "http", "client": (host, 1), "path": "/", "headers": [], "server": ("localhost", 80)}
+        )
+
+    def log() -> list[tuple[str, object]]:
+        rows = engine.store.audit.between(None, 0, time.time() + 1, None, 1000)
+        return [(row.event, row.details.get("host", row.details.get("further_requests"))) for row in rows]
+
+    for host in ("a", "a", "b", "c", "d"):
+        failed_logins.record(engine, rejected(host))
+    expected: list[tuple[str, object]] = [("login_refused", "a"), ("login_refused", "b")]
+    assert log() == expected
+    while len(log()) < 3:  # noqa: ASYNC110 -- waits for a row of the database
+        await asyncio.sleep(0.01)
+    assert log() == [*expected, ("logins_refused", 3)]
+    failed_logins.record(engine, rejected("c"))
+    assert log()[-1] == ("login_refused", "c")
+    engine.close()
+
+
 @pytest.mark.parametrize("query", ["event_type=everything", "day=yesterday"])
 def test_an_invalid_audit_log_query_is_rejected(ada: Client, query: str) -> None:
     assert ada.get(f"audit?{query}").status == 400
@@ -104,6 +155,23 @@ def test_usage_counts_tokens_and_checkpoints_once(carol: Client, bob: Client) ->
     assert {e["base_model"] for e in found} == {"tiny"}
     assert {e["estimated_cost_usd"] for e in found} == {0.0}
     assert session not in {e["session_id"] for e in usage(bob)}
+
+
+def test_usage_counts_tokens_as_sent_and_the_trace_also_as_computed(engine: Engine, carol: Client) -> None:
+    session = carol.session()
+    run = carol.create(session)
+    prompt = list(range(5, 25))
+    data = [
+        Datum(ModelInput.from_ints([*prompt, *answer]), {"target_tokens": [7] * (20 + len(answer))})
+        for answer in ([30], [40, 41], [40, 42, 43])
+    ]
+    body = wire_proto.encode_forward_backward(ForwardBackwardRequest(run, 1, data, "cross_entropy"))
+    carol.result(send_pass(carol, body), accept=PROTO)
+    assert [e["event_info"]["token_count"] for e in usage(carol)] == [21 + 22 + 23]
+    address = carol.get(f"sessions/{session}/trace_export").json["url"]
+    trace = Client(build_app(engine)).call("GET", urlsplit(address).path).json
+    [args] = [e["args"] for e in trace["traceEvents"] if e["ph"] == "b" and e["name"] == "forward_backward"]
+    assert (args["num_tokens"], args["tokens_computed"]) == (21 + 22 + 23, 20 + 1 + 2 + 3)
 
 
 def test_usage_counts_storage_over_time(engine: Engine, carol: Client) -> None:

@@ -1,21 +1,20 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 from pathlib import Path
 
 import pytest
-import zstandard
 
 from tests.unit.engine.api.asgi import Answer, Client
 from tests.unit.engine.api.test_sampling import sampler
 from tinkex._wire.endpoints import ENDPOINTS
 from tinkex.engine.api.app import HANDLERS, build_app
+from tinkex.engine.api.compatible.routes import ROUTE_HANDLERS
 from tinkex.engine.api.errors import error_response
-from tinkex.engine.api.limits import QUERY_PARAMETERS, decompress, page
+from tinkex.engine.api.limits import QUERY_PARAMETERS, page
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.engine import Engine
-from tinkex.errors import Busy, InvalidInput, SetupError, TooLarge, Unsupported
+from tinkex.errors import Busy, InvalidInput, SetupError, Unsupported
 
 
 def test_every_endpoint_has_a_handler() -> None:
@@ -55,42 +54,6 @@ def test_an_invalid_body_is_a_400_that_names_the_endpoint(ada: Client, body: byt
     answer = ada.post("session_heartbeat", body)
     assert answer.status == 400
     assert "session_heartbeat" in answer.detail
-
-
-def test_a_body_above_the_limit_is_rejected(ada: Client) -> None:
-    answer = ada.post("create_session", {"display_name": "x" * 300_000})
-    assert answer.status == 413
-    assert "200000 bytes" in answer.detail
-    announced = ada.post("create_session", b"{}", content_length="999999999")
-    assert announced.status == 413
-
-
-def test_compressed_bodies_are_decompressed(ada: Client) -> None:
-    for encoding, pack in (("gzip", gzip.compress), ("zstd", zstandard.compress)):
-        answer = ada.post("create_session", pack(b'{"tags":["a"]}'), content_encoding=encoding)
-        assert answer.status == 200
-
-
-def test_a_small_body_that_decompresses_into_a_large_one_is_rejected(ada: Client) -> None:
-    bomb = zstandard.compress(b" " * 10_000_000)
-    assert len(bomb) < 5000
-    assert ada.post("create_session", bomb, content_encoding="zstd").status == 413
-
-
-@pytest.mark.parametrize(
-    ("encoding", "error"), [("gzip", InvalidInput), ("zstd", InvalidInput), ("br", Unsupported)]
-)
-def test_bodies_that_do_not_match_their_content_encoding_are_rejected(
-    encoding: str, error: type[Exception]
-) -> None:
-    with pytest.raises(error, match=encoding):
-        decompress(b"plain text", encoding, 1000)
-
-
-def test_decompression_stops_at_the_limit() -> None:
-    assert decompress(gzip.compress(b"x" * 10), "gzip", 10) == b"x" * 10
-    with pytest.raises(TooLarge):
-        decompress(gzip.compress(b"x" * 11), "gzip", 10)
 
 
 @pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "5000"}, {"limit": "x"}, {"offset": "-1"}])
@@ -151,4 +114,4 @@ def test_unknown_query_parameters_are_rejected_with_their_name(ada: Client) -> N
     assert "'limits'" in misspelt.detail
     assert "limit, offset" in misspelt.detail
     assert ada.call("POST", "/api/v1/create_session?tags=a", {}).status == 400
-    assert {*QUERY_PARAMETERS} <= {*ENDPOINTS}
+    assert {*QUERY_PARAMETERS} <= {*ENDPOINTS, *ROUTE_HANDLERS}

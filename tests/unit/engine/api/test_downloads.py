@@ -61,9 +61,9 @@ def fetch(engine: Engine, url: str, **headers: str) -> Answer:
 
 def test_an_export_is_a_peft_directory_behind_signed_addresses(engine: Engine, ada: Client) -> None:
     run = ada.create(rank=4)
-    told = export(ada, run, 1).json
-    assert told["path"] == f"tinker://{run}/external_weights/out"
-    answer = urls(ada, told["path"]).json
+    reported = export(ada, run, 1).json
+    assert reported["path"] == f"tinker://{run}/external_weights/out"
+    answer = urls(ada, reported["path"]).json
     assert set(answer["urls"]) == FILES
     left = datetime.fromisoformat(answer["expires"]).timestamp() - time.time()
     assert 600 < left <= 3600
@@ -71,7 +71,7 @@ def test_an_export_is_a_peft_directory_behind_signed_addresses(engine: Engine, a
     for file in files.values():
         assert file.status == 200
         assert int(file.headers["content-length"]) == len(file.body)
-    assert sum(len(file.body) for file in files.values()) == told["size_bytes"]
+    assert sum(len(file.body) for file in files.values()) == reported["size_bytes"]
     config = json.loads(files["adapter_config.json"].body)
     assert (config["r"], config["lora_alpha"]) == (4, 32)
     tensors = load(files["adapter_model.safetensors"].body)
@@ -93,6 +93,25 @@ def test_an_address_that_was_changed_or_is_over_leads_nowhere(engine: Engine, ad
         "DELETE", f"/api/v1/training_runs/{path.removeprefix('tinker://').replace('/', '/checkpoints/', 1)}"
     )
     assert fetch(engine, url).status == 404
+
+
+def test_an_address_is_over_when_the_key_that_requested_it_is_revoked(engine: Engine) -> None:
+    (first, first_row), (second, _) = (
+        engine.store.users.create_key("dana", time.time(), name) for name in ("laptop", "desktop")
+    )
+    laptop, desktop = Client(build_app(engine), first), Client(build_app(engine), second)
+    path = export(laptop, laptop.create(), 1).json["path"]
+    token = Client(laptop.app, laptop.post("auth/token", {}).json["jwt"])
+    requested = [
+        urls(client, path).json["urls"]["adapter_config.json"] for client in (laptop, token, desktop)
+    ]
+    requested.append(archive(laptop, path).headers["location"])
+    requested.append(laptop.get(f"sessions/{laptop.session()}/trace_export").json["url"])
+    assert [fetch(engine, url).status for url in requested] == [200] * 5
+    engine.store.users.revoke(first_row.key_id, time.time())
+    answers = [fetch(engine, url) for url in requested]
+    assert [answer.status for answer in answers] == [410, 410, 200, 410, 410]
+    assert "revoked" in answers[0].detail
 
 
 def test_an_archive_comes_whole_or_in_parts(engine: Engine, ada: Client) -> None:
@@ -132,7 +151,9 @@ def test_an_encrypted_export_opens_with_the_identity_only(engine: Engine, ada: C
 
 
 @pytest.mark.parametrize("recipients", [[], ["nobody"], ["age1", "ssh-rsa x"]])
-def test_recipients_that_are_none_are_refused_and_the_run_goes_on(ada: Client, recipients: list[str]) -> None:
+def test_recipients_that_are_none_are_rejected_and_the_run_continues(
+    ada: Client, recipients: list[str]
+) -> None:
     run = ada.create()
     answer = export(ada, run, 1, age_encryption_recipients=recipients)
     assert answer.status == 400
@@ -329,7 +350,7 @@ def test_exports_are_not_listed_to_clients_that_cannot_read_them(ada: Client) ->
         assert bool(exported) == (len(kinds) == 2)
 
 
-def test_a_copy_asked_for_twice_at_once_is_made_once(engine: Engine, ada: Client) -> None:
+def test_a_copy_requested_twice_simultaneously_is_made_once(engine: Engine, ada: Client) -> None:
     path = save(ada, ada.create(), 1)
     request = {"source_path": path, "destination_project_id": "p"}
     headers = {"x-idempotency-key": "twice"}

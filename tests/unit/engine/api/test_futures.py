@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.unit.engine.api.asgi import PROTO, Client
 from tests.unit.engine.api.test_sampling import request, sampler
 from tinkex.engine.api.futures import LARGE_RESULT
@@ -108,6 +110,7 @@ def test_other_users_cannot_poll_join_or_acknowledge(ada: Client, bob: Client) -
     assert ada.result(submitted, accept=PROTO).status == 200
 
 
+@pytest.mark.slow
 def test_the_size_of_a_large_result_is_returned_first_on_request(ada: Client) -> None:
     sampler_id = sampler(ada)
     big = {**request(sampler_id, num_samples=1024, max_tokens=1), "topk_sample_logprobs": 128}
@@ -125,6 +128,7 @@ def test_the_size_of_a_large_result_is_returned_first_on_request(ada: Client) ->
     assert ada.post("retrieve_future", body, accept=PROTO).headers["content-type"] == PROTO
 
 
+@pytest.mark.slow
 def test_a_cancelled_sample_leaves_the_batch_and_is_returned_as_failed(ada: Client, engine: Engine) -> None:
     sampler_id = sampler(ada)
     with engine.paused():

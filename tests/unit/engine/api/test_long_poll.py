@@ -103,4 +103,4 @@ async def test_a_poll_ends_when_its_client_disconnects(ada: Client, engine: Engi
     disconnected.set()
     await poll
     assert not engine.stats().polls
-    assert sent[0]["status"] == 400
+    assert sent[0]["status"] == 499

@@ -42,8 +42,11 @@ def test_metrics_follow_the_engines_work(ada: Client, engine: Engine) -> None:
     assert grown('tinkex_requests_total{endpoint="save_weights",status="200"}') == 1
     assert grown('tinkex_request_duration_seconds_count{endpoint="optim_step"}') == 1
     assert grown('tinkex_disk_bytes{what="checkpoints"}') > 0
+    assert grown('tinkex_disk_bytes{what="results"}') > 0
     assert grown("tinkex_journal_rows") >= 2
     assert after["tinkex_live_runs"] >= 1
+    assert 0 < after["tinkex_live_bytes"] <= after["tinkex_live_limit_bytes"]
+    assert after["tinkex_evictions_total"] >= 0
     assert after['tinkex_health{state="ready"}'] == 1
     assert any(name.startswith('tinkex_sampler_info{model="tiny",compute="') for name in after)
     last = 'tinkex_request_duration_seconds_bucket{endpoint="save_weights",le="+Inf"}'
@@ -82,7 +85,7 @@ def test_an_engine_uses_the_configured_number_of_threads(tiny_model: Path, tmp_p
             return info
 
     config = EngineConfig(home=tmp_path, models={"tiny": str(tiny_model)}, threads=1)
-    engine = Engine(config, backend=Probe(config))
+    engine = Engine(config, backends=[Probe(config)])
     engine.start()
     try:
         assert engine.health.state == "ready"

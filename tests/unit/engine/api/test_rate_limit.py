@@ -40,6 +40,7 @@ def sample(client: Client, max_tokens: int, stop: list[int] | None = None) -> An
     return client.post("asample", {"base_model": "tiny", "prompt": prompt, "sampling_params": params})
 
 
+@pytest.mark.slow
 def test_a_user_over_the_rate_limit_gets_retry_after_and_others_are_not_affected(slow: Engine) -> None:
     ada, bob = (Client(build_app(slow), key) for key in (slow.api_key, "tml-bob"))
     assert ada.result(sample(ada, 200)).status == 200

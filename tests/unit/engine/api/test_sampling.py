@@ -109,7 +109,8 @@ def test_a_seq_id_identifies_one_sampler(ada: Client) -> None:
         ({"prompt": {"chunks": [{"type": "image", "data": "aGk=", "format": "png"}]}}, "image"),
         ({"num_samples": 0}, "num_samples"),
         ({"record_stability_info": True}, "record_stability_info"),
-        ({"sampling_params": {"max_tokens": 1, "min_p": 0.1}}, "min_p"),
+        ({"sampling_params": {"max_tokens": 1, "min_p": 2}}, "min_p"),
+        ({"sampling_params": {"max_tokens": 1, "typical_p": 0.1}}, "typical_p"),
         ({"sampling_params": {"max_tokens": 1, "top_p": 2.0}}, "top_p"),
         ({"beam_width": 4}, "beam_width"),
     ],
@@ -120,6 +121,7 @@ def test_invalid_samples_are_rejected(ada: Client, change: dict[str, Any], messa
     assert message in answer.detail
 
 
+@pytest.mark.slow
 def test_an_overflowing_max_tokens_ends_with_the_context_and_does_not_stop_other_samples(ada: Client) -> None:
     sampler_id = sampler(ada)
     answer = ada.result(ada.post("asample", request(sampler_id, max_tokens=10**21, temperature=0.0))).json
@@ -179,6 +181,7 @@ def test_a_failed_operation_is_returned_as_a_200_with_its_category(ada: Client, 
     assert "rank" in answer.json["error"]
 
 
+@pytest.mark.slow
 def test_an_abandoned_sample_can_be_cancelled(ada: Client) -> None:
     sampler_id = sampler(ada)
     submitted = [ada.post("asample", request(sampler_id, n, max_tokens=500)) for n in range(70)]

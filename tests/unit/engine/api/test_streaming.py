@@ -114,37 +114,41 @@ def test_a_stream_has_the_tokens_that_a_sample_returns(ada: Client) -> None:
         assert [data.get("stop_reason") for data in mine] == [None] * 11 + ["length"]
 
 
+@pytest.mark.slow
 def test_the_first_token_is_sent_before_the_last_is_sampled(ada: Client, engine: Engine) -> None:
-    async def run() -> None:
-        sampler_id = sampler_ids.pop()
-        async with connect(ada, stream_request(sampler_id, max_tokens=400)) as connection:
+    sampler_id = sampler(ada)
+
+    async def is_sent_early(seq_id: int) -> bool:
+        async with connect(ada, stream_request(sampler_id, seq_id, max_tokens=400)) as connection:
             await connection.wait_for(2)
             request_id = connection.events_read[0][1]["request_id"]
             assert connection.events_read[1][0] == "token"
-            assert engine.store.futures.outcome(request_id) is None, "the sample still runs"
+            is_running = engine.store.futures.outcome(request_id) is None
             while connection.events_read[-1][0] != "done":
                 await connection.wait_for(len(connection.events_read) + 1)
-            assert (
-                len([1 for name, _ in connection.events_read if name == "token"])
-                == connection.events_read[-1][1]["num_tokens"]
-            )
+            num_tokens = [name for name, _ in connection.events_read].count("token")
+            assert num_tokens == connection.events_read[-1][1]["num_tokens"]
+            return is_running
 
-    sampler_ids = [sampler(ada)]
-    asyncio.run(run())
+    # On a busy machine this thread may get to run only after the last token.
+    assert any(asyncio.run(is_sent_early(seq_id)) for seq_id in range(20))
 
 
 def test_a_disconnect_cancels_the_sample(ada: Client, engine: Engine) -> None:
-    async def run() -> str:
-        async with connect(ada, stream_request(sampler_id, max_tokens=450)) as connection:
+    async def run(seq_id: int) -> str:
+        async with connect(ada, stream_request(sampler_id, seq_id, max_tokens=450)) as connection:
             await connection.wait_for(2)
             request_id: str = connection.events_read[0][1]["request_id"]
         return request_id
 
     sampler_id = sampler(ada)
-    request_id = asyncio.run(run())
-    answer = ada.post("retrieve_future", {"request_id": request_id})
-    while answer.status == 408:
+    for seq_id in range(50):  # on a busy machine the sample may complete before the disconnect arrives
+        request_id = asyncio.run(run(seq_id))
         answer = ada.post("retrieve_future", {"request_id": request_id})
+        while answer.status == 408:
+            answer = ada.post("retrieve_future", {"request_id": request_id})
+        if b"cancelled" in answer.body:
+            break
     assert b"cancelled" in answer.body
     assert [model.batch.num_sequences for model in engine.stats().models] == [0]
 
@@ -168,7 +172,9 @@ def test_a_slow_client_blocks_no_other_and_gets_all_tokens(ada: Client) -> None:
 
 
 @pytest.mark.parametrize("name", ["prompt_logprobs", "topk_sample_logprobs"])
-def test_fields_that_streams_do_not_support_are_rejected_by_name(ada: Client, name: str) -> None:
+def test_fields_that_streams_do_not_support_are_rejected_with_an_error_that_names_them(
+    ada: Client, name: str
+) -> None:
     answer = ada.post(
         "stream_sample", {**stream_request(sampler(ada)), name: 1 if name.startswith("top") else True}
     )

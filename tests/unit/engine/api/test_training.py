@@ -10,6 +10,7 @@ import zstandard
 from tests.unit.engine.api.asgi import PROTO, Answer, Client
 from tinkex._wire import proto as wire_proto
 from tinkex._wire import tinkex_wire_pb2 as pb
+from tinkex.engine.encoding import body_size, expand
 from tinkex.engine.engine import Engine
 from tinkex.types import Datum, ForwardBackwardRequest, ModelInput
 
@@ -54,6 +55,7 @@ def test_a_training_step_over_protobuf(ada: Client) -> None:
     assert loss(ada, send_pass(ada, packed, content_encoding="zstd")) < first
 
 
+@pytest.mark.slow
 def test_chunks_may_arrive_last_first(ada: Client) -> None:
     run = ada.create()
     waiting = [send_pass(ada, pass_body(run, seq_id)) for seq_id in (2, 3)]
@@ -107,8 +109,23 @@ def test_an_invalid_body_uses_up_its_seq_id(ada: Client) -> None:
 @pytest.mark.parametrize("name", ["optim_step", "save_weights"])
 def test_invalid_json_uses_up_its_seq_id_if_it_can_be_read(name: str, rest: bytes, ada: Client) -> None:
     run = ada.create()
-    assert ada.post(name, b'{"model_id": "%s", "seq_id": 1, %s' % (run.encode(), rest)).status == 400
+    rejected = ada.post(name, b'{"model_id": "%s", "seq_id": 1, %s' % (run.encode(), rest))
+    assert rejected.status in {400, 413}
     assert "metrics" in ada.result(ada.post("optim_step", optim_step(run, 2))).json
+
+
+@pytest.mark.parametrize("packed", ["zstd", "gzip"])
+def test_a_compressed_pass_is_recorded_as_it_was_sent(packed: str, ada: Client, engine: Engine) -> None:
+    run = ada.create()
+    body = pass_body(run, 1, [300, 400] * 10)
+    sent = {"zstd": zstandard.compress, "gzip": gzip.compress}[packed](body)
+    accepted = send_pass(ada, sent, content_encoding=packed)
+    assert ada.result(accepted).status == 200
+    row = engine.store.journal.get(accepted.json["request_id"])
+    assert row is not None
+    assert row.body.endswith(sent) == (len(sent) + 32 < len(body))
+    assert body_size(row.body) == len(body)
+    assert expand(row.body) == body
 
 
 @pytest.mark.parametrize("packed", ["", "zstd", "gzip"])
@@ -137,6 +154,16 @@ def test_an_arbitrary_seq_id_never_blocks_a_run(number: int, ada: Client) -> Non
     unnumbered = {name: value for name, value in optim_step(run, 0).items() if name != "seq_id"}
     for body in (unnumbered, optim_step(run, 2)):
         assert "metrics" in ada.result(ada.post("optim_step", body)).json
+
+
+@pytest.mark.parametrize("number", [2**31, 2**63, -1, -(2**63), 2**200])
+@pytest.mark.parametrize("name", ["forward", "forward_backward"])
+def test_a_json_pass_with_an_arbitrary_seq_id_is_rejected(name: str, number: int, ada: Client) -> None:
+    run = ada.create()
+    given = {"data": [], "loss_fn": "cross_entropy"}
+    rejected = ada.post(name, {f"{name}_input": given, "model_id": run, "seq_id": number})
+    assert (rejected.status, "seq_id" in rejected.detail) == (400, True)
+    assert loss(ada, send_pass(ada, pass_body(run, 1))) > 0
 
 
 @pytest.mark.parametrize(

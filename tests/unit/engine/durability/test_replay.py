@@ -7,7 +7,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ from tinkex.types import (
     UnloadModelRequest,
 )
 from tinkex.types.plain import from_plain
+
+pytestmark = pytest.mark.slow
 
 
 @contextmanager
@@ -77,7 +79,7 @@ def state_of(ada: Caller, run: str, seq_id: int) -> tuple[bytes, ...]:
 
 
 @pytest.mark.parametrize("every", [1000, 3, 1])
-def test_a_run_goes_on_after_every_stop_as_if_there_had_been_none(
+def test_a_run_continues_after_every_stop_as_if_there_had_been_none(
     tiny_model: Path, tmp_path: Path, every: int
 ) -> None:
     with running(tmp_path / "undisturbed", tiny_model) as ada:
@@ -103,6 +105,7 @@ def test_a_seed_that_was_drawn_is_drawn_once(tiny_model: Path, tmp_path: Path) -
         assert state_of(ada, run, 2) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1000, 7])
 def test_runs_that_shared_a_pass_share_it_again(tiny_model: Path, tmp_path: Path, every: int) -> None:
     settings = {"savepoint_after_operations": every}
@@ -125,6 +128,37 @@ def test_runs_that_shared_a_pass_share_it_again(tiny_model: Path, tmp_path: Path
         assert [state_of(ada, run, 11 - k) for k, run in enumerate(runs[:2])] == expected
         with pytest.raises(Expired):
             ada.submit(optim_step(runs[2], 10))
+
+
+def group(seed: int, answers: int) -> list[Datum]:
+    """A prompt that every seed has, and answers to it."""
+    prompt = np.random.default_rng(0).integers(5, 200, 20).tolist()
+    answer = np.random.default_rng(seed)
+    sequences = [[*prompt, *answer.integers(5, 200, length).tolist()] for length in range(4, 4 + answers)]
+    return [Datum(ModelInput.from_ints(s[:-1]), {"target_tokens": s[1:]}) for s in sequences]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_replay_shares_the_prefixes_that_were_shared_whatever_the_setting_is_now(
+    tiny_model: Path, tmp_path: Path, shared: bool
+) -> None:
+    with running(tmp_path, tiny_model, prefix_sharing=shared) as ada:
+        runs = [ada.create(n, seed=n) for n in range(2)]
+        with ada.engine.paused():  # so that chunks and runs share turns
+            ids = [
+                ada.submit(forward_backward(run, n, data=group(n, 3)) if n % 3 else optim_step(run, n))
+                for n in range(1, 7)
+                for run in runs
+            ]
+        for request_id in ids:
+            assert not ada.outcome(request_id).error
+        entries = [entry for turn in turns(ada) for entry in turn if entry.seq_id % 3]
+        assert {entry.prefix_sharing for entry in entries if entry.seq_id > 0} == {shared}
+        ada.run(forward_backward(runs[0], 7, data=group(7, 2)))
+        expected = [state_of(ada, run, 8 - k) for k, run in enumerate(runs)]
+    with running(tmp_path, tiny_model, prefix_sharing=not shared) as ada:
+        assert [state_of(ada, run, 9 - k) for k, run in enumerate(runs)] == expected
 
 
 def turns(ada: Caller) -> list[list[Any]]:
@@ -161,7 +195,7 @@ def flip_a_bit(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, Path.unlink])
-def test_a_damaged_savepoint_ends_its_run_alone_and_names_the_last_checkpoint(
+def test_a_corrupt_savepoint_ends_its_run_alone_and_names_the_last_checkpoint(
     tiny_model: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     with running(tmp_path, tiny_model, savepoint_after_operations=1) as ada:
@@ -194,7 +228,7 @@ def test_a_damaged_savepoint_ends_its_run_alone_and_names_the_last_checkpoint(
         ada.run(forward_backward(resumed["model_id"], 1))
 
 
-def test_a_damaged_journal_ends_its_run_alone(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_corrupt_journal_ends_its_run_alone(tiny_model: Path, tmp_path: Path) -> None:
     with running(tmp_path, tiny_model) as ada:
         runs = [ada.create(n) for n in range(2)]
         for run in runs:
@@ -212,7 +246,7 @@ def test_a_damaged_journal_ends_its_run_alone(tiny_model: Path, tmp_path: Path) 
         assert state_of(ada, runs[1], 5) == expected
 
 
-def test_who_shared_passes_with_a_damaged_run_lives_on(tiny_model: Path, tmp_path: Path) -> None:
+def test_runs_that_shared_passes_with_a_corrupt_run_continue(tiny_model: Path, tmp_path: Path) -> None:
     with running(tmp_path, tiny_model) as ada:
         runs = [ada.create(n, seed=n) for n in range(2)]
         ids = []
@@ -276,7 +310,8 @@ def test_a_loaded_checkpoint_may_go_before_the_restart(tiny_model: Path, tmp_pat
         assert [state_of(ada, run, 6), state_of(ada, made, 2)] == expected
 
 
-def test_numbers_that_were_refused_stay_used(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_numbers_that_were_rejected_stay_used(tiny_model: Path, tmp_path: Path) -> None:
     wrong = [Datum(ModelInput.from_ints([5, 10**6]), {"target_tokens": [6, 7]})]
     with running(tmp_path, tiny_model) as ada:
         run = ada.create()
@@ -290,6 +325,7 @@ def test_numbers_that_were_refused_stay_used(tiny_model: Path, tmp_path: Path) -
             ada.submit(optim_step(run, 2))
 
 
+@pytest.mark.slow
 def test_operations_that_gave_up_waiting_are_not_run_after_a_restart(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -300,7 +336,7 @@ def test_operations_that_gave_up_waiting_are_not_run_after_a_restart(
         assert ada.run(optim_step(run, 4))["metrics"]["step:unique"] == 1
 
 
-def test_a_creation_that_was_promised_happens(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_creation_that_was_accepted_happens(tiny_model: Path, tmp_path: Path) -> None:
     engine = Engine(config(tmp_path, tiny_model))
     ada = Caller(engine)
     create = CreateModelRequest(
@@ -330,14 +366,11 @@ def test_a_run_of_a_model_that_is_not_served_waits_for_it(tiny_model: Path, tmp_
 @contextmanager
 def full_disk(engine: Engine) -> Iterator[None]:
     """The database may not grow by a page: SQLite then fails exactly as on a full disk."""
-    connection = engine.store.database._connection
-    with engine.store.database._lock:
-        connection.execute("PRAGMA max_page_count = 1")
+    engine.store.database.all("PRAGMA max_page_count = 1")
     try:
         yield
     finally:
-        with engine.store.database._lock:
-            connection.execute("PRAGMA max_page_count = 1000000000")
+        engine.store.database.all("PRAGMA max_page_count = 1000000000")
 
 
 @contextmanager
@@ -353,7 +386,7 @@ def locked(engine: Engine) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trouble", [full_disk, locked])
-def test_what_cannot_be_recorded_is_refused_and_can_be_sent_again(
+def test_what_cannot_be_recorded_is_rejected_and_can_be_sent_again(
     tiny_model: Path, tmp_path: Path, trouble: Any
 ) -> None:
     with running(tmp_path, tiny_model) as ada:
@@ -369,12 +402,15 @@ def test_what_cannot_be_recorded_is_refused_and_can_be_sent_again(
 
 
 @pytest.mark.slow
-def test_results_that_cannot_be_recorded_are_told_when_they_are(tiny_model: Path, tmp_path: Path) -> None:
+def test_results_that_cannot_be_recorded_are_returned_once_they_are(tiny_model: Path, tmp_path: Path) -> None:
     with running(tmp_path, tiny_model) as ada:
         sampler = ada.sampler(base_model="tiny")
-        long = ada.submit(sample(sampler, 0, prompt=ModelInput.from_ints([5] * 200)))
-        with locked(ada.engine):
-            assert asyncio.run(ada.engine.wait(OWNER, long, 1.5)) is None
+        with ExitStack() as paused:
+            paused.enter_context(ada.engine.paused())
+            long = ada.submit(sample(sampler, 0, prompt=ModelInput.from_ints([5] * 200)))
+            with locked(ada.engine):
+                paused.close()
+                assert asyncio.run(ada.engine.wait(OWNER, long, 1.5)) is None
         assert ada.outcome(long).status is FutureStatus.DONE
 
 
@@ -388,8 +424,8 @@ def test_a_pass_with_an_uploaded_loss_is_repeated_after_a_restart(tiny_model: Pa
         run = ada.create()
         session = run.partition(":")[0]
         request = from_plain(definition(session), CreateCustomLossRequest)
-        told = ada.outcome(ada.engine.submit(OWNER, request).request_id)
-        loss_id = json.loads(told.result)["loss_id"]
+        reported = ada.outcome(ada.engine.submit(OWNER, request).request_id)
+        loss_id = json.loads(reported.result)["loss_id"]
         ada.run(uploaded(run, 1, loss_id))
         ada.run(optim_step(run, 2))
         expected = state_of(ada, run, 3)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.unit.engine.api.test_custom_losses import definition
 from tests.unit.engine.durability.test_replay import running
-from tests.unit.engine.test_engine import optim_step
+from tests.unit.engine.test_engine import Caller, optim_step, sample
 from tinkex.engine.store.checkpoints import Checkpoints
 from tinkex.engine.store.futures import Futures
-from tinkex.types import SaveWeightsRequest
+from tinkex.errors import Expired
+from tinkex.types import CreateCustomLossRequest, SaveWeightsForSamplerRequest, SaveWeightsRequest
+from tinkex.types.plain import from_plain
 
 
 def full() -> sqlite3.OperationalError:
@@ -58,12 +62,92 @@ def test_a_round_that_cannot_be_recorded_is_done_later(
     with running(tmp_path, tiny_model, maintenance_interval_s=0.01) as ada:
         run = ada.create()
 
-        def refused(self: Futures, **_: float) -> None:
+        def rejected(self: Futures, **_: float) -> None:
             raise full()
 
         with monkeypatch.context() as trouble, caplog.at_level(logging.WARNING, "tinkex.engine"):
-            trouble.setattr(Futures, "prune", refused)
+            trouble.setattr(Futures, "prune", rejected)
             while "cannot be removed: database or disk is full" not in caplog.text:
                 time.sleep(0.01)
             ada.run(optim_step(run, 1))
         assert "Traceback" not in caplog.text
+
+
+@pytest.mark.slow
+def test_other_writers_get_in_while_many_old_results_are_deleted(tiny_model: Path, tmp_path: Path) -> None:
+    with running(tmp_path, tiny_model, maintenance_interval_s=0.05) as ada:
+        store, num_results = ada.engine.store, 20_000
+        with store.database.transaction() as execute:
+            execute.many(
+                "INSERT INTO futures (request_id, owner, kind, target, seq_id, payload_hash, status, created_at, finished_at, "
+                "result) VALUES (?, 'ada', 'sample', 'old', ?, x'00', 'done', 1.0, 1.0, zeroblob(1000))",
+                [(f"old-{number}", number) for number in range(num_results)],
+            )
+        seen: list[int] = []
+        while not seen or seen[-1] > 0:
+            with store.database.transaction() as execute:
+                execute("INSERT INTO users VALUES (?, 0.0)", (f"user-{len(seen)}",))
+                rows = store.database.all(
+                    "SELECT count(*) AS num FROM futures WHERE status = 'done' AND target = 'old'"
+                )
+            seen.append(rows[0]["num"])
+        between = {count for count in seen if 0 < count < num_results}
+        assert len(between) > 3, "the deletion was seen half done, by one who wrote in between"
+        assert ada.create(), "and operations get their turn"
+
+
+def rounds_until(ada: Caller, done: Callable[[], bool]) -> None:
+    """Runs retention until a condition holds."""
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        ada.engine.run_retention()
+
+
+@pytest.mark.slow
+def test_only_the_newest_snapshots_of_a_run_stay_when_nobody_samples_from_the_others(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with running(tmp_path, tiny_model, newest_snapshots_kept=2, snapshot_idle_s=0.01) as ada:
+        run, store = ada.create(), ada.engine.store
+        samplers = []
+        for number in range(5):
+            ada.run(optim_step(run, 2 * number + 1))
+            save = SaveWeightsForSamplerRequest(
+                model_id=run, seq_id=2 * number + 2, sampling_session_seq_id=number
+            )
+            samplers.append(ada.run(save)["sampling_session_id"])
+        folder = store.root / "snapshots"
+        rounds_until(ada, lambda: len(list(folder.iterdir())) <= 2)
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        assert size < store.disk_usage.of(ada.owner)["snapshots"] < size + 1000
+        with pytest.raises(Expired, match="newer ones of its run exist"):
+            ada.submit(sample(samplers[0]))
+        assert ada.logprobs(samplers[-1])
+        assert ada.logprobs(samplers[-2])
+        again = SaveWeightsForSamplerRequest(model_id=run, seq_id=11, sampling_session_seq_id=5)
+        assert ada.logprobs(ada.run(again)["sampling_session_id"]) == ada.logprobs(samplers[-1])
+
+
+def test_what_is_left_of_an_old_session_is_deleted_and_checkpoints_stay(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = {"session_retention_s": 0.01, "session_idle_s": 0.01, "session_grace_s": 0.01}
+    with running(tmp_path, tiny_model, **settings) as ada:
+        store = ada.engine.store
+        kept, dropped = ada.create(0), ada.create(1)
+        sampler = ada.sampler(base_model="tiny")
+        ada.engine.submit(
+            ada.owner,
+            from_plain(definition("s"), CreateCustomLossRequest),
+        )
+        ada.run(SaveWeightsRequest(model_id=kept, seq_id=1, path="kept"))
+        rounds_until(ada, lambda: store.runs.get(dropped) is None)
+        rounds_until(ada, lambda: store.samplers.get(sampler) is None)
+        assert store.losses.get("s:loss:0") is None
+        assert store.runs.get(kept) is not None, "it has a checkpoint"
+        row = store.checkpoints.get(kept, "weights", "kept")
+        assert row is not None
+        ada.engine.delete_checkpoint(row)
+        rounds_until(ada, lambda: store.sessions.get("s") is None)
+        assert store.disk_usage.of(ada.owner).get("sessions", 0) == 0

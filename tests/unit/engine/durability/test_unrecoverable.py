@@ -19,6 +19,7 @@ from tinkex.types import SaveWeightsRequest
 PATIENCE_S = 120.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [truncate, Path.unlink])
 def test_a_savepoint_that_is_put_back_brings_its_run_back(
     tiny_model: Path, tmp_path: Path, damage: Callable[[Path], None]
@@ -73,7 +74,7 @@ def test_what_is_left_of_a_lost_run_goes_with_its_session(tiny_model: Path, tmp_
         assert list((engine.store.root / "savepoints").iterdir()) == []
 
 
-def test_checkpoints_without_files_are_told_before_anybody_asks_for_them(
+def test_checkpoints_without_files_are_reported_before_they_are_requested(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     with running(tmp_path, tiny_model) as ada:
@@ -148,7 +149,7 @@ def test_a_run_whose_replay_ends_the_worker_every_time_is_lost_alone(
 
 
 @pytest.mark.slow
-def test_a_replay_that_somebody_ends_goes_on_as_it_was(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_replay_that_is_interrupted_resumes_unchanged(tiny_model: Path, tmp_path: Path) -> None:
     engine, _ = crashing_engine(tmp_path, tiny_model, threads=2)
     ada = Caller(engine)
     run = ada.create()

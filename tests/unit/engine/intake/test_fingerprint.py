@@ -6,7 +6,15 @@ import pytest
 
 from tinkex._wire import proto as wire_proto
 from tinkex.engine.intake.fingerprint import fingerprint
-from tinkex.types import Datum, ForwardBackwardRequest, ModelInput, SaveWeightsForSamplerRequest, TensorData
+from tinkex.types import (
+    Datum,
+    ForwardBackwardRequest,
+    ModelInput,
+    SampleRequest,
+    SamplingParams,
+    SaveWeightsForSamplerRequest,
+    TensorData,
+)
 
 
 def request(**changes: Any) -> ForwardBackwardRequest:
@@ -62,3 +70,30 @@ def test_a_retried_unnamed_save_is_the_same_request() -> None:
     assert fingerprint(save(0)) == fingerprint(save(1))
     named = SaveWeightsForSamplerRequest(model_id="m", seq_id=1, path="p")
     assert fingerprint(named) != fingerprint(save(0))
+
+
+def sample(**params: Any) -> SampleRequest:
+    return SampleRequest(
+        prompt=ModelInput.from_ints([1, 2]),
+        sampling_params=SamplingParams(max_tokens=3, stop=["a"], **params),
+        seq_id=4,
+        sampling_session_id="s:sample:0",
+    )
+
+
+def test_a_sample_recorded_before_an_option_existed_is_recognised() -> None:
+    assert fingerprint(sample()).hex() == "2525b8f13cf79ef20dd0cfc534ce8042"
+
+
+def test_every_option_of_a_sample_counts_and_the_order_of_biases_does_not() -> None:
+    options: list[dict[str, Any]] = [
+        {},
+        {"min_p": 0.1},
+        {"presence_penalty": 0.1},
+        {"logit_bias": {1: 1.0, 2: 2.0}},
+        {"logit_bias": {1: 1.0, 2: 2.5}},
+        {"structured_output": {"regex": "a"}},
+        {"structured_output": {"grammar": "a"}},
+    ]
+    assert len({fingerprint(sample(**each)) for each in options}) == len(options)
+    assert fingerprint(sample(logit_bias={2: 2.0, 1: 1.0})) == fingerprint(sample(**options[3]))

@@ -44,6 +44,7 @@ def selftest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return linked(tmp_path_factory.mktemp("native") / "selftest", "cc", LIBRARY)
 
 
+@pytest.mark.slow
 def test_this_processor_computes_the_reference(selftest: Path) -> None:
     fastest = variant_of(selftest)
     assert fastest in {"avx512", "avx2", "portable"}

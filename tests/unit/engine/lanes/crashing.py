@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.unit.engine.test_engine import config
 from tinkex.engine.engine import Engine
-from tinkex.engine.lanes.interface import DecodeReport, DecodeStep, PassJob, PassResult
+from tinkex.engine.lanes.interface import DecodeReport, DecodeStep, PassJob, PassReport, StepResult
 from tinkex.engine.lanes.worker_process import ProcessBackend
 from tinkex.types import AdamParams
 
@@ -32,13 +32,18 @@ class CrashingBackend(ProcessBackend):
         self.killed: list[int] = []
         self._batch: set[str] = set()
 
-    def run_pass(self, jobs: Sequence[PassJob]) -> Sequence[PassResult]:
+    def run_pass(self, jobs: Sequence[PassJob], *, share_prefixes: bool) -> Sequence[PassReport] | None:
         self._crash_if("pass", {job.run_id for job in jobs})
-        return super().run_pass(jobs)
+        return super().run_pass(jobs, share_prefixes=share_prefixes)
 
-    def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:
-        self._crash_if("step", (run_id, params))
-        return super().optim_step(run_id, params)
+    def resume_pass(self) -> Sequence[PassReport] | None:
+        self._crash_if("resume", None)
+        return super().resume_pass()
+
+    def optim_steps(self, steps: Sequence[tuple[str, AdamParams]], results: list[StepResult]) -> None:
+        for step in steps:
+            self._crash_if("step", step)
+            super().optim_steps([step], results)
 
     def sample(self, source: str, step: DecodeStep) -> DecodeReport:
         self._batch |= {request.request_id for request in step.add}
@@ -61,7 +66,7 @@ def crashing_engine(home: Path, model: Path, **settings: Any) -> tuple[Engine, C
     """A started engine on such a backend."""
     engine_config = config(home, model, worker="process", **settings)
     backend = CrashingBackend(engine_config)
-    engine = Engine(engine_config, backend=backend)
+    engine = Engine(engine_config, backends=[backend])
     engine.start()
     engine.load_models().result(PATIENCE_S)
     return engine, backend

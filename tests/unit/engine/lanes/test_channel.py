@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinkex.engine.lanes.channel import Channel
+from tinkex.engine.lanes.messages import Channel
 
 
 @pytest.fixture
@@ -33,6 +33,7 @@ def round_trip(message: object) -> Any:
     return received
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.recursive(st.none() | st.integers() | st.text() | st.binary(), st.lists))
 def test_a_message_round_trips(message: object) -> None:
@@ -48,6 +49,7 @@ def test_arrays_of_any_size_round_trip(size: int) -> None:
     assert received["few"].shape == (2, 0)
 
 
+@pytest.mark.slow
 def test_more_buffers_than_one_system_call_accepts_round_trip() -> None:
     arrays = [np.full(100, n) for n in range(3000)]
     assert all(np.array_equal(a, b) for a, b in zip(round_trip(arrays), arrays, strict=True))

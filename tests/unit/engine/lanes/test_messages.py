@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tinkex.engine.lanes.channel import Channel
 from tinkex.engine.lanes.interface import CorruptState
-from tinkex.engine.lanes.messages import Disconnected, RemoteCallee, RemoteCaller, RemoteFailure
+from tinkex.engine.lanes.messages import Channel, Disconnected, RemoteCallee, RemoteCaller, RemoteFailure
 from tinkex.errors import EngineError, InvalidInput, NumericalError, SetupError, UnknownObject
 
 logger = logging.getLogger("tinkex.engine.tested")
@@ -80,6 +79,36 @@ def test_a_call_returns_the_methods_result(caller: RemoteCaller) -> None:
     assert caller.call("add", 2, other=3) == 5
 
 
+def test_calls_in_one_message_have_their_results_and_errors_in_order(caller: RemoteCaller) -> None:
+    results: list[object] = []
+    errors = [InvalidInput("not this"), ValueError("nor this")]
+    caller.call_each("fail", [(error,) for error in errors], results)
+    assert [type(result) for result in results] == [InvalidInput, ValueError]
+    caller.call_each("note", [(str(number),) for number in range(200)], results)
+    assert caller.call("notes") == [str(number) for number in range(200)]
+    assert results[2:] == [None] * 200
+    caller.call_each("notes", [], results)
+    assert len(results) == 202
+
+
+def test_results_that_arrived_before_the_connection_was_lost_are_kept() -> None:
+    here, there = (Channel(end) for end in socket.socketpair())
+    caller, results = RemoteCaller(here, None), list[object]()
+
+    def answer_one() -> None:
+        there.receive()
+        there.send(("result", 1))
+        there.close()
+
+    answering = threading.Thread(target=answer_one)
+    answering.start()
+    with pytest.raises(Disconnected):
+        caller.call_each("add", [(1,), (2,)], results)
+    answering.join(30)
+    here.close()
+    assert results == [1]
+
+
 @pytest.mark.parametrize(
     "kind", [InvalidInput, NumericalError, UnknownObject, SetupError, CorruptState, OSError]
 )
@@ -139,6 +168,28 @@ def test_progress_and_logs_come_before_the_result(
         logger.removeHandler(handler)
     assert progress == [("loading", 1, None)]
     assert handler.texts == ["half way"]
+
+
+def test_records_of_other_threads_do_not_wait_for_one_that_is_being_sent(target: Target) -> None:
+    here, there = socket.socketpair()
+    there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    channel, other = Channel(here), Channel(there)
+    callee = RemoteCallee(other)
+    logger.addHandler(callee)
+    serving = threading.Thread(target=callee.serve, args=(target,))
+    serving.start()
+    try:
+        channel.send(("call", "note", ("x" * 1_000_000,), {}))
+        assert here.recv(1)  # it is being sent, and cannot be until this end reads it
+        logging_here = threading.Thread(target=logger.warning, args=("of another thread",), daemon=True)
+        logging_here.start()
+        logging_here.join(60)
+        assert not logging_here.is_alive()
+    finally:
+        channel.close()
+        serving.join(60)
+        logger.removeHandler(callee)
+        other.close()
 
 
 def test_a_closed_other_end_is_one_error_for_every_caller() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from safetensors.numpy import load_file
@@ -26,9 +27,11 @@ from tinkex.engine.lanes.interface import WorkerLost
 from tinkex.engine.lanes.worker_process import ProcessBackend
 from tinkex.engine.running.feeds import StreamedToken, TokenFeed
 from tinkex.engine.store import Outcome
-from tinkex.errors import InvalidInput
+from tinkex.errors import InvalidInput, OverQuota
 from tinkex.types import (
+    CreateCustomLossRequest,
     Datum,
+    ForwardBackwardRequest,
     LoadWeightsRequest,
     ModelInput,
     SamplingParams,
@@ -154,8 +157,9 @@ def test_a_sample_without_a_seed_is_repeated_with_the_same_tokens(engine: Engine
 
     async def watched() -> None:
         feed = TokenFeed()
-        request_id = (await engine.accept(ada.owner, wanted)).request_id
-        engine.watch(request_id, feed)
+        with engine.paused():
+            request_id = (await engine.accept(ada.owner, wanted)).request_id
+            engine.watch(request_id, feed)
         seen: list[StreamedToken] = []
         while len(seen) < 10:
             await feed.changed()
@@ -196,6 +200,89 @@ def test_an_operation_that_crashes_the_worker_every_time_fails_alone(
         assert backend.status.state == "running"
     finally:
         engine.close()
+
+
+def uploaded(caller: Caller, number: int, *constants: float) -> str:
+    """The id of a custom loss; other constants make it another one."""
+    total = {"op": "call_method", "name": "n0", "target": "sum", "args": [{"ref": "logprobs"}], "kwargs": {}}
+    steps = [
+        {
+            **total,
+            "op": "call_function",
+            "name": f"n{n}",
+            "target": "operator.mul",
+            "args": [{"ref": f"n{n - 1}"}, each],
+        }
+        for n, each in enumerate(constants, 1)
+    ]
+    nodes = [
+        {"op": "placeholder", "name": "logprobs", "target": "logprobs", "args": [], "kwargs": {}},
+        *(total, *steps),
+        {
+            "op": "output",
+            "name": "output",
+            "target": "output",
+            "kwargs": {},
+            "args": [{"tuple": [{"ref": f"n{len(constants)}"}, {"dict": {}}]}],
+        },
+    ]
+    request = {
+        "session_id": caller.session,
+        "custom_loss_seq_id": number,
+        "name": f"loss {number}",
+        "inputs": [{"name": "logprobs", "rank": 1}],
+        "graph": {"format": 1, "nodes": nodes},
+    }
+    caller.submit(msgspec.convert(request, CreateCustomLossRequest))
+    return f"{caller.session}:loss:{number}"
+
+
+def custom_pass(run: str, seq_id: int, loss_id: str) -> ForwardBackwardRequest:
+    return forward_backward(run, seq_id, loss_fn="custom", loss_fn_config={"loss_id": loss_id})
+
+
+def test_a_loss_that_crashes_the_worker_is_quarantined_and_its_user_waits_but_nobody_else(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    engine, backend = crashing_engine(tmp_path, tiny_model, **ALIKE)
+    try:
+        ada, bob = Caller(engine), Caller(engine, owner="bob", session="bob")
+        first, second, third, healthy = *(ada.create(number) for number in range(3)), bob.create()
+        poison, same, other = uploaded(ada, 0, 2.0), uploaded(ada, 1, 2.0), uploaded(ada, 2, 3.0)
+        backend.crashes = lambda call, runs: call == "pass" and first in runs
+        with engine.paused():
+            crashing = ada.submit(custom_pass(first, 1, poison))
+            queued = ada.submit(custom_pass(second, 1, same))
+        wait_until(lambda: bool(backend.killed))
+        # While ada waits, bob does not.
+        assert bob.run(forward_backward(healthy, 1)).metrics["loss:sum"] > 0
+        assert "lost every time" in ada.outcome(crashing).error
+        assert len(backend.killed) == 2
+        assert "this custom loss is quarantined" in ada.outcome(queued).error
+        wait_until(lambda: accepts(ada, optim_step(second, 2)))
+        for seq_id, loss in ((3, poison), (4, same)):
+            with pytest.raises(InvalidInput, match="this custom loss is quarantined"):
+                ada.submit(custom_pass(second, seq_id, loss))
+        assert not ada.outcome(ada.submit(custom_pass(second, 5, other))).error
+        assert len(backend.killed) == 2
+        # Another loss, and two more crashes: now ada waits for several seconds.
+        backend.crashes = lambda call, runs: call == "pass" and third in runs
+        assert "lost every time" in ada.outcome(ada.submit(custom_pass(third, 1, other))).error
+        with pytest.raises(OverQuota, match="operations of yours have crashed the worker 4 times") as caught:
+            ada.submit(optim_step(second, 6))
+        assert caught.value.retry_after_s is not None
+        assert bob.run(optim_step(healthy, 2))
+    finally:
+        engine.close()
+
+
+def accepts(caller: Caller, request: Any) -> bool:
+    """Whether an operation is accepted now."""
+    try:
+        caller.submit(request)
+    except OverQuota:
+        return False
+    return True
 
 
 def test_a_sample_that_crashes_the_worker_every_time_fails_alone(tiny_model: Path, tmp_path: Path) -> None:

@@ -193,14 +193,14 @@ def test_a_value_of_any_kind_in_any_field_is_read_or_rejected_and_named(architec
     changed = [{**config, field: value} for field in fields for value in WEIRD]
     parts = [*ROPE, "beta_fast", "beta_slow", "attention_factor", "mscale", "truncate", "rope_theta", "type"]
     changed += [{**config, "rope_scaling": {**ROPE, part: value}} for part in parts for value in WEIRD]
-    refused = 0
+    rejected = 0
     for each in changed:
         try:
             arch = Architecture.from_config(each)
             Rotary(arch.rope, arch.head_dim)
         except SetupError:
-            refused += 1
-    assert refused > len(changed) / 2
+            rejected += 1
+    assert rejected > len(changed) / 2
 
 
 @pytest.mark.parametrize(

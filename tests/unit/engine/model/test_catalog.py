@@ -7,13 +7,21 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import huggingface_hub.constants  # noqa: F401 -- it reads HF_HUB_OFFLINE when it is imported: before any test sets it
 import pytest
 
 from tests.models import tiny_llama
 from tests.unit.engine.model.hub_server import HubServer, hub_server
 from tests.unit.engine.model.test_gguf import write_gguf
 from tinkex.engine.model import catalog
-from tinkex.engine.model.catalog import DEFAULT_MODEL, load_model, parse_model_flag, resolve
+from tinkex.engine.model.catalog import (
+    DEFAULT_MODEL,
+    ModelDescription,
+    describe,
+    load_model,
+    parse_model_flag,
+    resolve,
+)
 from tinkex.engine.model.hub import missing_files
 from tinkex.engine.model.loader import load_transformer
 from tinkex.engine.model.wheel import SMOLLM2, ModelWheel
@@ -87,6 +95,7 @@ def test_a_path_that_is_not_there_is_named(source: str, tmp_path: Path) -> None:
         resolve(source, tmp_path / "home")
 
 
+@pytest.mark.slow
 def test_a_gguf_file_is_converted_once_and_again_when_it_changes(tmp_path: Path) -> None:
     path = write_gguf(tiny_llama(tmp_path / "one"), tmp_path / "model.gguf")
     first = resolve(str(path), tmp_path / "home")
@@ -116,6 +125,7 @@ def test_a_model_put_into_the_cache_by_hand_is_found(tmp_path: Path) -> None:
     assert resolve("tests/mine", tmp_path / "home") == mine
 
 
+@pytest.mark.slow
 def test_a_model_comes_from_the_hub_once(hub: HubServer, tiny: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int | None]] = []
     directory = resolve("tests/tiny", tmp_path / "home", lambda *report: seen.append(report))
@@ -129,6 +139,7 @@ def test_a_model_comes_from_the_hub_once(hub: HubServer, tiny: Path, tmp_path: P
     assert len(hub.requests) == asked
 
 
+@pytest.mark.slow
 def test_a_revision_has_a_cache_entry_of_its_own(hub: HubServer, tmp_path: Path) -> None:
     assert resolve("tests/tiny@v1", tmp_path / "home") == tmp_path / "home" / "tests--tiny@v1"
     assert "GET /api/models/tests/tiny/revision/v1" in hub.requests
@@ -136,6 +147,7 @@ def test_a_revision_has_a_cache_entry_of_its_own(hub: HubServer, tmp_path: Path)
         resolve("tests/tiny@v2", tmp_path / "home")
 
 
+@pytest.mark.slow
 def test_a_private_model_needs_the_token(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with hub_server({"tests/tiny": tiny}, token="hf_secret") as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
@@ -157,6 +169,7 @@ def test_an_unsupported_architecture_is_rejected_before_its_weights_are_fetched(
     assert not any("safetensors" in request for request in server.requests)
 
 
+@pytest.mark.slow
 def test_a_download_that_breaks_off_leaves_no_model_and_can_be_repeated(
     hub: HubServer, tmp_path: Path
 ) -> None:
@@ -277,3 +290,20 @@ def test_a_model_flag_names_its_model(text: str, expected: tuple[str, str]) -> N
 def test_half_a_model_flag_is_rejected(text: str) -> None:
     with pytest.raises(SetupError, match="NAME=NAME_OR_DIR"):
         parse_model_flag(text)
+
+
+@pytest.mark.parametrize("source", ["directory", "converted", "gguf", "default", "unknown"])
+def test_a_model_is_described_without_its_weights(source: str, tiny: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    gguf = tmp_path / "tiny.gguf"
+    if source in {"converted", "gguf"}:
+        write_gguf(tiny_llama(tmp_path / "whole"), gguf)
+    if source == "converted":
+        resolve(str(gguf), home)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_bytes((tiny / "config.json").read_bytes())
+    sources = {"directory": str(bare), "default": DEFAULT_MODEL, "unknown": "tests/never-downloaded"}
+    expected = {"default": ModelDescription("llama", 8192), "unknown": ModelDescription()}
+    described = describe(sources.get(source, str(gguf)), home)
+    assert described == expected.get(source, ModelDescription("llama", 512))

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Quantization
+from hypothesis import given, settings
 from safetensors.numpy import load_file
 
 from tests.models import CHAT_TEMPLATE, tiny_llama
@@ -18,6 +20,8 @@ from tinkex.engine.model.gguf import convert_gguf
 from tinkex.engine.model.loader import load_transformer
 from tinkex.engine.model.tokenizer import EngineTokenizer
 from tinkex.errors import SetupError
+
+pytestmark = pytest.mark.slow
 
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
@@ -477,3 +481,76 @@ def test_progress_counts_up_to_all_weights(tmp_path: Path) -> None:
     done = [report for report in seen if report[0] == "converting weights"]
     assert [count for _, count, _ in done] == sorted(count for _, count, _ in done)
     assert done[-1][1] == done[-1][2]
+
+
+@pytest.fixture(scope="module")
+def valid_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("valid")
+    original = tiny_llama(directory / "original", layers=1)
+    return write_gguf(original, directory / "model.gguf", Quantization.Q8_0)
+
+
+def rejection_of(file: Path, directory: Path) -> str:
+    """Why a file is rejected; empty if it is converted."""
+    try:
+        convert_gguf(file, directory)
+    except SetupError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_file_with_wrong_bytes_is_converted_or_rejected(
+    valid_file: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    content = bytearray(valid_file.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        # Half of the positions are in the first values, whose lengths and kinds decide how the rest is read.
+        at = data.draw(st.one_of(st.integers(0, 900), st.integers(0, len(content) - 1)))
+        content[at] = data.draw(st.integers(0, 255))
+    directory = tmp_path_factory.mktemp("wrong")
+    (directory / "wrong.gguf").write_bytes(content)
+    rejection = rejection_of(directory / "wrong.gguf", directory / "converted")
+    assert not rejection or "GGUF" in rejection
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(
+    key=st.sampled_from(
+        [
+            *(
+                "llama.block_count",
+                "llama.context_length",
+                "llama.embedding_length",
+                "llama.feed_forward_length",
+            ),
+            *("llama.attention.head_count", "llama.attention.head_count_kv", "llama.attention.key_length"),
+            *("llama.attention.layer_norm_rms_epsilon", "llama.rope.freq_base", "llama.rope.dimension_count"),
+            *("llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.attention.sliding_window"),
+            *("general.type", "general.architecture", "split.count", "llama.attention.causal"),
+            *("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.chat_template"),
+        ]
+    ),
+    value=st.one_of(
+        *(st.integers(-2, 3), st.floats(width=32), st.text(max_size=4), st.booleans()),
+        st.lists(st.integers(-2, 3), min_size=1, max_size=3),
+    ),
+)
+def test_a_file_with_an_odd_value_is_converted_or_rejected(
+    valid_file: Path, tmp_path_factory: pytest.TempPathFactory, key: str, value: Any
+) -> None:
+    directory = tmp_path_factory.mktemp("odd")
+    write_gguf(valid_file.parent / "original", directory / "odd.gguf", extra={key: value})
+    rejection = rejection_of(directory / "odd.gguf", directory / "converted")
+    assert not rejection or "GGUF" in rejection
+
+
+@pytest.mark.parametrize("value", [0, -1, "many", 1.5, True])
+def test_a_size_that_is_not_a_positive_number_is_named(tmp_path: Path, value: Any) -> None:
+    original = tiny_llama(tmp_path / "original", layers=1)
+    path = write_gguf(original, tmp_path / "odd.gguf", extra={"llama.attention.head_count": value})
+    with pytest.raises(SetupError, match=r"llama\.attention\.head_count is .*, not a positive number"):
+        convert_gguf(path, tmp_path / "converted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import pytest
 
 from tests.unit.engine.durability.test_replay import running
-from tests.unit.engine.test_engine import forward_backward, optim_step, sample
+from tests.unit.engine.test_engine import Caller, config, forward_backward, optim_step, sample
+from tinkex.engine.config import EngineConfig
+from tinkex.engine.engine import Engine
 from tinkex.engine.lanes.in_process import LocalBackend
-from tinkex.engine.lanes.interface import DecodeStep
+from tinkex.engine.lanes.interface import DecodeReport, DecodeStep
 from tinkex.engine.sampler.sampler import Sampler
 from tinkex.types import SamplingParams, SaveWeightsForSamplerRequest, SaveWeightsRequest
 
+PATIENCE_S = 60.0
 FIRST = SamplingParams(max_tokens=40, stop=[], seed=1)
 
 
@@ -30,6 +34,7 @@ def fails_once(method: Callable[..., Any], times: int) -> Callable[..., Any]:
     return called
 
 
+@pytest.mark.slow
 def test_after_a_step_that_failed_in_a_full_batch_the_others_get_their_places(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,7 +53,7 @@ def test_when_joining_fails_in_a_way_it_should_not_nobody_stays_behind_in_the_ba
     with running(tmp_path, tiny_model) as ada:
         sampler = ada.sampler(base_model="tiny")
         ada.run(sample(sampler))
-        monkeypatch.setattr(LocalBackend, "_add", fails_once(LocalBackend._add, times=1))
+        monkeypatch.setattr(Sampler, "add", fails_once(Sampler.add, times=1))
         requests = [ada.submit(sample(sampler, sampling_params=FIRST)) for _ in range(2)]
         for request in requests:
             ada.outcome(request)
@@ -58,6 +63,51 @@ def test_when_joining_fails_in_a_way_it_should_not_nobody_stays_behind_in_the_ba
         assert not report.batch.num_sequences
 
 
+class SteppedBackend(LocalBackend):
+    """Stops before its fifth decode step until ``resume`` is set."""
+
+    def __init__(self, engine_config: EngineConfig) -> None:
+        super().__init__(engine_config)
+        self.steps: list[DecodeStep] = []
+        self.stopped, self.resume = threading.Event(), threading.Event()
+
+    def sample(self, source: str, step: DecodeStep) -> DecodeReport:
+        self.steps.append(step)
+        if len(self.steps) == 5:
+            self.stopped.set()
+            assert self.resume.wait(PATIENCE_S)
+        return super().sample(source, step)
+
+
+@pytest.mark.parametrize("action", ["join", "cancel"])
+def test_samples_join_and_are_cancelled_with_the_next_step(
+    tiny_model: Path, tmp_path: Path, action: str
+) -> None:
+    engine_config = config(tmp_path, tiny_model)
+    backend = SteppedBackend(engine_config)
+    engine = Engine(engine_config, backends=[backend])
+    engine.start()
+    try:
+        ada = Caller(engine)
+        sampler = ada.sampler(base_model="tiny")
+        first = ada.submit(sample(sampler, sampling_params=FIRST))
+        assert backend.stopped.wait(PATIENCE_S)
+        if action == "cancel":
+            engine.cancel(ada.owner, first)
+        second = ada.submit(sample(sampler))
+        with engine.paused():
+            pass  # the loop has received both
+        backend.resume.set()
+        assert (action == "cancel") == ("cancelled" in ada.outcome(first).error)
+        assert not ada.outcome(second).error
+        assert [request.request_id for request in backend.steps[5].add] == [second]
+        assert list(backend.steps[5].cancel) == ([first] if action == "cancel" else [])
+    finally:
+        backend.resume.set()
+        engine.close()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [None, "kept"])
 def test_weights_that_are_not_as_they_were_written_are_never_sampled_from(
     tiny_model: Path, tmp_path: Path, name: str | None

@@ -15,7 +15,7 @@ from tests.traces import Traces, traced
 from tinkex.engine.operation import Kind, Operation
 from tinkex.engine.running import spans
 from tinkex.engine.running.spans import call_context
-from tinkex.engine.running.table import OperationTable
+from tinkex.engine.running.table import Budgets, OperationTable
 from tinkex.engine.store import Outcome, ResultFormat
 
 DONE = Outcome.done(b"result", ResultFormat.JSON)
@@ -30,7 +30,7 @@ def traces() -> Iterator[Traces]:
 
 @pytest.fixture
 def table() -> OperationTable:
-    return OperationTable(gap_timeout_s=300, max_pending=100, on_ready=lambda: None)
+    return OperationTable(gap_timeout_s=300, budgets=Budgets(), on_ready=lambda: None)
 
 
 @contextmanager
@@ -52,14 +52,14 @@ def operation(run_id: str, seq_id: int, kind: Kind, num_tokens: int = 10) -> Ope
 def opened(table: OperationTable, *run_ids: str) -> None:
     for run_id in run_ids:
         create = operation(run_id, 0, Kind.CREATE, 0)
-        table.open_run(run_id, create)
-        table.next_turn(100)
-        table.end([table.compute(create, DONE)])
+        table.add(create, 0.0)
+        table.next_turns(100, lane="lane-0")
+        table.end(table.compute([create], DONE))
 
 
 def end(table: OperationTable, request_id: str, outcome: Outcome = DONE) -> None:
     (ended,) = [each for each in table.unfinished() if each.request_id == request_id]
-    table.compute(ended, outcome)
+    table.compute([ended], outcome)
     spans.ended([ended])
     assert ended.trace is None, "nothing is kept of it"
     table.end([ended])
@@ -70,7 +70,7 @@ def test_an_operation_waits_and_runs_in_the_trace_of_its_call(traces: Traces, ta
     with call_of(traces, "call"):
         table.add(operation("ada", 1, Kind.OPTIM_STEP, 0), 0.0)
     assert traces.names == ["call"]
-    table.next_turn(100)
+    table.next_turns(100, lane="lane-0")
     waited = traces.one("tinkex.queue")
     assert waited in traces.inside(traces.one("call"))
     assert "tinkex.engine.optim_step" not in traces.names
@@ -88,6 +88,7 @@ def test_an_operation_waits_and_runs_in_the_trace_of_its_call(traces: Traces, ta
         "tinkex.batch.num_tokens": 0,
         "tinkex.ran": True,
         "tinkex.result_bytes": 6,
+        "tinkex.tokens_computed": 0,
     }
 
 
@@ -99,7 +100,7 @@ def test_operations_that_share_a_pass_have_a_span_each_and_point_to_the_pass(
         with call_of(traces, f"call of {run_id}"):
             table.add(operation(run_id, 1, Kind.FORWARD_BACKWARD, tokens), 0.0)
     table.add(operation("eve", 1, Kind.FORWARD_BACKWARD, 5), 0.0)  # her client traces nothing
-    table.next_turn(100)
+    table.next_turns(100, lane="lane-0")
     end(table, "ada-1")
     end(table, "eve-1")
     assert "tinkex.engine.pass" not in traces.names
@@ -125,8 +126,8 @@ def test_operations_that_share_a_pass_have_a_span_each_and_point_to_the_pass(
 
 def test_a_sample_runs_from_when_it_joins_the_batch(traces: Traces, table: OperationTable) -> None:
     with call_of(traces, "call"):
-        table.add_sample(operation("sampler", 0, Kind.SAMPLE))
-    assert table.start_sample("base") is not None
+        table.add(operation("sampler", 0, Kind.SAMPLE), 0.0)
+    assert table.start_sample("lane-0", "base") is not None
     end(table, "sampler-0")
     assert traces.names == ["call", "tinkex.queue", "tinkex.engine.sample"]
 
@@ -148,12 +149,12 @@ def test_operations_of_calls_that_are_not_traced_have_no_spans_and_none_are_kept
     opened(table, "ada")
     with traces.program.start_as_current_span("of somebody else"):
         table.add(operation("ada", 1, Kind.OPTIM_STEP), 0.0)
-    table.next_turn(100)
+    table.next_turns(100, lane="lane-0")
     end(table, "ada-1")
     assert traces.names == ["of somebody else"]
     with call_of(traces, "call"):
         table.add(operation("ada", 2, Kind.OPTIM_STEP), 0.0)
-    table.next_turn(100)
+    table.next_turns(100, lane="lane-0")
     end(table, "ada-2")
 
 
@@ -163,7 +164,7 @@ def test_an_engine_that_stops_ends_the_spans_of_what_it_leaves(traces: Traces, t
         with call_of(traces, "call"):
             table.add(operation(run_id, 1, Kind.FORWARD_BACKWARD), 0.0)
             table.add(operation(run_id, 2, Kind.OPTIM_STEP), 0.0)
-    table.next_turn(100)
+    table.next_turns(100, lane="lane-0")
     spans.abandoned(table.unfinished())
     assert all(each.trace is None for each in table.unfinished())
     runs = traces.all("tinkex.engine.forward_backward")
@@ -182,5 +183,5 @@ def test_span_processors_that_fail_do_not_stop_the_engine(table: OperationTable)
         with call_of(traces, "call"):
             traces.provider.add_span_processor(Broken())
             table.add(operation("ada", 1, Kind.OPTIM_STEP), 0.0)
-            assert table.next_turn(100) is not None
+            assert table.next_turns(100, lane="lane-0")
         end(table, "ada-1")

@@ -35,11 +35,7 @@ def job(
     prompt: Sequence[int], *, adapter: Adapter | None = None, num_samples: int = 1, **options: Any
 ) -> SampleJob:
     """A job for ``prompt``; sampling parameters and job fields are distinguished by name."""
-    params = {
-        name: options.pop(name)
-        for name in ("max_tokens", "seed", "stop", "temperature", "top_k", "top_p")
-        if name in options
-    }
+    params = {name: options.pop(name) for name in SamplingParams.__struct_fields__ if name in options}
     request_id = options.pop("request_id", f"req-{next(_ids)}")
     return SampleJob(
         request_id=request_id,

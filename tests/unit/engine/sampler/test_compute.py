@@ -13,6 +13,7 @@ from tinkex.engine.model.transformer import Transformer
 from tinkex.engine.sampler.compute import choose_compute
 from tinkex.engine.sampler.sampler import Sampler
 from tinkex.errors import SetupError
+from tinkex.types import StructuredOutput
 
 has_core = pytest.mark.skipif(not CORES, reason="the package was installed without its compiled core")
 
@@ -53,6 +54,7 @@ def test_the_engine_setting_for_memory_reaches_the_sampler(tiny_model: Path, tmp
         facts.samples.check(job(random_tokens(50, 1), max_tokens=1))
 
 
+@pytest.mark.slow
 @has_core
 def test_both_computes_draw_the_same_samples(model: Transformer, tokenizer: EngineTokenizer) -> None:
     adapters = [None, trained_adapter(model, 4, 1), trained_adapter(model, 9, 2)]
@@ -66,6 +68,12 @@ def test_both_computes_draw_the_same_samples(model: Transformer, tokenizer: Engi
             stop=[],
             temperature=[1.0, 0.0, 0.7][n % 3],
             top_p=[1.0, 0.9][n % 2],
+            min_p=[None, 0.05, 0.3, 0.0][n % 4],
+            presence_penalty=[None, 0.5][n % 2],
+            frequency_penalty=[None, -0.5, 0.2][n % 3],
+            repetition_penalty=[None, 1.3][n % 2],
+            logit_bias=[None, {7: 3.0, 9: -100.0}][n % 2],
+            structured_output=[None, None, StructuredOutput(regex="[a-z ]{5,30}")][n % 3],
             prompt_logprobs=n % 2 == 0,
             topk_sample_logprobs=3,
         )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,6 +87,7 @@ def test_a_slot_that_grows_keeps_its_tokens_and_takes_more() -> None:
     assert contents(slot)[..., 63:, :].unique().tolist() == [3.0]
 
 
+@pytest.mark.slow
 def test_attention_sees_a_sequences_own_tokens_only() -> None:
     slots = table()
     held = [slots.add(prompt(length, value)) for length, value in [(5, 1.0), (40, 2.0), (100, 3.0), (7, 4.0)]]

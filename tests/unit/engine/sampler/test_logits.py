@@ -8,6 +8,8 @@ import torch
 
 from tinkex.engine.sampler.logits import RowSettings, draw, sample_rng, scaled_logprobs
 
+pytestmark = pytest.mark.slow
+
 
 def random_logits(rows: int, vocab: int = 700, seed: int = 0) -> torch.Tensor:
     return 3 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
@@ -84,7 +86,7 @@ def test_a_nucleus_wider_than_the_first_candidates_reaches_every_token_it_holds(
 
 def test_the_nucleus_after_top_k_is_that_of_the_renormalised_distribution() -> None:
     probabilities = torch.tensor([[0.4, 0.3, 0.2, 0.1]])
-    # Of the two likeliest, the first holds 4/7 > 0.55 of their mass, so it alone is the nucleus.
+    # Of the top two, the first holds 4/7 > 0.55 of their mass, so it alone is the nucleus.
     drawn = draw(probabilities.log(), [RowSettings(top_k=2, top_p=0.55)], [0.9999])
     assert drawn.tokens_B.tolist() == [0]
 
@@ -130,3 +132,23 @@ def test_a_negative_seed_is_not_its_absolute_value() -> None:
 
 def test_without_a_seed_every_sample_is_fresh() -> None:
     assert sample_rng(None, 0).random() != sample_rng(None, 0).random()
+
+
+@pytest.mark.parametrize("min_p", [0.02, 0.2, 1.0])
+def test_min_p_draws_only_tokens_close_to_the_most_probable_one(min_p: float) -> None:
+    logits = random_logits(200)
+    settings = [RowSettings(0.9, min_p=min_p)] * len(logits)
+    drawn = draw(logits, settings, np.random.default_rng(0).random(len(logits)).tolist())
+    probabilities = torch.softmax(logits.double() / 0.9, -1)
+    chosen = probabilities.gather(1, drawn.tokens_B[:, None])[:, 0]
+    assert (chosen >= min_p * probabilities.amax(-1) * (1 - 1e-6)).all()
+    expected = chosen.log()
+    torch.testing.assert_close(drawn.logprobs_B.double(), expected, atol=1e-4, rtol=1e-5)
+
+
+def test_the_nucleus_is_that_of_what_min_p_leaves() -> None:
+    logits = torch.tensor([[0.50, 0.30, 0.15, 0.05]]).log()
+    setting = RowSettings(top_p=0.6, min_p=0.4)  # leaves 0.50 and 0.30, which become 0.625 and 0.375
+    uniforms = np.linspace(0, 0.999, 50).tolist()
+    drawn = draw(logits.expand(50, -1).contiguous(), [setting] * 50, uniforms)
+    assert set(drawn.tokens_B.tolist()) == {0}

@@ -85,6 +85,7 @@ def test_the_budget_is_kept_at_every_step(samplers: Samplers, budget_tokens: int
         assert sampler.kv_bytes <= budget
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("compiled" not in WAYS, reason="the package was installed without its compiled core")
 def test_a_sequence_that_gave_way_gets_the_bits_of_an_undisturbed_run(
     model: Transformer, tokenizer: EngineTokenizer
@@ -103,7 +104,7 @@ def test_a_sequence_that_gave_way_gets_the_bits_of_an_undisturbed_run(
 
 
 def test_new_sequences_wait_until_running_ones_have_ended(samplers: Samplers) -> None:
-    needed = samplers.of(100_000)._slots.sizes.peak_tokens(180, 2)
+    needed = samplers.of(100_000).limits.sizes.peak_tokens(180, 2)
     sampler = samplers.of(needed, prompt_cache_bytes=0)
     running = job(random_tokens(60, 1), max_tokens=50, seed=1, stop=[])
     waiting = job(random_tokens(180, 2), max_tokens=2, seed=2, stop=[])
@@ -130,12 +131,13 @@ def test_prompts_kept_for_later_go_before_anybody_who_runs(samplers: Samplers, c
     assert sample(sampler, kept, max_tokens=1).prompt_cache_hit_tokens == 0
 
 
+@pytest.mark.slow
 def test_a_prompt_that_could_only_begin_with_a_kept_one_drops_it_instead_of_waiting_for_ever(
     samplers: Samplers,
 ) -> None:
     head = random_tokens(150, 1)
     longer = job(head + random_tokens(20, 2), max_tokens=40, seed=1, stop=[])
-    tight = samplers.of(samplers.of(100_000)._slots.sizes.peak_tokens(170, 40))
+    tight = samplers.of(samplers.of(100_000).limits.sizes.peak_tokens(170, 40))
     sample(tight, head, max_tokens=1)
     assert (
         outputs(finish(tight, [longer]), [longer])[0][0][0]
@@ -146,9 +148,9 @@ def test_a_prompt_that_could_only_begin_with_a_kept_one_drops_it_instead_of_wait
 def test_a_request_that_could_never_fit_is_rejected_with_a_hint(samplers: Samplers) -> None:
     sampler = samplers.of(300)
     greedy = job(random_tokens(60, 1), max_tokens=200)
-    for refuse in (sampler.check, sampler.add):
+    for reject in (sampler.check, sampler.add):
         with pytest.raises(InvalidInput, match=r"max_tokens is 200.*room for \d+ new tokens.*kv_cache_bytes"):
-            refuse(greedy)
+            reject(greedy)
     with pytest.raises(InvalidInput, match="prompt has 301 tokens"):
         sampler.check(job(random_tokens(301, 1), max_tokens=1))
     assert not sampler.busy
@@ -161,9 +163,9 @@ def test_a_prompt_that_fills_the_budget_still_gets_its_one_token(samplers: Sampl
 
 def test_what_the_rejection_says_would_fit_does(samplers: Samplers) -> None:
     sampler = samplers.of(300)
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInput) as rejected:
         sampler.check(job(random_tokens(60, 1), max_tokens=200))
-    room = int(str(refused.value).split("room for ")[1].split()[0])
+    room = int(str(rejected.value).split("room for ")[1].split()[0])
     assert len(sample(sampler, random_tokens(60, 1), max_tokens=room, stop=[]).sequences[0].tokens) == room
     with pytest.raises(InvalidInput):
         sampler.check(job(random_tokens(60, 1), max_tokens=room + 1))

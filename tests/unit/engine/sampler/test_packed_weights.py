@@ -110,7 +110,7 @@ def test_one_number_that_does_not_fit_keeps_the_matrix_as_it_is(core: Core, form
 
 
 @pytest.mark.parametrize("inputs", [30, 33, 100])
-def test_rows_that_are_no_whole_blocks_are_packed_number_by_number(core: Core, inputs: int) -> None:
+def test_rows_that_are_not_whole_blocks_are_packed_number_by_number(core: Core, inputs: int) -> None:
     assert pack_matrix(core, torch.from_numpy(fp16((5, inputs), 1))).storage is StorageFormat.FP16
     assert pack_matrix(core, torch.zeros(5, inputs)).storage is StorageFormat.BF16
 
@@ -124,6 +124,7 @@ def quantise(model: Transformer, form: str) -> None:
     model.embedding_VD.copy_(torch.from_numpy(make(tuple(model.embedding_VD.shape), 99)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["q4_1", "q4_0", "q8_0", "fp16", "bf16"])
 @pytest.mark.parametrize(
     "sizes",

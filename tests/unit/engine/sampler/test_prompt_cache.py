@@ -64,7 +64,7 @@ def test_another_adapter_shares_nothing(model: Transformer) -> None:
     assert prompts.acquire_exact(adapter, tokens(HEAD)) is None
 
 
-def test_a_prompt_in_progress_lends_what_it_has_and_promises_the_rest(model: Transformer) -> None:
+def test_a_prompt_in_progress_lends_what_it_has_and_announces_the_rest(model: Transformer) -> None:
     prompts = cache(model)
     running = prompts.allocate(None, tokens(HEAD, ONE), PromptMatch())
     match = prompts.match(None, tokens(HEAD, OTHER), limit=69)
@@ -116,6 +116,7 @@ def test_a_prompt_that_was_abandoned_halfway_is_not_kept(model: Transformer, com
     assert (prompts.nbytes > 0) == complete
 
 
+@pytest.mark.slow
 def test_a_prompt_does_not_keep_its_adapter_alive_and_goes_with_it(model: Transformer) -> None:
     prompts = cache(model)
     adapter = trained_adapter(model, rank=2, seed=0)

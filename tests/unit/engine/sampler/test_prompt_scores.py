@@ -9,9 +9,10 @@ import torch
 from tests.unit.engine.sampler.harness import full_logits, job, random_tokens, sample
 from tinkex.engine.model.tokenizer import EngineTokenizer
 from tinkex.engine.model.transformer import Transformer
+from tinkex.engine.sampler.prompt_cache import MIN_SHARED
 from tinkex.engine.sampler.prompt_scores import PromptScores
 from tinkex.engine.sampler.sampler import Sampler
-from tinkex.types import TensorData
+from tinkex.types import SampleResponse, TensorData
 from tinkex.types.sampling import EMPTY_LOGPROB
 
 PROMPT = random_tokens(50, seed=4)
@@ -109,8 +110,8 @@ def test_logprobs_of_chosen_targets_skip_empty_cells(
     assert (got.dtype, got.shape, got.is_sparse) == ("float32", [49, 4], sparse)
     assert got.sparse_crow_indices == data.sparse_crow_indices
     assert got.sparse_col_indices == data.sparse_col_indices
-    values = got.to_numpy(pad_value=np.nan)
-    assert (np.isnan(values) == (wanted == -1)).all()
+    values = got.to_numpy()
+    assert ((values == 0.0) == (wanted == -1)).all()
     for row, column in zip(*np.nonzero(wanted != -1), strict=True):
         assert values[row, column] == pytest.approx(expected[row, wanted[row, column]].item(), abs=1e-4)
 
@@ -131,11 +132,75 @@ def test_scores_are_the_same_whether_or_not_the_prompt_is_known_already(
     np.testing.assert_allclose(known.prompt_logprobs_np[-5:], fresh.prompt_logprobs_np[-5:], atol=1e-5)
 
 
+@pytest.mark.parametrize("start", ["one after the other", "together"])
+def test_logprobs_of_continuations_compute_their_prompt_once(
+    model: Transformer, tokenizer: EngineTokenizer, start: str
+) -> None:
+    sampler = Sampler(model, tokenizer, prefill_chunk=16)
+    prompts = [[*PROMPT[:40], *random_tokens(12, seed=seed)] for seed in range(3)] + [PROMPT[:40]]
+    got: dict[str, SampleResponse] = {}
+    for number, prompt in enumerate(prompts):
+        sampler.add(job(prompt, request_id=str(number), max_tokens=1, prompt_logprobs=True))
+        while sampler.busy and (start == "one after the other" or number == len(prompts) - 1):
+            for request_id, response in sampler.step():
+                assert isinstance(response, SampleResponse)
+                got[request_id] = response
+    for number, prompt in enumerate(prompts):
+        alone = Sampler(model, tokenizer)
+        wanted = sample(alone, prompt, max_tokens=1, prompt_logprobs=True).prompt_logprobs_np
+        mine = got[str(number)].prompt_logprobs_np
+        assert mine is not None
+        assert wanted is not None
+        np.testing.assert_allclose(mine, wanted, atol=1e-5)
+        # The last common token has the logprob of the first one that differs, so it is computed again.
+        hits = got[str(number)].prompt_cache_hit_tokens
+        if start == "one after the other":
+            assert hits == (39 if number else 0)
+        else:  # the others start when the rest of the first one's prompt is not worth waiting for
+            assert 39 - MIN_SHARED < hits <= 39 or not number
+
+
+@pytest.mark.parametrize("with_logprobs", [True, False])
+def test_top_tokens_of_continuations_compute_their_prompt_once(
+    model: Transformer, tokenizer: EngineTokenizer, with_logprobs: bool
+) -> None:
+    sampler = Sampler(model, tokenizer)
+    first, *others = [[*PROMPT[:40], *random_tokens(12, seed=seed)] for seed in range(3)]
+    sample(sampler, first, max_tokens=1, prompt_logprobs=with_logprobs, topk_prompt_logprobs=4)
+    for prompt, k in zip(others, (4, 3), strict=True):  # a shorter table is a part of a longer one
+        options = {"max_tokens": 1, "prompt_logprobs": with_logprobs, "topk_prompt_logprobs": k}
+        mine, alone = sample(sampler, prompt, **options), sample(Sampler(model, tokenizer), prompt, **options)
+        assert (mine.prompt_cache_hit_tokens, alone.prompt_cache_hit_tokens) == (39, 0)
+        assert mine.topk_prompt_logprobs_np is not None
+        assert alone.topk_prompt_logprobs_np is not None
+        np.testing.assert_array_equal(
+            mine.topk_prompt_logprobs_np.token_ids, alone.topk_prompt_logprobs_np.token_ids
+        )
+        np.testing.assert_allclose(
+            mine.topk_prompt_logprobs_np.logprobs, alone.topk_prompt_logprobs_np.logprobs, atol=1e-5
+        )
+        assert (mine.prompt_logprobs_np is not None) == with_logprobs
+    more = sample(sampler, first, max_tokens=1, prompt_logprobs=with_logprobs, topk_prompt_logprobs=5)
+    assert more.prompt_cache_hit_tokens == 0
+
+
+def test_what_known_logprobs_lack_is_computed(model: Transformer, tokenizer: EngineTokenizer) -> None:
+    sampler = Sampler(model, tokenizer)
+    sample(sampler, PROMPT, max_tokens=1, prompt_logprobs=True, prompt_logprobs_last_n=5)
+    after_some = sample(sampler, PROMPT, max_tokens=1, prompt_logprobs=True)
+    assert after_some.prompt_cache_hit_tokens == 0
+    after_all = sample(sampler, PROMPT, max_tokens=1, prompt_logprobs=True, topk_prompt_logprobs=2)
+    assert after_all.prompt_cache_hit_tokens == 0
+    assert after_some.prompt_logprobs_np is not None
+    assert after_all.prompt_logprobs_np is not None
+    np.testing.assert_allclose(after_some.prompt_logprobs_np, after_all.prompt_logprobs_np, atol=1e-5)
+
+
 def test_a_sparse_target_may_skip_a_cell_it_lists(sampler: Sampler, expected: torch.Tensor) -> None:
     data = TensorData([-1, 9], "int64", [49, 10**6], [0] * 21 + [2] * 29, [0, 999_999])
     got = sample(sampler, PROMPT, max_tokens=1, target_prompt_logprobs=data).target_prompt_logprobs
     assert got is not None
-    assert np.isnan(got.array[0])
+    assert got.array[0] == 0.0
     assert got.array[1] == pytest.approx(expected[20, 9].item(), abs=1e-4)
 
 

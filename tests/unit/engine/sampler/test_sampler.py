@@ -63,7 +63,7 @@ def test_an_end_token_at_the_last_allowed_place_is_a_stop(
     assert (sequence.tokens, sequence.stop_reason) == ([10, EOS], "stop")
 
 
-def test_an_empty_stop_list_goes_on_past_the_end_token(
+def test_an_empty_stop_list_continues_past_the_end_token(
     model: Transformer, tokenizer: EngineTokenizer
 ) -> None:
     sampler, _ = scripted(model, tokenizer, [10])
@@ -212,7 +212,7 @@ def test_a_short_request_finishes_while_a_long_prompt_is_prefilled(
     assert order == [short.request_id, long.request_id]
 
 
-def test_decoding_goes_on_between_the_chunks_of_a_long_prompt(
+def test_decoding_continues_between_the_chunks_of_a_long_prompt(
     model: Transformer, tokenizer: EngineTokenizer
 ) -> None:
     script = ScriptedModel(model.arch, [9] * 600)
@@ -356,7 +356,7 @@ def test_a_known_prompt_gives_the_same_samples(model: Transformer, tokenizer: En
     assert tokens[0] == tokens[1] == tokens[2]
 
 
-def test_prompt_logprobs_of_a_known_prompt_are_computed_and_told_so(sampler: Sampler) -> None:
+def test_prompt_logprobs_of_a_cached_prompt_are_computed_and_reported_as_such(sampler: Sampler) -> None:
     prompt = random_tokens(100, 1)
     sample(sampler, prompt, max_tokens=1)
     again = sample(sampler, prompt, max_tokens=1, prompt_logprobs=True)
@@ -420,6 +420,7 @@ def random_jobs(model: Transformer, random: Random) -> list[SampleJob]:
     return jobs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_any_mix_of_requests_gives_each_what_it_gets_alone(
     model: Transformer, tokenizer: EngineTokenizer, seed: int

@@ -13,7 +13,11 @@ from tests.unit.engine.kernels.cores import CORES
 from tests.unit.engine.sampler.harness import finish, job, random_tokens
 from tinkex.engine.model.tokenizer import EngineTokenizer
 from tinkex.engine.model.transformer import Transformer
+from tinkex.engine.sampler.compute import Compute, choose_compute
 from tinkex.engine.sampler.job import SampleJob
+from tinkex.engine.sampler.logits import RowSettings
+from tinkex.engine.sampler.prompt_cache import PromptCache
+from tinkex.engine.sampler.request import RunningRequest
 from tinkex.engine.sampler.sampler import Sampler
 from tinkex.errors import EngineFailure
 from tinkex.types import SampleResponse
@@ -48,7 +52,7 @@ def compute(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def make(model: Transformer, tokenizer: EngineTokenizer, compute: str) -> Callable[[], Sampler]:
-    return lambda: Sampler(model, tokenizer, prefill_chunk=32, compute=compute)
+    return lambda: Sampler(model, tokenizer, prefill_chunk=32, prompt_cache_bytes=0, compute=compute)
 
 
 def jobs() -> list[SampleJob]:
@@ -69,38 +73,42 @@ def drawn(results: dict[str, Any], asked: Sequence[SampleJob]) -> list[list[int]
 
 
 def put(
-    sampler: Sampler, place: str, shortage: Shortage, monkeypatch: pytest.MonkeyPatch, results: list[Any]
+    compute: Compute, vocab_size: int, place: str, shortage: Shortage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Has one kind of call run short."""
+    cls: type
     if place in {"prefill", "decode", "logits", "draw"}:
-        monkeypatch.setattr(sampler._compute, place, shortage.at(getattr(sampler._compute, place)))
+        cls = type(compute)
     elif place in {"add", "grow"}:
-        monkeypatch.setattr(sampler._slots, place, shortage.at(getattr(sampler._slots, place)))
+        cls = type(compute.new_decode_cache())
     elif place == "allocate":
-        monkeypatch.setattr(sampler._prompts, place, shortage.at(sampler._prompts.allocate))
+        cls = PromptCache
     elif place == "distribution":
-        drawer = sampler._compute.draw(torch.zeros(1, sampler._arch.vocab_size), results, [0.5])
-        monkeypatch.setattr(type(drawer), place, shortage.at(type(drawer).distribution))
+        cls = type(compute.draw(torch.zeros(1, vocab_size), [RowSettings(1.0, -1, 1.0)], [0.5]))
     else:
-        from tinkex.engine.sampler.request import RunningRequest
-
-        monkeypatch.setattr(RunningRequest, place, shortage.at(RunningRequest.response))
+        cls = RunningRequest
+    monkeypatch.setattr(cls, place, shortage.at(getattr(cls, place)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("every", [2, 3])
 def test_wherever_memory_runs_out_every_request_completes(
-    make: Callable[[], Sampler], place: str, every: int, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], Sampler],
+    model: Transformer,
+    compute: str,
+    place: str,
+    every: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from tinkex.engine.sampler.logits import RowSettings
-
     asked = jobs()
     expected = finish(make(), asked)
     sampler = make()
     enough = 2 if place != "allocate" else 1  # who is alone, and still does not fit, has to fail
-    shortage = Shortage(lambda number: number % every == 0 and len(sampler._memory_holders()) >= enough)
-    put(sampler, place, shortage, monkeypatch, [RowSettings(1.0, -1, 1.0)])
+    shortage = Shortage(
+        lambda number: number % every == 0 and len(sampler._memory_holders()) >= enough  # noqa: SLF001
+    )
+    put(choose_compute(model, compute), model.arch.vocab_size, place, shortage, monkeypatch)
     results = finish(sampler, asked)
     monkeypatch.undo()
     assert shortage.num_failed
@@ -112,9 +120,10 @@ def test_wherever_memory_runs_out_every_request_completes(
         if each.prompt_logprobs:
             np.testing.assert_allclose(got.prompt_logprobs_np, wanted.prompt_logprobs_np, atol=1e-4)
     assert sampler.num_sequences == 0
-    assert not sampler._slots.nbytes
+    assert not sampler.kv_bytes
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_even_alone_fails_alone(
     make: Callable[[], Sampler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,14 +131,14 @@ def test_what_does_not_fit_even_alone_fails_alone(
     expected = finish(make(), asked)
     sampler = make()
     large = len(asked[2].prompt_P)
-    allocate = sampler._prompts.allocate
+    allocate = PromptCache.allocate
 
-    def scarce(adapter: Any, tokens_P: Any, *more: Any) -> Any:
+    def scarce(prompts: PromptCache, adapter: Any, tokens_P: Any, *more: Any) -> Any:
         if len(tokens_P) == large:
             raise MemoryError
-        return allocate(adapter, tokens_P, *more)
+        return allocate(prompts, adapter, tokens_P, *more)
 
-    monkeypatch.setattr(sampler._prompts, "allocate", scarce)
+    monkeypatch.setattr(PromptCache, "allocate", scarce)
     results = finish(sampler, asked)
     failure = results.pop(asked[2].request_id)
     assert isinstance(failure, EngineFailure)
@@ -139,13 +148,13 @@ def test_what_does_not_fit_even_alone_fails_alone(
 
 
 def test_errors_that_are_not_about_memory_are_not_held_back(
-    make: Callable[[], Sampler], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], Sampler], model: Transformer, compute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampler = make()
 
     def broken(*_: Any) -> Any:
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr(sampler._compute, "prefill", broken)
+    monkeypatch.setattr(type(choose_compute(model, compute)), "prefill", broken)
     with pytest.raises(RuntimeError, match="shapes differ"):
         finish(sampler, jobs())

@@ -89,7 +89,7 @@ def test_a_stop_string_may_begin_and_end_in_the_middle_of_tokens_that_split_char
     assert first_stop(rule("😁"), pieces) is None
 
 
-def test_half_a_character_is_not_the_character() -> None:
+def test_an_incomplete_utf8_sequence_is_not_the_character() -> None:
     assert first_stop(rule("é"), [b"\xc3", b"\xc3", b"\xa9"]) == 2
     assert first_stop(rule("é"), [b"\xc3", b"e", b"\xa9"]) is None
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.engine.operation import Kind, Operation
-from tinkex.engine.scheduler import FairShare, Queue, next_turn
+from tinkex.engine.scheduler import FairShare, Queue, next_turns
 from tinkex.errors import InvalidInput
 
 
@@ -24,8 +24,8 @@ def opened(*runs: str, gap_timeout_s: float = 300.0) -> Queue:
 
 def drain(queue: Queue, budget: int = 64) -> list[str]:
     turns, done = FairShare[str](), list[str]()
-    while (turn := next_turn(queue, turns, budget)) is not None:
-        done += [each.request_id for each in turn.operations]
+    while taken := next_turns(queue, turns, budget):
+        done += [each.request_id for turn in taken for each in turn]
     return done
 
 
@@ -47,7 +47,7 @@ def test_the_operation_that_creates_a_run_comes_first() -> None:
     assert drain(queue) == ["run#0", "run#1"]
 
 
-def test_a_refused_number_is_used_up() -> None:
+def test_a_rejected_number_is_used_up() -> None:
     queue = opened()
     queue.put(step(3), now=0.0)
     queue.reject("run", 2, now=0.0)
@@ -57,7 +57,7 @@ def test_a_refused_number_is_used_up() -> None:
         queue.check_number("run", 2)
 
 
-def test_a_number_refused_ahead_of_its_turn_is_used_up_too() -> None:
+def test_a_number_rejected_ahead_of_its_turn_is_used_up_too() -> None:
     queue = opened()
     queue.reject("run", 2, now=0.0)
     with pytest.raises(InvalidInput, match="used up"):
@@ -65,13 +65,13 @@ def test_a_number_refused_ahead_of_its_turn_is_used_up_too() -> None:
     assert queue.next_number("run") == 3
 
 
-def test_numbers_below_one_are_refused() -> None:
+def test_numbers_below_one_are_rejected() -> None:
     with pytest.raises(InvalidInput, match="numbered from 1"):
         opened().check_number("run", 0)
 
 
 @pytest.mark.parametrize("seq_id", [200_000, 2**63 - 1, 2**200])
-def test_a_number_that_nobody_counted_to_is_refused_and_uses_up_nothing(seq_id: int) -> None:
+def test_a_number_that_nobody_counted_to_is_rejected_and_uses_up_nothing(seq_id: int) -> None:
     queue = opened()
     with pytest.raises(InvalidInput, match="far ahead: the next one is 1"):
         queue.check_number("run", seq_id)
@@ -81,7 +81,7 @@ def test_a_number_that_nobody_counted_to_is_refused_and_uses_up_nothing(seq_id: 
     assert drain(queue) == ["run#1"]
 
 
-def test_a_gap_that_stays_open_fails_those_who_wait_and_the_run_goes_on() -> None:
+def test_a_gap_that_stays_open_fails_those_who_wait_and_the_run_continues() -> None:
     queue = opened(gap_timeout_s=10.0)
     queue.put(step(1), now=0.0)
     queue.put(step(3), now=5.0)
@@ -157,7 +157,7 @@ def test_nothing_is_lost_and_nothing_runs_twice(data: st.DataObject) -> None:
             tokens, kind = data.draw(st.integers(1, 40)), data.draw(KINDS)
             arrivals.append(step(seq_id, kind, run, f"owner{index % 2}", tokens))
     arrivals = data.draw(st.permutations(arrivals))
-    refused = (
+    rejected = (
         {w.request_id for w in arrivals if data.draw(st.booleans())} if data.draw(st.booleans()) else set()
     )
     late = {w.request_id for w in arrivals if data.draw(st.integers(0, 9)) == 0}
@@ -166,25 +166,28 @@ def test_nothing_is_lost_and_nothing_runs_twice(data: st.DataObject) -> None:
     missed: list[Operation] = []
 
     def run_some() -> None:
-        while data.draw(st.booleans()) and (turn := next_turn(queue, turns, budget)) is not None:
-            done.extend(turn.operations)
+        while data.draw(st.booleans()) and (taken := next_turns(queue, turns, budget)):
+            done.extend(each for turn in taken for each in turn)
 
     for item in arrivals:
         if item.request_id in late:
             continue
-        if item.request_id in refused:
+        if item.request_id in rejected:
             queue.reject(item.run_id, item.seq_id, now=0.0)
         else:
             queue.put(item, now=0.0)
         run_some()
     missed += [each for timeout in queue.expire_gaps(now=10.0) for each in timeout.expired]
-    while (turn := next_turn(queue, turns, budget)) is not None:
-        operations = turn.operations
-        assert len(operations) == 1 or sum(each.num_tokens for each in operations) <= budget
-        assert len(operations) == 1 or all(each.kind.packs for each in operations)
-        done.extend(operations)
+    while taken := next_turns(queue, turns, budget):
+        for operations in taken:
+            assert len(operations) == 1 or sum(each.num_tokens for each in operations) <= budget
+            assert len(operations) == 1 or all(each.kind.packs for each in operations)
+            done.extend(operations)
+        if len(taken) > 1:
+            assert all(turn[0].kind is Kind.OPTIM_STEP for turn in taken)
+            assert len({turn[0].run_id for turn in taken}) == len(taken)
 
-    accepted = {w.request_id for w in arrivals} - refused - late
+    accepted = {w.request_id for w in arrivals} - rejected - late
     assert sorted(w.request_id for w in [*done, *missed]) == sorted(accepted)
     for run in runs:
         order = [w.seq_id for w in done if w.run_id == run]

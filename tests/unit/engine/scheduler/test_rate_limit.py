@@ -20,7 +20,7 @@ class Clock:
     st.floats(1, 1e4),
     st.lists(st.tuples(st.floats(0, 30), st.integers(0, 5000), st.floats(0, 1)), max_size=60),
 )
-def test_whoever_heeds_it_takes_no_more_than_the_rate_the_advance_and_one_operation(
+def test_a_user_who_obeys_it_takes_no_more_than_the_rate_the_advance_and_one_operation(
     rate: float, asked: list[tuple[float, int, float]]
 ) -> None:
     clock = Clock()
@@ -31,7 +31,7 @@ def test_whoever_heeds_it_takes_no_more_than_the_rate_the_advance_and_one_operat
         if pace.wait_s("ada") == 0:
             pace.charge("ada", tokens)
             kept = int(tokens * used)
-            pace.charge("ada", kept - tokens)  # it ended at once and took less than it might have
+            pace.charge("ada", kept - tokens)  # it ended immediately and took less than it might have
             taken += kept
             largest = max(largest, tokens)
         most = rate * (clock.now - 1000.0 + BURST_S) + largest

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sqlite3
 import stat
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +38,9 @@ from tinkex.engine.store import (
 )
 from tinkex.engine.store.database import BUSY_TIMEOUT_MS, CONTENDED_BUSY_TIMEOUT_MS, Database
 from tinkex.engine.store.directories import Directories
+from tinkex.engine.store.flushing import flush_path
 from tinkex.engine.store.migrations import MIGRATIONS
+from tinkex.engine.store.users import Users
 from tinkex.errors import InvalidInput, SetupError
 from tinkex.types import LoraConfig
 
@@ -97,7 +102,7 @@ def test_everything_survives_closing_and_opening_again(tmp_path: Path) -> None:
         assert store.runs.get("s:train:0") == run(
             optimizer_config={"type": "adamw"}, user_metadata={"a": "b"}
         )
-        assert [f.request for f in store.futures.pending()] == [b"{}"]
+        assert [store.futures.request(f.request_id) for f in store.futures.pending()] == [b"{}"]
         assert store.checkpoints.get("s:train:0", "weights", "c") == checkpoint(
             "c", user_metadata={"x": 1}, expires_at=99.0
         )
@@ -140,6 +145,7 @@ def test_two_engines_cannot_share_a_data_directory(store: Store) -> None:
         Store(store.root)
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_dead_process_does_not_block(tmp_path: Path) -> None:
     script = (
         "import os, pathlib, sys; from tinkex.engine.store.lock import DirectoryLock;"
@@ -214,7 +220,8 @@ def test_results_expire_by_retention_and_pending_ones_never(store: Store) -> Non
         "unfetched": FutureStatus.DONE,
         "pending": FutureStatus.PENDING,
     }
-    store.futures.prune(fetched_before=0.0, finished_before=100.0, expired_before=100.0)
+    while store.futures.prune(fetched_before=0.0, finished_before=100.0, expired_before=100.0):
+        pass
     assert store.futures.get("fetched") is None
     assert store.futures.get("pending") is not None
 
@@ -245,6 +252,7 @@ def test_threads_write_concurrently(store: Store) -> None:
     assert len(store.futures.pending()) == 100
 
 
+@pytest.mark.slow
 def test_a_committed_operation_survives_a_crash_of_the_process(tmp_path: Path) -> None:
     script = (
         "import os, pathlib, sys; from tinkex.engine.store import Store, FutureRow;"
@@ -268,9 +276,13 @@ def test_listings_belong_to_their_owner_newest_first(store: Store) -> None:
         store.sessions.add(session(f"s{number}", created_at=float(number)))
         store.runs.add(run(f"s{number}:train:0", session_id=f"s{number}", used_at=float(number)))
         store.checkpoints.put(checkpoint(f"c{number}", created_at=float(number)))
-    assert [s.session_id for s in store.sessions.list("ada", 2, 0)] == ["s2", "s1"]
-    assert [s.session_id for s in store.sessions.list("ada", 2, 2)] == ["s0"]
-    assert store.sessions.list("bob", 10, 0) == []
+    assert store.sessions.list_ids("ada", 2, 0) == ["s2", "s1"]
+    assert store.sessions.list_ids("ada", 2, 2) == ["s0"]
+    assert store.sessions.list_ids("bob", 10, 0) == []
+    (newest,) = store.sessions.list_after("ada", 1, (math.inf, ""))
+    assert newest.session_id == "s2"
+    older = store.sessions.list_after("ada", 10, (newest.created_at, newest.session_id))
+    assert [row.session_id for row in older] == ["s1", "s0"]
     assert [r.run_id for r in store.runs.list("ada", 1, 1)] == ["s1:train:0"]
     assert store.runs.count("ada") == 3
     assert store.runs.count("bob") == 0
@@ -387,6 +399,7 @@ def test_unreferenced_files_are_removed(tmp_path: Path) -> None:
     assert not directories.resolve(dropped.final).exists()
 
 
+@pytest.mark.slow
 def test_keys_of_an_older_schema_stay_valid(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "engine.db")
     for script in MIGRATIONS[:2]:
@@ -549,3 +562,102 @@ def test_a_locked_database_is_waited_for_once(store: Store) -> None:
     store.database.probe()
     [[busy_timeout_ms]] = store.database.all("PRAGMA busy_timeout")
     assert busy_timeout_ms == BUSY_TIMEOUT_MS
+
+
+class SlowDisk(Database):
+    """A database whose flush has an outcome only when the test gives it one."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.flushes: list[Future[None]] = []
+
+    def flushed(self) -> Future[None]:
+        self.flushes.append(Future())
+        return self.flushes[-1]
+
+
+def test_a_key_is_revoked_on_disk_before_its_revocation_is_reported(tmp_path: Path) -> None:
+    database = SlowDisk(tmp_path / "engine.db")
+    users = Users(database)
+    _, row = users.create_key("ada", 0.0)
+    with closing(database), ThreadPoolExecutor(1) as pool:
+        revoking = pool.submit(users.revoke, row.key_id, 1.0)
+        while not database.flushes and not revoking.done():
+            time.sleep(0.001)
+        assert not revoking.done()
+        assert users.all_keys()[0].revoked_at == 1.0  # committed before it is flushed
+        database.flushes[0].set_result(None)
+        assert revoking.result(30)
+        revoking = pool.submit(users.revoke, row.key_id, 2.0)
+        while len(database.flushes) < 2:
+            time.sleep(0.001)
+        database.flushes[1].set_exception(OSError("the disk is gone"))
+        with pytest.raises(OSError, match="the disk is gone"):
+            revoking.result(30)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs file modes")
+def test_a_data_directory_that_others_could_read_is_made_private_and_that_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "engine"
+    with Store(root) as store:
+        key = store.local_key(0.0)
+    caplog.clear()
+    root.chmod(0o755)
+    database = root / "engine.db"
+    database.chmod(0o644)
+    with Store(root) as store:
+        assert store.users.find(key) == "local"
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (root, *root.iterdir())}
+    assert modes.pop("engine") == 0o700
+    assert modes.keys() >= {"engine.db", "engine.db-wal", "engine.db-shm", "api_key"}
+    assert set(modes.values()) == {0o600}
+    assert f"{root} could be accessed by other accounts: its mode was 0755 and is now 0700" in caplog.text
+    assert "0644 and is now 0600" in caplog.text
+    caplog.clear()
+    with Store(root):
+        assert not caplog.records
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs file modes")
+def test_a_new_database_is_private_whatever_the_umask_is(tmp_path: Path) -> None:
+    previous = os.umask(0o022)
+    try:
+        with Store(tmp_path / "engine") as store:
+            files = [path for path in store.root.iterdir() if path.name.startswith("engine.db")]
+            assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    finally:
+        os.umask(previous)
+
+
+def test_a_new_directory_is_flushed_into_each_of_its_parents(tmp_path: Path) -> None:
+    flushed: list[Path] = []
+
+    def flush(path: Path) -> None:
+        flushed.append(path.relative_to(tmp_path))
+        flush_path(path)
+
+    directories = Directories(tmp_path, flush)
+    with directories.checkpoint("s:train:0", "weights", "a") as writing:
+        assert flushed == [Path(), Path("checkpoints"), Path("checkpoints/s~train~0")], (
+            "before anything is in it"
+        )
+        flushed.clear()
+        (writing.temporary / "part").mkdir()
+        (writing.temporary / "part" / "file").write_bytes(b"1")
+    assert sorted(path.name for path in flushed[:-2]) == ["file", "part"]
+    assert flushed[-2].name.startswith(".unfinished-")
+    assert flushed[-1] == Path("checkpoints/s~train~0/weights"), "last: the entry of the directory itself"
+    for write in (directories.savepoint, directories.snapshot):
+        flushed.clear()
+        with write() as writing:
+            if write == directories.savepoint:
+                writing.temporary.write_bytes(b"1")
+        assert flushed[0] == Path()
+        assert flushed[-1] == Path(writing.final).parent
+    flushed.clear()
+    temporary = directories.new_asset_path()
+    temporary.write_bytes(b"1")
+    directories.commit_asset(temporary)
+    assert (flushed[0], flushed[-1]) == (Path(), Path("assets"))

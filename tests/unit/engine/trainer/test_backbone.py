@@ -24,13 +24,14 @@ def packed_of(*jobs: list[int]) -> PackedBatch:
     limits = Limits(vocab_size=96, max_context=64)
     data = [[sft_datum(sequence(random, length)) for length in lengths] for lengths in jobs]
     examples = [read_examples(datums, LOSSES["cross_entropy"], {}, limits) for datums in data]
-    [packed] = pack_batches(list(enumerate(examples)), 1000)
+    [packed] = pack_batches([{job: own} for job, own in enumerate(examples)], 1000)
     return packed
 
 
 KERNELS = pytest.mark.parametrize("kernel", [None, TorchLoraKernel()], ids=["chosen", "torch"])
 
 
+@pytest.mark.slow
 @KERNELS
 @pytest.mark.parametrize(
     ("family", "config"),
@@ -51,7 +52,9 @@ def test_hidden_states_are_those_of_the_model(
     tokens_T, positions_T = torch.from_numpy(packed.tokens_T), torch.from_numpy(packed.positions_T)
     rows = LoraRows([(state.adapter, s.num_rows) for state, s in zip(states, packed.segments, strict=True)])
     with torch.no_grad():
-        expected_TD = model.hidden(tokens_T, positions_T, packed_causal(packed.lengths, model.arch), rows)
+        expected_TD = model.hidden(
+            tokens_T, positions_T, packed_causal([node.length for node in packed.nodes], model.arch), rows
+        )
         hidden_TD = Backbone(model, kernel).hidden(packed, [Tenant(state.adapter) for state in states])
     torch.testing.assert_close(hidden_TD, expected_TD, rtol=1e-5, atol=1e-5)
 
@@ -74,6 +77,7 @@ def test_both_lora_kernels_give_the_same_gradients(tmp_path: Path) -> None:
         assert float((compiled - plain).norm() / plain.norm()) < 2e-6
 
 
+@pytest.mark.slow
 @KERNELS
 def test_recomputed_layers_give_the_same_gradient(kernel: LoraKernel | None, tmp_path: Path) -> None:
     model = small_transformer(tmp_path)

@@ -32,7 +32,7 @@ def read(*data: Datum, loss_fn: str = "cross_entropy", config: dict[str, Any] | 
     return read_examples(data, loss, read_settings(loss, config), LIMITS)
 
 
-def refusal(*data: Datum, loss_fn: str = "cross_entropy", config: dict[str, Any] | None = None) -> str:
+def rejection(*data: Datum, loss_fn: str = "cross_entropy", config: dict[str, Any] | None = None) -> str:
     with pytest.raises(InvalidInput) as caught:
         read(*data, loss_fn=loss_fn, config=config)
     return str(caught.value)
@@ -62,9 +62,9 @@ def sparse(shape: list[int], values: list[float], columns: list[int], dtype: Any
 
 def test_sparse_targets_that_no_memory_holds_are_rejected_by_their_shape() -> None:
     shape = [3, 10**12]
-    told = refusal(datum(target_tokens=sparse(shape, [2], [0])))
-    assert "data[0].loss_fn_inputs['target_tokens']" in told
-    assert "(3, 1000000000000)" in told
+    reported = rejection(datum(target_tokens=sparse(shape, [2], [0])))
+    assert "data[0].loss_fn_inputs['target_tokens']" in reported
+    assert "(3, 1000000000000)" in reported
     with pytest.raises(InvalidInput, match="several passes"):
         read(*[datum(target_tokens=sparse([3, 2**20], [2], [0])) for _ in range(11)])
 
@@ -81,9 +81,9 @@ def test_sparse_inputs_of_a_custom_loss_are_bounded_too() -> None:
 
 def test_a_cell_that_is_listed_twice_is_rejected() -> None:
     targets = np.ones((3, 4), dtype=np.int64)
-    told = refusal(datum(target_tokens=targets, weights=sparse([3, 4], [1.0, 2.0], [1, 1], "float32")))
-    assert "'weights'" in told
-    assert "twice" in told
+    reported = rejection(datum(target_tokens=targets, weights=sparse([3, 4], [1.0, 2.0], [1, 1], "float32")))
+    assert "'weights'" in reported
+    assert "twice" in reported
     read(datum(target_tokens=targets, weights=sparse([3, 4], [1.0, 2.0], [2, 1], "float32")))
 
 
@@ -103,25 +103,25 @@ def test_settings_and_per_token_thresholds_reach_every_token() -> None:
 
 
 def test_no_data_is_rejected() -> None:
-    assert "data is empty" in refusal()
+    assert "data is empty" in rejection()
 
 
 def test_an_empty_datum_is_rejected_with_its_index() -> None:
-    assert "data[1].model_input is empty" in refusal(datum(), datum(tokens=()))
+    assert "data[1].model_input is empty" in rejection(datum(), datum(tokens=()))
 
 
 def test_a_missing_input_is_named() -> None:
     bare = Datum(model_input=ModelInput.from_ints([1]), loss_fn_inputs={})
-    assert "data[0].loss_fn_inputs lacks 'target_tokens'" in refusal(bare)
-    assert "lacks 'advantages', which ppo needs" in refusal(datum(logprobs=[0.0] * 3), loss_fn="ppo")
-    assert "lacks 'sequence_ratio_mask'" in refusal(policy(), loss_fn="gspo")
+    assert "data[0].loss_fn_inputs lacks 'target_tokens'" in rejection(bare)
+    assert "lacks 'advantages', which ppo needs" in rejection(datum(logprobs=[0.0] * 3), loss_fn="ppo")
+    assert "lacks 'sequence_ratio_mask'" in rejection(policy(), loss_fn="gspo")
 
 
 def test_an_input_the_loss_does_not_read_is_named() -> None:
-    message = refusal(datum(mask=np.ones(3)))
+    message = rejection(datum(mask=np.ones(3)))
     assert "'mask', which cross_entropy does not read" in message
     assert "target_tokens, weights" in message
-    assert "'weights'" in refusal(policy(weights=[1.0] * 3), loss_fn="importance_sampling")
+    assert "'weights'" in rejection(policy(weights=[1.0] * 3), loss_fn="importance_sampling")
 
 
 @pytest.mark.parametrize(
@@ -138,51 +138,53 @@ def test_an_input_the_loss_does_not_read_is_named() -> None:
     ],
 )
 def test_shapes_that_do_not_fit_are_both_named(wrong: dict[str, Any], shapes: tuple[str, str]) -> None:
-    message = refusal(datum(**wrong))
+    message = rejection(datum(**wrong))
     assert all(shape in message for shape in shapes), message
 
 
 def test_many_targets_are_rejected_where_the_loss_takes_one() -> None:
-    message = refusal(policy(target_tokens=np.ones((3, 2), dtype=np.int64)), loss_fn="ppo")
+    message = rejection(policy(target_tokens=np.ones((3, 2), dtype=np.int64)), loss_fn="ppo")
     assert "ppo takes (N,)" in message
 
 
 def test_token_ids_outside_the_vocabulary_are_rejected() -> None:
-    assert "data[0].model_input has token id 10 at flat position 2" in refusal(datum(tokens=(1, 2, 10)))
-    assert "['target_tokens'] has token id -1 at flat position 0" in refusal(datum(target_tokens=[-1, 2, 3]))
-    assert "0…9" in refusal(datum(target_tokens=[1, 2, 11]))
+    assert "data[0].model_input has token id 10 at flat position 2" in rejection(datum(tokens=(1, 2, 10)))
+    assert "['target_tokens'] has token id -1 at flat position 0" in rejection(
+        datum(target_tokens=[-1, 2, 3])
+    )
+    assert "0…9" in rejection(datum(target_tokens=[1, 2, 11]))
 
 
 def test_a_datum_longer_than_the_context_is_rejected_with_the_limit() -> None:
-    message = refusal(datum(tokens=range(5), target_tokens=[1] * 5))
+    message = rejection(datum(tokens=range(5), target_tokens=[1] * 5))
     assert "5 tokens" in message
     assert "context is 4" in message
 
 
 def test_targets_of_the_wrong_dtype_are_rejected() -> None:
     targets = TensorData(data=[1.0, 2.0, 3.0], dtype="float32")
-    assert "dtype float32; token ids must be int64" in refusal(datum(target_tokens=targets))
+    assert "dtype float32; token ids must be int64" in rejection(datum(target_tokens=targets))
 
 
 def test_chunks_that_are_not_text_are_rejected() -> None:
     chunks = [EncodedTextChunk(tokens=[1]), DmelChunk(dmel=b"\x00\x01\x02")]
     audio = Datum(model_input=ModelInput(chunks=chunks), loss_fn_inputs={"target_tokens": [1, 2, 3]})
-    assert "chunks[1] is of type 'dmel'" in refusal(audio)
+    assert "chunks[1] is of type 'dmel'" in rejection(audio)
 
 
 def test_values_that_are_not_finite_are_rejected_with_their_position() -> None:
-    message = refusal(datum(weights=[1.0, float("nan"), float("inf")]))
+    message = rejection(datum(weights=[1.0, float("nan"), float("inf")]))
     assert "data[0].loss_fn_inputs['weights'] is not finite at flat position 1" in message
 
 
 def test_crossed_thresholds_are_rejected() -> None:
-    assert "clip_low_threshold 2" in refusal(policy(), loss_fn="ppo", config={"clip_low_threshold": 2.0})
+    assert "clip_low_threshold 2" in rejection(policy(), loss_fn="ppo", config={"clip_low_threshold": 2.0})
     crossed = policy(clip_low_threshold=[0.8, 0.8, 1.3])
-    assert "at position 2" in refusal(crossed, loss_fn="ppo")
+    assert "at position 2" in rejection(crossed, loss_fn="ppo")
 
 
 def test_an_empty_sequence_mask_with_advantages_is_rejected() -> None:
-    assert "marks no token" in refusal(policy(sequence_ratio_mask=[0.0] * 3), loss_fn="gspo")
+    assert "marks no token" in rejection(policy(sequence_ratio_mask=[0.0] * 3), loss_fn="gspo")
 
 
 def test_an_empty_sequence_mask_without_advantages_is_fine() -> None:

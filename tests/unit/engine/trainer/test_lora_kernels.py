@@ -46,6 +46,7 @@ shapes = st.builds(
 )
 
 
+@pytest.mark.slow
 @needs_core
 @pytest.mark.parametrize("variant", CORES)
 @settings(max_examples=40, deadline=None)

@@ -1,4 +1,4 @@
-"""What an operation of a custom loss is told to make is never less than what it makes, however the call is written."""
+"""The size that is computed for an operation of a custom loss is never less than what it makes, however the call is written."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from tinkex.engine.trainer import loss_ops
-from tinkex.engine.trainer.loss_graph import _OP_ERRORS
-from tinkex.engine.trainer.loss_ops import METHODS, STRINGS, AllowedOp
+from tinkex.engine.trainer.loss_graph import OP_ERRORS
+from tinkex.engine.trainer.loss_ops import METHODS, NAMESPACES, STRINGS, AllowedOp
 from tinkex.engine.trainer.loss_sizes import tensors_in
 
 CALLS_EACH = 60
 WRITTEN_AS = {"torch": "", "special": "special_", "linalg": "linalg_", "Tensor": ""}
+BY_PREFIX = dict(NAMESPACES)
 TABLES = {
-    "torch": loss_ops._TORCH,
-    "special": loss_ops._SPECIAL,
-    "linalg": loss_ops._LINALG,
+    "torch": BY_PREFIX["torch."],
+    "special": BY_PREFIX["torch.special."],
+    "linalg": BY_PREFIX["torch.linalg."],
     "Tensor": METHODS,
 }
 
@@ -49,7 +49,7 @@ def value(kind: str, rng: random.Random) -> Any:
 
 def forms(where: str, name: str) -> list[list[tuple[str, str]]]:
     """The names and types of the arguments, in each of the ways the operation can be called."""
-    found = torch._C._jit_get_schemas_for_operator(f"aten::{WRITTEN_AS[where]}{name}")
+    found = torch._C._jit_get_schemas_for_operator(f"aten::{WRITTEN_AS[where]}{name}")  # noqa: SLF001 - torch has no other way
     return [
         [(one.name, str(one.type)) for one in schema.arguments]
         for schema in found
@@ -58,22 +58,22 @@ def forms(where: str, name: str) -> list[list[tuple[str, str]]]:
 
 
 def check(operation: AllowedOp, args: list[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether the call worked; fails if it made more than was told."""
+    """Whether the call worked; fails if it made more than its size says."""
     try:
-        told = operation.size(args, kwargs)
+        size = operation.size(args, kwargs)
         made = operation.call(*args, **kwargs)
-    except _OP_ERRORS:
+    except OP_ERRORS:
         return False
     elements = sum(one.numel() for one in tensors_in(made))
-    # Results that come in twos, such as values and their positions, are told as one.
-    assert elements <= 2 * told.elements + 2, (told, args, kwargs)
+    # Results that come in twos, such as values and their positions, count as one.
+    assert elements <= 2 * size.elements + 2, (size, args, kwargs)
     return True
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("where", TABLES)
-def test_no_call_makes_more_than_was_told(where: str) -> None:
+def test_no_call_makes_more_than_its_size_says(where: str) -> None:
     rng = random.Random(5)
     worked = 0
     for name, operation in TABLES[where].items():
@@ -92,10 +92,11 @@ def test_no_call_makes_more_than_was_told(where: str) -> None:
     assert worked > len(TABLES[where])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_no_index_picks_more_than_was_told() -> None:
+def test_no_index_picks_more_than_its_size_says() -> None:
     rng = random.Random(6)
-    getitem = loss_ops._OPERATOR["getitem"]
+    getitem = BY_PREFIX["operator."]["getitem"]
     parts: list[Any] = [
         *(lambda: rng.randint(-1, 2), lambda: slice(None), lambda: slice(0, rng.randint(0, 5), 2)),
         *(lambda: None, lambda: Ellipsis, lambda: True, lambda: tensor(rng)),

@@ -79,7 +79,7 @@ def test_a_first_step_without_gradient_only_decays_weights() -> None:
 )
 def test_a_setting_no_step_can_be_taken_with_is_named(field: str, value: float) -> None:
     params = AdamParams()
-    msgspec.structs.force_setattr(params, field, value)  # what the type itself refuses to hold
+    msgspec.structs.force_setattr(params, field, value)  # what the type itself rejects to hold
     with pytest.raises(InvalidInput, match=field):
         check_adam(params)
 

@@ -23,6 +23,7 @@ from tests.unit.engine.trainer.harness import (
 from tinkex.engine.model.transformer import Transformer
 from tinkex.engine.trainer.backbone import Backbone, Tenant
 from tinkex.engine.trainer.batch import PackedBatch
+from tinkex.engine.trainer.buffers import BufferPool
 from tinkex.engine.trainer.losses import LOSSES
 from tinkex.engine.trainer.trainer import MAX_RANK, Trainer, TrainJob
 from tinkex.errors import EngineFailure, InvalidInput, NumericalError
@@ -132,14 +133,16 @@ def test_forward_and_backward_jobs_of_several_tenants_share_a_call(trainer: Trai
 
 
 @pytest.mark.parametrize("room", [0, 2, 5])
-def test_more_jobs_than_their_gradients_have_room_for_run_in_groups(trainer: Trainer, room: int) -> None:
+def test_more_jobs_than_their_gradients_have_room_for_run_in_groups(
+    model: Transformer, trainer: Trainer, room: int
+) -> None:
     states = [trained_state(trainer, seed=n) for n in range(5)]
     jobs = [
         TrainJob(state, sft_data(5, seed=n), "cross_entropy", None, n != 2) for n, state in enumerate(states)
     ]
     expected = [run_one(trainer, job).metrics["loss:sum"] for job in jobs]
-    trainer._max_gradient_bytes = room * states[0].adapter.params.nbytes
-    outputs = trainer.run(jobs)
+    limited = Trainer(model, max_gradient_bytes=room * states[0].adapter.params.nbytes)
+    outputs = limited.run(jobs)
     assert [o.metrics["loss:sum"] for o in outputs if not isinstance(o, Exception)] == pytest.approx(expected)
 
 
@@ -239,6 +242,7 @@ def test_check_rejects_what_run_would_reject(trainer: Trainer) -> None:
         trainer.check(TrainJob(state, [sft_datum([1] * 66)], "cross_entropy"))
 
 
+@pytest.mark.slow
 def test_a_deterministic_trainer_gives_the_same_bits_in_any_call(model: Transformer) -> None:
     trainer = Trainer(model, max_tokens_per_pass=24, deterministic=True)
 
@@ -293,21 +297,21 @@ def test_a_batch_that_does_not_fit_in_memory_is_split(model: Transformer, traine
     np.testing.assert_allclose(state.grad.numpy(), reference.grad.numpy(), rtol=1e-4, atol=2e-5)
 
 
-def test_a_pass_that_runs_out_of_memory_has_the_spare_buffers_go_first(
-    model: Transformer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = forgetful(model)
-    spare = small._buffers
-    spare.release(torch.zeros(1000))
-    state, run_pass, seen = trained_state(small), small._run_pass, []
+def test_a_pass_that_runs_out_of_memory_frees_the_spare_buffers_first(model: Transformer) -> None:
+    forgets, spare, seen = Forgetful(model), BufferPool(2**20), []
+    rotary = forgets.rotary
 
-    def watched(*arguments: Any) -> None:
+    def watched(positions_T: torch.Tensor) -> Any:
         seen.append(spare.num_bytes)
-        run_pass(*arguments)
+        return rotary(positions_T)
 
-    monkeypatch.setattr(small, "_run_pass", watched)
+    forgets.rotary = watched  # type: ignore[assignment]
+    small = Trainer(forgets, buffers=spare)
+    state = trained_state(small)
+    spare.release(torch.zeros(1000))
     run_one(small, TrainJob(state, sft_data(9, 4), "cross_entropy"))
     assert seen[0] == 4000
+    assert len(seen) > 1
     assert not any(seen[1:])
 
 
@@ -355,6 +359,7 @@ def test_a_sequence_that_fits_only_if_its_layers_are_computed_twice_trains_the_s
 
 
 @pytest.mark.parametrize("flags", [{}, {"train_attn": False, "train_mlp": False}])
+@pytest.mark.slow
 def test_a_sequence_longer_than_the_budget_trains_the_same(
     model: Transformer, trainer: Trainer, flags: dict[str, bool]
 ) -> None:
@@ -431,6 +436,7 @@ def test_save_and_load_continue_as_if_nothing_had_happened(trainer: Trainer, tmp
         assert torch.equal(job.state.adapter.params, resumed.state.adapter.params)
 
 
+@pytest.mark.slow
 def test_buffers_used_again_change_no_number(model: Transformer) -> None:
     def numbers(trainer: Trainer) -> list[float]:
         state = trained_state(trainer)

@@ -59,13 +59,13 @@ def test_a_loss_that_a_server_would_run_takes_regularizers_too_and_then_runs_her
 
     server = ScriptedServer(client_config=lambda value, request: reply({"custom_loss_server_side": True}))
     server.answers["create_custom_loss"] = lambda value, request: server.accept({"loss_id": "loss-0"})
-    heard: list[Event] = []
+    received: list[Event] = []
 
-    class Heard:
+    class RecordingSink:
         def emit(self, event: Event) -> None:
-            heard.append(event)
+            received.append(event)
 
-    with ServiceClient(transport=server.transport, events=Heard()) as service:
+    with ServiceClient(transport=server.transport, events=RecordingSink()) as service:
         client = service.create_lora_training_client("toy", rank=8)
         handle = service.create_custom_loss(of_tokens, {"logprobs": 1}).result(timeout=10)
         output = client.forward_backward_custom(
@@ -74,7 +74,7 @@ def test_a_loss_that_a_server_would_run_takes_regularizers_too_and_then_runs_her
     assert [one.loss_fn for one in server.values("forward_backward")] == ["cross_entropy"] * 2
     assert output.metrics["regularizer/l2/value:sum"] == 14.0
     assert output.metrics["loss:sum"] == 13.0
-    (finished,) = (event for event in heard if isinstance(event, RegularizerFinished))
+    (finished,) = (event for event in received if isinstance(event, RegularizerFinished))
     assert (finished.name, finished.value) == ("l2", 14.0)
 
 
@@ -107,7 +107,7 @@ def test_a_failing_regularizer_adds_nothing(server: ScriptedServer, client: Trai
     assert [v.forward_only for v in server.values("forward_backward")] == [True]
 
 
-def test_wrong_specifications_are_refused_before_anything_is_sent(
+def test_wrong_specifications_are_rejected_before_anything_is_sent(
     server: ScriptedServer, client: TrainingClient
 ) -> None:
     with pytest.raises(TypeError, match="RegularizerSpec"):

@@ -180,6 +180,20 @@ def test_values_worked_out_elsewhere(regularizer: Any, expected: float) -> None:
     assert value_of(regularizer, [datum(10)], leaves(LOGPROBS)) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("regularizer", "expected"),
+    [
+        (L1(reduction="mean"), {"l1_raw": 10.8, "l1_mean": 1.08}),
+        (L2(center="mean"), {"l2_raw": 14.7, "l2_mean": 1.47, "center": -1.08}),
+        (ElasticNet(l1_ratio=0.6), {"l1_ratio": 0.6}),
+    ],
+)
+def test_norms_report_their_sum_and_mean_before_centering(
+    regularizer: Any, expected: dict[str, float]
+) -> None:
+    assert regularizer([datum(10)], leaves(LOGPROBS))[1] == pytest.approx(expected, abs=1e-6)
+
+
 def test_temperature_is_over_the_candidates_of_a_position() -> None:
     sharp = Entropy(mode="maximize", temperature=0.5)
     assert value_of(sharp, [datum(1)], leaves([LOGPROBS])) == pytest.approx(-1.935401, abs=1e-6)
@@ -265,7 +279,7 @@ def test_drawn_targets_estimate_the_whole_without_bias(what: str, drawn_by: str)
     torch.testing.assert_close(slope, torch.autograd.grad(expected, logits)[0], rtol=1e-5, atol=1e-6)
 
 
-# ---- edges and refusals ----
+# ---- edges and rejections ----
 
 
 def test_positions_may_all_be_left_out() -> None:
@@ -307,7 +321,7 @@ def test_a_token_that_is_ruled_out_stays_finite() -> None:
         (lambda: GradientPenalty(cubes, target_norm=-1.0), "target_norm"),
     ],
 )
-def test_options_that_cannot_be_honoured_are_refused(build: Any, message: str) -> None:
+def test_options_that_cannot_be_honoured_are_rejected(build: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         build()
 
@@ -325,11 +339,52 @@ def test_options_that_cannot_be_honoured_are_refused(build: Any, message: str) -
         (GradientPenalty(lambda d, l: (torch.tensor(1.0), {})), "does not depend"),
     ],
 )
-def test_data_that_a_regularizer_cannot_use_is_refused(regularizer: Any, message: str) -> None:
+def test_data_that_a_regularizer_cannot_use_is_rejected(regularizer: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         regularizer([datum(2, short=[1.0])], leaves([-1.0, -2.0]))
+
+
+@pytest.mark.parametrize("returned", [torch.tensor(1.0), 1.0, (torch.ones(2), {}), None])
+def test_a_penalized_loss_that_returns_something_else_is_rejected_by_name(returned: Any) -> None:
+    penalty = GradientPenalty(lambda data, logprobs: returned)
+    with pytest.raises(TypeError, match="the loss of GradientPenalty must return"):
+        penalty([datum(2)], leaves([-1.0, -2.0]))
 
 
 def test_drawn_targets_come_one_per_position() -> None:
     with pytest.raises(ValueError, match="one sampled target"):
         Entropy(sampled_by="model")([datum(3), datum(2)], leaves(*WIDE))
+
+
+@pytest.mark.parametrize(
+    ("term", "expected"),
+    [
+        (L1(field="advantages"), 6.0),
+        (L1(field="advantages", reduction="mean"), 2.0),
+        (L1(field="advantages", where="weights"), 3.0),
+        (L2(field="advantages"), 14.0),
+        (L2(field="advantages", center="mean"), 14.0 - 4.0 / 3.0),
+        (L2(field="advantages", clip=1.5), 1.0 + 2.25 + 2.25),
+        (ElasticNet(field="advantages", l1_ratio=0.5), 10.0),
+    ],
+)
+def test_a_norm_of_an_input_covers_all_datums_and_has_no_gradient(term: Any, expected: float) -> None:
+    data = [
+        datum(2, advantages=[1.0, -2.0], weights=[0.0, 0.0]),
+        datum(1, advantages=[3.0], weights=[1.0]),
+    ]
+    points = leaves([-0.5, -1.0], [-2.0])
+    value, _ = term(data, points)
+    value.backward()
+    assert float(value.detach()) == pytest.approx(expected, rel=1e-5)
+    assert all(point.grad is None or not point.grad.any() for point in points)
+
+
+@pytest.mark.parametrize("kind", [L1, L2, ElasticNet])
+def test_a_norm_of_an_input_needs_the_input(kind: Any) -> None:
+    with pytest.raises(ValueError, match="'field' or of='probs'"):
+        kind(of="probs", field="advantages")
+    with pytest.raises(ValueError, match="has no 'advantages'"):
+        kind(field="advantages")([datum(1)], leaves([-0.5]))
+    with pytest.raises(ValueError, match="shape"):
+        kind(field="advantages")([datum(1, advantages=[1.0, 2.0])], leaves([-0.5]))

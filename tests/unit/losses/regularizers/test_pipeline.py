@@ -26,6 +26,8 @@ from tinkex.losses.regularizers import (
 )
 from tinkex.observability.events import Event, RegularizerFinished, RegularizerStarted
 
+pytestmark = pytest.mark.slow
+
 
 def datum(*tokens: int, **more: Any) -> types.Datum:
     return types.Datum(types.ModelInput.from_ints(list(tokens)), {"target_tokens": list(tokens), **more})
@@ -82,8 +84,8 @@ def test_the_output_is_a_plain_dictionary_too() -> None:
     }
 
 
-class Heard:
-    """Keeps what it is told."""
+class RecordingSink:
+    """Records events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -94,11 +96,11 @@ class Heard:
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_every_term_tells_when_it_starts_and_what_it_came_to(waits: bool) -> None:
-    heard = Heard()
+    received = RecordingSink()
     specs = [RegularizerSpec(L2(), 0.5, waits=waits), RegularizerSpec(L1(), 2.0)]
-    output = Pipeline(specs, events=heard).evaluate(DATA, LOGPROBS, nll)
+    output = Pipeline(specs, events=received).evaluate(DATA, LOGPROBS, nll)
     for spec in specs:
-        started, finished = (event for event in heard.events if getattr(event, "name", "") == spec.name)
+        started, finished = (event for event in received.events if getattr(event, "name", "") == spec.name)
         assert started == RegularizerStarted(spec.name, spec.weight)
         assert isinstance(finished, RegularizerFinished)
         assert finished.elapsed_s >= 0
@@ -111,10 +113,10 @@ def test_a_term_that_fails_tells_that_too(waits: bool) -> None:
     def broken(data: Any, logprobs: Any) -> Any:
         raise RuntimeError("no reference")
 
-    heard = Heard()
+    received = RecordingSink()
     with pytest.raises(RuntimeError, match="no reference"):
-        with_regularizers(nll, [RegularizerSpec(broken, 1.0, waits=waits)], events=heard)(DATA, leaves())
-    started, finished = heard.events
+        with_regularizers(nll, [RegularizerSpec(broken, 1.0, waits=waits)], events=received)(DATA, leaves())
+    started, finished = received.events
     assert isinstance(started, RegularizerStarted)
     assert isinstance(finished, RegularizerFinished)
     assert (finished.value, finished.error) == (None, "RuntimeError: no reference")
@@ -199,7 +201,7 @@ def test_a_term_may_be_given_all_the_time_there_is() -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_time_limit_of_a_terms_own_is_told_as_that(asynchronous: bool) -> None:
+def test_a_time_limit_of_a_terms_own_is_reported_as_that(asynchronous: bool) -> None:
     def impatient(data: Any, logprobs: Any) -> Any:
         raise TimeoutError("the reference server is slow")
 
@@ -220,8 +222,8 @@ def test_a_term_whose_gradient_is_not_finite_is_named_though_its_value_is() -> N
         Pipeline([RegularizerSpec(L2(), 1.0), spec]).evaluate(DATA, LOGPROBS, nll)
 
 
-def test_when_several_fail_beside_each_other_the_first_in_order_is_raised_and_all_are_told() -> None:
-    seen = Heard()
+def test_when_several_fail_concurrently_the_first_in_order_is_raised_and_all_are_reported() -> None:
+    seen = RecordingSink()
     release = threading.Event()
 
     def slow(data: Any, logprobs: Any) -> Any:
@@ -252,7 +254,7 @@ def test_when_several_fail_beside_each_other_the_first_in_order_is_raised_and_al
         (lambda lp: (lp.sum() * torch.inf, {}), ValueError, "is -inf"),
     ],
 )
-def test_a_term_that_is_no_penalty_is_refused(returned: Any, kind: type[Exception], message: str) -> None:
+def test_a_term_that_is_not_a_penalty_is_rejected(returned: Any, kind: type[Exception], message: str) -> None:
     spec = RegularizerSpec(lambda data, logprobs: returned(logprobs[0]), 1.0, name="odd")
     with pytest.raises(kind, match=message):
         Pipeline([spec]).evaluate(DATA, LOGPROBS, nll)
@@ -274,11 +276,12 @@ def test_a_term_that_is_no_penalty_is_refused(returned: Any, kind: type[Exceptio
         (lambda: Pipeline([], timeout_s=0), "timeout_s"),
     ],
 )
-def test_a_wrong_specification_is_refused(build: Any, message: str) -> None:
+def test_a_wrong_specification_is_rejected(build: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         build()
 
 
+@pytest.mark.slow
 def test_importing_the_regularizers_loads_no_torch() -> None:
     program = "import sys, tinkex.losses.regularizers as r; r.L2(); r.KLDivergence('x'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -11,19 +11,29 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tinkex
+from tests.recording import Recorder
 from tests.scripted import ScriptedServer, over_http
 from tinkex import Config, ServiceClient, types
 from tinkex._runtime import background
-from tinkex._transport.breaker import FAILURE_THRESHOLD
+from tinkex._transport.breaker import DEFAULTS
+from tinkex._transport.caller import Caller
 from tinkex.errors import APIStatusError, HttpResponse, InternalServerError
-from tinkex.observability.events import CircuitChanged, Event, HeartbeatLost, NullSink
+from tinkex.observability import telemetry
+from tinkex.observability.events import (
+    CircuitChanged,
+    Event,
+    HeartbeatLost,
+    LogSink,
+    NullSink,
+    TelemetryDataDropped,
+)
 from tinkex.observability.telemetry import Reporter, TelemetrySink, capture
 from tinkex.observability.telemetry.reporter import (
     DRAIN_TIMEOUT_S,
@@ -91,28 +101,96 @@ def test_events_go_out_in_order_in_batches_with_the_session_around_them() -> Non
     )
 
 
+def test_a_first_event_that_is_rejected_does_not_keep_later_ones_from_being_sent() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = reporter_of(service)
+        with pytest.raises(ValueError, match="severity"):
+            reporter.log("tick", severity="LOUD")  # type: ignore[arg-type]
+        assert reporter.log("tick")
+        assert reporter.wait_until_drained(30)
+    assert collector.names == ["SESSION_START", "tick", "SESSION_END"]
+    assert [event["event_session_index"] for event in collector.events] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("all_requests", [False, True])
+def test_failed_requests_are_reported_and_all_of_them_if_the_setting_says_so(all_requests: bool) -> None:
+    collector = Collector()
+    collector.answers["get_sampler"] = lambda value, request: reply({"detail": "no such sampler"}, 404)
+    with over_http(collector) as url, service_of(url, telemetry_requests=all_requests) as service:
+        rest = service.create_rest_client()
+        service.get_server_capabilities()
+        with pytest.raises(tinkex.NotFoundError):
+            rest.get_sampler("s").result()
+        assert reporter_of(service).wait_until_drained(30)
+        collector.answers["telemetry"] = lambda value, request: reply({"detail": "no"}, 400)
+        reporter_of(service).log("lost")
+        reporter_of(service).wait_until_drained(30)
+    requests = [e for e in collector.events if e.get("event_name") == "tinkex.RequestFinished"]
+    by_name = {event["event_data"]["endpoint"]: event for event in requests}
+    assert set(by_name) >= {"get_sampler"} | ({"get_server_capabilities"} if all_requests else set())
+    assert ("get_server_capabilities" in by_name) is all_requests
+    assert "telemetry" not in by_name
+    failed = by_name["get_sampler"]
+    assert failed["severity"] == "WARNING"
+    assert failed["event_data"]["status"] == 404
+    assert set(failed["event_data"]) == {"endpoint", "attempt", "status", "elapsed_s"}
+
+
+def test_a_reporter_that_is_stopped_has_sent_everything_and_takes_nothing_more() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter = reporter_of(service)
+        assert reporter.log("tick")
+        assert reporter.stop(30) is True
+        assert collector.names == ["SESSION_START", "tick", "SESSION_END"]
+        assert reporter.log("tock") is False
+        assert reporter.stop() is True
+        assert service.get_server_capabilities().model_names() == ["toy"]  # the client keeps working
+    assert collector.names == ["SESSION_START", "tick", "SESSION_END"]
+
+
+def test_stopping_a_reporter_does_not_wait_for_ever() -> None:
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        collector.may_answer.clear()
+        reporter = reporter_of(service)
+        reporter.log("tick")
+        began = time.monotonic()
+        assert reporter.stop(0.05) is False
+        assert time.monotonic() - began < 10
+        collector.may_answer.set()
+
+
 def test_the_bounds_are_those_that_are_documented() -> None:
     assert (MAX_BATCH_SIZE, INTERVAL_S, MAX_QUEUE_SIZE, DRAIN_TIMEOUT_S) == (100, 10.0, 10_000, 2.0)
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 def eagerly(service: ServiceClient, interval_s: float) -> Reporter:
     """A reporter of the service's session that sends at another pace."""
-    return Reporter(service._caller, service.holder.get_session_id(), interval_s=interval_s)
+    return Reporter(service.holder.caller, service.holder.get_session_id(), interval_s=interval_s)
 
 
 def test_what_is_less_than_a_batch_goes_out_by_itself_after_a_while() -> None:
     collector = Collector()
     with over_http(collector) as url, service_of(url) as service:
         reporter = eagerly(service, interval_s=0.02)
-        for _ in range(3):
+        for number in range(1, 4):
             reporter.log("tick")
-            assert reporter._drained.wait(30)  # nobody asks for it
+            wait_for(lambda number=number: collector.names.count("tick") == number)  # nothing asks for it
         background().run(reporter.close())
     assert collector.names == ["SESSION_START", "tick", "tick", "tick", "SESSION_END"]
     assert len(collector.batches) == 4
 
 
-def test_waiting_has_the_queue_sent_at_once_however_long_the_interval_is() -> None:
+def test_waiting_has_the_queue_sent_immediately_however_long_the_interval_is() -> None:
     collector = Collector()
     with over_http(collector) as url, service_of(url) as service:
         reporter = eagerly(service, interval_s=1e6)
@@ -132,7 +210,7 @@ def test_waiting_ends_in_time_when_the_server_does_not_answer() -> None:
         assert reporter_of(service).wait_until_drained(30)
 
 
-def test_however_often_it_is_hurried_there_is_one_sender() -> None:
+def test_however_often_it_is_flushed_there_is_one_sender() -> None:
     collector = Collector()
     with over_http(collector) as url, service_of(url) as service:
         reporter = reporter_of(service)
@@ -169,7 +247,7 @@ def test_one_reporter_serves_all_clients_of_a_session_until_it_ends() -> None:
     assert collector.names == ["SESSION_START", "UNHANDLED_EXCEPTION", "still here", "SESSION_END"]
 
 
-def test_a_fatal_exception_is_raised_at_once_whatever_the_server_does() -> None:
+def test_a_fatal_exception_is_raised_immediately_whatever_the_server_does() -> None:
     collector = Collector()
     collector.may_answer.clear()
     with over_http(collector) as url, service_of(url) as service:
@@ -204,29 +282,54 @@ def test_nothing_is_reported_where_that_was_ruled_out_or_no_network_is_on_the_wa
     assert not off.telemetry
 
 
-def test_what_leaves_the_program_is_on_a_list_and_texts_of_errors_are_not() -> None:
+def test_the_program_s_own_data_arrives_without_secrets_and_texts_of_errors_do_not_arrive() -> None:
     collector = Collector()
     with over_http(collector) as url, service_of(url) as service:
         reporter = reporter_of(service)
-        reporter.log("mine", {"step": 1, "prompt": "private words", "state": f"key {KEY}", "status": [1]})
+        reporter.log(
+            "mine", {"step": 1, "phase": "warm up", "where": f"key {KEY}", "status": [1], "loss": 0.5}
+        )
         with pytest.raises(RuntimeError), capture(service):
             raise RuntimeError(f"private words and {KEY}")
         sink = TelemetrySink(reporter)
-        sink.emit(CircuitChanged("http://private.host", "train", "open", "private words"))
+        sink.emit(CircuitChanged("http://private.host", "train", "open", "private words", "optim_step"))
         sink.emit(HeartbeatLost("private words", 130.0))
         assert reporter.wait_until_drained(30)
     sent = b"".join(collector.bodies)
     assert b"private" not in sent
     assert KEY.encode() not in sent
     by_name = {event.get("event_name") or event["event"]: event for event in collector.events}
-    assert by_name["mine"]["event_data"] == {"step": 1}
-    assert by_name["tinkex.CircuitChanged"]["event_data"] == {"purpose": "train", "state": "open"}
+    assert by_name["mine"]["event_data"] == {
+        "step": 1,
+        "phase": "warm up",
+        "where": "key …",
+        "loss": 0.5,
+        "dropped_fields": "status",
+    }
+    assert by_name["tinkex.CircuitChanged"]["event_data"] == {
+        "purpose": "train",
+        "endpoint": "optim_step",
+        "state": "open",
+    }
     assert by_name["tinkex.HeartbeatLost"]["event_data"] == {"silent_s": 130.0}
     assert by_name["UNHANDLED_EXCEPTION"]["error_type"] == "builtins.RuntimeError"
     assert "1 frames of other code" in by_name["UNHANDLED_EXCEPTION"]["traceback"]
 
 
-def test_errors_of_the_user_are_told_apart() -> None:
+def test_what_is_not_sent_is_an_event_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder()
+    caller = Caller(ScriptedServer().transport, Config(api_key=KEY, base_url="http://mock"), sink=recorder)
+    reporter = Reporter(caller, "sess-1", interval_s=1e6)
+    assert reporter.log("mine", {"prompt": "x" * 201, "nested": {"a": 1}, "fine": True})
+    assert recorder.events == [TelemetryDataDropped("mine", ("prompt", "nested"))]
+    assert reporter.log("mine", {"fine": 1})
+    assert len(recorder.events) == 1
+    LogSink().emit(recorder.events[0])
+    assert "'prompt', 'nested' are not sent" in caplog.text
+    background().run(reporter.close())
+
+
+def test_errors_of_the_user_are_distinguished() -> None:
     collector = Collector()
     with over_http(collector) as url, service_of(url) as service:
 
@@ -263,7 +366,7 @@ def test_a_server_that_does_not_answer_holds_up_nobody_and_a_full_queue_drops() 
         collector.may_answer.set()
 
 
-def test_a_server_that_refuses_telemetry_is_not_asked_forever() -> None:
+def test_a_server_that_rejects_telemetry_is_not_asked_forever() -> None:
     collector = Collector(status=404)
     with over_http(collector) as url, service_of(url) as service:
         reporter = reporter_of(service)
@@ -305,7 +408,7 @@ def test_whatever_an_exception_says_about_itself_it_is_raised_as_it_is() -> None
     assert b"private" not in b"".join(collector.bodies)
 
 
-def test_what_could_never_be_reported_is_refused_where_it_is_written() -> None:
+def test_what_could_never_be_reported_is_rejected_where_it_is_written() -> None:
     with pytest.raises(TypeError, match="pass your ServiceClient"):
         capture("http://127.0.0.1")  # type: ignore[arg-type]
 
@@ -318,6 +421,57 @@ def test_what_could_never_be_reported_is_refused_where_it_is_written() -> None:
     for generator in (batches, events):
         with pytest.raises(TypeError, match="is a generator"):
             capture(None)(generator)
+
+
+class ForeignError(Exception):
+    """An error of another HTTP library."""
+
+    def __init__(self, status_code: object) -> None:
+        super().__init__(status_code)
+        self.status_code = status_code
+
+
+def chain(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def cycle() -> Exception:
+    first, second = RuntimeError("first"), RuntimeError("second")
+    first.__cause__, second.__cause__ = second, first
+    return first
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (tinkex.BadRequestError("no", HttpResponse(400)), True),
+        (tinkex.APIStatusError("slow", HttpResponse(408)), False),
+        (tinkex.RateLimitError("slow", HttpResponse(429)), False),
+        (tinkex.InternalServerError("no", HttpResponse(500)), False),
+        (tinkex.InternalServerError("no", HttpResponse(500), {"category": "user"}), True),
+        (ForeignError(404), True),
+        (ForeignError(429), False),
+        (ForeignError("404"), False),
+        (chain(RuntimeError("outer"), ForeignError(403)), True),
+        (chain(tinkex.InternalServerError("no", HttpResponse(502)), ForeignError(403)), True),
+        (cycle(), False),
+    ],
+)
+def test_exceptions_are_classified_by_status_and_category_along_their_causes(
+    error: Exception, expected: bool
+) -> None:
+    assert telemetry.is_user_error(error) is expected
+    collector = Collector()
+    with over_http(collector) as url, service_of(url) as service:
+        reporter_of(service).log_exception(error, "DEBUG")
+        assert reporter_of(service).wait_until_drained(30)
+    (reported,) = [
+        event for event in collector.events if event["event"] in ("GENERIC_EVENT", "UNHANDLED_EXCEPTION")
+    ]
+    assert (reported.get("event_name"), reported["severity"]) == (
+        ("user_error", "WARNING") if expected else (None, "DEBUG")
+    )
 
 
 def test_waiting_without_end_is_allowed() -> None:
@@ -333,14 +487,15 @@ def test_a_report_that_cannot_be_sent_is_counted_and_does_not_end_those_after_it
     collector = Collector()
     with over_http(collector) as url, service_of(url) as service:
         reporter = reporter_of(service)
-        reporter.log("half a character \ud83d")
+        reporter.log("a lone surrogate \ud83d")
         assert reporter.wait_until_drained(30)
-        reporter._add(lambda common: object())  # no library writes this down
+        strange = type("Strange", (Exception,), {"__module__": "\ud83d"})  # UTF-8 cannot encode this name
+        reporter.log_exception(strange())
         assert not reporter.wait_until_drained(30)
         assert reporter.num_dropped == 1
         reporter.log("after it")
         assert reporter.wait_until_drained(30)
-    assert collector.names == ["SESSION_START", "half a character ?", "after it", "SESSION_END"]
+    assert collector.names == ["SESSION_START", "a lone surrogate ?", "after it", "SESSION_END"]
 
 
 @pytest.mark.slow
@@ -372,27 +527,31 @@ os._exit(0)
             check=False,
         )
     assert ended.returncode == 0, ended.stderr
-    told = {batch.process_uuid: [] for batch in collector.batches}
+    reports = {batch.process_uuid: [] for batch in collector.batches}
     for batch in collector.batches:
-        told[batch.process_uuid] += [event.get("event_name") or event["event"] for event in batch.events]
-    assert sorted(told.values()) == [
+        reports[batch.process_uuid] += [event.get("event_name") or event["event"] for event in batch.events]
+    assert sorted(reports.values()) == [
         ["SESSION_START", "child"],
         ["SESSION_START", "parent", "parent again"],
     ]
 
 
-def test_the_users_own_sink_hears_everything_as_before() -> None:
-    heard: list[Event] = []
+def test_the_users_own_sink_receives_every_event_as_before() -> None:
+    received: list[Event] = []
 
-    class Heard:
+    class RecordingSink:
         def emit(self, event: Event) -> None:
-            heard.append(event)
+            received.append(event)
 
     with over_http(Collector()) as url:
         config = Config(api_key=KEY, base_url=url)
-        with ServiceClient(config=config, events=Heard()) as service:
+        with ServiceClient(config=config, events=RecordingSink()) as service:
             service.create_sampling_client(base_model="toy")
-    assert {type(event).__name__ for event in heard} >= {"SessionOpened", "RequestFinished", "SessionClosed"}
+    assert {type(event).__name__ for event in received} >= {
+        "SessionOpened",
+        "RequestFinished",
+        "SessionClosed",
+    }
 
 
 def test_a_batch_is_what_the_protocol_says() -> None:
@@ -456,7 +615,7 @@ def test_a_circuit_that_opens_is_reported() -> None:
     collector = Collector()
     collector.on_get_server_capabilities = lambda value, request: reply({"detail": "down"}, 503)  # type: ignore[attr-defined]
     with over_http(collector) as url, service_of(url, max_retries=0) as service:
-        for _ in range(FAILURE_THRESHOLD):
+        for _ in range(DEFAULTS.failure_threshold):
             with pytest.raises(InternalServerError):
                 service.get_server_capabilities()
         assert reporter_of(service).wait_until_drained(30)

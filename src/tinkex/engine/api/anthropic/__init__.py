@@ -1,0 +1,1 @@
+"""The Anthropic protocol: messages, and counting their tokens."""

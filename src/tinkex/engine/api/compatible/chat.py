@@ -1,0 +1,186 @@
+"""A chat as a sample: its prompt, what the answer must be, and how the answer is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tinkex.engine.api.compatible.chat_template import END_THINK, Chat, ChatTemplate, is_thinking, render
+from tinkex.engine.api.compatible.forced_calls import call_schema
+from tinkex.engine.api.compatible.models import ModelChoice
+from tinkex.engine.api.compatible.output import OutputParser
+from tinkex.engine.api.compatible.samples import encode_text
+from tinkex.engine.api.compatible.strict_calls import strict_calls
+from tinkex.engine.api.compatible.tool_formats import ToolFormat, need_tool_format
+from tinkex.engine.api.field_errors import InvalidField, rename_field
+from tinkex.errors import InvalidInput
+from tinkex.types import StructuredOutput
+
+ANY_PARAMETERS: Mapping[str, Any] = {"type": "object"}
+"""The schema of parameters that need not be valid."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call; ``parameters`` is the JSON schema of its arguments."""
+
+    name: str
+    description: str | None
+    parameters: Mapping[str, Any] | None
+    strict: bool = False
+    """Whether arguments must be valid, also of calls that the model chooses to make."""
+
+    def definition(self) -> Mapping[str, Any]:
+        """The tool in the form that templates read."""
+        function: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        function["parameters"] = dict(self.parameters or {"type": "object", "properties": {}})
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """Whether the model may or must call a tool, and which one."""
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """What a request asks for besides its messages."""
+
+    tools: Sequence[Tool] = ()
+    choice: ToolChoice = ToolChoice()
+    schema: Mapping[str, Any] | Literal[True] | None = None
+    """The JSON schema of the answer; True for any JSON object."""
+    schema_field: str = "response_format"
+    schema_name: str = "json_schema.schema"
+    separate_reasoning: bool = True
+    choice_field: str = "tool_choice"
+    thinking_field: str | None = None
+    """The field by which the request asks for thoughts, if it does."""
+    without_thoughts: bool = False
+    """Whether the request asks for none."""
+
+
+@dataclass(frozen=True)
+class PreparedChat:
+    """A chat that can be sampled."""
+
+    prompt: Sequence[int]
+    structured_output: StructuredOutput | None
+    tool_format: ToolFormat | None
+    thinking: Literal["open", "maybe"] | None
+    is_forced: bool
+    schema_path: str
+    """The field that the structured output was made of."""
+
+    @property
+    def field_names(self) -> Mapping[str, str]:
+        """The client's names of native fields."""
+        path = self.schema_path
+        return {
+            "structured_output.json_schema": path,
+            "structured_output.grammar": path,
+            "structured_output": path,
+            "prompt": "messages",
+            "logit_bias": "logit_bias",
+        }
+
+    def new_parser(self) -> OutputParser:
+        """The parser of one answer."""
+        return OutputParser(self.thinking, self.tool_format, forced=self.is_forced)
+
+
+async def prepare(
+    model: ModelChoice, template: ChatTemplate, chat: Chat, options: ChatOptions
+) -> PreparedChat:
+    """The prompt of a chat, and the constraints of its answer; raises :class:`InvalidField`."""
+    tool_format = _tool_format(template, options)
+    is_forced = tool_format is not None and options.choice.mode == "required"
+    if options.schema is not None and tool_format is not None:
+        raise InvalidField(
+            options.schema_field,
+            f"{options.schema_field} with tools: an answer that must be JSON cannot call a tool; set {options.choice_field} to none, "
+            "or remove one of the two.",
+        )
+    schema_path = f"{options.schema_field}.{options.schema_name}"
+    schema: Any = options.schema
+    if is_forced:
+        assert tool_format is not None
+        schema, schema_path = call_schema(_forced_tools(options), tool_format), "tools"
+    try:
+        structured = StructuredOutput(json_schema=schema) if schema is not None else None
+    except ValueError as error:
+        raise InvalidField(schema_path, f"{schema_path}: {error}".replace("StructuredOutput.", "")) from error
+    is_json = structured is not None
+    if is_json and options.thinking_field is not None:
+        raise InvalidField(
+            options.thinking_field,
+            f"{options.thinking_field} asks for thoughts, and an answer that must be JSON or a tool call has none before it; "
+            "remove one of the two.",
+        )
+    text = await render(model, chat)
+    is_open = is_thinking(text)
+    if is_open and (is_json or options.without_thoughts):
+        text, is_open = f"{text}{END_THINK}\n\n", False  # what must be JSON has no thoughts before it
+    if is_forced and tool_format is not None:
+        text += tool_format.forced_prefix
+    prompt = await encode_text(model, text, "messages", add_special_tokens=False)
+    if len(prompt) > model.max_context:
+        raise InvalidField(
+            "messages",
+            f"messages have {len(prompt):,} tokens, and the context of {model.name} holds {model.max_context:,}; send fewer.",
+        )
+    thinking: Literal["open", "maybe"] | None = None
+    if options.separate_reasoning and not is_json:
+        thinking = "open" if is_open else "maybe" if template.knows_thinking else None
+    if tool_format is not None and not is_forced and any(tool.strict for tool in options.tools):
+        structured, schema_path = _strict_calls(model, tool_format, options), "tools"
+    return PreparedChat(prompt, structured, tool_format, thinking, is_forced, schema_path)
+
+
+def rendered_tools(options: ChatOptions) -> Sequence[Mapping[str, Any]]:
+    """The tools in the form that templates read; none if they may not be called."""
+    return [] if options.choice.mode == "none" else [tool.definition() for tool in options.tools]
+
+
+def _tool_format(template: ChatTemplate, options: ChatOptions) -> ToolFormat | None:
+    choice = options.choice
+    if not options.tools and (choice.mode == "required" or choice.name is not None):
+        raise InvalidField(options.choice_field, f"{options.choice_field} needs tools; give some.")
+    names = [tool.name for tool in options.tools]
+    if choice.name is not None and choice.name not in names:
+        raise InvalidField(
+            options.choice_field,
+            f"{options.choice_field} names {choice.name!r}, which is not one of the tools: {', '.join(names)}.",
+        )
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidField("tools", f"tools has {twice!r} twice; give each function a name of its own.")
+    if not options.tools or choice.mode == "none":
+        return None
+    if not template.knows_tools:
+        raise InvalidField(
+            "tools", "tools: the chat template of this model cannot render tools; describe them in a message."
+        )
+    return need_tool_format(template.tool_format, "tools")
+
+
+def _strict_calls(model: ModelChoice, tool_format: ToolFormat, options: ChatOptions) -> StructuredOutput:
+    tools = [(tool.name, tool.parameters if tool.strict else ANY_PARAMETERS) for tool in options.tools]
+    try:
+        return strict_calls(tools, tool_format, model.tokenizer)
+    except ValueError as error:
+        found = rename_field(InvalidInput(str(error)), {"structured_output.json_schema": "tools"})
+        raise (
+            found if isinstance(found, InvalidField) else InvalidField("tools", f"tools: {error}")
+        ) from error
+
+
+def _forced_tools(options: ChatOptions) -> Sequence[tuple[str, Mapping[str, Any] | None]]:
+    name = options.choice.name
+    return [(tool.name, tool.parameters) for tool in options.tools if name in {None, tool.name}]

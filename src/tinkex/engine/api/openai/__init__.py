@@ -1,0 +1,1 @@
+"""The OpenAI protocol: models, completions and chat completions."""

@@ -1,0 +1,57 @@
+"""Sampling parameters of the OpenAI protocol as native ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tinkex.engine.api.compatible.samples import sampling_params
+from tinkex.engine.api.field_errors import InvalidField
+from tinkex.engine.api.openai.requests import SamplingFields
+from tinkex.types import SamplingParams
+
+
+def native_params(request: SamplingFields, *, max_tokens: int | None, **more: Any) -> SamplingParams:
+    """The native parameters of a request; raises :class:`InvalidField`."""
+    if request.stream_options is not None and not request.stream:
+        raise InvalidField("stream_options", "stream_options needs stream; set stream, or remove it.")
+    if request.stop is not None and "" in request.stop and not isinstance(request.stop, str):
+        raise InvalidField("stop", "stop has an empty string, which would stop immediately; remove it.")
+    return sampling_params(
+        max_tokens=max_tokens,
+        seed=request.seed,
+        stop=request.stop or None,  # an empty list is OpenAI's default, and never stops in the native API
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        # A value that changes nothing is not passed on, so that it costs nothing.
+        min_p=request.min_p or None,
+        presence_penalty=request.presence_penalty or None,
+        frequency_penalty=request.frequency_penalty or None,
+        repetition_penalty=None if request.repetition_penalty == 1 else request.repetition_penalty,
+        logit_bias=_logit_bias(request.logit_bias),
+        **more,
+    )
+
+
+def _logit_bias(given: dict[str, float] | None) -> dict[int, float] | None:
+    if not given:
+        return None
+    try:
+        return {int(token): bias for token, bias in given.items()}
+    except ValueError:
+        raise InvalidField(
+            "logit_bias", "logit_bias has a key that is not a token id; use the model's token ids as keys."
+        ) from None
+
+
+def check_number(field: str, value: int | None, low: int, high: int, default: int = 0) -> int:
+    """The value of a field, or its default; raises :class:`InvalidField` if it is out of range.
+
+    >>> check_number("n", None, 1, 8, default=1), check_number("n", 4, 1, 8)
+    (1, 4)
+    """
+    if value is None:
+        return default
+    if not low <= value <= high:
+        raise InvalidField(field, f"{field} is {value}; give {low} to {high}.")
+    return value

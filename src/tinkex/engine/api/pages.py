@@ -1,0 +1,43 @@
+"""Pages of listings and searches: bounded in bytes as well as in items."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from tinkex._wire import json as wire_json
+from tinkex.types.base import Value
+
+__all__ = ["BATCH", "MAX_PAGE_BYTES", "rows_from", "take_page"]
+
+MAX_PAGE_BYTES = 1024 * 1024
+"""A page ends before it is larger, unless a single item is."""
+BATCH = 16
+"""Rows read at a time: each may have metadata of 64 KiB, those of older versions of megabytes."""
+
+_Row = TypeVar("_Row")
+_Item = TypeVar("_Item", bound=Value)
+
+
+def take_page(found: Iterator[tuple[_Row, _Item]], limit: int) -> tuple[list[tuple[_Row, _Item]], bool]:
+    """Returns the items of a page with their rows, and whether there are no others."""
+    page: list[tuple[_Row, _Item]] = []
+    num_bytes = 0
+    for row, item in found:
+        num_bytes += len(wire_json.encode(item))
+        if page and (len(page) >= limit or num_bytes > MAX_PAGE_BYTES):
+            return page, False
+        page.append((row, item))
+    return page, True
+
+
+def rows_from(read: Callable[[int, int], Sequence[_Row]], limit: int, offset: int) -> Iterator[_Row]:
+    """Yields the rows of ``read(limit, offset)``, a few of which are in memory at a time.
+
+    >>> list(rows_from(lambda limit, offset: range(40)[offset : offset + limit], 20, 5)) == list(range(5, 25))
+    True
+    """
+    end = offset + limit
+    while offset < end and (batch := read(min(BATCH, end - offset), offset)):
+        yield from batch
+        offset += len(batch)

@@ -1,0 +1,1 @@
+"""Twenty programs, each written for 0.36 and for 0.39 of the official SDK; both find the same."""
