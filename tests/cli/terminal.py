@@ -30,7 +30,10 @@ class Terminal:
         self._seen = 0
 
     def type(self, text: str) -> None:
-        """Types a text as it is; ``\\n`` is Enter, ``\\x03`` Ctrl-C, ``\\x04`` Ctrl-D."""
+        """Types a text as it is; ``\\n`` is Enter, ``\\x03`` Ctrl-C, ``\\x04`` Ctrl-D.
+
+        Wait for the prompt before Ctrl-D: typed earlier, it becomes a NUL when the prompt switches the terminal to raw mode.
+        """
         os.write(self._master, text.encode())
 
     def wait_for(self, text: str) -> str:
@@ -51,8 +54,9 @@ class Terminal:
 
     def wait(self) -> int:
         """Waits for the command to end; returns its exit code."""
+        deadline = time.monotonic() + PATIENCE_S
         while self.read():
-            pass
+            assert time.monotonic() < deadline, f"the command does not end: {self.shown!r}"
         return self.process.wait(PATIENCE_S)
 
     def read(self) -> bool:

@@ -167,11 +167,14 @@ def test_a_checkpoint_is_compared_with_its_base_model_side_by_side(
         terminal.wait_for("> ")
         terminal.type("/clear\n")
         terminal.wait_for("no messages left")
+        terminal.wait_for("> ")
         terminal.type("Where?\n")
         terminal.wait_for("tiny/llama")
         terminal.wait_for("The sea.")
+        terminal.wait_for("> ")
         terminal.type("/compare\n")
         terminal.wait_for(f"only {trained} answers now")
+        terminal.wait_for("> ")
         terminal.type("\x04")
         assert terminal.wait() == 0
     assert "\x1b[2J\x07" not in terminal.shown  # the model's control characters reach no terminal

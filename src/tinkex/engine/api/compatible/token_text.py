@@ -62,16 +62,38 @@ def token_text(tokenizer: EngineTokenizer, token: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
 
 
+class TextOffsets:
+    """Where tokens that arrive in parts start in their text.
+
+    The end of the text does not limit them: tokens that a stop sequence cuts off the text start where they would without it,
+    so a stream, which cannot know the end, has the same offsets as a response.
+    """
+
+    def __init__(self, tokenizer: EngineTokenizer, start: int = 0) -> None:
+        self._tokenizer = tokenizer
+        # A character may be spelled by several tokens, in several parts.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._place = start
+
+    def add(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The offset of each of the next tokens."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self._place)
+            self._place += len(self._decoder.decode(self._tokenizer.decode_bytes([token])))
+        return offsets
+
+
 def completion_logprobs(
-    tokenizer: EngineTokenizer, scored: Sequence[TokenLogprobs], text: str, num_top: int, offset: int = 0
+    tokenizer: EngineTokenizer, parts: Sequence[tuple[TokenLogprobs, TextOffsets]], num_top: int
 ) -> Mapping[str, Any]:
-    """The ``logprobs`` of a completion whose text starts at ``offset``."""
-    rows = [row for part in scored for row in part.rows()]
+    """The ``logprobs`` of parts of a completion, each with the offsets of its text."""
+    rows = [row for scored, _ in parts for row in scored.rows()]
     return {
         "tokens": [token_text(tokenizer, token) for token, _, _ in rows],
         "token_logprobs": [_finite(logprob) for _, logprob, _ in rows],
         "top_logprobs": [_top(tokenizer, row, num_top) for row in rows],
-        "text_offset": _offsets(tokenizer, [token for token, _, _ in rows], offset, offset + len(text)),
+        "text_offset": [place for scored, offsets in parts for place in offsets.add(scored.tokens)],
     }
 
 
@@ -111,13 +133,3 @@ def _top(
 
 def _finite(logprob: float | None) -> float | None:
     return None if logprob is None else max(logprob, MIN_LOGPROB)
-
-
-def _offsets(tokenizer: EngineTokenizer, tokens: Sequence[int], start: int, end: int) -> Sequence[int]:
-    """Where each token starts in the text; a token that the text does not contain starts at its end."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    offsets, place = [], start
-    for token in tokens:
-        offsets.append(min(place, end))
-        place += len(decoder.decode(tokenizer.decode_bytes([token])))
-    return offsets

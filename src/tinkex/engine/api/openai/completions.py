@@ -19,7 +19,7 @@ from tinkex.engine.api.compatible.samples import (
     submit,
     text_of,
 )
-from tinkex.engine.api.compatible.token_text import TokenLogprobs, completion_logprobs
+from tinkex.engine.api.compatible.token_text import TextOffsets, TokenLogprobs, completion_logprobs
 from tinkex.engine.api.errors import json_response
 from tinkex.engine.api.event_stream import EventStream
 from tinkex.engine.api.field_errors import InvalidField
@@ -166,11 +166,14 @@ def _choice(
     text = "" if scores_only else text_of(plan.model, plan.params, sequence)
     logprobs = None
     if request.logprobs is not None:
-        scored = [] if scores_only else [TokenLogprobs.of_sample(sequence)]
+        tokenizer = plan.model.tokenizer
+        parts = []
         if request.echo:
-            scored.insert(0, TokenLogprobs.of_prompt(prompt.tokens, response))
-        full_text = prompt.text + text if request.echo else text
-        logprobs = completion_logprobs(plan.model.tokenizer, scored, full_text, request.logprobs)
+            parts.append((TokenLogprobs.of_prompt(prompt.tokens, response), TextOffsets(tokenizer)))
+        if not scores_only:
+            start = len(prompt.text) if request.echo else 0
+            parts.append((TokenLogprobs.of_sample(sequence), TextOffsets(tokenizer, start)))
+        logprobs = completion_logprobs(tokenizer, parts, request.logprobs)
     choice: dict[str, Any] = {
         "index": number * plan.num_samples + index,
         "text": prompt.text + text if request.echo else text,
@@ -199,7 +202,7 @@ class CompletionChunks:
     def __init__(self, plan: CompletionPlan) -> None:
         self._plan = plan
         self._detokenizers: dict[int, Any] = {}
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, TextOffsets] = {}
         self._responses: dict[int, SampleResponse] = {}
         self.include_usage = bool(plan.request.stream_options and plan.request.stream_options.include_usage)
 
@@ -211,7 +214,7 @@ class CompletionChunks:
             for sample in range(plan.num_samples):
                 index = number * plan.num_samples + sample
                 echoed = prompt.text if plan.request.echo else ""
-                self._offsets[index] = len(echoed)
+                self._offsets[index] = TextOffsets(plan.model.tokenizer, len(echoed))
                 if echoed:
                     chunks.append(plan.envelope([self._choice(index, echoed, None, None)]))
         return chunks
@@ -229,11 +232,8 @@ class CompletionChunks:
         text = "".join([detokenizer.add(token.token, token.stop_reason) for token in batch])
         logprobs = None
         if plan.request.logprobs is not None:
-            scored = TokenLogprobs.of_stream(batch)
-            logprobs = completion_logprobs(
-                plan.model.tokenizer, [scored], text, plan.request.logprobs, self._offsets[index]
-            )
-        self._offsets[index] += len(text)
+            part = (TokenLogprobs.of_stream(batch), self._offsets[index])
+            logprobs = completion_logprobs(plan.model.tokenizer, [part], plan.request.logprobs)
         choice = self._choice(index, text, logprobs, batch[-1].stop_reason)
         if plan.request.return_token_ids:
             choice["token_ids"] = [token.token for token in batch]
