@@ -9,7 +9,9 @@ operations  a server process with a tiny model and its journal, over loopback. T
 polls       thousands of long polls for missing results: their memory, and the wake-up latency.
 bodies      the longest health check while one user sends the largest and most hostile bodies, and polls for large results.
 training    steps through the server compared with the same steps of the bare engine, on the default model.
-routes      completions and chats of the OpenAI protocol compared with the same native samples.
+metrics     recording the metrics of a step compared with the step, on the default model.
+streams     what ten connected pages of the dashboard cost while a run trains, on the default model.
+routes      completions and chats of the OpenAI protocol compared with the same native samples and streams.
 
 CPU times are those of the server's processes and do not depend on other load; the other measurements do.
 """
@@ -29,16 +31,25 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent)]
 
 from server_bodies import AIM_MS, health_during_bodies  # noqa: E402
+from server_metrics import measure_metrics  # noqa: E402
 from server_routes import compare_routes  # noqa: E402
 from server_side import Connection, Server, connected, served, step  # noqa: E402
 from server_soak import SHORT_LIVED, soak  # noqa: E402
+from server_streams import measure_streams  # noqa: E402
 from server_training import compare  # noqa: E402
 
 CLIENTS = (1, 4, 16, 64)
 SECONDS, POLLS, PROBES = 5.0, 5000, 50
-CASES = ("operations", "polls", "bodies", "training", "routes")
+CASES = ("operations", "polls", "bodies", "training", "metrics", "streams", "routes")
 ROUTE_AIM = 1.1
-AIMS = {"memory, MB": 300.0, "wake max, ms": 50.0, "time, served : bare": 1.05, "CPU, served : bare": 1.05}
+AIMS = {
+    "memory, MB": 300.0,
+    "wake max, ms": 50.0,
+    "time, served : bare": 1.05,
+    "CPU, served : bare": 1.05,
+    "CPU, recording : step": 0.01,
+    "CPU, streams : step": 0.02,
+}
 """Upper limits of measurements."""
 
 
@@ -149,7 +160,9 @@ async def open_polls(server: Server) -> int:
     )
     text = await reader.read()
     writer.close()
-    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith(b"tinkex_polls "))
+    return next(
+        int(float(line.split()[1])) for line in text.splitlines() if line.startswith(b"tinkex_polls ")
+    )
 
 
 # ---- output
@@ -161,7 +174,7 @@ def print_table(title: str, measurements: dict[str, float]) -> None:
         aim = AIM_MS if name.startswith("health, ") else AIMS.get(name)
         aim = ROUTE_AIM if name.endswith(" : native") else aim
         missed = " (not met)" if aim is not None and value > aim else ""
-        digits = 1 if value >= 10 else 3
+        digits = 1 if value >= 10 else 3 if value >= 0.01 else 5
         print(
             f"| {name} | {value:,.{digits}f}{missed} | {f'≤ {aim:g}' if aim is not None else ''} |",
             flush=True,
@@ -202,6 +215,12 @@ def main() -> None:
         if "training" in options.only:
             found["training"] = asyncio.run(compare(options.rounds, 2))
             print_table("training", found["training"])
+        if "metrics" in options.only:
+            found["metrics"] = measure_metrics(options.rounds)
+            print_table("metrics", found["metrics"])
+        if "streams" in options.only:
+            found["streams"] = asyncio.run(measure_streams(options.rounds, 2))
+            print_table("streams", found["streams"])
         if "routes" in options.only:
             found["routes"] = compare_routes(options.rounds)
             print_table("routes", found["routes"])

@@ -106,6 +106,21 @@ class Connection:
         found: dict[str, Any] = json.loads(content)
         return found
 
+    async def stream(self, name: str, body: object) -> bytes:
+        """Sends a request whose answer is a stream of events, and returns all of them."""
+        content = json.dumps(body).encode()
+        path = name if name.startswith("/") else f"/api/v1/{name}"
+        head = f"POST {path} HTTP/1.1\r\n{self._head}Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        self.writer.write(head.encode() + content)
+        response = await self._reader.readuntil(b"\r\n\r\n")
+        if b"text/event-stream" not in response:
+            raise RuntimeError(f"{name}: {response!r}")
+        events = bytearray()
+        while size := int(await self._reader.readuntil(b"\r\n"), 16):
+            events += (await self._reader.readexactly(size + 2))[:-2]
+        await self._reader.readexactly(2)
+        return bytes(events)
+
     async def result(self, request_id: str) -> None:
         while True:
             status, content = await self.call("retrieve_future", {"request_id": request_id})

@@ -1,7 +1,7 @@
 """Train a step, and download the checkpoint as a PEFT directory.
 
-You will see a checkpoint saved, downloaded with progress, verified and extracted, and the adapter's settings
-and tensors read from the files with standard libraries.
+You will see a checkpoint saved, downloaded and extracted, with its size and files, and the adapter's settings and
+tensors read from the files with standard libraries.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ import os
 import tempfile
 from pathlib import Path
 
+import tinkex
 from tinkex.cli import run
 
-SERVER = ["--base-url", os.environ.get("TINKER_BASE_URL") or "local"]
-MODEL = ["--model", os.environ["TINKER_BASE_MODEL"]] if os.environ.get("TINKER_BASE_MODEL") else []
+BASE_URL = os.environ.get("TINKER_BASE_URL") or "local"
 PROMPTS = {
     "text.txt": "The first rule of sailing is",
     "chat.json": json.dumps({"messages": [{"role": "user", "content": "Name a knot."}]}),
@@ -22,6 +22,8 @@ PROMPTS = {
 
 
 def main() -> None:
+    with tinkex.ServiceClient(base_url=BASE_URL) as service:
+        model = os.environ.get("TINKER_BASE_MODEL") or service.get_server_capabilities().model_names()[0]
     with tempfile.TemporaryDirectory() as scratch:
         for name, content in PROMPTS.items():
             prompt, output = Path(scratch, name), Path(scratch, f"{name}.answers")
@@ -39,7 +41,7 @@ def main() -> None:
             ]
             if name == "text.txt":
                 options.append("--raw")  # unchanged, not as a user message
-            code = run(["sample", *options, "--seed", "1", *MODEL, *SERVER])
+            code = run(["sample", *options, "--seed", "1", "--model", model, "--base-url", BASE_URL])
             answers = json.loads(output.read_text())
             print(f"{name}: exit code {code}, {len(answers['prompt_tokens'])} prompt tokens")
             for sequence in answers["sequences"]:

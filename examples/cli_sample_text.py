@@ -11,13 +11,15 @@ import io
 import json
 import os
 
+import tinkex
 from tinkex.cli import run
 
-SERVER = ["--base-url", os.environ.get("TINKER_BASE_URL") or "local"]
-MODEL = ["--model", os.environ["TINKER_BASE_MODEL"]] if os.environ.get("TINKER_BASE_MODEL") else []
+BASE_URL = os.environ.get("TINKER_BASE_URL") or "local"
 
 
 def main() -> None:
+    with tinkex.ServiceClient(base_url=BASE_URL) as service:
+        model = os.environ.get("TINKER_BASE_MODEL") or service.get_server_capabilities().model_names()[0]
     # The key comes from TINKER_API_KEY, so that it is on no command line.
     command = [
         "sample",
@@ -26,8 +28,10 @@ def main() -> None:
         "12",
         "--seed",
         "1",
-        *MODEL,
-        *SERVER,
+        "--model",
+        model,
+        "--base-url",
+        BASE_URL,
     ]
     print("$ tinkex", *command, flush=True)
     print("exit code", run(command))

@@ -37,8 +37,8 @@ def tree(span: ReadableSpan, depth: int = 0) -> None:
         tree(child, depth + 1)
 
 
-def train() -> None:
-    """Trains one step; the client continues the trace of its caller."""
+def train() -> float:
+    """Trains one step and returns its loss; the client continues the trace of its caller."""
     base_url = os.environ.get("TINKER_BASE_URL") or "local"
     with tinkex.ServiceClient(base_url=base_url) as service:
         model = os.environ.get("TINKER_BASE_MODEL") or service.get_server_capabilities().model_names()[0]
@@ -49,8 +49,9 @@ def train() -> None:
         with trace.get_tracer("example").start_as_current_span("my training step"):
             backward = training.forward_backward([datum], "cross_entropy")
             step = training.optim_step(types.AdamParams(learning_rate=1e-3))
-            print("loss", round(backward.result().loss, 3))
+            loss = backward.result().loss
             step.result()
+    return loss
 
 
 def main() -> None:
@@ -58,11 +59,12 @@ def main() -> None:
     provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(formatter=line)))
     trace.set_tracer_provider(provider)  # traces all clients, existing and new
     with trace.get_tracer("example").start_as_current_span("my program") as mine:
-        train()
+        loss = train()
     root = next(span for span in SPANS if span.context.span_id == mine.get_span_context().span_id)
     trace_ids = {span.context.trace_id for span in SPANS}
     print(f"\n{len(SPANS)} spans in {len(trace_ids)} trace, {root.context.trace_id:032x}:")
     tree(root)
+    print("loss", round(loss, 3))
 
 
 if __name__ == "__main__":

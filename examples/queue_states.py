@@ -47,13 +47,13 @@ def main() -> None:
         sampler = service.create_sampling_client(base_model=model)
         prompt = types.ModelInput.from_text("Good things come to those who wait. ", sampler)
         params = types.SamplingParams(max_tokens=64, stop=[])
-        received: list[list[tuple[str, str | None]]] = [[] for _ in range(8)]
+        states: list[list[tuple[str, str | None]]] = [[] for _ in range(8)]
         samples = [
             sampler.sample(prompt, 1, params, queue_state_observer=lambda *state, to=one: to.append(state))
-            for one in received
+            for one in states
         ]
         print(f"{sum(len(future.result().sequences) for future in samples)} samples finished")
-        for state, reason in received[-1]:
+        for state, reason in states[-1]:
             print(f"  the last of them was {state}: {reason}")
 
         runs = [service.create_lora_training_client(model, rank=4, seed=seed) for seed in (0, 1)]
@@ -72,6 +72,9 @@ def main() -> None:
         for number, (run, received) in enumerate(zip(runs, calls, strict=True)):
             shown = ", ".join(f"{loss / 8:.2f}" for loss in losses[number::2])
             print(f"{run.model_id[-7:]} finished with losses {shown}; its observer: {len(received)} states")
+        print(
+            f"observers of single samples: {sum(map(len, states))} states, at most {max(map(len, states))} each"
+        )
         print("queue states:")
         for (kind, state, reason), count in sorted(observer.states.items()):
             print(f"  {count:2} × {kind} {state}: {reason}")

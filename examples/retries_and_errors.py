@@ -43,7 +43,7 @@ class Server(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_POST  # noqa: N815
+    do_GET = do_POST
 
     def log_message(self, *_args: object) -> None:
         """Keeps the console for the client."""

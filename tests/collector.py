@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.http_server import Handler, listening
 
 
 @dataclass(frozen=True)
@@ -67,23 +67,14 @@ def collecting() -> Iterator[Collector]:
     """A collector behind a socket, for the block."""
     collector = Collector()
 
-    class Handler(BaseHTTPRequestHandler):
+    class TracesHandler(Handler):
+        protocol_version = "HTTP/1.0"  # exporters open a connection for each batch
+
         def do_POST(self) -> None:
             collector.take(self.rfile.read(int(self.headers["content-length"])))
             self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    collector.url = f"http://127.0.0.1:{http.server_port}"
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
+    with listening(TracesHandler) as collector.url:
         yield collector
-    finally:
-        http.shutdown()
-        http.server_close()
-        thread.join()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.ray_nodes import ENVIRONMENT, ray_python
 from tests.servers import ServedEngine, serve
 from tests.sessions import close_official_sessions, close_sessions
 
@@ -101,10 +102,14 @@ def _check_fast_selection(items: list[pytest.Item]) -> None:
 
 
 def _put_slow_modules_first(items: list[pytest.Item]) -> None:
-    """The longest tests start first: one that starts last leaves the other process idle until it ends."""
+    """The longest tests start first: one that starts last leaves the other processes idle until it ends.
+
+    Those are the soak, then the tests with a timeout of their own.
+    """
     soak = {item.path for item in items if item.get_closest_marker("soak")}
+    long = {item.path for item in items if item.get_closest_marker("timeout")}
     slow = {item.path for item in items if _is_slow(item)}
-    items.sort(key=lambda item: (item.path not in soak, item.path not in slow))
+    items.sort(key=lambda item: (item.path not in soak, item.path not in long, item.path not in slow))
 
 
 def pytest_collection_finish() -> None:
@@ -170,4 +175,14 @@ def served_pool(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     options = ("--model", f"tiny/llama={tiny_model}", "--max-live-runs", "2000")
     pool = ("--trainers", "2", "--samplers", "2", "--threads", "1")
     with serve(tmp_path_factory.mktemp("pool"), *options, *pool) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def served_ray(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
+    """The same on a Ray cluster of its own, with a trainer and a sampler."""
+    options = ("--model", f"tiny/llama={tiny_model}", "--max-live-runs", "2000")
+    lanes = ("--ray", "local", "--trainers", "1", "--samplers", "1", "--threads", "1")
+    home = tmp_path_factory.mktemp("ray")
+    with serve(home, *options, *lanes, python=ray_python(), env=ENVIRONMENT) as engine:
         yield engine

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl
 
 import numpy as np
 
+from tests.http_server import Handler, listening
 from tinkex import types
 from tinkex._wire import json, proto
 from tinkex._wire.endpoints import ENDPOINTS, Endpoint
@@ -128,8 +127,7 @@ class ScriptedServer:
 def over_http(scripted: ScriptedServer) -> Iterator[str]:
     """Puts a scripted server behind a real socket; gives its address."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    class ScriptHandler(Handler):
         disable_nagle_algorithm = True
 
         def answer(self) -> None:
@@ -147,20 +145,10 @@ def over_http(scripted: ScriptedServer) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(given.body)
 
-        do_GET = do_POST = do_DELETE = answer  # noqa: N815 - named by the standard library
+        do_GET = do_POST = do_DELETE = answer
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{http.server_port}"
-    finally:
-        http.shutdown()
-        http.server_close()
-        thread.join()
+    with listening(ScriptHandler) as url:
+        yield url
 
 
 def passed(request: types.ForwardBackwardRequest) -> bytes:

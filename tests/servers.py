@@ -36,12 +36,13 @@ def serve(
     env: Mapping[str, str] | None = None,
     patience_s: float = 120,
     launcher: Sequence[str] = (),
+    python: str = sys.executable,
 ) -> Iterator[ServedEngine]:
     """Starts a server on a free port, waits for its one line, and stops it by SIGTERM at the end.
 
     The ``launcher`` executes the server.
     """
-    command = [*launcher, sys.executable, "-m", "tinkex", "serve", "--port", "0", *arguments]
+    command = [*launcher, python, "-m", "tinkex", "serve", "--port", "0", *arguments]
     environment = {**os.environ, "TINKEX_HOME": str(home), **(env or {})}
     log = (home / "serve.log").open("wb")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment)

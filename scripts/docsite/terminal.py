@@ -70,11 +70,16 @@ def commands(page: str) -> dict[str, str]:
     return {name: shlex.join(shlex.split(command, comments=True)) for command, name in found}
 
 
-def record(command: str, cwd: Path, env: Mapping[str, str]) -> Recording:
-    """Runs a command on a terminal; raises ``SystemExit`` if it fails."""
+def record(command: str, cwd: Path, env: Mapping[str, str], *, until: str | None = None) -> Recording:
+    """Runs a command on a terminal; raises ``SystemExit`` if it fails.
+
+    A command is a module and its arguments, or a Python file and its arguments. One that runs until it is stopped gets
+    SIGTERM as soon as it has written what the pattern ``until`` matches; the recording ends there.
+    """
     terminal, child = pty.openpty()
     began = time.monotonic()
-    program = [sys.executable, "-m", *shlex.split(command, comments=True)]
+    words = shlex.split(command, comments=True)
+    program = [sys.executable, *([] if words[0].endswith(".py") else ["-m"]), *words]
     process = subprocess.Popen(
         program,
         stdin=child,
@@ -86,6 +91,7 @@ def record(command: str, cwd: Path, env: Mapping[str, str]) -> Recording:
     os.close(child)
     events: list[Event] = []
     pending = b""
+    stopping = False
     while True:
         select.select([terminal], [], [])
         try:
@@ -99,8 +105,12 @@ def record(command: str, cwd: Path, env: Mapping[str, str]) -> Recording:
             text = pending.decode()
         except UnicodeDecodeError:  # the rest of a character follows
             continue
-        events.append((time.monotonic() - began, text))
+        if not stopping:
+            events.append((time.monotonic() - began, text))
         pending = b""
+        if until and not stopping and re.search(until, "".join(text for _, text in events)):
+            process.terminate()
+            stopping = True
     os.close(terminal)
     if process.wait() != 0:
         raise SystemExit(f"{command} failed:\n" + "".join(text for _, text in events))

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tinkex import types as types
     from tinkex._transport.breaker import CircuitBreaker as CircuitBreaker
     from tinkex._transport.breaker import circuit_breakers as circuit_breakers
+    from tinkex.clients._pending import PendingSamplingClient as BackcompatSamplingClientFuture
+    from tinkex.clients._pending import PendingTrainingClient as BackcompatTrainingClientFuture
     from tinkex.clients.admin import AdminClient as AdminClient
     from tinkex.clients.rest import RestClient as RestClient
     from tinkex.clients.retrying import with_retry as with_retry
@@ -110,6 +112,8 @@ __all__ = [
     "AdminClient",
     "AuthenticationError",
     "AwaitableConcurrentFuture",
+    "BackcompatSamplingClientFuture",
+    "BackcompatTrainingClientFuture",
     "BadRequestError",
     "BillingError",
     "Checkpoint",
@@ -204,6 +208,7 @@ _NAMES = {
     "tinkex.config.request_options": "RequestOptions Timeout",
     "tinkex.losses.traced": "LossHandle PerDatumLossFn",
     "tinkex.futures": "APIFuture AwaitableConcurrentFuture gather",
+    "tinkex.lib.public_interfaces": "BackcompatSamplingClientFuture BackcompatTrainingClientFuture",
     "tinkex.errors": (
         "APIConnectionError APIError APIResponseValidationError APIStatusError APITimeoutError "
         "AuthenticationError BadRequestError BillingError CircuitOpenError ClosedError ConfigError ConflictError "

@@ -56,6 +56,11 @@ def gather(*futures: APIFuture[T]) -> AwaitableConcurrentFuture[list[T]]:
     >>> gather(a, b).result()
     [1, 2]
     """
+    for each in futures:
+        if not isinstance(each, APIFuture):
+            raise TypeError(
+                f"gather takes futures as arguments, got {type(each).__name__}; for a list write gather(*futures)"
+            )
 
     async def all_results() -> list[T]:
         tasks = [asyncio.ensure_future(future.result_async()) for future in futures]
@@ -218,7 +223,7 @@ def _json_value(endpoint: Endpoint, parsed: Mapping[str, Any]) -> Any:
 
     assert endpoint.result is not None
     if endpoint.result is dict:
-        return dict(parsed)  # the caller knows the operation only by its id
+        return dict(parsed)  # the caller has only the operation's id
     expected = endpoint.result.__name__
     fields = set(endpoint.result.__struct_fields__)
     named = parsed.get("type") in (endpoint.name, endpoint.request_type)

@@ -147,7 +147,7 @@ def test_keys_are_created_listed_and_revoked_while_the_server_runs(server: tuple
     assert json.loads(again.out) == {"revoked": [], "failed": [made["key_id"], 9999]}
 
 
-def test_an_operator_key_is_created_only_when_it_is_asked_for(server: tuple[ServedEngine, Path]) -> None:
+def test_an_operator_key_is_created_only_by_its_option(server: tuple[ServedEngine, Path]) -> None:
     _, data = server
     directory = ("--data-dir", str(data))
     before = tinkex("keys", "list", *directory, "--json").json["keys"]

@@ -74,7 +74,7 @@ def test_a_conversation_in_a_terminal(served_engine: ServedEngine, tmp_path: Pat
         assert "system message set" in say(terminal, "/system Be brief.")
         assert "wrote 3 messages" in say(terminal, "/save two.json")
         assert "wrote 3 messages" in say(terminal, "/save " + str(tmp_path / "two.json"))
-        assert "exists and is not of this chat" in say(terminal, "/save other.txt")
+        assert "exists and was not written by this chat" in say(terminal, "/save other.txt")
         assert "no messages left" in say(terminal, "/clear")
         assert say(terminal, "Hello") != ""
         assert "read 4 messages" in say(terminal, "/load one.json")

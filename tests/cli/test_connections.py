@@ -64,7 +64,7 @@ def test_connections_without_a_tls_handshake_are_closed_for_others(tiny_model: P
         assert closed >= NUM_IDLE - 100
 
 
-def test_a_client_at_its_limit_with_requests_in_flight_is_told_to_try_later(
+def test_a_client_at_its_limit_with_requests_in_flight_gets_503_and_retry_after(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     arguments = ("--model", f"tiny={tiny_model}", "--max-connections-per-address", "2")

@@ -226,10 +226,10 @@ def keys(*arguments: str) -> Case:
     return case
 
 
-def serve_once(target: Target, *arguments: str) -> Done:
+def serve_once(target: Target, *arguments: str, command: str = "serve") -> Done:
     """Runs a server until its ready line, then sends SIGINT."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tinkex", "serve", "--port", "0", *arguments],
+        [sys.executable, "-m", "tinkex", command, "--port", "0", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, **target.env},
@@ -246,10 +246,17 @@ def serve(target: Target, *form: str) -> Done:
     return serve_once(target, "--data-dir", str(target.home / target.new("served")), *form)
 
 
+def dashboard(target: Target, *form: str) -> Done:
+    if target.name == "local":  # beside the engine that holds the data directory
+        return serve_once(target, *form, command="dashboard")
+    return target("dashboard", *form)
+
+
 CHAT = {"prompt": "Q?", "completion": "The sea."}
 PAIR = {"prompt": "Q?", "chosen": "The sea.", "rejected": "A dog."}
 CASES: Mapping[Command, Case] = {
     ("serve",): serve,
+    ("dashboard",): dashboard,
     ("train", "sft"): train("sft", CHAT),
     ("train", "dpo"): train("dpo", PAIR),
     ("train", "grpo"): train("grpo", PAIR, "--reward-regex", "e", "--group-size", "2", "--max-tokens", "2"),

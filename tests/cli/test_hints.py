@@ -40,7 +40,8 @@ def test_on_this_machine_nothing_is_said_about_servers_keys_and_statuses(
         assert done.code == 1, command
         for word in ("server", " key", "404", "RestClient", "serve "):
             assert word not in done.err, (command, done.err)
-        assert "Hint: see what is there with: tinkex run list --local" in done.err
+        hint = "Hint: see what is there with: tinkex run list --local, tinkex checkpoint list --local or tinkex model list --local"
+        assert hint in done.err.splitlines()
 
 
 def test_a_failed_download_of_a_model_does_not_advise_what_is_done(tmp_path: Path) -> None:

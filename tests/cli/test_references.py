@@ -91,6 +91,11 @@ def test_a_name_of_nothing_or_of_several_says_so(served_engine: ServedEngine, ru
     nothing = tinkex("checkpoint", "info", "nosuch", server=served_engine)
     assert nothing.code == 1
     assert "no checkpoint whose path starts with 'nosuch'" in nothing.err
+    unknown = tinkex("checkpoint", "info", "@lst", server=served_engine)
+    assert "'@lst' is not a short name; there are @last and @best" in unknown.err
+    for name in ("one", "other"):
+        new = ("--base-model", "tiny/llama", "--rank", "2", "--name", name, "--kind", "training", "--json")
+        assert tinkex("checkpoint", "save", *new, server=served_engine).code == 0
     rest = RestClient(config=Config(base_url=served_engine.url, api_key=served_engine.key))
     with pytest.raises(SetupError, match="beginning of several runs"):
         resolve_checkpoint("tinker://", rest)

@@ -16,8 +16,8 @@ from tinkex.cli.server_settings import SETTINGS, read_settings
 from tinkex.engine.config import EngineConfig
 from tinkex.errors import SetupError
 
-NOT_FOR_OPERATORS = {"home", "models", "auth", "any_directory"}
-"""Set by $TINKEX_HOME, --model and --no-auth; the last one only applies to the embedded engine."""
+NOT_FOR_OPERATORS = {"home", "models", "auth", "any_directory", "ray_address"}
+"""Set by $TINKEX_HOME, --model, --no-auth and --ray; ``any_directory`` only applies to the embedded engine."""
 
 
 def test_every_field_of_the_engine_can_be_set_and_has_the_same_default() -> None:
@@ -153,3 +153,10 @@ def test_a_traceback_is_part_of_its_json_line() -> None:
     (line,) = logs.getvalue().splitlines()
     assert json.loads(line)["level"] == "error"
     assert "ValueError: of a test" in json.loads(line)["trace"]
+
+
+@pytest.mark.parametrize("name", ["trainer_resources", "sampler_resources"])
+def test_resources_without_a_cluster_are_rejected(name: str) -> None:
+    with pytest.raises(SetupError, match=f"{name} is 'CPU=2'.*add --ray"):
+        engine_config(read_settings({name: "CPU=2"}, {}))
+    assert getattr(engine_config(read_settings({name: "CPU=2", "ray": "local"}, {})), name) == "CPU=2"

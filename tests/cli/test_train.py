@@ -139,3 +139,5 @@ def test_ctrl_c_saves_the_state_and_resume_continues(
     config.write_text(config.read_text().replace("steps = 100000", f"steps = {step + 1}"))
     resumed = tinkex("train", "sft", "--resume", str(run), "--json", server=served_engine)
     assert resumed.json["num_steps"] == step + 1
+    shown = tinkex("train", "sft", "--resume", str(run), server=served_engine).out
+    assert f"{step + 1} steps on 5 examples, those after step {step} in " in shown.splitlines()[0]

@@ -53,6 +53,54 @@ def test_a_mistake_is_found_without_contacting_the_server(
     assert not (tmp_path / "tinkex-runs").exists()
 
 
+REWARDS = """
+def forgot(completion):
+    if completion:
+        return 1.0
+
+def fails(completion):
+    return float(completion[0] == "A")
+
+def lacks(completion, example):
+    return float(completion == example["solution"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        ("forgot", "returned None for ''; it must return a number on every path"),
+        ("fails", "failed on '': IndexError"),
+        ("lacks", "failed on '': KeyError: 'solution'"),
+    ],
+)
+def test_a_reward_is_tried_on_an_empty_answer_before_anything_starts(
+    reward: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "x", "answer": "y"}\n')
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    command = ("train", "grpo", "prompts.jsonl", "--reward", f"rewards.py:{reward}", *UNREACHABLE)
+    done = tinkex(*command, cwd=tmp_path, home=tmp_path)
+    assert (done.code, done.out) == (1, "")
+    assert f"the reward rewards.py:{reward} {said}" in done.err
+    assert "127.0.0.1:9" not in done.err
+    assert not (tmp_path / "tinkex-runs").exists()
+
+
+@pytest.mark.slow
+def test_a_setting_that_the_server_rejects_leaves_no_run(
+    served_engine: ServedEngine, chats: Path, tmp_path: Path
+) -> None:
+    before = num_runs(served_engine)
+    for _ in range(2):
+        command = ("train", "sft", str(chats), "--rank", "100000", "-o", "run")
+        done = tinkex(*command, server=served_engine, cwd=tmp_path)
+        assert done.code == 1
+        assert "rank is 100000; this server trains ranks 1 to 512" in done.err
+    assert num_runs(served_engine) == before
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_where_nothing_listens_no_run_starts(chats: Path, tmp_path: Path) -> None:
     done = tinkex(

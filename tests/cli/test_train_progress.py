@@ -90,7 +90,9 @@ def test_every_long_phase_is_shown_on_a_terminal(
         "connecting to",
         "opening the model",
         "run in tinkex-runs",
+        "creating the run",
         *phases,
+        "writing the report",
     )
 
 

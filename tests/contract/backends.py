@@ -1,4 +1,4 @@
-"""The backends of a client: a mock, the embedded engine, a server, and a server with a pool of workers."""
+"""The backends of a client: a mock, the embedded engine, and servers: with one worker, a pool of them, and workers on Ray."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import tinkex
 from tests.contract.names import BASE_MODEL
 
-__all__ = ["ALL", "BASE_MODEL", "WITH_A_MODEL", "Backend"]
+__all__ = ["ALL", "BASE_MODEL", "FIXTURES", "WITH_A_MODEL", "Backend"]
 
-ALL = ("mock", "embedded", "server", "pool")
-WITH_A_MODEL = ("embedded", "server", "pool")
+ALL = ("mock", "embedded", "server", "pool", "ray")
+WITH_A_MODEL = ("embedded", "server", "pool", "ray")
+FIXTURES = {"server": "served_engine", "pool": "served_pool", "ray": "served_ray"}
+"""The fixtures of the servers."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One suite, four backends."""
+"""One suite, five backends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tinkex
-from tests.contract.backends import ALL, BASE_MODEL, Backend
+from tests.contract.backends import ALL, BASE_MODEL, FIXTURES, Backend
 from tests.contract.mock_service import KEY, MockService
 from tests.servers import ServedEngine
 from tinkex._transport.local import LocalTransport
@@ -26,8 +26,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("backends")
         names = marker.args if marker else ALL
-        # Four workers take a while to start, so the fast tests do without them.
-        marks = {"pool": [pytest.mark.slow]}
+        # Several workers, and Ray, take a while to start, so the fast tests do without them.
+        marks = {"pool": [pytest.mark.slow], "ray": [pytest.mark.slow]}
         metafunc.parametrize(
             "backend", [pytest.param(name, marks=marks.get(name, ())) for name in names], indirect=True
         )
@@ -55,9 +55,7 @@ def backend(request: pytest.FixtureRequest, embedded_home: Path, tiny_model: Pat
                 **{"base_url": "local", "transport": LocalTransport(embedded_home, models), **more}
             ),
         )
-    served: ServedEngine = request.getfixturevalue(
-        "served_pool" if request.param == "pool" else "served_engine"
-    )
+    served: ServedEngine = request.getfixturevalue(FIXTURES[request.param])
     options = {"base_url": served.url, "api_key": served.key}
     return Backend(
         service=lambda **more: tinkex.ServiceClient(**{**options, **more}),

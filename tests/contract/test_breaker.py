@@ -71,7 +71,7 @@ def find_again(rest: tinkex.RestClient) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_is_left_alone_and_taken_up_again_when_it_is_back(
+def test_the_circuit_opens_when_a_server_exits_and_closes_when_it_is_back(
     killable: KillableServer,
 ) -> None:
     recorder = RecordingSink()
@@ -113,7 +113,9 @@ def test_a_server_that_dies_is_left_alone_and_taken_up_again_when_it_is_back(
 
 
 @pytest.mark.slow
-def test_of_many_threads_that_wait_for_a_dead_server_one_at_a_time_tries_it(killable: KillableServer) -> None:
+def test_of_many_threads_that_wait_for_an_unreachable_server_one_at_a_time_tries_it(
+    killable: KillableServer,
+) -> None:
     recorder = RecordingSink()
     sink = MetricsSink(then=recorder)
     rest = rest_of(killable, sink)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import tinkex
-from tests.contract.backends import ALL, BASE_MODEL, Backend
+from tests.contract.backends import ALL, BASE_MODEL, FIXTURES, Backend
 from tests.contract.generations.common import GREEDY, prompt, tokens_of
 from tests.contract.generations.runner import NAMES, NOT_ON_A_LOOP, STYLES, run, run_all
 from tests.servers import ServedEngine
@@ -66,19 +66,15 @@ def test_all_programs_run_inside_done_callbacks(backend: Backend) -> None:
 @pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "pool")) for name in ALL])
 def reached(request: pytest.FixtureRequest, tmp_path: Path, tiny_model: Path) -> tuple[str, str, str]:
     """How another process reaches a backend: its name, where it is, and the key."""
-    if request.param in {"server", "pool"}:
-        served: ServedEngine = request.getfixturevalue(
-            "served_engine" if request.param == "server" else "served_pool"
-        )
+    if request.param in FIXTURES:
+        served: ServedEngine = request.getfixturevalue(FIXTURES[request.param])
         return request.param, served.url, served.key
     return request.param, f"{tmp_path},{tiny_model}", ""
 
 
-def test_all_programs_run_in_spawned_processes(reached: tuple[str, str, str]) -> None:
-    found = []
-    for style in STYLES:
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            found.append(pool.submit(run_all, style, *reached).result(timeout=280))
+def test_all_programs_run_in_a_spawned_process(reached: tuple[str, str, str]) -> None:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        found = [pool.submit(run_all, style, *reached).result(timeout=280) for style in STYLES]
     assert found[0] == found[1]
     assert list(found[0]) == NAMES
 
@@ -132,13 +128,20 @@ LAST = """result = [info.lora_rank, loss_of(output), loss_of(later), tokens_of(d
 service.close("success").result()
 print("result", json.dumps({"cells": result, "programs": programs}))
 """
-RUN = """import json, sys, nbformat
+RUN = """import asyncio, json, sys, nbformat
 from nbclient import NotebookClient
-cells = [nbformat.v4.new_code_cell(source) for source in json.load(sys.stdin)]
-notebook = nbformat.v4.new_notebook(cells=cells)
-NotebookClient(notebook, timeout=240, kernel_name="python3").execute()
-print(json.dumps([[output.get("text", "") for output in cell.outputs] for cell in notebook.cells]))
+
+async def execute(sources):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    await NotebookClient(notebook, timeout=240, kernel_name="python3").async_execute()
+    return "".join(output.get("text", "") for output in notebook.cells[-1].outputs)
+
+async def main():
+    return await asyncio.gather(*map(execute, json.load(sys.stdin)))
+
+print(json.dumps(asyncio.run(main())))
 """
+"""Executes notebooks simultaneously, each in a kernel of its own, and prints what their last cells print."""
 
 
 @pytest.fixture(scope="session")
@@ -161,29 +164,42 @@ def test_notebooks_of_either_style_find_the_same(
     reached: tuple[str, str, str], notebook_packages: Path, tmp_path: Path
 ) -> None:
     backend, where, key = reached
-    found = []
-    for style, cells in CELLS.items():
-        first = FIRST.format(backend=backend, where=where, key=key)
-        sources = [first, *cells, PROGRAMS.format(style=style), LAST]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "src", notebook_packages))),
-            "JUPYTER_PLATFORM_DIRS": "1",
-            "HOME": str(tmp_path),
-        }
-        done = subprocess.run(
-            [sys.executable, "-c", RUN],
-            input=json.dumps(sources),
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        last = "".join(json.loads(done.stdout.splitlines()[-1])[-1])
-        found.append(json.loads(last.partition("result ")[2]))
+    notebooks = [
+        [
+            FIRST.format(backend=backend, where=place_of_its_own(backend, where, style), key=key),
+            *cells,
+            PROGRAMS.format(style=style),
+            LAST,
+        ]
+        for style, cells in CELLS.items()
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "src", notebook_packages))),
+        "JUPYTER_PLATFORM_DIRS": "1",
+        "HOME": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", RUN],
+        input=json.dumps(notebooks),
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    printed = json.loads(done.stdout.splitlines()[-1])
+    found = [json.loads(last.partition("result ")[2]) for last in printed]
     assert found[0] == found[1]
     assert found[0]["cells"][-1] == "OptimStepResponse"
     assert list(found[0]["programs"]) == [name for name in NAMES if name not in NOT_ON_A_LOOP]
+
+
+def place_of_its_own(backend: str, where: str, style: str) -> str:
+    """Where a notebook finds its backend: one engine at a time uses a data directory."""
+    if backend != "embedded":
+        return where
+    home, model = where.split(",")
+    return f"{home}/{style},{model}"

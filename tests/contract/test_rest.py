@@ -104,6 +104,10 @@ def test_the_expiry_of_a_checkpoint_can_be_set_and_removed(
     assert expires_at() is None
 
 
+def test_a_client_without_a_session_reads_the_capabilities(rest: tinkex.RestClient) -> None:
+    assert BASE_MODEL in rest.get_server_capabilities().result().model_names()
+
+
 def test_a_session_names_what_belongs_to_it(service: tinkex.ServiceClient, rest: tinkex.RestClient) -> None:
     training = service.create_lora_training_client(BASE_MODEL, rank=2)
     sampler = training.save_weights_and_get_sampling_client()

@@ -97,6 +97,34 @@ def test_a_sampler_keeps_the_weights_it_was_created_with(service: tinkex.Service
 
 
 @pytest.mark.backends(*WITH_A_MODEL)
+def test_inflight_samplers_of_a_run_share_its_newest_inflight_weights(service: tinkex.ServiceClient) -> None:
+    training = service.create_lora_training_client(BASE_MODEL, rank=4, seed=3)
+    data = [types.Datum(types.ModelInput.from_ints([10, 11, 12]), {"target_tokens": [11, 12, 13]})]
+
+    def logprobs(client: tinkex.SamplingClient) -> list[float | None]:
+        return client.compute_logprobs(PROMPT).result(timeout=60)
+
+    def train() -> None:
+        training.forward_backward(data, "cross_entropy")
+        training.optim_step(types.AdamParams(learning_rate=1e-1)).result(timeout=60)
+
+    first = training.save_weights_and_get_sampling_client(kind="inflight")
+    before = logprobs(first)
+    train()
+    assert logprobs(first) == before, "training alone changes nothing"
+    second = training.save_weights_and_get_sampling_client(kind="inflight")
+    after = logprobs(second)
+    assert after != before
+    assert logprobs(first) == after
+    train()
+    snapshot = training.save_weights_and_get_sampling_client()
+    assert logprobs(first) == logprobs(second) == after, "a snapshot is not an inflight save"
+    assert logprobs(snapshot) != after
+    with pytest.raises(ValueError, match="kind is 'latest'; it is 'snapshot' or 'inflight'"):
+        training.save_weights_and_get_sampling_client(kind="latest")  # type: ignore[arg-type]
+
+
+@pytest.mark.backends(*WITH_A_MODEL)
 def test_a_seed_gives_the_same_set_of_different_samples(sampler: tinkex.SamplingClient) -> None:
     params = types.SamplingParams(max_tokens=8, seed=7, stop=[])
     first, second = (sampler.sample(PROMPT, 4, params).result(timeout=60) for _ in range(2))

@@ -40,7 +40,7 @@ def text(sampler: tinkex.SamplingClient, sequence: types.SampledSequence) -> str
     return sampler.get_tokenizer().decode(sequence.tokens, skip_special_tokens=True)
 
 
-def test_samples_are_what_was_asked_for_beside_free_ones(sampler: tinkex.SamplingClient) -> None:
+def test_constrained_samples_match_their_grammar_beside_free_ones(sampler: tinkex.SamplingClient) -> None:
     objects = sampler.sample(PROMPT, 3, constrained(json_schema=PERSON))
     free = sampler.sample(PROMPT, 2, types.SamplingParams(max_tokens=30, seed=1, stop=[]))
     matches = sampler.sample(PROMPT, 2, constrained(regex="[ab]{3,9}c"))

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -28,10 +29,13 @@ from tests.durability.killable import KillableServer
 from tests.durability.programs import Program, make_program
 from tests.durability.retrying_client import PATIENCE_S, RetryingClient
 from tests.models import tiny_llama
+from tests.ray_nodes import ENVIRONMENT, ray_actors, ray_python
 
 ARMS = ("api", "worker", "both")
 POOL_ARMS = (*ARMS, "one", "one")
 """For several workers: also only one of them."""
+RAY_ARMS = (*POOL_ARMS, "actor", "actor")
+"""On Ray: also one of the actors that monitor the workers."""
 POOL = ("--trainers", "2", "--samplers", "2", "--threads", "1")
 UNWANTED = ("Traceback", "other digits", "cannot be restored", "failed unexpectedly", "records contradict")
 """Messages that never appear in the log of a server that was only killed."""
@@ -118,6 +122,14 @@ class Rounds:
         workers = self._server.workers()
         if arm != "api" and not workers:
             arm = "api"
+        if arm == "actor":
+            actors = ray_actors(self._server.process.pid)
+            if actors:
+                self._orphans += workers
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self._rng.choice(actors).kill()
+            self._tally.kills[arm] += 1
+            return
         if arm == "one":
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._rng.choice(workers).kill()
@@ -206,11 +218,15 @@ async def play(
     kills_each: int = 8,
     say: bool = False,
     more: Sequence[str] = (),
+    on_ray: bool = False,
 ) -> None:
-    """Kill one server, started with ``more`` options, ``kills`` times, with ``concurrency`` programs at a time; problems are added to the tally."""
+    """Kill one server, started with ``more`` options and perhaps ``on_ray``, ``kills`` times, with ``concurrency`` programs at a time; problems are added to the tally."""
     rng = random.Random(seed)
     options = ("--max-live-runs", "10000", "--long-poll-s", "10", *more)
-    server = KillableServer(home, model, *options, often=rng.choice((3, 6, 50)), deterministic=exact)
+    where: dict[str, Any] = {}
+    if on_ray:
+        options, where = (*options, "--ray"), {"python": ray_python(), "env": ENVIRONMENT}
+    server = KillableServer(home, model, *options, often=rng.choice((3, 6, 50)), deterministic=exact, **where)
     with server:
         rounds = Rounds(server, rng, tally, arms)
         until, next_seed = tally.kills.total() + kills - 1, seed * 1000
@@ -253,6 +269,9 @@ def main() -> int:
         action="store_true",
         help="two trainers and two samplers, of which also single ones are killed",
     )
+    parser.add_argument(
+        "--ray", action="store_true", help="the same on a Ray cluster, of which also actors are killed"
+    )
     parser.add_argument("--each", type=int, default=30, help="kills of one server before the next one")
     parser.add_argument(
         "--keep", type=Path, help="a directory for data and logs of the servers, kept afterwards"
@@ -275,9 +294,10 @@ def main() -> int:
                     seed=options.seed + number,
                     exact=bool(number % 3),
                     tally=tally,
-                    arms=POOL_ARMS if options.pool else options.arms,
+                    arms=RAY_ARMS if options.ray else POOL_ARMS if options.pool else options.arms,
                     say=True,
-                    more=POOL if options.pool else (),
+                    more=POOL if options.pool or options.ray else (),
+                    on_ray=options.ray,
                 )
             )
             number += 1

@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -27,11 +28,19 @@ class KillableServer:
     """``tinkex serve``; with ``often`` it writes a savepoint every few operations."""
 
     def __init__(
-        self, home: Path, model: Path, *options: str, often: int = 0, deterministic: bool = False
+        self,
+        home: Path,
+        model: Path,
+        *options: str,
+        often: int = 0,
+        deterministic: bool = False,
+        python: str = sys.executable,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.home = home
+        self._env = env or {}
         self.port = free_port()
-        self._command = [sys.executable, "-m", "tinkex", "serve", "--port", str(self.port)]
+        self._command = [python, "-m", "tinkex", "serve", "--port", str(self.port)]
         self._command += ["--model", f"{MODEL}={model}", *options]
         if often:
             self._command += ["--savepoint-after-operations", str(often)]
@@ -59,13 +68,13 @@ class KillableServer:
     def workers(self) -> list[psutil.Process]:
         """The server's worker processes."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            children = psutil.Process(self.process.pid).children()
-            return [child for child in children if not _is_tracker(child)]
+            children = psutil.Process(self.process.pid).children(recursive=True)
+            return [child for child in children if _is_worker(child)]
         return []
 
     def start(self) -> None:
         """Start, without waiting until it listens."""
-        environment = {**os.environ, "TINKEX_HOME": str(self.home)}
+        environment = {**os.environ, "TINKEX_HOME": str(self.home), **self._env}
         with (self.home / "serve.log").open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, stdout=subprocess.DEVNULL, stderr=log, env=environment
@@ -127,8 +136,8 @@ def free_port() -> int:
     raise AssertionError("no port is free")
 
 
-def _is_tracker(process: psutil.Process) -> bool:
-    """Whether it is multiprocessing's resource tracker."""
+def _is_worker(process: psutil.Process) -> bool:
+    """Whether it is a worker, on a node of Ray too."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return any("resource_tracker" in word for word in process.cmdline())
-    return True
+        return "tinkex-worker" in process.cmdline()
+    return False

@@ -42,6 +42,7 @@ def program(server: KillableServer, disturb: Callable[[int], None]) -> tuple[lis
                 half = training.save_state("half")
             disturb(n)
         saved = training.save_state("end")
+        logged = training.log_metrics(STEPS, {"finished": 1.0})
         sampler = training.save_weights_for_sampler("sampler")
         last = training.forward([datum(999)], "cross_entropy")
         outputs = [future.result(timeout=90) for future in [*passes, last]]
@@ -55,9 +56,24 @@ def program(server: KillableServer, disturb: Callable[[int], None]) -> tuple[lis
             **load_file(directory / "weights" / "end" / "adapter_model.safetensors"),
             **load_file(directory / "weights" / "end" / "optimizer.safetensors"),
         }
+        logged.result(timeout=90)
+        check_recorded_metrics(
+            server, training.model_id, [output.metrics["loss:sum"] for output in outputs[:-1]]
+        )
         logprobs = [bytes(o.loss_fn_outputs[0]["logprobs"].to_numpy().tobytes()) for o in outputs]
         numbers = json.dumps([metrics, [o.metrics for o in outputs]], sort_keys=True).encode()
         return [*logprobs, numbers], b"".join(tensors[name].tobytes() for name in sorted(tensors))
+
+
+def check_recorded_metrics(server: KillableServer, run_id: str, losses: list[float]) -> None:
+    """Every step is recorded once, with its own passes, whenever the server was killed."""
+    rest = tinkex.RestClient(base_url=server.url, api_key=server.key)
+    metrics = rest.get_training_run_metrics(run_id).result(timeout=90)
+    assert metrics.num_steps == STEPS
+    assert metrics["loss:sum"].steps == list(range(1, STEPS + 1))
+    assert metrics["loss:sum"].values == pytest.approx(losses)
+    assert metrics["num_tokens:sum"].values == [32] * STEPS
+    assert metrics["finished"].steps == [STEPS]
 
 
 @pytest.fixture(scope="module")

@@ -20,16 +20,24 @@ from tests.durability.programs import DIALECTS, KINDS, make_program
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # servers start slowly on a busy machine
 @pytest.mark.parametrize(
-    ("exact", "seed", "concurrency", "more"),
+    ("exact", "seed", "concurrency", "arms", "more", "on_ray"),
     [
-        (True, 11, 3, ()),
-        (False, 12, 2, ()),
-        (True, 13, 3, kill_rounds.POOL),
+        (True, 11, 3, kill_rounds.ARMS, (), False),
+        (False, 12, 2, kill_rounds.ARMS, (), False),
+        (True, 13, 3, kill_rounds.POOL_ARMS, kill_rounds.POOL, False),
+        (True, 14, 3, kill_rounds.RAY_ARMS, kill_rounds.POOL, True),
     ],
-    ids=["alone", "packed", "pool"],
+    ids=["alone", "packed", "pool", "ray"],
 )
 def test_random_programs_give_the_same_results_when_the_server_is_killed(
-    tiny_model: Path, tmp_path: Path, exact: bool, seed: int, concurrency: int, more: tuple[str, ...]
+    tiny_model: Path,
+    tmp_path: Path,
+    exact: bool,
+    seed: int,
+    concurrency: int,
+    arms: tuple[str, ...],
+    more: tuple[str, ...],
+    on_ray: bool,
 ) -> None:
     """One run per pass is bitwise reproducible. In shared passes two executions differ by rounding; a replay must still
     repeat each pass exactly, which the engine verifies."""
@@ -44,8 +52,9 @@ def test_random_programs_give_the_same_results_when_the_server_is_killed(
             tally=tally,
             concurrency=concurrency,
             kills_each=5,
-            arms=kill_rounds.POOL_ARMS if more else kill_rounds.ARMS,
+            arms=arms,
             more=more,
+            on_ray=on_ray,
         )
     )
     assert not tally.failures, "\n".join([*tally.failures, (tmp_path / "serve.log").read_text()[-4000:]])

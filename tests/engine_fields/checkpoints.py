@@ -81,6 +81,31 @@ def save_for_sampler_name(rig: Rig) -> None:
     assert_rejected(run.submit("save_weights_for_sampler"), "sampling_session_seq_id")
 
 
+@proves("SaveWeightsForSamplerRequest.kind")
+def save_for_sampler_kind(rig: Rig) -> None:
+    run = rig.run()
+
+    def save(number: int, **changes: Any) -> str:
+        saved = rig.ada.result(
+            run.submit("save_weights_for_sampler", sampling_session_seq_id=number, **changes)
+        )
+        return str(saved.json["sampling_session_id"])
+
+    def weights(sampler: str) -> str | None:
+        row = rig.engine.store.samplers.get(sampler)
+        assert row is not None
+        return row.directory
+
+    fixed, shared = save(1, kind="snapshot"), save(2, kind="inflight")
+    before = weights(fixed)
+    run.train(1)
+    newest = save(3, kind="inflight")
+    assert weights(fixed) == before
+    assert weights(shared) == weights(newest) != before
+    assert_rejected(run.submit("save_weights_for_sampler", path="x", kind="inflight"), "inflight")
+    assert_rejected(run.submit("save_weights_for_sampler", path="x", kind="borrowed"), "kind")
+
+
 @proves("SaveWeightsForSamplerRequest.ttl_seconds", "SaveWeightsForSamplerRequest.user_metadata")
 def save_for_sampler_ttl(rig: Rig) -> None:
     run = rig.run()

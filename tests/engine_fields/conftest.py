@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.engine_fields.rig import MODEL, OTHER_MODEL, Rig
+from tests.engines import started_engine
 from tests.models import tiny_llama
 from tests.unit.engine.api.asgi import Client
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.engine import Engine
 
 
 @pytest.fixture(scope="session")
@@ -22,10 +22,7 @@ def rig(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         long_poll_s=0.25,
         # Runs of one proof stay out of the next: none is ended, and all fit.
     )
-    engine = Engine(config)
-    engine.start()
-    engine.load_models().result()
-    engine.store.users.add_key("bob", "tml-bob", 0.0)
-    app = build_app(engine)
-    yield Rig(engine, Client(app, engine.api_key), Client(app, "tml-bob", host="192.0.2.7"))
-    engine.close()
+    with started_engine(config) as engine:
+        engine.store.users.add_key("bob", "tml-bob", 0.0)
+        app = build_app(engine)
+        yield Rig(engine, Client(app, engine.api_key), Client(app, "tml-bob", host="192.0.2.7"))

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.engine_fields import checkpoints, sampling, service, training
+from tests.engine_fields import checkpoints, loop_records, sampling, service, training
 from tests.engine_fields.rig import TOKENS, Rig, Run, assert_rejected
 from tests.engine_fields.table import INFORMATION, PROOFS, Proof, fields_of, requests, tags
 from tinkex._wire import json as wire_json
 from tinkex.types import Datum, ModelInput, PromptProvenanceSpan
 
-__all__ = ["checkpoints", "sampling", "service", "training"]
+__all__ = ["checkpoints", "loop_records", "sampling", "service", "training"]
 
 FIELDS = set[str]().union(*map(fields_of, requests()))
 TAGGED = sorted(set[Any]().union(*map(tags, requests())), key=lambda kind: kind.__name__)

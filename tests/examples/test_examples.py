@@ -66,7 +66,7 @@ def environment(name: str, model: Path, home: Path) -> dict[str, str]:
         "HOME": str(home),
         "TINKEX_HOME": str(home / "tinkex"),
         "TINKEX_DATA_DIR": str(home / "data"),
-        "TINKEX_MODELS": f"{TINY}={model}",
+        "TINKEX_MODELS": f"{TINY}={model},tiny/other={model}",  # an example chooses among several
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "COLUMNS": "300",
@@ -118,7 +118,7 @@ def test_the_list_of_examples_is_current() -> None:
 
 @check
 def sampling_basic(out: str) -> None:
-    assert f"prompt for {TINY}" in out
+    assert re.search(rf"prompt for {TINY}, \d+ tokens:\n.*user\nName a fruit\..*\n.*assistant\n", out)
     assert (
         len(
             re.findall(
@@ -320,7 +320,10 @@ def weights_inspection(out: str) -> None:
 
 @check
 def checkpoint_download(out: str) -> None:
+    assert re.search(r"^saved tinker://\S+/weights/exported$", out, re.MULTILINE)
     assert numbers(r"downloaded archive.tar: ([\d,]+) bytes", out)[0] > 10_000
+    sizes = numbers(r"(?m)^  \S+\.(?:json|safetensors) +([\d,]+)$", out)
+    assert [sum(sizes)] == numbers(r"extracted ([\d,]+) bytes into", out)
     assert "adapter_model.safetensors" in out
     assert "optimizer.safetensors" in out
     assert "a LORA adapter of rank 4 for tiny/model" in out
@@ -393,6 +396,9 @@ def queue_states(out: str) -> None:
         )
         assert falls([float(loss) for loss in losses], 3)
         assert int(states) > 0
+    ((every, largest),) = re.findall(r"observers of single samples: (\d+) states, at most (\d+) each", out)
+    assert int(every) == sum(numbers(r"(\d+) × Sample ", out)), "each state went to one observer"
+    assert 0 < int(largest) < int(every)
     assert re.search(
         r"\d × (ForwardBackward|OptimStep) active: in line with \d+ other training operations", out
     )

@@ -127,7 +127,7 @@ def sends_huge_length(write: Callable[[bytes], None], answer: bytes) -> None:
 
 
 def is_slow(write: Callable[[bytes], None], answer: bytes) -> None:
-    time.sleep(1.5)  # longer than the client's timeout
+    time.sleep(2.5)  # longer than the client's timeout
     write(answer)
 
 

@@ -10,6 +10,7 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +35,7 @@ from tinkex._transport.advice import advice
 from tinkex._transport.retry import RetryPolicy
 from tinkex.clients.retry_config import RetryConfig
 from tinkex.config import Config
+from tinkex.config.values import POLL_BACKOFF
 from tinkex.errors import (
     APIConnectionError,
     APIResponseValidationError,
@@ -53,7 +55,7 @@ TRIES = 3
 QUICK = RetryPolicy(max_retries=TRIES - 1, base_s=0.01, cap_s=0.02)
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
 DATA = [types.Datum(PROMPT, {"target_tokens": [2, 3, 4]})]
-SLOW_TIMEOUT_S = 1.0
+SLOW_TIMEOUT_S = 1.5
 """Long enough that other responses arrive in time on a busy machine."""
 RETRY = RetryConfig(max_retries=TRIES - 1, retry_delay_base=0.01, retry_delay_max=0.02)
 ONCE = RetryConfig(enable_retry_logic=False)
@@ -98,7 +100,6 @@ BROKEN: dict[str, Fault] = {
     "breaks off": breaks_off,
     "no HTTP": sends_garbage,
     "oversize": sends_huge_length,
-    "slow": is_slow,
 }
 PASSING = (408, 409, 429, 500, 502, 503, 504)
 FINAL = (400, 401, 402, 403, 404, 410, 413, 422, 501)
@@ -165,12 +166,8 @@ def failure(act: Callable[[], Any]) -> TinkexError:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "slow" else name for name in BROKEN]
-)
-@pytest.mark.parametrize("call", CALLS, ids=NAMES)
-def test_a_lost_response_is_retried_with_the_same_request(call: Call, name: str) -> None:
-    with running(FaultyServer(call.endpoint, BROKEN[name], times=1, scripted=scripted())) as server:
+def check_retry_of_a_lost_response(call: Call, fault: Fault) -> None:
+    with running(FaultyServer(call.endpoint, fault, times=1, scripted=scripted())) as server:
         with client_of(server) as service:
             call.act(service)
         assert server.struck == 1
@@ -179,17 +176,33 @@ def test_a_lost_response_is_retried_with_the_same_request(call: Call, name: str)
         assert sent[0] == sent[1]  # the same seq_id: a server that processed it recognises it
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BROKEN)
-@pytest.mark.parametrize("call", CALLS, ids=NAMES)
-def test_a_permanent_network_failure_is_a_connection_error(call: Call, name: str) -> None:
-    with running(FaultyServer(call.endpoint, BROKEN[name], scripted=scripted())) as server:
+def check_permanent_network_failure(call: Call, fault: Fault) -> None:
+    with running(FaultyServer(call.endpoint, fault, scripted=scripted())) as server:
         with client_of(server) as service:
             error = failure(lambda: call.act(service))
         assert isinstance(error, APIConnectionError)
         assert_helps(error, server)
         assert len(server.bodies(call.endpoint)) == TRIES
         assert len(set(server.bodies(call.endpoint))) == 1
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("call", CALLS, ids=NAMES)
+def test_a_lost_response_is_retried_with_the_same_request(call: Call, name: str) -> None:
+    check_retry_of_a_lost_response(call, BROKEN[name])
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("call", CALLS, ids=NAMES)
+def test_a_permanent_network_failure_is_a_connection_error(call: Call, name: str) -> None:
+    check_permanent_network_failure(call, BROKEN[name])
+
+
+@pytest.mark.parametrize("check", [check_retry_of_a_lost_response, check_permanent_network_failure])
+def test_a_response_that_takes_too_long_is_a_lost_response(check: Callable[[Call, Fault], None]) -> None:
+    with ThreadPoolExecutor(len(CALLS)) as pool:  # all calls simultaneously: each waits for its timeouts
+        for checked in [pool.submit(check, call, is_slow) for call in CALLS]:
+            checked.result()
 
 
 @pytest.mark.parametrize("status", PASSING)
@@ -217,7 +230,6 @@ def test_a_permanent_error_status_is_its_typed_error(call: Call, status: int) ->
         assert len(server.bodies(call.endpoint)) == (TRIES if status == 503 else 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NONSENSE)
 @pytest.mark.parametrize("call", CALLS, ids=NAMES)
 def test_an_invalid_response_is_a_validation_error(call: Call, name: str) -> None:
@@ -254,7 +266,6 @@ def faulty_result(kind: str, fault: Fault, times: int = 1_000_000) -> FaultyServ
     return FaultyServer("retrieve_future", fault, times, request_type=kind, scripted=scripted())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [drops, breaks_off, fails_with(408), fails_with(500), fails_with(503), fails_with(400)],
@@ -328,14 +339,17 @@ def test_a_failed_operation_raises_the_servers_message(kind: str) -> None:
         assert "datum 3 is too long" in str(error)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("status", [408, 500])
 def test_polls_that_return_immediately_back_off(status: int) -> None:
     with running(faulty_result("Sample", fails_with(status))) as server, client_of(server) as service:
+        started = time.monotonic()
         future = sampler(service).sample(PROMPT, 1, types.SamplingParams(max_tokens=3))
-        time.sleep(1.0)
+        while len(polls(server, "Sample")) < 4:
+            assert not future.done()
+            time.sleep(0.01)
+        # The waits between them double, so they take at least this long on any machine.
+        assert time.monotonic() - started > sum(POLL_BACKOFF[0] * 2**number for number in range(2))
         future.cancel()
-        assert 2 <= len(polls(server, "Sample")) <= 12
 
 
 # ---- secrets ----

@@ -8,7 +8,8 @@ import select
 import socket
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def read_answer(answer: bytes) -> tuple[int, str]:
     return int(status.split()[1]), json.loads(body)["detail"]
 
 
-def test_an_incomplete_body_is_rejected_and_the_connection_closes(impatient: ServedEngine) -> None:
+def an_incomplete_body_is_rejected_and_the_connection_closes(impatient: ServedEngine, home: Path) -> None:
     with connected(impatient) as wire:
         wire.sendall(head(impatient, "create_session", 1000) + b'{"tags"')
         status, detail = read_answer(rest_of(wire))
@@ -69,7 +70,7 @@ def test_an_incomplete_body_is_rejected_and_the_connection_closes(impatient: Ser
     assert "send it again" in detail
 
 
-def test_an_incomplete_upload_is_rejected_and_leaves_no_file(impatient: ServedEngine, home: Path) -> None:
+def an_incomplete_upload_is_rejected_and_leaves_no_file(impatient: ServedEngine, home: Path) -> None:
     part = (
         b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n\r\n' + PNG + b"\0" * 5000
     )
@@ -82,7 +83,9 @@ def test_an_incomplete_upload_is_rejected_and_leaves_no_file(impatient: ServedEn
     assert rest.list_assets().result(60).assets == []
 
 
-def test_incomplete_headers_are_rejected_and_a_silent_connection_is_closed(impatient: ServedEngine) -> None:
+def incomplete_headers_are_rejected_and_a_silent_connection_is_closed(
+    impatient: ServedEngine, home: Path
+) -> None:
     with connected(impatient) as half, connected(impatient) as silent:
         half.sendall(b"POST /api/v1/create_session HTTP/1.1\r\nHost: x\r\nX-A")
         status, detail = read_answer(rest_of(half))
@@ -90,7 +93,7 @@ def test_incomplete_headers_are_rejected_and_a_silent_connection_is_closed(impat
         assert rest_of(silent) == b""
 
 
-def test_slow_headers_do_not_extend_the_timeout(impatient: ServedEngine) -> None:
+def slow_headers_do_not_extend_the_timeout(impatient: ServedEngine, home: Path) -> None:
     with connected(impatient) as wire:
         wire.sendall(b"POST /api/v1/create_session HTTP/1.1\r\nX-Slow: ")
         wire.settimeout(STALL_S / 5)
@@ -106,7 +109,7 @@ def test_slow_headers_do_not_extend_the_timeout(impatient: ServedEngine) -> None
     assert answer.startswith(b"HTTP/1.1 408")
 
 
-def test_a_request_without_a_key_is_rejected_before_its_body(impatient: ServedEngine) -> None:
+def a_request_without_a_key_is_rejected_before_its_body(impatient: ServedEngine, home: Path) -> None:
     with connected(impatient) as wire:
         wire.sendall(head(impatient, "create_session", 1000, key="tml-wrong") + b"{")
         assert wire.recv(65_536).startswith(b"HTTP/1.1 401")
@@ -114,7 +117,7 @@ def test_a_request_without_a_key_is_rejected_before_its_body(impatient: ServedEn
         assert b"HTTP/1.1" not in rest_of(wire), "the server has closed the connection"
 
 
-def test_the_second_call_of_a_connection_is_watched_like_the_first(impatient: ServedEngine) -> None:
+def the_second_call_of_a_connection_is_watched_like_the_first(impatient: ServedEngine, home: Path) -> None:
     with connected(impatient) as wire:
         wire.sendall(head(impatient, "create_session", 2) + b"{}")
         assert wire.recv(65_536).startswith(b"HTTP/1.1 200")
@@ -123,7 +126,7 @@ def test_the_second_call_of_a_connection_is_watched_like_the_first(impatient: Se
     assert status == 408
 
 
-def test_a_body_that_comes_slowly_is_taken(impatient: ServedEngine) -> None:
+def a_body_that_comes_slowly_is_taken(impatient: ServedEngine, home: Path) -> None:
     # What has arrived gives the rest its time: a body has to come at a low rate on average.
     body = b'{"tags": ["slow"], "user_metadata": {"note": "%s"}}' % (b"x" * 30_000)
     first, rest = body[:-6], body[-6:]
@@ -135,6 +138,31 @@ def test_a_body_that_comes_slowly_is_taken(impatient: ServedEngine) -> None:
             wire.sendall(rest[start : start + 1])
         assert time.monotonic() - began > STALL_S
         assert wire.recv(65_536).startswith(b"HTTP/1.1 200")
+
+
+CHECKS = [
+    an_incomplete_body_is_rejected_and_the_connection_closes,
+    an_incomplete_upload_is_rejected_and_leaves_no_file,
+    incomplete_headers_are_rejected_and_a_silent_connection_is_closed,
+    slow_headers_do_not_extend_the_timeout,
+    a_request_without_a_key_is_rejected_before_its_body,
+    the_second_call_of_a_connection_is_watched_like_the_first,
+    a_body_that_comes_slowly_is_taken,
+]
+
+
+@pytest.fixture(scope="module")
+def checked(impatient: ServedEngine, home: Path) -> Iterator[dict[str, Future[None]]]:
+    """Runs all checks simultaneously: each waits for the server's timeout."""
+    with ThreadPoolExecutor(len(CHECKS)) as pool:
+        yield {check.__name__: pool.submit(check, impatient, home) for check in CHECKS}
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_stalled_requests_time_out_alone(
+    check: Callable[[ServedEngine, Path], None], checked: dict[str, Future[None]]
+) -> None:
+    checked[check.__name__].result(120)
 
 
 class Stalling(io.RawIOBase):

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines import started_engine
 from tests.unit.engine.api.asgi import Client
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.engine import Engine
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +23,6 @@ def fuzzed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         max_live_runs=40,
         max_samples_per_request=8,
     )
-    engine = Engine(config)
-    engine.start()
-    engine.load_models().result()
-    engine.store.users.add_key("nobody", "tml-not-missed", 0.0)
-    yield Client(build_app(engine), engine.api_key)
-    engine.close()
+    with started_engine(config) as engine:
+        engine.store.users.add_key("nobody", "tml-not-missed", 0.0)
+        yield Client(build_app(engine), engine.api_key)

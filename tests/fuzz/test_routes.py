@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 
 from tests.chat_templates import write_chat_models
+from tests.engines import started_engine
 from tests.fuzz.bodies import generated, mutated_bytes, mutated_object
 from tests.fuzz.test_endpoints import FUZZ, HEADERS, still_serves
 from tests.unit.engine.api.asgi import Answer, Client
@@ -20,7 +21,6 @@ from tinkex.engine.api.app import build_app
 from tinkex.engine.api.compatible.routes import ROUTES
 from tinkex.engine.api.dialects import Route
 from tinkex.engine.config import EngineConfig
-from tinkex.engine.engine import Engine
 
 pytestmark = pytest.mark.slow
 
@@ -30,11 +30,9 @@ def fuzzed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """A client of an engine whose model has a template with tools."""
     home = tmp_path_factory.mktemp("fuzzed-routes")
     models = {"tiny": write_chat_models(tiny_model, home)["hermes"]}
-    engine = Engine(EngineConfig(home=home, models=models, max_body_bytes=300_000, max_samples_per_request=8))
-    engine.start()
-    engine.load_models().result()
-    yield Client(build_app(engine), engine.api_key)
-    engine.close()
+    config = EngineConfig(home=home, models=models, max_body_bytes=300_000, max_samples_per_request=8)
+    with started_engine(config) as engine:
+        yield Client(build_app(engine), engine.api_key)
 
 
 POSTED = [dataclasses.replace(route, path=route.paths[-1]) for route in ROUTES if route.method == "POST"]
@@ -63,6 +61,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "openai_completions": [
         {**SAMPLING, "prompt": ["a", "b"], "max_tokens": 2, "echo": True, "logprobs": 2},
         {**SAMPLING, "prompt": [[5, 6], [7]], "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}},
+        {"model": "tiny", "prompt": "a", "max_tokens": 2, "structured_output": {"regex": "[ab]+"}},
     ],
     "openai_chat": [
         {

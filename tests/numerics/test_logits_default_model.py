@@ -56,7 +56,7 @@ def test_its_logits_equal_those_of_transformers(loaded: LoadedModel) -> None:
     torch.testing.assert_close(_logits(loaded, tokens), expected, rtol=0, atol=1e-4)
 
 
-def test_it_knows_the_capital_of_france(loaded: LoadedModel) -> None:
+def test_it_answers_with_the_capital_of_france(loaded: LoadedModel) -> None:
     tokenizer = loaded.tokenizer
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of France?"}])
     tokens = list(prompt)

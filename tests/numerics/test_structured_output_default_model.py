@@ -29,7 +29,7 @@ def chat(loaded: LoadedModel, text: str) -> list[int]:
     return loaded.tokenizer.apply_chat_template([{"role": "user", "content": text}])
 
 
-def test_a_question_is_answered_in_the_asked_for_form_beside_free_text(
+def test_a_question_is_answered_in_the_required_form_beside_free_text(
     loaded: LoadedModel, sampler: Sampler
 ) -> None:
     schema = {

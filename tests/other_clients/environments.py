@@ -42,6 +42,11 @@ PYTHON_PACKAGES: Mapping[str, Sequence[str]] = {
         "tenacity==9.2.1",
         "transformers==5.23.0",
     ],
+    "mlflow": ["mlflow-skinny==3.17.2"],
+    "ray": ["ray==2.60.0 --no-deps", "msgpack==1.2.4 --no-deps"],  # its other dependencies are ours
+    "tensorboard": ["tensorboard==2.21.0"],
+    "trackio": ["trackio==0.43.0"],
+    "wandb": ["wandb==0.31.0"],
 }
 """What is installed for each client."""
 NODE_PACKAGES: Mapping[str, Mapping[str, str]] = {
@@ -111,7 +116,8 @@ def _groups(packages: Sequence[str]) -> Iterator[Sequence[str]]:
     bare = [name.removesuffix(" --no-deps") for name in packages if name.endswith(" --no-deps")]
     if bare:
         yield ["--no-deps", *bare]
-    yield [name for name in packages if not name.endswith(" --no-deps")]
+    if whole := [name for name in packages if not name.endswith(" --no-deps")]:
+        yield whole
 
 
 def _install(command: Sequence[str], client: str) -> None:

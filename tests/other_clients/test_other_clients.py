@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -107,6 +110,88 @@ def test_the_programs_of_the_guide(served: Served, client: str) -> None:
     done = subprocess.run([python_of(client), "-c", block], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+HONOURED = {
+    "completions": """prompt echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop
+        stream_options stream_options.include_usage temperature top_p stream""",
+    "chat/completions": """messages messages.content messages.content.text messages.content.type messages.role
+        messages.tool_calls messages.tool_calls.id messages.tool_calls.function messages.tool_calls.function.arguments
+        messages.tool_calls.function.name messages.tool_calls.type messages.tool_call_id frequency_penalty logit_bias
+        logprobs max_completion_tokens max_tokens n presence_penalty reasoning_effort response_format
+        response_format.type response_format.json_schema response_format.json_schema.name
+        response_format.json_schema.schema response_format.json_schema.strict seed stop stream_options
+        stream_options.include_usage temperature tool_choice tool_choice.function tool_choice.function.name
+        tool_choice.type tools tools.function tools.function.name tools.function.description
+        tools.function.parameters tools.function.strict tools.type top_logprobs top_p stream""",
+    "messages": """max_tokens messages messages.content messages.content.text messages.content.type
+        messages.content.tool_use_id messages.content.content messages.content.content.text
+        messages.content.content.type messages.content.is_error messages.content.thinking messages.content.id
+        messages.content.input messages.content.name messages.role output_config output_config.format
+        output_config.format.schema output_config.format.type stop_sequences system system.text system.type thinking
+        thinking.type tool_choice tool_choice.type tool_choice.name tools tools.input_schema tools.input_schema.type
+        tools.input_schema.properties tools.input_schema.required tools.name tools.description tools.strict tools.type
+        stream""",
+}
+"""The fields with an effect; other tests show it."""
+HONOURED["messages/count_tokens"] = HONOURED["messages"]
+NO_EFFECT = """user metadata metadata.user_id store parallel_tool_calls response_format.json_schema.description
+    cache_control cache_control.type cache_control.ttl thinking.budget_tokens
+    tool_choice.disable_parallel_tool_use tools.eager_input_streaming signature caller"""
+"""Fields, or ends of their paths, that the header names."""
+
+
+@pytest.mark.parametrize("client", ["openai", "anthropic"])
+def test_every_field_of_a_protocol_is_honoured_or_rejected_or_named(served: Served, client: str) -> None:
+    connection = HTTPConnection(urlsplit(served.engine.url).netloc, timeout=60)
+    headers = {"Authorization": f"Bearer {served.engine.key}", "Content-Type": "application/json"}
+    found: dict[str, set[str]] = {}
+    try:
+        for each in run_python(client, None, client, program="request_fields"):
+            route, field = each["route"], each["field"]
+            if route == "messages/count_tokens" and "." in field:
+                continue  # the types are those of messages
+            connection.request(
+                "POST", f"/v1/{route}", json.dumps(_complete(route, field, each["body"])), headers
+            )
+            response = connection.getresponse()
+            body = response.read()
+            if response.status == 200:
+                ignored = response.headers["x-tinkex-ignored-fields"] or ""
+                is_named = any(name in field or field in name for name in ignored.split(", ") if name)
+                found.setdefault(field, set()).add("named" if is_named else "honoured")
+                known = (
+                    is_named if field.endswith(tuple(NO_EFFECT.split())) else field in HONOURED[route].split()
+                )
+                assert known, (each, body)
+                continue
+            assert response.status == 400, (each, body)
+            error = json.loads(body)["error"]
+            named = re.sub(r"\[\d*\]", "", error.get("param") or error["message"].split()[0].rstrip(":"))
+            assert field.startswith(named.rpartition(".")[0] or named), (each, error)
+            found.setdefault(field, set()).add("rejected")
+    finally:
+        connection.close()
+    assert len(found) > 130
+    for results in ({"rejected"}, {"honoured"}, {"named"}):
+        assert results in found.values()
+
+
+def _complete(route: str, field: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The body with what its other fields need."""
+    body |= {"model": "hermes"}
+    if "messages" in body:  # an answer of the assistant would be continued
+        body["messages"] = [*body["messages"], {"role": "user", "content": "Hello"}]
+    if route == "chat/completions":
+        body["max_completion_tokens"] = 1
+        if field.startswith("top_logprobs"):
+            body["logprobs"] = True
+    if field.startswith("stream_options"):
+        body["stream"] = True
+    if field.startswith("tool_choice"):
+        tool: dict[str, Any] = {"name": "{}", "input_schema": {"type": "object"}}
+        body["tools"] = [{"type": "function", "function": {"name": "{}"}} if "chat" in route else tool]
+    return body
 
 
 def test_litellm(served: Served) -> None:

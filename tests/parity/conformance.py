@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -25,19 +26,19 @@ PROBE = Path(__file__).with_name("probe.py")
 COMMANDS_PROBE = Path(__file__).with_name("probe_commands.py")
 MODEL = "tiny/llama"
 
-VERSIONS = ("0.6.1", "0.13.1", "0.18.2", "0.25.0", "0.36.0")
+VERSIONS = ("0.6.1", "0.13.1", "0.18.2", "0.25.0", "0.36.0", "0.38.0")
 """The first with today's names; the last without protobuf; the first with protobuf results; the first with protobuf
-requests; today's."""
+requests; the last whose methods return values, futures and clients directly; the newest, whose methods return an ``APIFuture``."""
 
 GENERATIONS = (
     "What was checked against a package, and what against documentation only:",
     "",
-    "- The versions in these tables are packages of the index: their unmodified code ran against the server. The names, signatures and results of our",
-    "  client are compared with the package 0.36.0 ([API comparison](surface.md)).",
-    "- 0.37 to 0.39 were not on the index. Their style, in which every method returns an `APIFuture`, is checked with programs written from the",
-    "  documentation, run with our client (`tests/contract/test_generations.py`), never with the official one.",
-    "- The uploads and the checkpoint search of 0.39 are checked in the same way (`tests/contract/test_uploads.py`); the path of the search is inferred",
-    "  from that of sessions. The newest package on the index was 0.36.0 on 2026-11-18; it makes none of these calls.",
+    "- The versions in these tables are packages of the index: their unmodified code ran against the server. The names, signatures and forms of the",
+    "  results of our client are compared with the packages 0.36.0 and 0.38.0 ([API comparison](surface.md)). Twenty programs in the styles of",
+    "  both generations find the same with these packages and with our client (`tests/parity/test_generations.py`, `tests/contract/test_generations.py`).",
+    "- 0.37 and 0.39 were not on the index. What 0.39 adds, the uploads and the checkpoint search, is checked with programs written from its",
+    "  documentation, run with our client (`tests/contract/test_uploads.py`), never with the official one; the path of the search is inferred",
+    "  from that of sessions. The newest package on the index was 0.38.0 on 2026-11-18; it makes none of these calls.",
 )
 
 REJECTED: Mapping[str, str] = {}
@@ -50,7 +51,11 @@ Results = Mapping[str, Mapping[str, str]]
 def installed(package: str, version: str) -> Path:
     """Where a version of an official package lies, fetched by pip if it is not there yet; its dependencies are ours."""
     folder = Path(sys.prefix) / "official-packages" / f"{package}-{version}"
-    if not folder.is_dir():
+    folder.parent.mkdir(exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
+        if folder.is_dir():
+            return folder
         with tempfile.TemporaryDirectory(dir=sys.prefix) as temporary:
             target = Path(temporary) / "packages"
             command = [
@@ -64,7 +69,6 @@ def installed(package: str, version: str) -> Path:
                 str(target),
             ]
             subprocess.run([*command, f"{package}=={version}"], check=True)
-            folder.parent.mkdir(exist_ok=True)
             target.rename(folder)
     return folder
 
@@ -76,11 +80,14 @@ def probe(version: str, server: ServedEngine, model: Path) -> Mapping[str, str]:
 
 
 def probe_commands(server: ServedEngine) -> Mapping[str, str]:
-    """What every command of today's `tinker` does, for a user who has never used it; the hub is a stand-in."""
+    """What every command of the newest `tinker` does, for a user who has never used it; the hub is a stand-in."""
     with tempfile.TemporaryDirectory() as home, hub() as there:
+        where = {"PYTHONPATH": str(installed("tinker", VERSIONS[-1]))}
         login = {"HF_ENDPOINT": there.url, "HF_TOKEN": there.token, "HF_HOME": home, "HF_HUB_OFFLINE": "0"}
         return _run(
-            [str(COMMANDS_PROBE), server.key], server, {"HOME": home, "HF_HUB_DISABLE_XET": "1", **login}
+            [str(COMMANDS_PROBE), server.key],
+            server,
+            {"HOME": home, "HF_HUB_DISABLE_XET": "1", **where, **login},
         )
 
 

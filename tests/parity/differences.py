@@ -56,15 +56,19 @@ DIFFERENCES: Mapping[str, Mapping[str, str]] = {
         )
         for form in ("", "_async")
     },
-    "A field of newer versions of the official SDK.": {
+    "An argument or a field of newer versions of the official SDK.": {
+        "tinker.TrainingClient.save_weights_and_get_sampling_client": "also kind='snapshot'",
+        "tinker.TrainingClient.save_weights_and_get_sampling_client_async": "also kind='snapshot'",
         "tinker.types.Checkpoint": "also base_model=None",
+        "tinker.types.SaveWeightsForSamplerRequest": "also kind=None",
+        "tinker.types.StorageBillingEvent": "also free=False",
     },
     "Additional fields, which some servers send.": {
         "tinker.types.SaveWeightsExternalResponse": "also size_bytes=None",
         "tinker.types.SupportedModel": "also model_id=None, arch=None",
     },
     "Sampling options of ours; a client does not send them to a server that does not offer them.": {
-        "tinker.types.ClientConfigResponse": "also sampling_extensions=None",
+        "tinker.types.ClientConfigResponse": "also sampling_extensions=None, training_extensions=None",
         "tinker.types.SamplingParams": (
             "also min_p=None, presence_penalty=None, frequency_penalty=None, repetition_penalty=None, "
             "logit_bias=None, structured_output=None"
@@ -173,6 +177,16 @@ BEHAVIOUR: tuple[tuple[str, str, str], ...] = (
         "possible with the same function",
     ),
     (
+        "Warnings about deprecated names",
+        "`FutureWarning`, always (since 0.38)",
+        "`DeprecationWarning`, with the setting `deprecation_warnings`",
+    ),
+    (
+        "Sampler handles",
+        "0.38 rejects handles of before 0.38, which have no base model",
+        "reads the handles of both; writes those of 0.36",
+    ),
+    (
         "`APIResponse`, `AsyncAPIResponse`, `resources`, `proto`",
         "importable, not exported",
         "do not exist: internals of the official transport",
@@ -181,6 +195,31 @@ BEHAVIOUR: tuple[tuple[str, str, str], ...] = (
 """Differences in behaviour: what, official, ours."""
 
 
-def reasons() -> dict[str, tuple[str, str]]:
+CHANGED_IN_038: Mapping[str, Mapping[str, str]] = {
+    "The same as in 0.38.": {
+        "tinker.TrainingClient.save_weights_and_get_sampling_client": "",
+        "tinker.TrainingClient.save_weights_and_get_sampling_client_async": "",
+        "tinker.types.StorageBillingEvent": "",
+    },
+    "None means the default, and is not sent: servers of before 0.38 may reject the field.": {
+        "tinker.types.SaveWeightsForSamplerRequest": "kind: None instead of 'snapshot'",
+    },
+    "A field that 0.38 no longer has, which some servers send; and sampling options of ours.": {
+        "tinker.types.ClientConfigResponse": (
+            "also create_model_via_load_weights=False, sampling_extensions=None, training_extensions=None"
+        ),
+    },
+}
+"""What is not as in :data:`DIFFERENCES` when compared with 0.38.0."""
+
+
+def reasons(version: str = "0.36.0") -> dict[str, tuple[str, str]]:
     """Returns difference and reason by name."""
-    return {name: (what, reason) for reason, names in DIFFERENCES.items() for name, what in names.items()}
+    found = _by_name(DIFFERENCES)
+    if version == "0.38.0":
+        found |= _by_name(CHANGED_IN_038)
+    return {name: (what, reason) for name, (what, reason) in found.items() if what}
+
+
+def _by_name(differences: Mapping[str, Mapping[str, str]]) -> dict[str, tuple[str, str]]:
+    return {name: (what, reason) for reason, names in differences.items() for name, what in names.items()}

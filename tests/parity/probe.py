@@ -55,7 +55,7 @@ class World:
         self.run = self.path.split("/")[2]
         self.session = self.run.partition(":")[0]
         hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
-        self.hours = (hour - timedelta(hours=1), hour)
+        self.hours = (hour - timedelta(hours=1), hour + timedelta(hours=1))
         self.prompt = types.ModelInput.from_ints(TOKENS)
         self.params = types.SamplingParams(max_tokens=2)
         self.data = [
@@ -151,11 +151,12 @@ CASES: dict[str, dict[str, Case]] = {
         "search_sessions": lambda _: (types.SessionSearchRequest(),),
         "assign_session_project": lambda w: (w.session, "project"),
         "export_session_trace": lambda w: (w.session,),
-        "get_sampler": lambda w: (w.sampling._sampling_session_id,),
+        "get_sampler": lambda w: (settle(w.sampling)._sampling_session_id,),
         "get_audit_log": nothing,
         "get_billing_usage": lambda w: w.hours,
         "get_current_checkpoint_storage_usage": nothing,
         "whoami": nothing,
+        "get_server_capabilities": nothing,
         "get_telemetry": nothing,
     },
     "AdminClient": {

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import inspect
+import json
+import os
+import subprocess
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +22,7 @@ import tinker.types
 
 import tinkex
 import tinkex.types
+from tests.official_process import official_command
 
 REQUIRED = "required"
 NOT_MADE_BY_USERS = {"SamplingClient", "TrainingClient"}
@@ -38,6 +43,8 @@ class Row:
     name: str
     kind: str
     differences: str
+    form: str = ""
+    """How the official method returns its result, and whether it is deprecated."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,9 @@ def _names(prefix: str, theirs: ModuleType, ours: ModuleType, names: list[str]) 
         elif prefix == "tinker" and hasattr(tinker.types, name):
             same = getattr(ours, name, None) is getattr(tinkex.types, name)
             yield Row(f"{prefix}.{name}", "type", "" if same else "not the same object as in types")
+        elif name.startswith("Backcompat") and hasattr(ours, name):
+            # Never made by users; ours has the attributes of its client in objects, not in the class.
+            yield Row(f"{prefix}.{name}", "class", "")
         elif not hasattr(ours, name):
             yield Row(f"{prefix}.{name}", _kind(getattr(theirs, name)), "missing")
         else:
@@ -216,7 +226,7 @@ def _members(name: str, theirs: type, ours: type) -> Iterator[Row]:
         elif _member_kind(mine) != kind:
             yield Row(full, kind, f"a {_member_kind(mine)}")
         else:
-            yield Row(full, kind, _callable_differences(_function(value), _function(mine)))
+            yield Row(full, kind, _callable_differences(_function(value), _function(mine)), _form(value))
 
 
 def _public(kind: type) -> dict[str, Any]:
@@ -269,6 +279,20 @@ def _callable_differences(theirs: Any, ours: Any) -> str:
     return "; ".join(part for part in found if part)
 
 
+def _form(method: Any) -> str:
+    """The form of an official method's result."""
+    function = _function(method)
+    annotation = str(inspect.signature(function).return_annotation)
+    found = []
+    if "Backcompat" in annotation:
+        found.append("a future of the client")
+    elif (returned := _returned(function)) is not Value:
+        found.append("an `APIFuture`" if returned is AwaitableFuture else str(returned.__doc__))
+    if getattr(method, "__deprecated__", None) is not None:
+        found.append("deprecated")
+    return ", ".join(found)
+
+
 class Value:
     """the value"""
 
@@ -300,12 +324,11 @@ def _returned(function: Any) -> type:
     return PendingValue if annotation.startswith("Pending") else Value
 
 
-# ---- 0.39, as far as it is documented ----
+# ---- the packages, and 0.39 as far as it is documented ----
 
-CLIENTS = ("ServiceClient", "TrainingClient", "SamplingClient", "RestClient", "AdminClient")
+VERSIONS = ("0.36.0", "0.38.0")
+"""The packages that are compared: the installed one, and the newest one that was available."""
 NEW_IN_039 = {
-    "APIFuture.coroutine": "a coroutine that waits for the result, for `asyncio.create_task`",
-    "APIFuture.future": "the result as a `concurrent.futures.Future`",
     "RestClient.external_weights_upload_start": "a signed URL per file of external weights (experimental)",
     "RestClient.external_weights_upload_finish": "the path of the checkpoint of the uploaded weights (experimental)",
     "RestClient.search_checkpoints": "checkpoints by project, owner, type, base model and metadata (experimental)",
@@ -320,20 +343,24 @@ NEW_IN_039 = {
     "types.ExternalWeightsUploadFinishResponse": "the path of the checkpoint",
     "types.ExternalWeightsUploadFinishResult": "the same, for the program",
 }
-"""Names of 0.37 to 0.39 that 0.36.0 does not have."""
-DEPRECATED_IN_039 = ("ServiceClient.get_server_capabilities",)
-"""Methods without ``_async`` that 0.38 deprecates; what replaces them is not documented."""
+"""Names that the documentation of 0.39 has and 0.38.0 does not."""
 
 
-def documented(row: Row) -> str:
-    """What the documentation of 0.39 says about a name of 0.36.0, and whether it holds here."""
-    client, _, method = row.name.removeprefix("tinker.").partition(".")
-    if client not in CLIENTS or not method or row.kind == "property":
-        return "–"
-    if row.kind == "async method" or f"{client}.{method}" in DEPRECATED_IN_039:
-        return "deprecated; works"
-    returned = _returned(_function(inspect.getattr_static(getattr(tinkex, client), method)))
-    return "an `APIFuture`; works" if issubclass(returned, AwaitableFuture) else "–"
+@functools.cache
+def rows_of(version: str) -> tuple[Row, ...]:
+    """The surface of a package, compared; one that is not the installed one in a process of its own."""
+    if version == tinker.__version__:
+        return tuple(rows())
+    from tests.parity.conformance import ROOT, installed
+
+    paths = os.pathsep.join([str(installed("tinker", version)), str(ROOT)])
+    command = official_command("-m", "tests.parity.surface")
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=True
+    )
+    printed = json.loads(done.stdout)
+    assert printed["version"] == version
+    return tuple(Row(**row) for row in printed["rows"])
 
 
 def available(name: str) -> bool:
@@ -344,3 +371,7 @@ def available(name: str) -> bool:
             return True
         found = getattr(found, part, None)
     return found is not None
+
+
+if __name__ == "__main__":  # with the package that is on the path
+    print(json.dumps({"version": tinker.__version__, "rows": [dataclasses.asdict(row) for row in rows()]}))

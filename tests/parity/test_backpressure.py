@@ -106,7 +106,7 @@ def test_who_is_too_fast_waits_and_gets_everything(package: Any, tiny_model: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("package", [tinker, tinkex], ids=lambda p: p.__name__)
-def test_sampling_from_a_deleted_snapshot_is_a_410_and_the_run_goes_on(
+def test_sampling_from_a_deleted_snapshot_is_a_410_and_the_run_continues(
     package: Any, tiny_model: Path, tmp_path: Path
 ) -> None:
     types = package.types

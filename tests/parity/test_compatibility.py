@@ -23,6 +23,7 @@ import tinker
 from safetensors.numpy import load_file
 from tinker import types
 
+from tests.engines import started_engine
 from tests.official_process import official_command
 from tests.servers import ServedEngine
 from tests.unit.engine.api.asgi import PROTO, Client
@@ -54,11 +55,8 @@ def engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         snapshots_in_memory=2,
         session_grace_s=0.0,
     )
-    opened = Engine(config)
-    opened.start()
-    opened.load_models().result()
-    yield opened
-    opened.close()
+    with started_engine(config) as started:
+        yield started
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Every public method of five versions of the official client works, or is rejected with a documented reason."""
+"""Every public method of six versions of the official client works, or is rejected with a documented reason."""
 
 from __future__ import annotations
 

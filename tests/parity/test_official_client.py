@@ -10,6 +10,7 @@ import pytest
 import tinker
 from tinker import types
 
+import tinkex
 from tests.servers import ServedEngine
 
 MODEL = "tiny/llama"
@@ -57,6 +58,22 @@ def test_the_whole_loop(service: tinker.ServiceClient) -> None:
     ).result()
     assert [len(s.tokens) for s in response.sequences] == [4, 4, 4]
     assert all(s.logprobs is not None and len(s.logprobs) == 4 for s in response.sequences)
+
+
+def test_the_server_records_metrics_of_every_step(
+    service: tinker.ServiceClient, served_engine: ServedEngine
+) -> None:
+    training = service.create_lora_training_client(MODEL, rank=8, seed=1)
+    losses = []
+    for step in range(3):
+        passed = training.forward_backward([datum(sentence(step, 12))], "cross_entropy")
+        training.optim_step(types.AdamParams(learning_rate=1e-3)).result()
+        losses.append(passed.result().metrics["loss:sum"])
+    rest = tinkex.RestClient(base_url=served_engine.url, api_key=served_engine.key)
+    metrics = rest.get_training_run_metrics(training.model_id).result(30)
+    assert metrics["loss:sum"].values == pytest.approx(losses)
+    assert metrics["learning_rate:mean"].values == [1e-3] * 3
+    assert metrics["unclipped_grad_l2:mean"].steps == [1, 2, 3]
 
 
 @pytest.mark.slow

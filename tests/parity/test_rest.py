@@ -124,7 +124,7 @@ class Recording(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_POST = do_PUT = do_DELETE = handle_any  # noqa: N815
+    do_GET = do_POST = do_PUT = do_DELETE = handle_any
 
     def log_message(self, *_: Any) -> None:
         """Says nothing."""

@@ -17,15 +17,22 @@ import tinker.types
 
 import tinkex
 from tests.parity.differences import reasons
-from tests.parity.surface import rows
+from tests.parity.surface import NEW_IN_039, VERSIONS, available, rows, rows_of
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_difference_is_listed_with_a_reason() -> None:
-    listed = {name: what for name, (what, _) in reasons().items()}
-    found = {row.name: row.differences for row in rows() if row.differences}
+@pytest.mark.parametrize(
+    "version", [pytest.param(each, marks=[pytest.mark.slow] * (each != VERSIONS[0])) for each in VERSIONS]
+)
+def test_every_difference_is_listed_with_a_reason(version: str) -> None:
+    listed = {name: what for name, (what, _) in reasons(version).items()}
+    found = {row.name: row.differences for row in rows_of(version) if row.differences}
     assert found == listed
+
+
+def test_every_name_that_is_documented_for_039_exists() -> None:
+    assert [name for name in NEW_IN_039 if not available(name)] == []
 
 
 def test_nothing_is_compared_twice_and_everything_is_compared() -> None:
@@ -98,6 +105,8 @@ def test_what_a_module_of_the_official_types_defines_is_found_under_its_path_her
         ("lib.public_interfaces", "ServiceClient"),
         ("lib.public_interfaces.admin_client", "AdminClient"),
         ("lib.public_interfaces.api_future", "APIFuture"),
+        ("lib.public_interfaces.backcompat_sampling_client_future", "BackcompatSamplingClientFuture"),
+        ("lib.public_interfaces.backcompat_training_client_future", "BackcompatTrainingClientFuture"),
         ("lib.public_interfaces.custom_loss", "LossHandle"),
         ("lib.public_interfaces.rest_client", "RestClient"),
         ("lib.public_interfaces.sampling_client", "SamplingClient"),

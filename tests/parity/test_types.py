@@ -110,6 +110,14 @@ def instances(kind: type[pydantic.BaseModel]) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries(fields, optional=left_out).map(lambda chosen: kind(**chosen))
 
 
+def as_of_036(plain: Any) -> Any:
+    """A dump of ours without the fields of later versions that are never None."""
+    if isinstance(plain, dict):
+        later = {"free"} if plain.get("type") == "storage" else set()
+        return {name: as_of_036(value) for name, value in plain.items() if name not in later}
+    return [as_of_036(each) for each in plain] if isinstance(plain, list) else plain
+
+
 def contains(ours: Any, theirs: Any) -> bool:
     """Whether everything of theirs is in ours, which may have further fields."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
@@ -128,10 +136,10 @@ def test_json_is_the_same_in_both_directions(
     def same(theirs: pydantic.BaseModel) -> None:
         written = theirs.model_dump(mode="json", exclude_none=True)
         mine = ours.model_validate(written)
-        assert mine.model_dump(mode="json", exclude_none=True) == written
+        assert as_of_036(mine.model_dump(mode="json", exclude_none=True)) == written
         assert official.model_validate(mine.model_dump(mode="json", exclude_none=True)) == theirs
         if issubclass(ours, Value):
-            assert msgspec.json.decode(wire_json.encode(mine)) == written
+            assert as_of_036(msgspec.json.decode(wire_json.encode(mine))) == written
             assert ours.model_validate_json(mine.model_dump_json()) == mine
         assert pickle.loads(pickle.dumps(mine)) == mine
         assert copy.deepcopy(mine) == mine

@@ -19,7 +19,7 @@ from tests.docstrings import code_blocks
 from tinkex import checkpoints, train
 from tinkex.losses import regularizers
 from tinkex.observability import process
-from tinkex.observability.metrics import MetricsSink
+from tinkex.observability.metrics import Metrics, MetricsSink
 
 TYPES = (
     tinkex.APIFuture,
@@ -29,15 +29,20 @@ TYPES = (
     tinkex.ModelInput,
     tinkex.TensorData,
     type(tinkex.circuit_breakers),
+    Metrics,
     MetricsSink,
     process.EventLogger,
     regularizers.Pipeline,
+    train.TrainingCallback,
+    train.TrainingReport,
 )
 CONSTRUCTED = (
     tinkex.CircuitBreaker,
+    tinkex.Config,
     tinkex.Datum,
     tinkex.ModelInput,
     tinkex.TensorData,
+    Metrics,
     MetricsSink,
     regularizers.Consistency,
     regularizers.ElasticNet,
@@ -49,6 +54,8 @@ CONSTRUCTED = (
     regularizers.Orthogonality,
     regularizers.Pipeline,
     regularizers.RegularizerSpec,
+    train.TrainingCallback,
+    train.TrainingReport,
 )
 """Types whose own docstring explains the arguments of their constructor."""
 FUTURE_METHODS = ("result", "exception", "result_async", "future", "cancel", "add_done_callback")

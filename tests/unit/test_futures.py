@@ -535,6 +535,13 @@ def test_gathered_futures_keep_their_order() -> None:
     assert gather(*futures).result(timeout=60) == [0.03, 0.0, 0.01]
 
 
+def test_gathering_a_list_is_an_error_that_says_how_to_pass_it() -> None:
+    done: AwaitableConcurrentFuture[int] = AwaitableConcurrentFuture()
+    done.set_result(1)
+    with pytest.raises(TypeError, match=r"got list; for a list write gather\(\*futures\)"):
+        gather([done])  # type: ignore[arg-type]
+
+
 def test_gathering_stops_at_the_first_error() -> None:
     async def forever() -> int:
         await asyncio.Event().wait()

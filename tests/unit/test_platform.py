@@ -158,7 +158,7 @@ async def test_results_can_be_awaited(backend: tuple[TrainingPlatform, str]) -> 
     assert passed.loss > 0
 
 
-def test_what_a_backend_does_not_know_is_rejected(backend: tuple[TrainingPlatform, str]) -> None:
+def test_what_a_backend_does_not_support_is_rejected(backend: tuple[TrainingPlatform, str]) -> None:
     platform, model = backend
     with pytest.raises((TypeError, ValueError), match="sorcery"):
         platform.create_session(model, {"sorcery": 3}).result(timeout=60)

@@ -74,7 +74,7 @@ def test_a_loop_that_was_closed_before_the_answer_does_no_harm() -> None:
     assert future.result(60) == 1
 
 
-def test_cancelling_the_waiter_cancels_the_work_only_if_asked() -> None:
+def test_cancelling_the_waiter_cancels_the_work_only_if_configured() -> None:
     async def forever() -> None:
         await asyncio.Event().wait()
 
@@ -154,7 +154,7 @@ def test_a_forked_child_gets_its_own_loop_and_the_parent_keeps_its() -> None:
 
 
 @pytest.mark.slow
-def test_work_whose_future_nobody_keeps_is_done_all_the_same() -> None:
+def test_work_completes_although_its_future_is_dropped() -> None:
     program = """
     import asyncio, gc, threading
     from tinkex._runtime import background

@@ -73,7 +73,7 @@ def test_a_real_engine_on_a_tiny_model_is_one_line_away() -> None:
     assert not home.exists()
 
 
-def test_the_state_stays_where_the_user_wants_it(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_state_stays_where_the_user_sets_it(tmp_path: Path, tiny_model: Path) -> None:
     for expected in (1, 2):
         with (
             local_engine(tiny_model, name="my/model", home=tmp_path / "state") as engine,

@@ -10,7 +10,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -77,14 +77,14 @@ class APIFuture(ABC, Generic[T_co]):
             output = await training.forward_backward(batch, "cross_entropy").result_async(timeout=600)
         """
 
-    def coroutine(self) -> Coroutine[Any, Any, T_co]:
+    async def coroutine(self) -> T_co:
         """A new coroutine that waits for the result, for ``asyncio.create_task`` and ``TaskGroup``; cancelling it stops the waiting only.
 
         ::
 
             task = asyncio.create_task(sampler.sample(prompt, 1, params).coroutine())
         """
-        return self.result_async()
+        return await self.result_async()
 
     def future(self) -> Future[T_co]:
         """The result as a ``concurrent.futures.Future``, for callbacks and ``concurrent.futures.wait``.
@@ -238,7 +238,8 @@ class AwaitableConcurrentFuture(Future[T], APIFuture[T]):
         return f"<{type(self).__name__} {self._summary()}>"
 
     def _repr_html_(self) -> str:
-        return f"<code>{type(self).__name__}</code>: {self._summary()}; <code>.result()</code> waits for its result"
+        then = "returns its result, or raises its error" if self.done() else "waits for its result"
+        return f"<code>{type(self).__name__}</code>: {self._summary()}; <code>.result()</code> {then}"
 
     def _summary(self) -> str:
         if not self.done():

@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 PROTOCOL_VERSION = "0.36.0"
-"""The version of the official client whose protocol this client speaks; servers adapt their replies to it."""
+"""The version of the official client whose protocol this client implements; servers adapt their replies to it."""
 USER_AGENT = f"Tinkex/Python {__version__}"
 
 PROTOBUF = "application/x-protobuf"

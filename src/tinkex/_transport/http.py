@@ -28,7 +28,7 @@ class HttpTransport:
     another host.
 
     Whole replies come over connections of our own where that is possible. The library carries the rest, by HTTP/2
-    where the server speaks it: streams over TLS, more pending requests than there should be TLS connections, and proxies
+    where the server supports it: streams over TLS, more pending requests than there should be TLS connections, and proxies
     other than the tunnels to ``https://`` servers.
     """
 
@@ -79,7 +79,7 @@ class HttpTransport:
 def _uses_own_connections(config: Config) -> bool:
     scheme = urlsplit(config.base_url).scheme
     if config.proxy is None:
-        proxied = _has_proxy(scheme)  # the library knows NO_PROXY
+        proxied = _has_proxy(scheme)  # the library applies NO_PROXY
     else:
         proxied = scheme == "http" or urlsplit(config.proxy).scheme not in {"http", "https"}
     return not proxied and (scheme == "http" or has_system_certificates())

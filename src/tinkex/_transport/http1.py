@@ -167,7 +167,7 @@ def _expand_zstd(body: bytes, max_bytes: int) -> bytes:
     reader = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).stream_reader(body)
     content = bytearray()
     try:
-        # In steps, because the reader allocates as much as it is asked for.
+        # In steps, because the reader allocates the requested size in advance.
         while len(content) <= max_bytes and (part := reader.read(STEP_BYTES)):
             content += part
     except zstandard.ZstdError as error:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 import zlib
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlsplit
 
+from tinkex._runtime import before_stop
 from tinkex._transport.base import BodyReader, Request, Upload
 from tinkex._transport.http1 import (
     CHUNKED,
@@ -39,8 +41,13 @@ class Http1Stream:
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self._reader, self._writer = reader, writer
+        _open_streams.add(self)
+        if not _registered:
+            _registered.append(True)
+            before_stop(_abort_all)
         self._method, self._timeout, self._about = request.method, request.timeout, about
         self._on_close = on_close
+        self.loop = asyncio.get_running_loop()
         self.status = 0
         self.headers: dict[str, str] = {}
         self._chunked = False
@@ -84,9 +91,13 @@ class Http1Stream:
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             on_close()
-        self._writer.transport.abort()
+        self.abort()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
+
+    def abort(self) -> None:
+        """Closes the connection without waiting until it is closed."""
+        self._writer.transport.abort()
 
     async def _read_head(self) -> None:
         while self.status < 200:  # interim responses come before the real one
@@ -145,6 +156,18 @@ class Http1Stream:
         if chunked:
             self._writer.write(b"0\r\n\r\n")
             await self._writer.drain()
+
+
+_open_streams: weakref.WeakSet[Http1Stream] = weakref.WeakSet()
+_registered: list[bool] = []
+
+
+def _abort_all() -> None:
+    """Closes the streams of the loop that is about to stop: nobody can read or close them afterwards."""
+    loop = asyncio.get_running_loop()
+    for stream in list(_open_streams):
+        if stream.loop is loop:
+            stream.abort()
 
 
 def _framing(request: Request) -> str:

@@ -25,7 +25,18 @@ from tinkex.errors import (
 if TYPE_CHECKING:
     from tinkex._transport.base import Reply
 
-__all__ = ["Failed", "PollAgain", "PollState", "Polled", "Ready", "invalid_reply", "next_step", "shape_of"]
+__all__ = [
+    "MIN_LONG_POLL_S",
+    "Failed",
+    "PollAgain",
+    "PollState",
+    "Polled",
+    "Ready",
+    "fast_reply_pause_s",
+    "invalid_reply",
+    "next_step",
+    "shape_of",
+]
 
 MIN_LONG_POLL_S = 1.0
 """A faster reply was not a long poll: the client waits before the next one, so that it never spins."""
@@ -236,10 +247,19 @@ def _pending(
         return PollAgain(header_s, calm, queue, failure=failure)
     if queue is not None and queue[0].startswith("paused"):
         return PollAgain(max(PAUSED_POLL_S, header_s), calm, queue, failure=failure)
-    initial_s, max_s = polled.backoff
-    own_s = min(initial_s * 2.0 ** min(state.fast_replies, 60), max_s)
+    own_s = fast_reply_pause_s(state.fast_replies, polled.backoff)
     fast = replace(state, fast_replies=state.fast_replies + 1)
     return PollAgain(max(own_s, header_s), fast, queue, failure=failure)
+
+
+def fast_reply_pause_s(num_before: int, backoff: tuple[float, float]) -> float:
+    """The wait after a reply without a result that was not a long poll, and came after so many others.
+
+    >>> [fast_reply_pause_s(number, (0.05, 5.0)) for number in (0, 1, 2, 99)]
+    [0.05, 0.1, 0.2, 5.0]
+    """
+    initial_s, max_s = backoff
+    return min(initial_s * 2.0 ** min(num_before, 60), max_s)
 
 
 def _retry_after_s(parsed: Mapping[str, Any]) -> float | None:

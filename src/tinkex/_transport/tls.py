@@ -20,7 +20,7 @@ class TlsObject(ssl.SSLObject):
     """One side of a TLS connection."""
 
     ended = False
-    """Whether the server has said that it sends nothing more; a connection that just ends may have been cut by anyone."""
+    """Whether the server has sent its close_notify; a connection that just ends may have been cut by anyone."""
 
     def read(self, len: int = 1024, buffer: Any = None) -> Any:  # noqa: A002 - the name of the base class
         """Reads decrypted bytes; called by asyncio."""
@@ -61,7 +61,7 @@ class TlsContext(ssl.SSLContext):
 
 
 def client_context(ca_file: Path | None) -> TlsContext:
-    """Trusts the system's authorities and those of ``ca_file``; checks names, and speaks HTTP/1.1 over TLS 1.2 or newer."""
+    """Trusts the system's authorities and those of ``ca_file``; checks names, and negotiates HTTP/1.1 over TLS 1.2 or newer."""
     context = TlsContext(ssl.PROTOCOL_TLS_CLIENT)
     context.verify_flags |= (
         ssl.VERIFY_X509_PARTIAL_CHAIN

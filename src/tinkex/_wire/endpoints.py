@@ -126,6 +126,8 @@ _TABLE = (
     _later("load_weights", types.LoadWeightsRequest, types.LoadWeightsResponse, "LoadWeights"),
     _later("unload_model", types.UnloadModelRequest, types.UnloadModelResponse, "UnloadModel"),
     Endpoint("get_info", "POST", "/api/v1/get_info", "train", types.GetInfoRequest, types.GetInfoResponse),
+    Endpoint("log_metrics", "POST", "/api/v1/log_metrics", "train", types.LogMetricsRequest, None, extension=True),
+    Endpoint("log_rollouts", "POST", "/api/v1/log_rollouts", "train", types.LogRolloutsRequest, None, extension=True),
     Endpoint("weights_info", "POST", "/api/v1/weights_info", "rest", types.WeightsInfoRequest, types.WeightsInfoResponse),
     # sampling
     Endpoint("create_sampling_session", "POST", "/api/v1/create_sampling_session", "session", types.CreateSamplingSessionRequest, types.CreateSamplingSessionResponse),
@@ -140,6 +142,8 @@ _TABLE = (
     # runs and checkpoints
     Endpoint("list_training_runs", "GET", "/api/v1/training_runs", "rest", None, types.TrainingRunsResponse),
     Endpoint("get_training_run", "GET", _RUN, "rest", None, types.TrainingRun),
+    Endpoint("get_training_run_metrics", "GET", f"{_RUN}/metrics", "rest", None, types.TrainingRunMetrics, extension=True),
+    Endpoint("list_rollouts", "GET", f"{_RUN}/rollouts", "rest", None, types.RolloutsResponse, extension=True),
     Endpoint("list_checkpoints", "GET", f"{_RUN}/checkpoints", "rest", None, types.CheckpointsListResponse),
     Endpoint("list_user_checkpoints", "GET", "/api/v1/checkpoints", "rest", None, types.CheckpointsListResponse),
     Endpoint("delete_checkpoint", "DELETE", _CHECKPOINT, "rest", None, None),

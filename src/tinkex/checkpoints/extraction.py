@@ -95,7 +95,7 @@ def _extract(archive: Path, directory: Path, max_bytes: int, max_files: int) -> 
 
 
 class _BoundedReads:
-    """A file that rejects reads of more than ``COPY_BYTES``: ``tarfile`` reads names and extensions at once."""
+    """A file that rejects reads of more than ``COPY_BYTES``: ``tarfile`` reads names and extensions in one call."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

@@ -48,6 +48,8 @@ def resolve_checkpoint(reference: str, rest: RestClient, kinds: Sequence[str] = 
         return _of_directory(Path(place) if place else _newest_directory(), kinds, label)
     if is_run_directory(Path(reference)):
         return _of_directory(Path(reference), kinds)
+    if reference.startswith("@") and reference != "@last":
+        raise SetupError(f"{reference!r} is not a short name; there are @last and @best")
     found = [one for one in rest.iter_user_checkpoints() if _kind(one.tinker_path) in kinds]
     if reference != "@last":
         prefix = reference.removeprefix(SCHEME)

@@ -231,7 +231,7 @@ class _Changed(Exception):
 
 
 class _Sender:
-    """Sends files to signed URLs; one that broke off is continued where the server says that it has a part of it."""
+    """Sends files to signed URLs; one that broke off is resumed at the offset that the server reports."""
 
     def __init__(self, config: Config, policy: RetryPolicy, progress: Progress | None) -> None:
         self._urls = SignedUrls(config)

@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, str] = {
     name: f"tinkex.cli.{location}"
     for name, location in (
         ("serve", "serve:serve"),
+        ("dashboard", "dashboard:dashboard"),
         ("train", "train:train"),
         ("sample", "sample:sample"),
         ("chat", "chat:chat"),

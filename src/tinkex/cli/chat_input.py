@@ -20,7 +20,7 @@ class ChatInput:
 
     def __init__(self) -> None:
         self.is_terminal = sys.stdin.isatty()
-        """Whether somebody types; Ctrl-C then ends an answer and not the program."""
+        """Whether a prompt is shown; Ctrl-C then ends an answer and not the program."""
         if self.is_terminal:
             with suppress(ModuleNotFoundError):  # a Python without it has no line editing
                 import_module("readline")  # input() uses it from now on

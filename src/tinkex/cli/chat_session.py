@@ -59,7 +59,7 @@ class ChatModel:
     sampler: SamplingClient
     tokenizer: Tokenizer
     max_context: int | None
-    """The tokens that its context holds, if the server says so."""
+    """The tokens that its context holds, if the server reports it."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Answer:
 
 @dataclass
 class Participant:
-    """A model with its view of the conversation: everybody's messages, and its own answers."""
+    """A model with its view of the conversation: all messages, and its own answers."""
 
     model: ChatModel
     messages: list[Message] = field(default_factory=list)
@@ -303,8 +303,10 @@ class ChatSession:
 
     def _undo(self) -> None:
         for participant in self._participants:
-            asked = [place for place, message in enumerate(participant.messages) if message["role"] == "user"]
-            del participant.messages[asked[-1] if asked else 0 :]
+            questions = [
+                place for place, message in enumerate(participant.messages) if message["role"] == "user"
+            ]
+            del participant.messages[questions[-1] if questions else 0 :]
         self._say(f"{len(self._chosen.messages)} messages left")
 
     def _clear(self) -> None:
@@ -317,7 +319,7 @@ class ChatSession:
             raise SetupError("name the file: /save FILE")
         file = Path(name).expanduser()
         if file.exists() and file.resolve() not in self._own_files:
-            raise SetupError(f"{file} exists and is not of this chat; choose another name")
+            raise SetupError(f"{file} exists and was not written by this chat; choose another name")
         messages = self._messages(self._chosen)
         file.write_text(json.dumps({"messages": messages}, ensure_ascii=False) + "\n", encoding="utf-8")
         self._own_files.add(file.resolve())

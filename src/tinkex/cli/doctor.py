@@ -148,13 +148,13 @@ def cached_model() -> Finding:
         fix = "make it readable, or set TINKEX_HOME to a directory that is"
         return Finding("default model", "problem", f"{error.filename}: {error.strerror}", fix)
     if found is None:
-        fix = "it is downloaded at first use (about 100 MB), or now with: tinkex model pull " + DEFAULT_MODEL
+        fix = "it is downloaded at first use (up to 270 MB), or now with: tinkex model pull " + DEFAULT_MODEL
         return Finding("default model", "note", f"{DEFAULT_MODEL} is not on this machine", fix)
     return Finding("default model", "ok", f"{DEFAULT_MODEL} at {found}")
 
 
 def data_directory(*, compact: bool = False) -> Finding:
-    """Whether the data directory is writable, and not in use by another engine; compacts its database if asked to."""
+    """Whether the data directory is writable, and not in use by another engine; compacts its database with --compact."""
     from tinkex.engine.config import EngineConfig
     from tinkex.engine.store.lock import DirectoryLock
 
@@ -183,7 +183,7 @@ def data_directory(*, compact: bool = False) -> Finding:
 
 
 def _database_size(path: Path, *, compact: bool) -> Finding:
-    """The size of a database that no engine uses, after compacting it if asked to."""
+    """The size of a database that no engine uses, after compacting it with --compact."""
     from contextlib import closing
 
     from tinkex.cli.render import size

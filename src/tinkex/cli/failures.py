@@ -35,7 +35,7 @@ HINTS: tuple[tuple[type[TinkexError], str], ...] = (
     (BillingError, "the account of this key cannot pay; see its usage with: tinkex billing usage -h"),
     (
         NotFoundError,
-        "see what this key has with: tinkex run list, tinkex checkpoint list or tinkex session list",
+        "see what this key has with: tinkex run list, tinkex checkpoint list, tinkex session list or tinkex model list",
     ),
     (RateLimitError, "the server is at capacity; try again later"),
     (
@@ -53,7 +53,10 @@ HINTS: tuple[tuple[type[TinkexError], str], ...] = (
 """The next step for each type of error; the first match counts. Other errors have it in their message."""
 
 LOCAL_HINTS: tuple[tuple[type[TinkexError], str], ...] = (
-    (NotFoundError, "see what is there with: tinkex run list --local, or tinkex checkpoint list --local"),
+    (
+        NotFoundError,
+        "see what is there with: tinkex run list --local, tinkex checkpoint list --local or tinkex model list --local",
+    ),
     (InternalServerError, "the engine failed; try again, and check it with: tinkex doctor --local"),
     (APIConnectionError, "check the engine with: tinkex doctor --local"),
 )

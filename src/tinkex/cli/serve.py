@@ -14,6 +14,8 @@ from tinkex.cli.server_settings import METAVARS, SETTINGS, flag_of, read_setting
 from tinkex.errors import SetupError
 
 LIST_METAVARS = {"models": "[NAME=]NAME_OR_DIR", "allow_origins": "ORIGIN"}
+IMPLIED = {"ray": "local"}
+"""The values of options that are given without one."""
 UNITS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
 
 
@@ -22,7 +24,7 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
     for name, setting in reversed(list(SETTINGS.items())):
         flag = flag_of(name)
         default = setting.default if isinstance(setting.default, str | int | float) else None
-        suffix = f"  [default: {_format_default(default, setting.kind)}]" if default is not None else ""
+        suffix = f"  [default: {_format_default(default, setting.kind)}]" if default not in {None, ""} else ""
         details: dict[str, Any] = {"default": None, "help": setting.meaning + suffix}
         if setting.kind == "boolean":
             # The negative form overrides a configuration file that enables the setting.
@@ -42,6 +44,8 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
         elif setting.kind == "path":
             option = click.option(flag, name, type=click.Path(path_type=Path), **details)
         else:
+            if name in IMPLIED:
+                details |= {"is_flag": False, "flag_value": IMPLIED[name]}
             option = click.option(flag, name, metavar=METAVARS[setting.kind], **details)
         command = option(command)
     return command

@@ -82,6 +82,14 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
         for name, setting in SETTINGS.items()
         if setting.engine and settings[name] is not None
     }
+    if settings["ray"] is not None:
+        values |= {"worker": "ray", "ray_address": settings["ray"]}
+    else:
+        for name in ("trainer_resources", "sampler_resources"):
+            if settings[name]:
+                raise SetupError(
+                    f"{name} is {settings[name]!r}, and only workers on a Ray cluster reserve resources; add --ray, or remove it."
+                )
     return EngineConfig(models=_served(settings["models"]), auth=not settings["no_auth"], **values)
 
 
@@ -161,7 +169,7 @@ def _serve(
     protocol = BoundedHttpProtocol.with_stall_timeout(engine.config.request_stall_s)
     server = _Server(
         uvicorn.Config(
-            build_app(engine),
+            build_app(engine, dashboard=settings["dashboard"]),
             log_config=None,
             log_level="warning",
             access_log=False,

@@ -3,7 +3,7 @@
 Every connection holds a file descriptor, and so does every file that the server reads or writes. The number of connections
 is limited in total, so that descriptors are left for files, and per client address, so that one client cannot take all
 of them. At a limit the connection that has been idle for longest is closed: at the total limit one of the address that
-has most. A client that sends no requests therefore delays nobody.
+has most. A client that sends no requests therefore delays no other.
 """
 
 from __future__ import annotations

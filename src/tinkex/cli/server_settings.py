@@ -66,7 +66,7 @@ SETTINGS: Mapping[str, ServerSetting] = {
         "Model to serve: a directory, a .gguf file or a hub name, optionally with another NAME. "
         "Repeatable; a source with several names is loaded once. "
         "Default: $TINKEX_MODELS (comma-separated), or a small instruct model, downloaded at the first start "
-        "(about 100 MB).",
+        "(up to 270 MB).",
         (),
         engine=False,
         variable="TINKEX_MODELS",
@@ -87,6 +87,12 @@ SETTINGS: Mapping[str, ServerSetting] = {
         "list",
         "Origin of web pages that may call this server, such as https://chat.example.org; repeatable. Default: none.",
         (),
+    ),
+    "dashboard": ServerSetting(
+        "boolean",
+        "Serve the pages of the dashboard at /, for browsers that sign in with an API key.",
+        default=True,
+        engine=False,
     ),
     "insecure": ServerSetting(
         "boolean",
@@ -150,6 +156,12 @@ SETTINGS: Mapping[str, ServerSetting] = {
     ),
     "max_asset_bytes": ServerSetting("bytes", "Maximum size of an uploaded image.", 64 * 2**20),
     "max_upload_bytes": ServerSetting("bytes", "Maximum size of an uploaded file of weights.", 16 * 2**30),
+    "max_rollout_bytes_per_run": ServerSetting(
+        "bytes", "Maximum size of the rollouts of a run; the oldest steps are deleted.", 64 * 2**20
+    ),
+    "max_rollout_bytes_per_user": ServerSetting(
+        "bytes", "Maximum size of the rollouts of a user; the oldest are deleted.", 512 * 2**20
+    ),
     # compute
     "worker": ServerSetting(
         "text",
@@ -157,6 +169,18 @@ SETTINGS: Mapping[str, ServerSetting] = {
         "process" if os.name == "posix" else "thread",
         choices=("process", "thread"),
     ),
+    "ray": ServerSetting(
+        "text",
+        "Run the workers on the nodes of a Ray cluster: HOST:PORT, auto for the one of this machine, or local, also without a "
+        "value, to start one here. Needs tinkex[ray].",
+        engine=False,
+    ),
+    "trainer_resources": ServerSetting(
+        "text",
+        "What each trainer reserves on its node of a Ray cluster, such as CPU=4,memory=8G. Default: a CPU per thread.",
+        "",
+    ),
+    "sampler_resources": ServerSetting("text", "What each sampler reserves, in the same form.", ""),
     "trainers": ServerSetting(
         "integer", "Number of workers that train; without samplers they sample too.", 1
     ),

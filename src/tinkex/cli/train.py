@@ -68,6 +68,8 @@ def recipe_options(learning_rate: float, epochs: int, schedule: str) -> Callable
         click.option("--sample-prompt", "sample_prompts", multiple=True, metavar="TEXT",
                      help="Prompt to sample before and after training; repeatable. Default: three from the data."),
         click.option("--sample-tokens", type=POSITIVE, default=64, show_default=True, help="Maximum new tokens of these samples."),
+        click.option("--track", multiple=True, type=click.Choice(["tensorboard", "wandb", "trackio", "mlflow"]),
+                     help="Also write the metrics to this experiment tracker; repeatable."),
         click.option("--report", is_flag=True, help="Also write report.html: one file with curves and samples, to mail."),
     ]  # fmt: skip
 

@@ -62,7 +62,7 @@ class TrainingDisplay(TrainingCallback):
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Prints the metrics on one line."""
-        formatted = "  ".join(f"eval {name} {value:.3f}" for name, value in metrics.items())
+        formatted = "  ".join(f"eval {name} {round(value, 3) + 0.0:.3f}" for name, value in metrics.items())
         self._print(f"after step {step}: {formatted}" if step else f"before training: {formatted}")
 
     def saved(self, step: int, path: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tinkex import types
 from tinkex._runtime import create_detached_task
 from tinkex._transport.caller import error_of, is_proxy_error
+from tinkex._transport.polling import MIN_LONG_POLL_S, fast_reply_pause_s
 from tinkex._transport.retry import PAYMENT_PAUSE_S, is_transient
 from tinkex._wire import json
 from tinkex._wire.endpoints import endpoint
@@ -76,9 +77,10 @@ class Completions:
         self._retrieved.append(request_id)
 
     async def _poll(self) -> None:
-        bad_requests = 0
+        bad_requests = fast_replies = 0
         self._last_progress = time.monotonic()
         while self._waiters:
+            began = time.monotonic()
             reported = self._retrieved.copy()
             request = types.FuturesRetrieveRequest(
                 target=self._target(), prev_cursor=self._cursor, retrieved_request_ids=reported
@@ -95,11 +97,20 @@ class Completions:
                 if response is not None:
                     del self._retrieved[: len(reported)]
                     bad_requests = 0
-                    self._take(response)
-                    self._watch_queue(finished=bool(response.completions))
+                    finished = self._take(response)
+                    self._watch_queue(finished=finished)
+                    if finished or time.monotonic() - began >= MIN_LONG_POLL_S:
+                        fast_replies = 0
+                    else:  # not a long poll: without a pause the client would spin
+                        await asyncio.sleep(
+                            fast_reply_pause_s(fast_replies, self._caller.config.poll_backoff)
+                        )
+                        fast_replies += 1
                     continue
                 if reply.status == 408:
                     self._watch_queue(finished=False)
+                    if time.monotonic() - began >= MIN_LONG_POLL_S:
+                        continue  # the usual end of a long poll
                 bad_requests += reply.status == 400
                 pause = _pause_after(reply, bad_requests)
                 if pause is None:
@@ -116,15 +127,20 @@ class Completions:
             message = f"the reply to retrieve_futures does not follow the protocol: {error}"
             raise APIResponseValidationError(None, None, message) from error
 
-    def _take(self, response: types.FuturesRetrieveResponse) -> None:
+    def _take(self, response: types.FuturesRetrieveResponse) -> bool:
+        """Notifies the waiters of a reply; returns whether it has news."""
         self._cursor = response.cursor
+        news = False
         for completion in response.completions:
             size = getattr(completion, "response_payload_uncompressed_size", None) or 0
             waiter = self._waiters.get(completion.request_id)
             if waiter is not None and not waiter.done():
                 waiter.set_result(size)
+                news = True
             elif waiter is None and len(self._unclaimed) < MAX_UNCLAIMED:
+                news = news or completion.request_id not in self._unclaimed
                 self._unclaimed[completion.request_id] = size
+        return news
 
     def _watch_queue(self, *, finished: bool) -> None:
         """Polls the queue state of the oldest sample while nothing finishes: the others wait for the same reason."""

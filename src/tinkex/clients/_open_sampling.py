@@ -1,8 +1,8 @@
-"""Opens samplers: on a checkpoint, on a base model, or one that exists already."""
+"""Opens samplers: on a checkpoint, on a base model, on the current weights of a run, or one that exists already."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from tinkex import types
 from tinkex._wire.endpoints import endpoint
@@ -11,11 +11,13 @@ from tinkex.clients._operations import require_field
 from tinkex.observability.tracing import trace_operation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tinkex.clients.retry_config import RetryConfig
     from tinkex.clients.sampling import SamplingClient
     from tinkex.clients.session import OpenSession, Session
 
-__all__ = ["open_sampling_client", "open_saved_sampler"]
+__all__ = ["open_sampling_client", "open_saved_sampler", "unnamed_save"]
 
 
 async def open_sampling_client(
@@ -67,6 +69,21 @@ async def open_sampling_client(
         sampling_session_id=created.sampling_session_id,
         retry_config=retry_config,
         record_stability_info=record_stability_info,
+    )
+
+
+def unnamed_save(
+    session: Session, model_id: types.ModelID, kind: types.SamplingClientKind
+) -> Callable[[int], types.SaveWeightsForSamplerRequest]:
+    """Reserves the number of a new sampler; returns what makes the request of a save that opens it."""
+    if kind not in get_args(types.SamplingClientKind):
+        raise ValueError(f"kind is {kind!r}; it is 'snapshot' or 'inflight'")
+    sampling_session_seq_id = session.next_sampling_session_seq_id()
+    return lambda seq_id: types.SaveWeightsForSamplerRequest(
+        model_id=model_id,
+        seq_id=seq_id,
+        sampling_session_seq_id=sampling_session_seq_id,
+        kind=None if kind == "snapshot" else kind,
     )
 
 

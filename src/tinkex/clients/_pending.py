@@ -28,6 +28,7 @@ from tinkex._runtime import (
     on_event_loop,
 )
 from tinkex.clients._warnings import warn_caller
+from tinkex.errors import TinkexError
 
 if TYPE_CHECKING:
     from tinkex import types
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from tinkex.clients.training import TrainingClient
     from tinkex.tokenizers import Tokenizer
 
-    # What type checkers see: every style of use is valid. No object has one of these classes.
+    # What type checkers see: every style of use is valid.
     class PendingTrainingClient(TrainingClient, APIFuture[TrainingClient]):
         """A training client, or the future of one."""
 
@@ -58,7 +59,17 @@ if TYPE_CHECKING:
         """A tokenizer, or the future of one."""
 
 
-__all__ = ["Pending", "PendingText", "PendingValue", "pending_text"]
+__all__ = [
+    "Pending",
+    "PendingSamplingClient",
+    "PendingText",
+    "PendingTrainingClient",
+    "PendingValue",
+    "pending_sampling_client",
+    "pending_text",
+    "pending_training_client",
+    "pending_value",
+]
 
 T = TypeVar("T")
 
@@ -75,7 +86,7 @@ class Pending(APIFuture[T]):
     __calls: list[tuple[Callable[[T], Any], AwaitableConcurrentFuture[Any]]] | None
     """Calls of methods of a client that is not there yet, with their futures; None if there can be no more."""
     __hash: int | None
-    """Its hash, once one was asked for: it must not change when the result is there."""
+    """Its hash, once it was computed: it must not change when the result is there."""
     __kind: type[T] | None
     __lock: threading.Lock
     __started: AwaitableConcurrentFuture[T]
@@ -280,6 +291,13 @@ class PendingValue(Pending[T]):
         return os.fspath(self._awaited())  # type: ignore[call-overload,no-any-return]
 
 
+if not TYPE_CHECKING:
+    PendingTrainingClient, PendingSamplingClient = (
+        type(name, (Pending,), {"__slots__": (), "__doc__": f"A {kind} client, or the future of one."})
+        for name, kind in (("PendingTrainingClient", "training"), ("PendingSamplingClient", "sampling"))
+    )
+
+
 class PendingText(str, APIFuture[str]):
     """A string that is its own future.
 
@@ -302,22 +320,63 @@ class PendingText(str, APIFuture[str]):
         return str, (str(self),)
 
 
-def pending_text(source: Coroutine[Any, Any, str]) -> PendingText:
-    """The future of a string: a ``str`` that is one too, where the call may wait for it."""
-    value: PendingValue[str] = PendingValue(str, source)
+def pending_training_client(
+    source: Coroutine[Any, Any, TrainingClient], *, lazy: bool
+) -> PendingTrainingClient:
+    """The future of a training client; ``source`` creates it."""
+    from tinkex.clients.training import TrainingClient  # which imports this module
+
+    pending: Any = PendingTrainingClient
+    if lazy or on_event_loop():
+        source = _informed(source, "get_info")
+    return pending(TrainingClient, source, lazy=lazy)  # type: ignore[no-any-return]
+
+
+def pending_sampling_client(
+    source: Coroutine[Any, Any, SamplingClient] | Future[SamplingClient], *, lazy: bool = False
+) -> PendingSamplingClient:
+    """The future of a sampling client; ``source`` creates it."""
+    from tinkex.clients.sampling import SamplingClient  # which imports this module
+
+    pending: Any = PendingSamplingClient
+    if lazy or on_event_loop():
+        source = _informed(source, "get_base_model")
+    return pending(SamplingClient, source, lazy=lazy)  # type: ignore[no-any-return]
+
+
+async def _informed(source: Coroutine[Any, Any, T] | Future[T], method: str) -> T:
+    """The client, once it also has the value of a method: programs for 0.38 use it on an event loop without awaiting it.
+
+    If the value cannot be read, the client is usable without it, and the method raises the error.
+    """
+    client = await (await_future(source, propagate_cancel=True) if isinstance(source, Future) else source)
+    with contextlib.suppress(TinkexError):
+        await getattr(client, method)()
+    return client
+
+
+def pending_value(kind: type[T], known: T | None, read: Callable[[], Coroutine[Any, Any, T]]) -> Pending[T]:
+    """The future of a value that is known, or that is read now."""
+    return PendingValue(kind, read()) if known is None else PendingValue.of(known)
+
+
+def pending_text(known: str | None, read: Callable[[], Coroutine[Any, Any, str]]) -> PendingText:
+    """The future of a string: a ``str`` that is one too, where it is known or the call may wait for it."""
+    if known is not None:
+        return PendingText(known)
+    value: PendingValue[str] = PendingValue(str, read())
     return value if on_event_loop() else PendingText(value.result())  # type: ignore[return-value]
 
 
 def _pending_as(returns: str, result: Any) -> Any:
     """What a method returns that was put off: the future of a client or value, by the annotation of the method."""
     from tinkex import types
-    from tinkex.clients.sampling import SamplingClient  # which imports this module
 
     if not isinstance(result, Future):
         return result  # the client was there after all
     match returns:
         case "PendingSamplingClient":
-            return Pending(SamplingClient, result)
+            return pending_sampling_client(result)
         case "PendingInfo":
             return PendingValue(types.GetInfoResponse, result)
         case "PendingText":

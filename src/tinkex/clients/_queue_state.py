@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tinkex.clients._docstrings import documented
 from tinkex.observability.callbacks import expect_callbacks
 from tinkex.observability.queues import QueueCallback, QueueStateObserver
 
-__all__ = ["Observer", "QueueStateMixin", "callback_of"]
+__all__ = ["Observer", "QueueStateMixin", "callback_of", "given"]
 
 Observer: TypeAlias = QueueStateObserver | QueueCallback | None
 """A function of the state and the reason, or an object with ``on_queue_state_change``; None is the client itself."""
@@ -54,3 +54,8 @@ class QueueStateMixin:
         observer = self._observer
         notify = self.on_queue_state_change if observer is None else callback_of(observer)
         notify(queue_state, queue_state_reason)
+
+
+def given(observer: Observer) -> dict[str, Any]:
+    """The observer as an argument, only if there is one: a program may have replaced the method it is passed to."""
+    return {} if observer is None else {"queue_state_observer": observer}

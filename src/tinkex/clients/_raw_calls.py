@@ -18,6 +18,7 @@ from tinkex.clients._docstrings import documented
 from tinkex.clients._twins import async_form
 from tinkex.config import values
 from tinkex.errors import APIResponseValidationError, APIStatusError
+from tinkex.types.display import suggestion
 
 if TYPE_CHECKING:
     from tinkex.clients._rest_calls import RestCalls
@@ -37,6 +38,17 @@ class CallOptions(TypedDict, total=False):
     """In seconds; default: that of the client."""
     max_retries: int | None
     """Default: that of the client."""
+
+
+def _known(options: CallOptions) -> CallOptions:
+    """Returns the options of a call; raises ``TypeError`` for an unknown one."""
+    names = CallOptions.__annotations__
+    for name in options:
+        if name not in names:
+            raise TypeError(
+                f"a call by path has no option {name!r}{suggestion(name, names)}; available: {', '.join(names)}"
+            )
+    return options
 
 
 @dataclass(frozen=True)
@@ -87,7 +99,7 @@ class RawMethods:
 
     def get(self, path: str, **options: Unpack[CallOptions]) -> AwaitableConcurrentFuture[Any]:
         """Makes a GET request: ``rest.get("/api/v1/healthz").result()``."""
-        return self._calls.start(self._json(RawCall("GET", path, **options)))
+        return self._calls.start(self._json(RawCall("GET", path, **_known(options))))
 
     get_async = async_form(get)
 
@@ -107,7 +119,7 @@ class RawMethods:
 
             rest.post("/api/v1/weights_info", {"tinker_path": path}).result()["base_model"]
         """
-        return self._calls.start(self._json(RawCall("POST", path, body, files, **options)))
+        return self._calls.start(self._json(RawCall("POST", path, body, files, **_known(options))))
 
     post_async = async_form(post)
 
@@ -115,13 +127,13 @@ class RawMethods:
         self, path: str, body: Any = None, **options: Unpack[CallOptions]
     ) -> AwaitableConcurrentFuture[Any]:
         """Makes a PUT request; ``body`` is sent as JSON."""
-        return self._calls.start(self._json(RawCall("PUT", path, body, **options)))
+        return self._calls.start(self._json(RawCall("PUT", path, body, **_known(options))))
 
     put_async = async_form(put)
 
     def delete(self, path: str, **options: Unpack[CallOptions]) -> AwaitableConcurrentFuture[Any]:
         """Makes a DELETE request."""
-        return self._calls.start(self._json(RawCall("DELETE", path, **options)))
+        return self._calls.start(self._json(RawCall("DELETE", path, **_known(options))))
 
     delete_async = async_form(delete)
 
@@ -138,7 +150,7 @@ class RawMethods:
 
         ``bytes`` as a body are sent as they are; name their type in the header ``content-type``.
         """
-        return self._calls.start(self._raw(RawCall(method, path, body, files, **options)))
+        return self._calls.start(self._raw(RawCall(method, path, body, files, **_known(options))))
 
     request_async = async_form(request)
 

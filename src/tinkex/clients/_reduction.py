@@ -52,6 +52,8 @@ def combine_metrics(metrics: Sequence[Mapping[str, float]], num_datums: Sequence
 
 
 def _mean(values: Sequence[float], num_datums: Sequence[int]) -> float:
+    if len(values) == 1:  # exact: a product and a quotient could round
+        return values[0]
     total = sum(num_datums)
     if total == 0:  # outputs without datums have no weights: every chunk counts the same
         return sum(values) / len(values)

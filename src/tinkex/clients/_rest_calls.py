@@ -88,6 +88,14 @@ class RestCalls:
             "list_training_runs", types.TrainingRunsResponse, "list_training_runs", query=query
         )
 
+    async def training_run_metrics(self, run_id: str, query: Mapping[str, Any]) -> types.TrainingRunMetrics:
+        method, path = "get_training_run_metrics", {"training_run_id": run_id}
+        return await self._get(method, types.TrainingRunMetrics, method, path, query)
+
+    async def rollouts(self, run_id: str, query: Mapping[str, Any]) -> types.RolloutsResponse:
+        method, path = "list_rollouts", {"training_run_id": run_id}
+        return await self._get(method, types.RolloutsResponse, method, path, query)
+
     async def checkpoints(self, run_id: str) -> types.CheckpointsListResponse:
         path = {"training_run_id": run_id}
         return await self._get("list_checkpoints", types.CheckpointsListResponse, "list_checkpoints", path)
@@ -325,7 +333,7 @@ class RestCalls:
         return trace_operation(name, on=self.caller.config.tracing)
 
     async def _ready(self, *, always: bool = False) -> None:
-        """Requests once whether the server uses tokens; servers of your own accept the key, and are not asked."""
+        """Requests once whether the server uses tokens; servers of your own accept the key and get no such request."""
         config = self.caller.config
         needed = (
             always or config.credential_cmd is not None or (config.is_hosted and config.api_key is not None)

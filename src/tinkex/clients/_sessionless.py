@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 from tinkex.clients._connection import connect
 from tinkex.clients._docstrings import documented
 from tinkex.clients._rest_calls import RestCalls
-from tinkex.clients._warnings import warn_about_async_names
+from tinkex.clients._warnings import warn_about_deprecated_names
 
 if TYPE_CHECKING:
     from tinkex._transport.base import Transport
@@ -49,7 +49,7 @@ class SessionlessClient:
             config=config, transport=transport, events=events, base_url=base_url, api_key=api_key, **settings
         )
         self._calls = RestCalls(self._caller)
-        warn_about_async_names(self, self.config)
+        warn_about_deprecated_names(self, self.config)
 
     @property
     def config(self) -> Config:

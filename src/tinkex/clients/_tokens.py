@@ -15,7 +15,7 @@ __all__ = ["use_tokens"]
 
 
 def use_tokens(caller: Caller, client_config: types.ClientConfigResponse) -> None:
-    """Makes a caller send tokens instead of its key, if the server's configuration says so."""
+    """Makes a caller send tokens instead of its key, if the server's configuration requires it."""
     config = caller.config
     if not client_config.pjwt_auth_enabled:
         return

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tinkex.config import Config
 
-__all__ = ["deprecate_async", "warn_about_async_names", "warn_caller"]
+__all__ = ["deprecate", "deprecate_async", "warn_about_deprecated_names", "warn_caller"]
 
 PACKAGE = str(Path(__file__).parents[1])
 PENDING = str(Path(__file__).with_name("_pending.py"))
@@ -35,14 +35,22 @@ def warn_caller(message: str, category: type[Warning]) -> None:
     warnings.warn(message, category, stacklevel=stacklevel)
 
 
+def deprecate(instead: str) -> Callable[[F], F]:
+    """Marks a method as deprecated, with what programs do ``instead``."""
+
+    def mark(function: F) -> F:
+        function.__deprecated__ = instead  # type: ignore[attr-defined]  # as typing_extensions.deprecated
+        return function
+
+    return mark
+
+
 def deprecate_async(function: F) -> F:
     """Marks the ``_async`` form of a method as deprecated; the method itself can be awaited."""
-    name = function.__name__.removesuffix("_async")
-    function.__deprecated__ = f"await {name}(…) instead"  # type: ignore[attr-defined]  # as typing_extensions.deprecated
-    return function
+    return deprecate(f"await {function.__name__.removesuffix('_async')}(…) instead")(function)
 
 
-def warn_about_async_names(client: Any, config: Config) -> None:
+def warn_about_deprecated_names(client: Any, config: Config) -> None:
     """Makes the deprecated methods of a client warn at the line that calls them, only if the settings ask for it.
 
     A coroutine cannot do this itself: when it starts, in a task, the line that made it is not on the stack.
@@ -66,6 +74,8 @@ def _warning(client: Any, name: str) -> Callable[..., Any]:
             warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
         return getattr(type(client), name)(client, *args, **options)  # which a program may have replaced
 
+    if not inspect.iscoroutinefunction(method):
+        return call
     if sys.version_info >= (3, 12):
         return inspect.markcoroutinefunction(call)
     call._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001

@@ -9,6 +9,7 @@ from tinkex import types
 from tinkex.clients._assets import AssetMethods
 from tinkex.clients._checks import check_ttl
 from tinkex.clients._docstrings import documented
+from tinkex.clients._loop_records import RunRecordMethods
 from tinkex.clients._paging import PageIterator, by_cursor, by_offset
 from tinkex.clients._raw_calls import RawMethods
 from tinkex.clients._rest_calls import AccessScope, AuditEvents, parsed_path, weights_info
@@ -25,7 +26,7 @@ __all__ = ["AccessScope", "RestClient", "weights_info"]
 
 
 @documented("rest")
-class RestClient(AssetMethods, RawMethods, SessionlessClient):
+class RestClient(AssetMethods, RunRecordMethods, RawMethods, SessionlessClient):
     """Reads and manages what a server stores.
 
     ::
@@ -348,6 +349,17 @@ class RestClient(AssetMethods, RawMethods, SessionlessClient):
         return self._calls.start(self._calls.health())
 
     get_health_async = async_form(get_health)
+
+    def get_server_capabilities(self) -> AwaitableConcurrentFuture[types.GetServerCapabilitiesResponse]:
+        """The base models that the server offers.
+
+        ::
+
+            print(rest.get_server_capabilities().result().model_names())
+        """
+        return self._calls.start(self._calls.capabilities())
+
+    get_server_capabilities_async = async_form(get_server_capabilities)
 
     def get_telemetry(self) -> None:
         """None: this client sends no telemetry."""

@@ -30,7 +30,7 @@ from tinkex.clients._sample_body import sample_body
 from tinkex.clients._spans import follow, note_sampled, sampling_span
 from tinkex.clients._streaming import AsyncSampleStream, SampleStream, StreamContext, StreamSource
 from tinkex.clients._twins import async_form
-from tinkex.clients._warnings import warn_about_async_names
+from tinkex.clients._warnings import warn_about_deprecated_names
 from tinkex.clients._watchdog import ProgressWatchdog
 from tinkex.clients.retry_config import RetryConfig
 from tinkex.errors import APIResponseValidationError, APIStatusError
@@ -82,6 +82,7 @@ class SamplingClient(QueueStateMixin):
         self._given_retry_config = retry_config
         self._retry_config = retry_config or RetryConfig()
         self._record_stability_info = record_stability_info
+        self._known_base_model: str | None = None
         self._copy = copy
         """The number of this copy, 0 for the original client; None until the server has assigned it."""
         self._join_lock = asyncio.Lock()
@@ -117,7 +118,7 @@ class SamplingClient(QueueStateMixin):
         )
         if self._retries.submits_once:
             self._submit_policy = replace(self._submit_policy, max_retries=0)
-        warn_about_async_names(self, self.config)
+        warn_about_deprecated_names(self, self.config)
 
     def sample(
         self,
@@ -218,9 +219,9 @@ class SamplingClient(QueueStateMixin):
     compute_logprobs_async = async_form(compute_logprobs)
 
     def get_base_model(self) -> PendingText:
-        """The name of the base model behind these weights."""
+        """The name of the base model behind these weights. A client that was created on an event loop has it."""
         self._check_usable()
-        return pending_text(self._base_model())
+        return pending_text(self._known_base_model, self._base_model)
 
     get_base_model_async = async_form(get_base_model)
 
@@ -463,6 +464,7 @@ class SamplingClient(QueueStateMixin):
             sampler: types.GetSamplerResponse = await caller.call(
                 endpoint("get_sampler"), path={"sampler_id": self._sampling_session_id}
             )
+        self._known_base_model = sampler.base_model
         return sampler.base_model
 
     async def _tokenizer(self) -> Tokenizer:

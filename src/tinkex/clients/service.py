@@ -14,12 +14,17 @@ from tinkex._wire.endpoints import endpoint, operation_of
 from tinkex.clients._connection import connect
 from tinkex.clients._docstrings import documented
 from tinkex.clients._open_sampling import open_sampling_client
-from tinkex.clients._pending import Pending, PendingText, PendingValue
+from tinkex.clients._pending import (
+    Pending,
+    PendingText,
+    PendingValue,
+    pending_sampling_client,
+    pending_training_client,
+)
 from tinkex.clients._rest_calls import RestCalls
 from tinkex.clients._twins import async_form
-from tinkex.clients._warnings import warn_about_async_names
+from tinkex.clients._warnings import deprecate, warn_about_deprecated_names
 from tinkex.clients.rest import RestClient, weights_info
-from tinkex.clients.sampling import SamplingClient
 from tinkex.clients.session import FinishStatus, Session
 from tinkex.clients.training import TrainingClient
 from tinkex.errors import ClosedError, TinkexError
@@ -96,7 +101,7 @@ class ServiceClient:
         self._session = Session(self._caller, display_name=display_name, lazy=lazy)
         self._closing: AwaitableConcurrentFuture[None] | None = None
         self._close_lock = threading.Lock()
-        warn_about_async_names(self, self.config)
+        warn_about_deprecated_names(self, self.config)
 
     # ---- training ----
 
@@ -174,17 +179,19 @@ class ServiceClient:
             retry_config=retry_config,
             record_stability_info=record_stability_info,
         )
-        return cast("PendingSamplingClient", Pending(SamplingClient, opening, lazy=self._session.lazy))
+        return pending_sampling_client(opening, lazy=self._session.lazy)
 
     create_sampling_client_async = async_form(create_sampling_client)
 
+    @deprecate("use RestClient(), which needs no ServiceClient")
     def create_rest_client(self) -> PendingRestClient:
         """A REST client on the same server and connections."""
         self._session.check_open()
         return cast("PendingRestClient", Pending.of(RestClient(caller=self._caller)))
 
+    @deprecate("use RestClient().get_server_capabilities()")
     def get_server_capabilities(self) -> PendingCapabilities:
-        """The base models that the server offers; needs no session."""
+        """The base models that the server offers; as :meth:`RestClient.get_server_capabilities`."""
         return cast(
             "PendingCapabilities", PendingValue(types.GetServerCapabilitiesResponse, self._capabilities())
         )
@@ -314,7 +321,7 @@ class ServiceClient:
     # ---- the calls ----
 
     def _training_client(self, creating: Coroutine[Any, Any, TrainingClient]) -> PendingTrainingClient:
-        return cast("PendingTrainingClient", Pending(TrainingClient, creating, lazy=self._session.lazy))
+        return pending_training_client(creating, lazy=self._session.lazy)
 
     async def _create(
         self,

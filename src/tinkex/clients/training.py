@@ -13,15 +13,15 @@ from tinkex.clients._checks import check_data, check_loss, check_name, check_ttl
 from tinkex.clients._chunking import split
 from tinkex.clients._custom_losses import CustomPass, custom_pass
 from tinkex.clients._docstrings import documented
-from tinkex.clients._open_sampling import open_sampling_client, open_saved_sampler
+from tinkex.clients._loop_records import LoopReportMethods, RolloutNumbers
+from tinkex.clients._open_sampling import open_sampling_client, open_saved_sampler, unnamed_save
 from tinkex.clients._operations import OperationSubmitter, named_export, named_save
-from tinkex.clients._pending import Pending, PendingText, PendingValue
-from tinkex.clients._queue_state import QueueStateMixin
+from tinkex.clients._pending import PendingText, PendingValue, pending_sampling_client, pending_value
+from tinkex.clients._queue_state import QueueStateMixin, given
 from tinkex.clients._reduction import combine
 from tinkex.clients._spans import spanning
 from tinkex.clients._twins import async_form
-from tinkex.clients._warnings import deprecate_async, warn_about_async_names, warn_caller
-from tinkex.clients.sampling import SamplingClient
+from tinkex.clients._warnings import deprecate_async, warn_about_deprecated_names, warn_caller
 from tinkex.losses.custom import SURROGATE
 from tinkex.observability.tracing import trace_operation
 from tinkex.types import Datum
@@ -42,7 +42,7 @@ __all__ = ["TrainingClient"]
 
 
 @documented("client")
-class TrainingClient(QueueStateMixin):
+class TrainingClient(QueueStateMixin, LoopReportMethods):
     """Trains one model: a base model with its own adapter, optimizer state and run id.
 
     Operations take effect in the order of the calls, whether or not their results are awaited, so that the
@@ -62,8 +62,10 @@ class TrainingClient(QueueStateMixin):
         self.model_seq_id = model_seq_id
         self._session = session
         self._opened = opened
+        self._known_info: types.GetInfoResponse | None = None
         self._operations = OperationSubmitter(session, opened, model_id, self._notify_queue_state)
-        warn_about_async_names(self, self.config)
+        self._rollout_numbers = RolloutNumbers()
+        warn_about_deprecated_names(self, self.config)
 
     # ---- passes ----
 
@@ -98,10 +100,10 @@ class TrainingClient(QueueStateMixin):
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
         """Computes the loss and adds its gradient to what the next :meth:`optim_step` applies.
 
-        ``data`` is the batch: each datum has the model's input and the inputs of the loss, such as ``target_tokens``.
-        ``loss_fn`` is ``cross_entropy``, ``importance_sampling``, ``ppo``, ``cispo``, ``dro``, ``gspo`` or
-        ``stable_reinforce``, and ``loss_fn_config`` its settings. Gradients of several calls add up. Large data is sent in chunks, and the result is
-        one output. If one chunk fails, the gradients of the others may already have been added::
+        Each datum has the model's input and the inputs of the loss, such as ``target_tokens``. The losses are
+        ``cross_entropy``, ``importance_sampling``, ``ppo``, ``cispo``, ``dro``, ``gspo`` and ``stable_reinforce``. Gradients of
+        several calls add up. Large data is sent in chunks, and the result is one output. If one chunk fails, the gradients of the
+        others may already have been added::
 
             inputs, targets = types.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]}
             output = client.forward_backward([types.Datum(inputs, targets)], "cross_entropy").result()
@@ -138,7 +140,7 @@ class TrainingClient(QueueStateMixin):
         """
         loss = self._custom(data, loss_fn, loss_type_input, regularizers)
         if loss.loss_id is not None:
-            observed = _given(queue_state_observer)
+            observed = given(queue_state_observer)
             return self.forward_backward(data, "custom", {"loss_id": loss.loss_id}, **observed)
         if on_event_loop():
             return self._operations.hold(lambda: self._custom_pass_async(data, loss, queue_state_observer))
@@ -158,7 +160,7 @@ class TrainingClient(QueueStateMixin):
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
         """Deprecated: as :meth:`forward_backward_custom`, awaiting the forward pass; await the future for the output."""
         loss = self._custom(data, loss_fn, loss_type_input, regularizers)
-        observed = _given(queue_state_observer)
+        observed = given(queue_state_observer)
         if loss.loss_id is not None:
             return self.forward_backward(data, "custom", {"loss_id": loss.loss_id}, **observed)
         forward = self.forward(loss.forward_data, SURROGATE, **observed)
@@ -304,25 +306,27 @@ class TrainingClient(QueueStateMixin):
         name: str | None = None,
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
+        kind: types.SamplingClientKind = "snapshot",
     ) -> PendingSamplingClient:
-        """A sampling client on the current weights; further training does not change them."""
+        """A sampling client on the current weights; further training does not change them.
+
+        With ``kind="inflight"`` all such clients of this run share one set of weights: every inflight save replaces them for
+        those that exist, too, and samples that start afterwards use them.
+        """
         if name is not None:
             warn_caller(
                 "save_weights_and_get_sampling_client makes an unnamed snapshot and does not use 'name'; "
                 "for a named one call save_weights_for_sampler and create_sampling_client",
                 DeprecationWarning,
             )
-        sampling_session_seq_id = self._session.next_sampling_session_seq_id()
-        saving: AwaitableConcurrentFuture[SamplingClient] = self._operations.start(
+        saving = self._operations.start(
             endpoint("save_weights_for_sampler"),
-            lambda seq_id: types.SaveWeightsForSamplerRequest(
-                model_id=self.model_id, seq_id=seq_id, sampling_session_seq_id=sampling_session_seq_id
-            ),
+            unnamed_save(self._session, self.model_id, kind),
             lambda saved: open_saved_sampler(
                 self._session, self._opened, saved, retry_config, record_stability_info=record_stability_info
             ),
         )
-        return cast("PendingSamplingClient", Pending(SamplingClient, saving, lazy=self._session.lazy))
+        return pending_sampling_client(saving, lazy=self._session.lazy)
 
     save_weights_and_get_sampling_client_async = async_form(save_weights_and_get_sampling_client)
 
@@ -336,7 +340,7 @@ class TrainingClient(QueueStateMixin):
             retry_config=retry_config,
             record_stability_info=record_stability_info,
         )
-        return cast("PendingSamplingClient", Pending(SamplingClient, opening, lazy=self._session.lazy))
+        return pending_sampling_client(opening, lazy=self._session.lazy)
 
     create_sampling_client_async = async_form(create_sampling_client)
 
@@ -359,8 +363,8 @@ class TrainingClient(QueueStateMixin):
     # ---- properties ----
 
     def get_info(self) -> PendingInfo:
-        """The properties of this run: base model, tokenizer, adapter rank."""
-        return cast("PendingInfo", PendingValue(types.GetInfoResponse, self._info()))
+        """The properties of this run: base model, tokenizer, adapter rank. A client that was created on an event loop has them."""
+        return cast("PendingInfo", pending_value(types.GetInfoResponse, self._known_info, self._info))
 
     get_info_async = async_form(get_info)
 
@@ -434,14 +438,14 @@ class TrainingClient(QueueStateMixin):
     def _custom_pass(
         self, data: Sequence[Datum], loss: CustomPass, observer: Observer
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
-        forward = self.forward(loss.forward_data, SURROGATE, **_given(observer))
+        forward = self.forward(loss.forward_data, SURROGATE, **given(observer))
         return self._surrogate_pass(loss.surrogate(data, forward.result()), observer)
 
     @spanning("forward_backward_custom")
     async def _custom_pass_async(
         self, data: Sequence[Datum], loss: CustomPass, observer: Observer
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
-        forward = self.forward(loss.forward_data, SURROGATE, **_given(observer))
+        forward = self.forward(loss.forward_data, SURROGATE, **given(observer))
         return self._surrogate_pass(await run_in_daemon_thread(loss.surrogate, data, await forward), observer)
 
     def _surrogate_pass(
@@ -480,6 +484,7 @@ class TrainingClient(QueueStateMixin):
         request = types.GetInfoRequest(model_id=self.model_id)
         with trace_operation("get_info", on=self._session.caller.config.tracing):
             info: types.GetInfoResponse = await self._session.caller.call(endpoint("get_info"), request)
+        self._known_info = info
         return info
 
     async def _tokenizer(self) -> Tokenizer:
@@ -491,8 +496,3 @@ class TrainingClient(QueueStateMixin):
 
 
 _unload_async = async_form(TrainingClient.unload, returns_future=True)
-
-
-def _given(observer: Observer) -> dict[str, Any]:
-    """The observer as an argument, only if there is one: a program may have replaced the method it is passed to."""
-    return {} if observer is None else {"queue_state_observer": observer}

@@ -47,7 +47,54 @@ class ClientSetting:
 
 @dataclass(frozen=True)
 class Config:
-    """The validated settings of a client; create one with :meth:`resolve`.
+    """The validated settings of a client; create one with :meth:`resolve`, which also reads the environment variables.
+
+    - ``api_key``: the credential sent with every call (``TINKER_API_KEY``)
+    - ``base_url``: the server, or 'local' for the engine in-process (``TINKER_BASE_URL``)
+    - ``project_id``: the project new sessions belong to (``TINKER_PROJECT_ID``)
+    - ``tags``: labels attached to new sessions (``TINKER_TAGS``)
+    - ``user_metadata``: metadata stored with new sessions
+    - ``timeout``: timeout of one request, in seconds (``TINKEX_TIMEOUT``)
+    - ``max_retries``: retries of a failed request, and of a sample; unset: as many as fit into 300 s, samples
+      as long as the client makes progress (``TINKEX_MAX_RETRIES``)
+    - ``default_headers``: headers added to every request (``TINKEX_DEFAULT_HEADERS``)
+    - ``default_query``: query parameters added to every request (``TINKEX_DEFAULT_QUERY``)
+    - ``cloudflare_client_id``: Cloudflare Access id (``CLOUDFLARE_ACCESS_CLIENT_ID``)
+    - ``cloudflare_client_secret``: Cloudflare Access secret (``CLOUDFLARE_ACCESS_CLIENT_SECRET``)
+    - ``proxy``: the proxy of all requests, downloads and streams included: http, https, socks5 (names are
+      resolved here) or socks5h (names are resolved by the proxy) (``TINKEX_PROXY``)
+    - ``proxy_headers``: headers sent to an http or https proxy only; a proxy-authorization here replaces the
+      proxy's user and password (``TINKEX_PROXY_HEADERS``)
+    - ``ca_file``: certificates (PEM) of authorities trusted in addition to the system's (``TINKEX_CA_FILE``)
+    - ``pool_size``: maximum number of connections per purpose (submitting, polling, heartbeats …), and of
+      streams per purpose; unset: one per concurrent request (``TINKEX_POOL_SIZE``)
+    - ``poll_backoff``: initial and maximum back-off, in seconds, between polls that the server answers
+      immediately (``TINKEX_POLL_BACKOFF``)
+    - ``circuit_breaker``: whether calls pause after consecutive failures, per server, key and endpoint
+      (``TINKEX_CIRCUIT_BREAKER``)
+    - ``circuit_breaker_failures``: consecutive failures that open a circuit breaker
+      (``TINKEX_CIRCUIT_BREAKER_FAILURES``)
+    - ``circuit_breaker_cooldown``: how long an open circuit breaker sends nothing before it probes, in seconds
+      (``TINKEX_CIRCUIT_BREAKER_COOLDOWN``)
+    - ``circuit_breaker_probes``: calls that a half-open circuit breaker lets through at a time
+      (``TINKEX_CIRCUIT_BREAKER_PROBES``)
+    - ``telemetry``: whether telemetry is sent to the server (``TINKER_TELEMETRY``)
+    - ``telemetry_requests``: whether telemetry reports every request (name, status, duration), not only those
+      that failed (``TINKEX_TELEMETRY_REQUESTS``)
+    - ``tracing``: whether OpenTelemetry spans are created, if the program has set up a tracer provider
+      (``TINKEX_TRACING``)
+    - ``log_level``: level of the logger 'tinkex': debug, info, warning or error (``TINKER_LOG``)
+    - ``dump_headers``: whether every request is logged (at info) with its headers, secrets masked
+      (``TINKEX_DUMP_HEADERS``)
+    - ``deprecation_warnings``: whether deprecated methods, such as the ``_async`` ones, raise a
+      DeprecationWarning at the line that calls them (``TINKEX_DEPRECATION_WARNINGS``)
+    - ``parity``: defaults of timeout and max_retries: 'python' (60 s, as many as fit into 300 s) or 'beam' (120
+      s, 2) (``TINKEX_PARITY``)
+    - ``credential_cmd``: a shell command that prints the credential, where there is no api_key; its output is
+      exchanged for short-lived tokens where the server issues them (``TINKER_CREDENTIAL_CMD``)
+
+    >>> Config(base_url="http://127.0.0.1:8787", timeout=30).timeout
+    30.0
 
     Its ``repr`` masks every secret:
 
@@ -234,7 +281,7 @@ SETTINGS: Mapping[str, ClientSetting] = {
         ClientSetting("tracing", "TINKEX_TRACING", accept.flag, "whether OpenTelemetry spans are created, if the program has set up a tracer provider"),
         ClientSetting("log_level", "TINKER_LOG", accept.log_level, "level of the logger 'tinkex': debug, info, warning or error"),
         ClientSetting("dump_headers", "TINKEX_DUMP_HEADERS", accept.flag, "whether every request is logged (at info) with its headers, secrets masked"),
-        ClientSetting("deprecation_warnings", "TINKEX_DEPRECATION_WARNINGS", accept.flag, "whether the deprecated `_async` methods raise a DeprecationWarning at the line that calls them"),
+        ClientSetting("deprecation_warnings", "TINKEX_DEPRECATION_WARNINGS", accept.flag, "whether deprecated methods, such as the `_async` ones, raise a DeprecationWarning at the line that calls them"),
         ClientSetting("parity", "TINKEX_PARITY", accept.parity, "defaults of timeout and max_retries: 'python' (60 s, as many as fit into 300 s) or 'beam' (120 s, 2)"),
         ClientSetting("credential_cmd", "TINKER_CREDENTIAL_CMD", accept.text, "a shell command that prints the credential, where there is no api_key; its output is exchanged for short-lived tokens where the server issues them"),
     )

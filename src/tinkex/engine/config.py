@@ -40,7 +40,10 @@ _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 SAMPLER_COMPUTES = ("auto", "compiled", "torch")
-WORKERS = ("thread", "process")
+WORKERS = ("thread", "process", "ray")
+
+_RESOURCE = re.compile(r"\s*([A-Za-z][\w.:-]{0,99})=([0-9]{1,9}(?:\.[0-9]{1,4})?)([KMGT]?)\s*")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def tinkex_home(environ: Mapping[str, str] | None = None) -> Path:
@@ -174,6 +177,10 @@ class EngineConfig:
     more is rejected with 429, an upload with 507. None: no limit but the disk."""
     max_disk_bytes_per_user: int | None = None
     """Bytes that one user may store, counted in the same way. None: no limit but the disk."""
+    max_rollout_bytes_per_run: int = 64 * MIB
+    """Bytes of the rollouts of one run that are kept; the oldest steps are deleted for new ones."""
+    max_rollout_bytes_per_user: int = 512 * MIB
+    """Bytes of the rollouts of one user that are kept; the oldest are deleted for new ones."""
     max_tokens_per_pass: int = 2048
     """Token budget of one training pass: tenants and chunks are added until it is full. Shared prefixes count once."""
     max_decode_batch: int = 64
@@ -182,7 +189,14 @@ class EngineConfig:
     sampler_compute: str = field(default_factory=sampler_compute_from_env)
     """The sampler implementation: the ``compiled`` core or ``torch``; ``auto`` uses the core if it is available."""
     worker: str = "thread"
-    """Where models run: on a ``thread`` of this process, or in a worker ``process``, which is restarted if it crashes."""
+    """Where models run: on a ``thread`` of this process, in a worker ``process``, which is restarted if it crashes, or in such
+    processes on the nodes of a ``ray`` cluster."""
+    ray_address: str = "local"
+    """The cluster: ``host:port``, ``auto`` for the one of this machine, or ``local`` to start one on this machine's loopback."""
+    trainer_resources: str = ""
+    """What a trainer reserves on its node, such as ``CPU=4,memory=8G``. Empty: a CPU for each of its threads."""
+    sampler_resources: str = ""
+    """The same for a sampler."""
     trainers: int = 1
     """Workers that train; each holds its share of the runs. Without samplers they sample too."""
     samplers: int = 0
@@ -246,6 +260,8 @@ class EngineConfig:
             "max_pending_bytes",
             "max_pending_bytes_in_memory",
             "max_samples_per_request",
+            "max_rollout_bytes_per_run",
+            "max_rollout_bytes_per_user",
         ):
             if getattr(self, name) < 1:
                 raise SetupError(f"{name} is {getattr(self, name)}; it must be at least 1.")
@@ -266,7 +282,9 @@ class EngineConfig:
             )
         if self.worker not in WORKERS:
             raise SetupError(f"worker is {self.worker!r}; choose one of: {', '.join(WORKERS)}.")
-        if self.worker == "process" and os.name != "posix":
+        parse_resources(self.trainer_resources)
+        parse_resources(self.sampler_resources)
+        if self.worker != "thread" and os.name != "posix":
             raise SetupError(
                 "a worker process needs a POSIX system; run the models on a thread (--worker thread)."
             )
@@ -311,6 +329,23 @@ class EngineConfig:
     def models_home(self) -> Path:
         """The directory of downloaded and converted models."""
         return self.home / "models"
+
+
+def parse_resources(text: str) -> Mapping[str, float]:
+    """Returns what ``NAME=AMOUNT`` pairs reserve on a node; raises :class:`SetupError` for anything else.
+
+    >>> parse_resources("CPU=2,memory=1G")
+    {'CPU': 2.0, 'memory': 1073741824.0}
+    """
+    found: dict[str, float] = {}
+    for part in text.split(",") if text.strip() else ():
+        match = _RESOURCE.fullmatch(part)
+        if match is None or match[1] in found:
+            raise SetupError(
+                f"the resources {text!r} cannot be read at {part.strip()!r}; give each resource once, such as CPU=2,memory=8G."
+            )
+        found[match[1]] = float(match[2]) * _UNITS[match[3]]
+    return found
 
 
 @cache

@@ -23,9 +23,10 @@ from tinkex.engine.intake.admission import Admission, Arrival, Submission
 from tinkex.engine.intake.arrivals import Arrivals
 from tinkex.engine.intake.uploads import WeightUploads
 from tinkex.engine.integrity import CheckpointIntegrity
+from tinkex.engine.lanes.factory import LaneBackends
 from tinkex.engine.lanes.interface import Backend, BatchStats, WorkerLost, WorkerStatus
 from tinkex.engine.lanes.lane import Inbox
-from tinkex.engine.lanes.roles import LaneSpec, lane_config, lane_specs
+from tinkex.engine.lanes.roles import lane_specs
 from tinkex.engine.loop import EngineLoop
 from tinkex.engine.operation import Kind
 from tinkex.engine.running import spans
@@ -123,7 +124,8 @@ class Engine:
         self.health = Health()
         self._inbox = inbox = Inbox()
         specs = lane_specs(config)
-        made = backends or [self._make_backend(spec, progress) for spec in specs]
+        self._backends = LaneBackends(config, progress, inbox.wake, self.health.note)
+        made = backends or [self._backends.make(spec) for spec in specs]
         self.backend = made[0]
         """The backend of the first lane."""
         self.models = ServedModels(config, progress)
@@ -163,18 +165,6 @@ class Engine:
         self._started_at = time.monotonic()
         self._closed = False
 
-    def _make_backend(self, spec: LaneSpec, progress: Progress | None) -> Backend:
-        """The backend that the configuration names; the other one need not be importable."""
-        config = lane_config(self.config)
-        if config.worker == "process":
-            from tinkex.engine.lanes.worker_process import ProcessBackend
-
-            on_silence = partial(self.health.note, f"silence {spec.name}")
-            return ProcessBackend(config, progress, self._inbox.wake, on_silence)
-        from tinkex.engine.lanes.in_process import LocalBackend
-
-        return LocalBackend(config, progress)
-
     # ---- lifecycle
 
     def start(self) -> None:
@@ -189,6 +179,16 @@ class Engine:
     def end_waits(self) -> None:
         """End every wait for a result without one; clients poll again."""
         self._loop.waiters.end_all()
+
+    async def pause(self, seconds: float) -> bool:
+        """Wait, unless all waits end; returns whether the time has passed."""
+        waiters = self._loop.waiters
+        waiter = waiters.enter("")
+        try:
+            done, _ = await asyncio.wait([waiter], timeout=seconds)
+            return not done
+        finally:
+            waiters.leave("", waiter)
 
     @property
     def closed(self) -> bool:
@@ -206,6 +206,7 @@ class Engine:
             spans.abandoned(self._table.unfinished())
             for each in self._loop.lanes.values():
                 each.lane.backend.close()
+            self._backends.close()
             self.models.close()
             self._loop.retention.close()
             self.store.close()
@@ -310,7 +311,7 @@ class Engine:
         waiters = self._loop.waiters
         waiter = waiters.enter(request_id)
         try:
-            # The store is only asked for operations that have ended: the waiter gets the outcome of every other.
+            # The store is read only for operations that have ended: the waiter gets the outcome of every other.
             outcome = None if self._table.has(owner, request_id) else await self._read(owner, request_id)
             if outcome is None:
                 timer = asyncio.get_running_loop().call_later(timeout, set_outcome, waiter, None)
@@ -463,7 +464,7 @@ class Engine:
             yield
 
     def _drain_lanes(self) -> None:
-        """Wait until the lanes have done what was asked of them, of one after the other."""
+        """Wait until the lanes have done what was requested of them, one after the other."""
         for each in self._loop.lanes.values():
             each.lane.call(lambda: None).result()
 

@@ -94,7 +94,7 @@ class LaneController:
         loop: LoopCalls,
         on_report: Callable[[Report], None],
     ) -> None:
-        config, name = lane_config(parts.config), spec.name
+        config, name = lane_config(parts.config, spec), spec.name
         self.name = name
         self.role = spec.role
         self.lane = Lane(name, backend, on_report)
@@ -371,7 +371,7 @@ class LaneController:
     def _quarantine_runs(self, lost: WorkerLost) -> None:
         """Give up runs whose replay crashes the worker every time; one that was killed from outside proves nothing.
 
-        What they did once worked, and would be lost for good: nobody loses a run because somebody killed processes.
+        What they did once worked, and would be lost for good: killed processes must not cost a run.
         """
         if lost.own_fault:
             self._crashes.record_crash(lost.replaying, lost)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 
 from tinkex.engine.integrity import CheckpointIntegrity
-from tinkex.engine.served_models import ServedModel, ServedModels
+from tinkex.engine.served_models import ServedModels
 from tinkex.engine.store import (
     MANIFEST_FILE,
     CheckpointKind,
@@ -173,7 +173,7 @@ def new_sampler(
         check_readable(store, checkpoint)
         integrity.check(checkpoint)
         if base_model is not None:
-            check_same_base(models, models.find(base_model), checkpoint, model_path)
+            check_same_base(models, base_model, checkpoint, model_path)
         base_model, directory = base_model or checkpoint.base_model, checkpoint.directory
     elif base_model is None:
         raise InvalidInput(
@@ -221,11 +221,11 @@ def check_readable(store: Store, checkpoint: CheckpointRow) -> None:
         )
 
 
-def check_same_base(models: ServedModels, model: ServedModel, checkpoint: CheckpointRow, path: str) -> None:
+def check_same_base(models: ServedModels, base_model: str, checkpoint: CheckpointRow, path: str) -> None:
     """Raise ``InvalidInput`` if a checkpoint was trained on another base model."""
-    if models.find(checkpoint.base_model) is not model:
+    if models.find(checkpoint.base_model) is not models.find(base_model):
         raise InvalidInput(
-            f"{path} was trained on {checkpoint.base_model}, which is another model than {model.source}."
+            f"{path} was trained on {checkpoint.base_model}, which is another model than {base_model}."
         )
 
 

@@ -96,6 +96,7 @@ class EngineLoop:
             self._release_run,
             self._evict_runs,
             self._save_runs,
+            table.sampled_directories,
             self.remove_weights,
         )
         self.waiters = Waiters()

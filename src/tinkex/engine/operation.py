@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tinkex.engine.store import CheckpointKind, FutureStatus, Outcome, UsageKind
+from tinkex.engine.store import CheckpointKind, FutureStatus, LoopEvent, Outcome, UsageKind
 from tinkex.types import (
     CreateModelRequest,
     ForwardBackwardRequest,
@@ -170,16 +170,21 @@ class Operation:
     """The lane it was last dispatched to."""
     attempt: int = 1
     """How many times it has been dispatched, or will have been with the next one."""
+    directory: str | None = None
+    """The adapter that a sample was first dispatched with, and is again after a lost lane: inflight weights may have been
+    replaced since, and the tokens that a reader has of it must not change."""
     started_at: float | None = None
     """When it was first dispatched, in seconds since the epoch."""
     cancelled: bool = False
-    """Whether a running sample is asked to leave its batch."""
+    """Whether a running sample is to leave its batch."""
     outcome: Outcome | None = None
     """How it ended; set by the lane that ran it, or by the loop if it never ran."""
     ran: bool = False
     """Whether it reached the weights of its run, so that a replay repeats it."""
     usage: Mapping[UsageKind, int] = field(default_factory=dict)
     """What it used, for metering."""
+    loop_event: LoopEvent | None = None
+    """What it did, for the metrics of its run's training loop; set by the lane that ran it."""
     trace: Any = None
     """The open spans of a traced operation."""
 
@@ -188,7 +193,7 @@ class Operation:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it has an outcome, and did what it was asked to."""
+        """Whether it has an outcome that is not an error."""
         return self.outcome is not None and self.outcome.status is FutureStatus.DONE
 
     def move(self, state: State) -> None:

@@ -25,6 +25,8 @@ REMEDIES: Mapping[str, str] = {
     "journal": "wait until operations that were sent have run and are part of a savepoint",
     "results": "fetch results and wait: they are deleted soon after that",
     "sessions": "finish sessions and wait: what is left of them is deleted soon after that",
+    "metrics": "log fewer metrics, and delete the checkpoints of old runs: their metrics are deleted with them",
+    "rollouts": "report rollouts of fewer steps, and delete the checkpoints of old runs: their rollouts are deleted with them",
     "logs": "ask the server's operator to keep its logs for a shorter time",
 }
 """What a user can do to free space, by the kind that takes the most."""

@@ -80,7 +80,7 @@ class ServedModel:
     @property
     def grammars(self) -> GrammarCompiler | GrammarChecker:
         """Checks structured outputs; the first call takes a moment. A server with a worker process bounds what that costs."""
-        if self._config.worker == "process":
+        if self._config.worker != "thread":
             with self._lock:
                 if self._grammars is None:
                     from tinkex.engine.sampler.grammar_checks import GrammarChecker

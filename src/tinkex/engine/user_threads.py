@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class UserThreads:
-    """Runs one job per user at a time, and a few of all users, so that nobody waits for more than one job of another.
+    """Runs one job per user at a time, and a few of all users, so that a user waits for at most one job of another.
 
     Safe on any thread. A job has the context variables of its caller.
 

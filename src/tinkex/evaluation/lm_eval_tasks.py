@@ -123,7 +123,7 @@ def _scores(found: Mapping[str, Any], model: str) -> list[Score]:
 
 
 class _ModelRunner:
-    """What ``lm-eval`` asks of a model."""
+    """The calls that ``lm-eval`` makes to a model."""
 
     def __init__(self, sampler: SamplingClient, options: LmEvalOptions, on_item: Callable[[], None]) -> None:
         self._sampler = sampler

@@ -142,7 +142,7 @@ def _is_message(value: Any) -> bool:
 def _answers(fields: Mapping[str, Any]) -> list[str]:
     value = fields.get("answer")
     if value is None:
-        raise _Invalid("it has no answer, pattern or choices, and there is no scorer (--scorer)")
+        raise _Invalid("it has no answer, pattern or choices, and no scorer is given (--scorer)")
     answers = value if isinstance(value, list) else [value]
     if not answers or not all(isinstance(answer, str | int | float) for answer in answers):
         raise _Invalid("answer is not a text, a number, or a list of them")

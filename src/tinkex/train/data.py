@@ -11,6 +11,7 @@ from tinkex.errors import ConfigError
 from tinkex.train.examples import (
     Example,
     describe,
+    last_text,
     read_conversations,
     read_preferences,
     read_prompts,
@@ -73,6 +74,8 @@ def read_data(settings: Settings) -> TrainingData[Any]:
     reward = None
     if isinstance(settings, GrpoSettings):
         reward = RewardSum.load(tuple(settings.reward), tuple(settings.reward_regex))
+        for one in (*examples[:1], *held_out[:1]):
+            reward.score(last_text(one.prompt), "", one.fields)  # finds its mistakes before a run exists
     return TrainingData(settings.data, examples, held_out, reward)
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "Preference",
     "Prompt",
     "describe",
+    "last_text",
     "read_conversations",
     "read_preferences",
     "read_prompts",
@@ -112,6 +113,18 @@ def describe(examples: Sequence[Example]) -> str:
     return ", ".join(dict.fromkeys(one.layout for one in examples))
 
 
+def last_text(prompt: Messages | str) -> str:
+    """Returns the text of a prompt: the text itself, or the last message of a chat.
+
+    >>> last_text([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
+    'Hi'
+    """
+    if isinstance(prompt, str):
+        return prompt
+    last: Mapping[str, Any] = prompt[-1]
+    return str(last["content"])
+
+
 def _read(
     source: Path,
     columns: Mapping[str, str] | None,
@@ -119,7 +132,7 @@ def _read(
     make: Callable[[str, str, dict[str, Any]], T],
 ) -> list[T]:
     found: list[T] = []
-    problems: list[str] = []
+    problems: dict[str, list[str]] = {}  # where each of them is
     other_recipes: set[str | None] = set()
     for row in read_rows(source):
         try:
@@ -128,18 +141,33 @@ def _read(
             layout, fields = recognise(rename_columns(row.fields, columns or {}), layouts)
             found.append(make(row.where, layout, fields))
         except InvalidRow as wrong:
-            problems.append(f"{row.where}: {wrong}")
+            problems.setdefault(str(wrong), []).append(row.where)
             other_recipes.add(wrong.other_recipe)
     if problems:
-        more = len(problems) - NUM_SHOWN_PROBLEMS
-        shown = "\n".join(problems[:NUM_SHOWN_PROBLEMS]) + (f"\n… and {more} more" if more > 0 else "")
-        message = f"{len(problems)} invalid line{'s' if len(problems) > 1 else ''}:\n{shown}"
+        message = _describe_problems(problems)
         if not found and len(other_recipes) == 1 and (recipe := other_recipes.pop()) is not None:
             raise OtherRecipeError(message, recipe)
         raise ConfigError(message)
     if not found:
         raise ConfigError(f"{source} contains no examples; it needs at least one row")
     return found
+
+
+def _describe_problems(problems: Mapping[str, Sequence[str]]) -> str:
+    """Returns the problems, each once with the lines that have it.
+
+    >>> print(_describe_problems({"prompt is empty": ["a.jsonl:1", "a.jsonl:7", "a.jsonl:9"]}))
+    3 invalid lines:
+    a.jsonl:1 and 2 more lines: prompt is empty
+    """
+    number = sum(map(len, problems.values()))
+    lines = [f"{number} invalid line{'s' if number > 1 else ''}:"]
+    for problem, places in list(problems.items())[:NUM_SHOWN_PROBLEMS]:
+        more = len(places) - 1
+        others = f" and {more} more line{'s' if more > 1 else ''}" if more else ""
+        lines.append(f"{places[0]}{others}: {problem}")
+    shown = sum(map(len, list(problems.values())[:NUM_SHOWN_PROBLEMS]))
+    return "\n".join([*lines, *([f"… and {number - shown} more"] if number > shown else [])])
 
 
 def _conversation(where: str, layout: str, line: dict[str, Any]) -> Conversation:

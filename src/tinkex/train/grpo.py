@@ -18,18 +18,18 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tinkex.errors import ConfigError
 from tinkex.train.data import TrainingData
-from tinkex.train.examples import Messages, Prompt
+from tinkex.train.examples import Messages, Prompt, last_text
 from tinkex.train.packing import placeholders
 from tinkex.train.recipes import Metrics, PreparedStep, RunContext, collect, sample_greedy
 from tinkex.train.rendering import Renderer
 from tinkex.train.settings import GrpoSettings
 
 if TYPE_CHECKING:
-    from tinkex.types import Datum, SampledSequence
+    from tinkex.types import Datum, Rollout, SampledSequence
 
 __all__ = ["Grpo", "advantages", "token_advantages"]
 
@@ -121,6 +121,7 @@ class Grpo:
         settings = self._settings
         answers = self._sample(context, batches, step)
         log_ratios, kl = self._log_ratios(context, answers)
+        context.rollouts(step, lambda: self._rollouts(answers, log_ratios, kl))
         by_batch = groupby(zip(answers, log_ratios, strict=True), key=lambda one: one[0].batch)
         passes = [list(self._data(batch, kl, len(answers))) for _, batch in by_batch]
         lengths = [len(answer.sequence.tokens) for answer in answers]
@@ -144,6 +145,29 @@ class Grpo:
             if answer.advantage or any(abs(ratio) > MIN_LOG_RATIO for ratio in ratios):
                 relative = token_advantages(answer.advantage, ratios, kl, self._settings.kl_coef)
                 yield _datum(answer, [one / num_answers for one in relative])
+
+    def _rollouts(
+        self, answers: Sequence[_ScoredAnswer], log_ratios: Sequence[Sequence[float]], kl: float
+    ) -> list[Rollout]:
+        """Returns the answers of a step for the records of the server."""
+        from tinkex import types
+
+        groups: dict[int, str] = {}
+        return [
+            types.Rollout(
+                group=groups.setdefault(id(answer.task), str(len(groups))),
+                prompt_tokens=answer.task.tokens,
+                tokens=list(answer.sequence.tokens),
+                logprobs=list(answer.logprobs),
+                advantages=token_advantages(answer.advantage, ratios, kl, self._settings.kl_coef),
+                reward=answer.scores["reward"],
+                advantage=answer.advantage,
+                prompt=last_text(answer.task.prompt.prompt),
+                text=self._renderer.tokenizer.decode(answer.sequence.tokens, skip_special_tokens=True),
+                metrics={name: value for name, value in answer.scores.items() if name != "reward"} or None,
+            )
+            for answer, ratios in zip(answers, log_ratios, strict=True)
+        ]
 
     def _sample(
         self, context: RunContext, batches: Sequence[Sequence[int]], step: int
@@ -207,14 +231,14 @@ class Grpo:
         )
         return _means(
             [
-                self._reward.score(_as_text(one.prompt), answer, one.fields)
+                self._reward.score(last_text(one.prompt), answer, one.fields)
                 for one, answer in zip(self._check, answers, strict=True)
             ]
         )
 
     def _score(self, task: _Task, sequence: SampledSequence) -> Metrics:
         text = self._renderer.tokenizer.decode(sequence.tokens, skip_special_tokens=True)
-        return self._reward.score(_as_text(task.prompt.prompt), text, task.prompt.fields)
+        return self._reward.score(last_text(task.prompt.prompt), text, task.prompt.fields)
 
     def _render(self, prompts: Sequence[Prompt]) -> list[_Task]:
         settings = self._settings
@@ -260,14 +284,6 @@ def _answer_logprobs(logprobs: Sequence[float | None], answer: _ScoredAnswer) ->
 
 def _means(scores: Sequence[Metrics]) -> dict[str, float]:
     return {name: sum(one[name] for one in scores) / len(scores) for name in scores[0]}
-
-
-def _as_text(prompt: Messages | str) -> str:
-    """Returns the prompt for the reward function: the text, or the last message of a chat."""
-    if isinstance(prompt, str):
-        return prompt
-    last: Any = prompt[-1]["content"]
-    return str(last)
 
 
 def _seed(seed: int, step: int, place: int) -> int:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinkex.errors import ConfigError
+from tinkex.errors import BadRequestError, ConfigError
 from tinkex.train.data import TrainingData, read_data
 from tinkex.train.evaluations import Evaluations
+from tinkex.train.examples import last_text
 from tinkex.train.html_report import write_html
 from tinkex.train.interrupts import CriticalSection, Interrupts
 from tinkex.train.packing import Packing, pack
@@ -20,7 +21,7 @@ from tinkex.train.recipes import Metrics, PreparedStep, Recipe, RunContext, samp
 from tinkex.train.report import TrainingReport
 from tinkex.train.run_directory import RunDirectory
 from tinkex.train.settings import Settings
-from tinkex.train.starting import make_recipe, open_model
+from tinkex.train.starting import OpenModel, make_recipe, open_model
 
 if TYPE_CHECKING:
     from tinkex.clients.sampling import SamplingClient
@@ -37,34 +38,75 @@ NUM_SHOWN_PROMPTS = 3
 
 
 class TrainingCallback:
-    """Receives the progress of a run; override the methods you need."""
+    """Receives the progress of a run; override the methods you need and pass it to :func:`run` or :func:`resume`.
+
+    >>> class Losses(TrainingCallback):
+    ...     def stepped(self, step: int, metrics: Metrics) -> None:
+    ...         print(step, metrics["loss"])
+    >>> Losses().stepped(1, {"loss": 0.5})
+    1 0.5
+    >>> TrainingCallback().stepped(1, {"loss": 0.5})  # a method that is not overridden does nothing
+    """
 
     def data_read(self, description: str) -> None:
-        """Called when the data has been read and checked, before any request."""
+        """Called when the data has been read and checked, before any request; ``description`` says what was read.
+
+        >>> TrainingCallback().data_read("14 examples from chats.jsonl (messages)")
+        """
 
     def created(self, directory: Path) -> None:
-        """Called when the directory of the run exists: from now on the run can be resumed."""
+        """Called when the ``directory`` of the run exists: from now on the run can be resumed.
+
+        >>> TrainingCallback().created(Path("run-1"))
+        """
 
     def working(self, phase: str, done: int, total: int) -> None:
-        """Called during phases that take time: ``done`` of ``total`` parts of this phase are done."""
+        """Called during phases that take time: ``done`` of ``total`` parts of this ``phase`` are done.
+
+        >>> TrainingCallback().working("tokenizing", 3, 14)
+        """
 
     def started(self, total_steps: int, first_step: int, headline: str) -> None:
-        """Called when training starts after ``first_step`` of ``total_steps``."""
+        """Called when training starts after ``first_step`` of ``total_steps``; ``headline`` names the main metric.
+
+        >>> TrainingCallback().started(12, 0, "loss")
+        """
 
     def stepped(self, step: int, metrics: Metrics) -> None:
-        """Called after a step."""
+        """Called after ``step``, with its ``metrics``.
+
+        >>> TrainingCallback().stepped(1, {"loss": 0.5})
+        """
 
     def evaluated(self, step: int, metrics: Metrics) -> None:
-        """Called after an evaluation on held-out examples."""
+        """Called after an evaluation on held-out examples, with its ``metrics``; ``step`` is the last step before it.
+
+        >>> TrainingCallback().evaluated(4, {"eval_loss": 0.4})
+        """
 
     def saved(self, step: int, path: str) -> None:
-        """Called after a checkpoint was saved."""
+        """Called after a checkpoint was saved: ``path`` is its path, ``step`` the last step that it contains.
+
+        >>> TrainingCallback().saved(4, "tinker://run-7/weights/0004")
+        """
 
     def stopping(self, steps: int) -> None:
-        """Called on Ctrl-C: ``steps`` steps are in flight, then the state is saved; a second Ctrl-C stops immediately."""
+        """Called on Ctrl-C: ``steps`` steps are in flight, then the state is saved; a second Ctrl-C stops immediately.
+
+        >>> TrainingCallback().stopping(2)
+        """
 
     def finished(self) -> None:
-        """Called after the last step, also after an error."""
+        """Called after the last step, also after an error.
+
+        >>> TrainingCallback().finished()
+        """
+
+    def closed(self) -> None:
+        """Called last: after the report, or after an error.
+
+        >>> TrainingCallback().closed()
+        """
 
 
 def run(
@@ -89,13 +131,18 @@ def run(
     if data is None:
         data = read_data(settings)
         watcher.data_read(data.description)
+    watcher = _with_trackers(settings, watcher)
     model = open_model(service, settings, watcher.working)
     recipe = make_recipe(settings, data, model.renderer)
     directory = RunDirectory.new(settings, model.name, service.config.base_url)
     watcher.created(directory.directory)
-    training = _training_client(service, settings, model.name, settings.start_from, with_optimizer=False)
-    context = RunContext(training, model.sampler, model.renderer, watcher.working)
-    return _Run(settings, data, model.name, context, recipe, directory, watcher).run(0)
+    watcher.working("creating the run", 0, 1)
+    try:
+        training = _training_client(service, settings, model.name, settings.start_from, with_optimizer=False)
+    except BadRequestError:
+        directory.discard()  # the server has rejected a setting: there is no run
+        raise
+    return _run(settings, data, model, training, recipe, directory, watcher, 0)
 
 
 def resume(
@@ -127,16 +174,45 @@ def resume(
         return complete
     data = read_data(settings)
     watcher.data_read(data.description)
+    watcher = _with_trackers(settings, watcher)
     watcher.created(directory)
     saved = run_directory.checkpoints()
     step = int(saved[-1]["step"]) if saved else 0
     path = str(saved[-1]["path"]) if saved else settings.start_from
     model = open_model(service, settings, watcher.working, name=stored.base_model)
     method = make_recipe(settings, data, model.renderer)
+    watcher.working("restoring the run", 0, 1)
     training = _training_client(service, settings, stored.base_model, path, with_optimizer=bool(saved))
     run_directory.rewind(step)
-    context = RunContext(training, model.sampler, model.renderer, watcher.working)
-    return _Run(settings, data, stored.base_model, context, method, run_directory, watcher).run(step)
+    return _run(settings, data, model, training, method, run_directory, watcher, step)
+
+
+def _with_trackers(settings: Settings, watcher: TrainingCallback) -> TrainingCallback:
+    from tinkex.train.tracking import with_trackers
+
+    return with_trackers(settings, watcher)
+
+
+def _run(
+    settings: Settings,
+    data: TrainingData[Any],
+    model: OpenModel,
+    training: TrainingClient,
+    recipe: Recipe,
+    directory: RunDirectory,
+    watcher: TrainingCallback,
+    first: int,
+) -> TrainingReport:
+    """Trains after step ``first``; metrics and rollouts are also written to the server, if it stores them."""
+    from tinkex.train.tracking import CallbackGroup, ServerRecords
+
+    records = ServerRecords(training)
+    watcher = CallbackGroup(watcher, records)
+    context = RunContext(training, model.sampler, model.renderer, watcher.working, records.rollouts)
+    try:
+        return _Run(settings, data, model.name, context, recipe, directory, watcher).run(first)
+    finally:
+        watcher.closed()
 
 
 class _Run:
@@ -186,7 +262,7 @@ class _Run:
             raise
         finally:
             self._watcher.finished()
-        return self._report(before, time.monotonic() - began)
+        return self._report(before, first, time.monotonic() - began)
 
     def _submit(self, step: int) -> None:
         adam = self._adam(step)
@@ -264,7 +340,7 @@ class _Run:
         return types.AdamParams(learning_rate=rate)
 
     def _prompts(self) -> list[Messages | str]:
-        return [*self._settings.sample_prompts] or list(self._recipe.prompts[:NUM_SHOWN_PROMPTS])
+        return [*self._settings.sample_prompts] or _different(self._recipe.prompts, NUM_SHOWN_PROMPTS)
 
     def _sample(self, sampler: SamplingClient, phase: str) -> list[str]:
         context = self._context
@@ -279,13 +355,13 @@ class _Run:
 
     def _before(self, first: int) -> Sequence[str]:
         kept = self._directory.baseline()
-        if first and kept is not None:
+        if first and kept is not None and len(kept["answers"]) == len(self._prompts()):
             return [str(answer) for answer in kept["answers"]]
         answers = self._sample(self._context.initial, "sampling before training")
         self._directory.save_baseline({"answers": answers})
         return answers
 
-    def _report(self, before: Sequence[str], seconds: float) -> TrainingReport:
+    def _report(self, before: Sequence[str], first: int, seconds: float) -> TrainingReport:
         last = self._submitted
         self._directory.rewind(last, evaluations=False)  # drop those of a process killed at this point
         self._evaluate(last)
@@ -300,13 +376,14 @@ class _Run:
             self._directory.save_best({**best, "sampler_path": sampler_path})
         sampler = training.create_sampling_client(str(sampler_path))
         after = self._sample(sampler, "sampling after training")
+        self._context.progress("writing the report", 0, 1)
         report = TrainingReport(
             recipe=self._settings.recipe,
             base_model=self._base_model,
             headline=self._recipe.headline,
             metrics=self._directory.steps(),
             samples=[
-                {"prompt": _shown(prompt), "before": old, "after": new}
+                {"prompt": last_text(prompt), "before": old, "after": new}
                 for prompt, old, new in zip(self._prompts(), before, after, strict=True)
             ],
             checkpoint=path,
@@ -315,6 +392,7 @@ class _Run:
             num_held_out=self._num_held_out,
             best_step=int(best["step"]) if best is not None else None,
             stopped_early=last < self._total,
+            resumed_after=first,
             seconds=seconds,
             output=self._directory.directory,
         )
@@ -399,11 +477,14 @@ def _training_client(
     return service.create_training_client_from_state(path)
 
 
-def _shown(prompt: Messages | str) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    last: Mapping[str, Any] = prompt[-1]
-    return str(last["content"])
+def _different(prompts: Sequence[Messages | str], number: int) -> list[Messages | str]:
+    """Returns the first prompts that are not shown as the same text."""
+    found: dict[str, Messages | str] = {}
+    for prompt in prompts:
+        if len(found) == number:
+            break
+        found.setdefault(last_text(prompt), prompt)
+    return list(found.values())
 
 
 if not TYPE_CHECKING:

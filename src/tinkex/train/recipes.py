@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tinkex.clients.training import TrainingClient
     from tinkex.futures import APIFuture
     from tinkex.train.rendering import Renderer
-    from tinkex.types import Datum, LossFnType
+    from tinkex.types import Datum, LossFnType, Rollout
 
 __all__ = ["Metrics", "PreparedStep", "Progress", "Recipe", "RunContext", "collect", "sample_greedy"]
 
@@ -21,10 +21,16 @@ T = TypeVar("T")
 Metrics = Mapping[str, float]
 Progress = Callable[[str, int, int], None]
 """Takes the current phase, and how many of how many parts of it are done."""
+ReportRollouts = Callable[[int, "Callable[[], Sequence[Rollout]]"], None]
+"""Takes a step, and a function that returns what was sampled in it."""
 
 
 def no_progress(phase: str, done: int, total: int) -> None:
     """Shows nothing."""
+
+
+def no_rollouts(step: int, rollouts: Callable[[], Sequence[Rollout]]) -> None:
+    """Reports nothing."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class RunContext:
     """Samples from the model that the run starts from: the base model, or the given checkpoint."""
     renderer: Renderer
     progress: Progress = no_progress
+    rollouts: ReportRollouts = no_rollouts
 
 
 @dataclass(frozen=True)

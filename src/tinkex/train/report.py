@@ -19,7 +19,26 @@ NUM_SHOWN_EVALUATIONS = 6
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """The report of a run: ``text`` for people, ``as_json()`` for programs."""
+    """The report of a run: ``text`` for people, ``as_json()`` for programs; :func:`tinkex.train.run` returns it.
+
+    - ``recipe``: ``sft``, ``dpo`` or ``grpo``; ``base_model``: the model that was trained
+    - ``headline``: the name of the main metric; ``metrics``: those of every step and evaluation
+    - ``samples``: prompts with the answers before and after training
+    - ``checkpoint``, ``sampler_checkpoint``: the paths of the results, to train on from and to sample from
+    - ``num_examples``, ``num_held_out``: the examples used for training, and for evaluation only
+    - ``seconds``: the time of the run; ``output``: its directory
+    - ``best_step``: the step of the checkpoints with ``keep_best``, or None for the last one
+    - ``stopped_early``: whether ``early_stop`` ended the run
+    - ``resumed_after``: the steps before the run was resumed, which ``seconds`` does not include
+
+    >>> report = TrainingReport(
+    ...     recipe="sft", base_model="tiny", headline="loss", metrics=[{"step": 1, "loss": 0.5}], samples=[],
+    ...     checkpoint="tinker://run-7/weights/final", sampler_checkpoint="tinker://run-7/sampler_weights/final",
+    ...     num_examples=14, seconds=3.0, output=Path("run-1"),
+    ... )
+    >>> report.curve, report.summary
+    ([0.5], '1 step on 14 examples in 3 s')
+    """
 
     recipe: str
     base_model: str
@@ -36,6 +55,8 @@ class TrainingReport:
     best_step: int | None = None
     """The step of the checkpoints with ``keep_best``; None: the last one."""
     stopped_early: bool = False
+    resumed_after: int = 0
+    """The steps before the run was resumed, which ``seconds`` does not include."""
 
     @property
     def curve(self) -> list[float]:
@@ -62,7 +83,8 @@ class TrainingReport:
     @property
     def summary(self) -> str:
         """The number of steps and examples, and the time."""
-        done = f"{_count(len(self.curve), 'step')} on {_count(self.num_examples, 'example')} in {self.seconds:.0f} s"
+        part = f", those after step {self.resumed_after}" if self.resumed_after else ""
+        done = f"{_count(len(self.curve), 'step')} on {_count(self.num_examples, 'example')}{part} in {self.seconds:.0f} s"
         return done + (", stopped early" if self.stopped_early else "")
 
     @property
@@ -87,7 +109,7 @@ class TrainingReport:
         lines += [
             "",
             *(
-                [f"The checkpoints are those after step {self.best_step}, the best evaluation."]
+                [f"The checkpoints are those after step {self.best_step}, the best evaluation of a step."]
                 if self.best_step
                 else []
             ),
@@ -109,7 +131,12 @@ class TrainingReport:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the report as plain values, for JSON."""
+        """Returns the report as plain values, for JSON.
+
+        Example::
+
+            print(json.dumps(report.as_json()))
+        """
         return {
             "recipe": self.recipe,
             "base_model": self.base_model,
@@ -117,6 +144,7 @@ class TrainingReport:
             "num_held_out": self.num_held_out,
             "best_step": self.best_step,
             "stopped_early": self.stopped_early,
+            "resumed_after": self.resumed_after,
             "num_steps": len(self.curve),
             "seconds": round(self.seconds, 3),
             "headline": self.headline,
@@ -130,7 +158,11 @@ class TrainingReport:
 
     @classmethod
     def read(cls, directory: Path) -> TrainingReport | None:
-        """Reads the report of a complete run; returns None if there is none."""
+        """Reads the report of the complete run in ``directory``; returns None if there is none.
+
+        >>> TrainingReport.read(Path("no-such-run")) is None
+        True
+        """
         try:
             kept = json.loads((directory / "report.json").read_text(encoding="utf-8"))
             named = {
@@ -143,7 +175,12 @@ class TrainingReport:
         return cls(**named, output=directory)
 
     def write(self) -> None:
-        """Writes ``report.txt`` and ``report.json``, and ``curve.png`` if matplotlib is installed."""
+        """Writes ``report.txt`` and ``report.json`` to ``output``, and ``curve.png`` if matplotlib is installed.
+
+        Example::
+
+            report.write()
+        """
         (self.output / "report.txt").write_text(self.text + "\n", encoding="utf-8")
         content = json.dumps(self.as_json(), indent=2, ensure_ascii=False)
         (self.output / "report.json").write_text(content + "\n", encoding="utf-8")

@@ -149,7 +149,14 @@ def _call_by_name(function: Callable[..., Any], place: str) -> Reward:
     def reward(prompt: str, completion: str, example: Mapping[str, Any]) -> float:
         given = {"prompt": prompt, "completion": completion, "example": example}
         try:
-            value = float(function(**{name: given[name] for name in wanted}))
+            returned = function(**{name: given[name] for name in wanted})
+            if returned is None:
+                raise ConfigError(
+                    f"the reward {place} returned None for {completion[:60]!r}; it must return a number on every path"
+                )
+            value = float(returned)
+        except ConfigError:
+            raise
         except Exception as error:  # user code may raise anything
             raise ConfigError(
                 f"the reward {place} failed on {completion[:60]!r}: {type(error).__name__}: {error}"

@@ -7,6 +7,7 @@ import json
 import os
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,12 @@ class RunDirectory:
                 f"{run_directory.directory} cannot be written ({error.strerror or error}); choose another --output"
             ) from error
         return run_directory
+
+    def discard(self) -> None:
+        """Deletes what :meth:`new` has written, so that the name can be used again."""
+        (self.directory / CONFIG).unlink(missing_ok=True)
+        with suppress(OSError):  # other files are in it
+            self.directory.rmdir()
 
     @classmethod
     def open(cls, directory: Path) -> tuple[RunDirectory, StoredRun]:

@@ -15,6 +15,7 @@ __all__ = ["DpoSettings", "GrpoSettings", "Schedule", "Settings", "SftSettings",
 
 Schedule = Literal["constant", "linear", "cosine"]
 TooLong = Literal["error", "skip", "cut"]
+TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 PATHS = frozenset({"data", "output", "eval_data"})
 
 
@@ -67,6 +68,8 @@ class Settings:
     sample_prompts: tuple[str, ...] = ()
     """Prompts sampled before and after; empty: the first ones of the data."""
     sample_tokens: int = 64
+    track: tuple[str, ...] = ()
+    """Experiment trackers that also get the metrics: ``tensorboard``, ``wandb``, ``trackio``, ``mlflow``."""
     report: bool = False
     """Whether the report is also written as ``report.html``: one file with curves and samples, to mail."""
 
@@ -93,6 +96,9 @@ class Settings:
             raise ConfigError(
                 "--ttl (ttl_seconds=) is for intermediate checkpoints; save some with --save-every (save_every=)"
             )
+        for name in self.track:
+            if name not in TRACKERS:
+                raise ConfigError(f"track has {name!r}; the trackers are {', '.join(TRACKERS)}")
         if not 0 <= self.eval_fraction < 1:
             raise ConfigError(f"eval_fraction must be at least 0 and below 1, got {self.eval_fraction}")
 

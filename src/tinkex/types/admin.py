@@ -83,6 +83,8 @@ class StorageBillingEvent(TaggedValue, frozen=True, kw_only=True, tag_field="typ
 
     type: ClassVar[Literal["storage"]] = "storage"
     gigabyte_hours: float
+    free: bool | None = False
+    """Whether it costs nothing; False where the server does not say. Servers leave out None, for old clients."""
 
 
 BillingEventInfo: TypeAlias = (

@@ -23,6 +23,7 @@ __all__ = [
     "LoadWeightsRequest",
     "LoadWeightsResponse",
     "ParsedCheckpointTinkerPath",
+    "SamplingClientKind",
     "SaveWeightsExternalRequest",
     "SaveWeightsExternalResponse",
     "SaveWeightsExternalResponseInternal",
@@ -36,6 +37,13 @@ __all__ = [
 ]
 
 CheckpointType = Literal["training", "sampler", "external"]
+
+SamplingClientKind = Literal["snapshot", "inflight"]
+"""Which weights an unnamed save for sampling publishes.
+
+``snapshot``: fixed ones. ``inflight``: those that all inflight sampling clients of one run share. Every inflight save replaces them, for
+clients that exist as well as for new ones; a sample uses the newest ones there are when it starts.
+"""
 
 CONSOLE = "https://tinker.thinkingmachines.ai"
 """The web pages of the hosted service."""
@@ -115,6 +123,8 @@ class SaveWeightsForSamplerRequest(Options, frozen=True, kw_only=True):
     model_id: str
     path: str | None = None
     sampling_session_seq_id: int | None = None
+    kind: SamplingClientKind | None = None
+    """None is a snapshot, too; it is not sent, for servers of before 0.38."""
     seq_id: int | None = None
     ttl_seconds: int | None = None
     user_metadata: dict[str, Any] | None = None

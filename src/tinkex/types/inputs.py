@@ -419,7 +419,9 @@ def _chunk(chunk: ModelInputChunk | Mapping[str, Any]) -> ModelInputChunk:
     return kind.model_validate(chunk)
 
 
-def _tensor(key: str, value: Any) -> TensorData:
+def _tensor(key: Any, value: Any) -> TensorData:
+    if not isinstance(key, str):
+        raise TypeError(f"the names in loss_fn_inputs are strings, got {key!r}")
     if isinstance(value, TensorData):
         return value
     if isinstance(value, np.ndarray):

@@ -81,5 +81,5 @@ class ForwardBackwardOutput:
         return show_fields(self, ("loss_fn_output_type", "loss_fn_outputs", "metrics"))
 
     def _repr_html_(self) -> str:
-        title = f"ForwardBackwardOutput of {len(self.loss_fn_outputs)} datums"
+        title = f"ForwardBackwardOutput of {len(self.loss_fn_outputs)} datum{'' if len(self.loss_fn_outputs) == 1 else 's'}"
         return html_table(title, ("metric", "value"), list(self.metrics.items()))

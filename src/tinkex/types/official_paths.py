@@ -80,6 +80,7 @@ PATHS = frozenset(
         "sample_request",
         "sample_response",
         "sampled_sequence",
+        "sampling_client_kind",
         "sampling_params",
         "save_weights_external_request",
         "save_weights_external_response",

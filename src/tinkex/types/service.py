@@ -57,6 +57,8 @@ class ClientConfigResponse(Value, frozen=True, kw_only=True):
     sample_join_sampling_session: bool = False
     sampling_extensions: list[str] | None = None
     """The fields of our extension of ``SamplingParams`` that the server reads; others are not sent to it."""
+    training_extensions: list[str] | None = None
+    """What the server stores of training loops: ``metrics``, ``rollouts``; others are not sent to it."""
 
 
 class ClientDynamicConfigResponse(Value, frozen=True, kw_only=True):

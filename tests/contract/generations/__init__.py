@@ -1,1 +1,1 @@
-"""Twenty programs, each written for 0.36 and for 0.39 of the official SDK; both find the same."""
+"""Twenty programs, each written for 0.36 and for 0.38 and later of the official SDK; both find the same."""

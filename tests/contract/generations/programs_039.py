@@ -1,4 +1,7 @@
-"""The programs in the style of 0.39: every method returns an ``APIFuture``, which is awaited once or has ``result()``."""
+"""The programs in the style of 0.38 and 0.39: a call of the server returns an ``APIFuture``, which is awaited once or has ``result()``.
+
+What a client has since it was created, such as ``get_info()``, is a plain value.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ async def two_runs(service: tinker.ServiceClient) -> Any:
         service.create_lora_training_client(BASE_MODEL, rank=2, seed=1),
     )
     assert first.model_id != second.model_id
-    return [(await client.get_info()).lora_rank for client in (first, second)]
+    return [client.get_info().lora_rank for client in (first, second)]
 
 
 def sampling(service: tinker.ServiceClient) -> Any:
@@ -128,11 +131,12 @@ async def saved_sampler(service: tinker.ServiceClient) -> Any:
 
 
 async def values(service: tinker.ServiceClient) -> Any:
-    models = [model.model_name for model in (await service.get_server_capabilities()).supported_models]
+    capabilities = await service.create_rest_client().get_server_capabilities()
+    models = [model.model_name for model in capabilities.supported_models]
     client = await service.create_lora_training_client(BASE_MODEL, rank=4, seed=1)
-    info = await client.get_info()
+    info = client.get_info()
     sampler = await client.save_weights_and_get_sampling_client()
-    name = await sampler.get_base_model()
+    name = sampler.get_base_model()
     return BASE_MODEL in models, info.lora_rank, info.model_data.model_name, name.upper()
 
 
@@ -148,13 +152,13 @@ async def managed(service: tinker.ServiceClient) -> Any:
 
 async def rejected(service: tinker.ServiceClient) -> Any:
     names = []
-    for creating in (
-        service.create_lora_training_client("no/such-model"),
-        service.create_training_client_from_state("tinker://nobody/weights/none"),
-        service.create_sampling_client(),
+    for create in (
+        lambda: service.create_lora_training_client("no/such-model"),
+        lambda: service.create_training_client_from_state("tinker://nobody/weights/none"),
+        service.create_sampling_client,
     ):
         try:
-            await creating  # type: ignore[misc]
+            await create()
         except (tinker.APIError, ValueError) as error:
             names.append(type(error).__name__)
     return names
@@ -168,7 +172,7 @@ async def supervised_async(service: tinker.ServiceClient) -> Any:
         optim = client.optim_step(ADAM)
         losses.append(loss_of(await backward))
         await optim
-    return losses, (await client.get_info()).lora_rank
+    return losses, client.get_info().lora_rank
 
 
 async def rollouts(service: tinker.ServiceClient) -> Any:

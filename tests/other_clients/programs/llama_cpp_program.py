@@ -16,7 +16,9 @@ def server(model: str) -> Any:
     params = xllamacpp.CommonParams()
     params.model.path = model
     params.n_ctx, params.n_parallel, params.n_gpu_layers = 256, 1, 0
-    params.cpuparams.n_threads = 2
+    params.cpuparams.n_threads = (
+        1  # several wait for each other by spinning, which takes minutes on busy cores
+    )
     params.warmup = False
     params.verbosity = -1
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32

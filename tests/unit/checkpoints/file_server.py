@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.http_server import Handler, listening
 
 
 @dataclass
@@ -32,8 +32,8 @@ class Served:
 def file_server(content: bytes) -> Iterator[Served]:
     served = Served(content)
 
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *arguments: object) -> None: ...
+    class FileHandler(Handler):
+        protocol_version = "HTTP/1.0"  # the end of an answer is the end of its connection
 
         def do_GET(self) -> None:
             served.asked.append(self.headers.get("Range"))
@@ -73,12 +73,6 @@ def file_server(content: bytes) -> Iterator[Served]:
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        served.url = f"http://127.0.0.1:{server.server_port}/file"
-        try:
-            yield served
-        finally:
-            server.shutdown()
-            thread.join()
+    with listening(FileHandler) as url:
+        served.url = f"{url}/file"
+        yield served

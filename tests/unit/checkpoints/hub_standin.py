@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.http_server import Handler, listening
 
 
 @dataclass
@@ -29,11 +29,7 @@ class Hub:
 def hub() -> Iterator[Hub]:
     there = Hub()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *arguments: object) -> None: ...
-
+    class HubHandler(Handler):
         def _answer(self, status: int, value: Any = None, **headers: str) -> None:
             body = b"" if value is None else value if isinstance(value, bytes) else json.dumps(value).encode()
             self.send_response(status)
@@ -157,12 +153,5 @@ def hub() -> Iterator[Hub]:
             url = f"{there.url}/{repo}/commit/{'0' * 40}"
             self._answer(200, {"success": True, "commitOid": "0" * 40, "commitUrl": url, **pull})
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        there.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield there
-        finally:
-            server.shutdown()
-            thread.join()
+    with listening(HubHandler) as there.url:
+        yield there

@@ -107,6 +107,41 @@ async def test_the_queue_state_of_the_oldest_sample_is_polled_while_nothing_fini
     assert set(asked) == {"first"}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        {"completions": [], "cursor": 0},
+        {"completions": [{"state": "finished", "request_id": "of another sample"}], "cursor": 0},
+    ],
+)
+async def test_polls_that_a_server_answers_immediately_back_off(quiet: dict[str, Any]) -> None:
+    """A server that never holds a poll is not polled as fast as it answers."""
+    pauses: list[float] = []
+    last = time.monotonic()
+
+    async def answer(request: Request) -> Reply:
+        nonlocal last
+        now = time.monotonic()
+        pauses.append(now - last)
+        last = now
+        if len(pauses) <= 4:
+            return reply(quiet)
+        return reply({"completions": [{"state": "finished", "request_id": "mine"}], "cursor": 1})
+
+    async def ask(request_id: str) -> None:
+        raise AssertionError
+
+    target = types.SamplingSessionFuturesTarget(sampling_session_id="s", cloned_sampler_id=0)
+    config = Config(base_url="http://mock", api_key="tml-x", poll_backoff=(0.02, 0.04))
+    completions = Completions(Caller(MockTransport(answer), config), lambda: target, ask)
+    assert await completions.wait("mine") == 0
+    paused = pauses[2:5] if quiet["completions"] else pauses[1:5]  # the first time it is news
+    assert len(paused) >= 3
+    assert all(pause >= 0.019 for pause in paused)
+    assert max(paused) >= 0.039
+
+
 def test_a_polled_queue_state_reaches_the_observer_of_the_client() -> None:
     received: list[tuple[str, str | None]] = []
     paused = reply({"type": "try_again", "queue_state": "paused_capacity", "queue_state_reason": "full"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from tests.scripted import ScriptedServer, over_http
 from tinkex import Config, SamplingClient, ServiceClient, types
 from tinkex._runtime import background
 from tinkex._transport.caller import Caller
+from tinkex._transport.http import HttpTransport
 from tinkex._transport.shared import SharedHttp
 from tinkex.clients.session import Session
 from tinkex.errors import LoopStoppedError, TinkexError
@@ -330,6 +332,24 @@ def test_an_awaited_call_fails_when_the_loop_stops(holding: ScriptedServer) -> N
     with client(holding) as sampler:
         asyncio.run(main(sampler))
         holding.answers.clear()
+
+
+def test_streams_are_disconnected_when_the_loop_stops() -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(30)
+        transport = HttpTransport(
+            Config(api_key="tml-test", base_url=f"http://127.0.0.1:{listening.getsockname()[1]}")
+        )
+        opening = background().submit(transport.stream(Request("GET", "/api/v1/healthz", timeout=30.0)))
+        with listening.accept()[0] as accepted:
+            accepted.settimeout(30)
+            assert accepted.recv(65536).startswith(b"GET /api/v1/healthz")
+            accepted.sendall(head)
+            stream = opening.result(timeout=30)
+            stop_by_a_callback()
+            assert accepted.recv(65536) == b""
+        assert stream.status == 200
 
 
 def test_a_blocking_call_fails_when_the_loop_stops() -> None:

@@ -105,7 +105,7 @@ def test_the_progress_timeout_can_be_switched_off(config: RetryConfig, offer: di
         nonlocal polls
         polls += 1
         await asyncio.sleep(0.05)
-        return PAUSED if polls < 5 else server.results[value.request_id]
+        return PAUSED if polls < 3 else server.results[value.request_id]
 
     with connected(retrieve_future=poll, client_config=lambda *_: reply(offer)) as (server, service):
         sampler = service.create_sampling_client(base_model="toy", retry_config=config)

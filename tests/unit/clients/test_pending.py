@@ -8,6 +8,7 @@ import copy
 import inspect
 import json
 import pickle
+import re
 import threading
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
@@ -18,7 +19,17 @@ from typing import Any
 import pytest
 
 from tests.scripted import ScriptedServer, over_http
-from tinkex import AdamParams, APIFuture, RestClient, SamplingClient, ServiceClient, TrainingClient, types
+from tinkex import (
+    AdamParams,
+    APIFuture,
+    BackcompatSamplingClientFuture,
+    BackcompatTrainingClientFuture,
+    RestClient,
+    SamplingClient,
+    ServiceClient,
+    TrainingClient,
+    types,
+)
 from tinkex.config import Config
 from tinkex.errors import BadRequestError, NotFoundError, SetupError
 from tinkex.testing import Reply, Request, reply
@@ -365,6 +376,17 @@ async def test_a_pending_sampling_client_is_pickled_as_the_plain_class() -> None
             assert (await other.sample(PROMPT, 1, PARAMS)).sequences
 
 
+def test_the_futures_of_clients_have_the_classes_of_038() -> None:
+    with service_on(ScriptedServer()) as service:
+        training = service.create_lora_training_client("toy")
+        sampler = training.save_weights_and_get_sampling_client()
+        assert isinstance(training, BackcompatTrainingClientFuture)
+        assert isinstance(training, TrainingClient)
+        assert isinstance(sampler, BackcompatSamplingClientFuture)
+        assert not isinstance(sampler, BackcompatTrainingClientFuture)
+        assert not isinstance(training.result(), BackcompatTrainingClientFuture)
+
+
 # ---- values ----
 
 
@@ -392,6 +414,45 @@ def test_values_are_used_directly_or_by_their_result() -> None:
         assert name.future().result() == asyncio.run(name.coroutine()) == "toy"
 
 
+async def created_off_the_loop(create: Callable[..., Any], *arguments: Any) -> Any:
+    """A client that does not have its values yet, because it was created where no event loop runs."""
+    return (await asyncio.to_thread(create, *arguments)).result()
+
+
+async def test_a_client_that_was_created_on_an_event_loop_has_its_values() -> None:
+    server = ScriptedServer()
+    async with service_on(server) as service:
+        training = await service.create_lora_training_client("toy")
+        samplers = [
+            await service.create_sampling_client(base_model="toy"),
+            await training.save_weights_and_get_sampling_client(),
+        ]
+        values = [each for each in server.names() if each in {"get_info", "get_sampler"}]
+        assert values == ["get_info", "get_sampler", "get_sampler"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for client in (training, training):
+                assert client.get_info().lora_rank == 8
+            for sampler in samplers:
+                assert re.fullmatch("toy", sampler.get_base_model())
+        assert [each for each in server.names() if each in {"get_info", "get_sampler"}] == values
+
+
+async def test_a_client_whose_values_cannot_be_read_is_usable() -> None:
+    server = ScriptedServer(
+        get_info=lambda value, request: reply({"detail": "no such call"}, status=404),
+        get_sampler=lambda value, request: reply({"detail": "no such call"}, status=404),
+    )
+    async with service_on(server) as service:
+        training = await service.create_lora_training_client("toy")
+        await training.optim_step(AdamParams())
+        sampler = await training.save_weights_and_get_sampling_client()
+        assert (await sampler.sample(PROMPT, 1, PARAMS)).sequences
+        for value in (training.get_info, sampler.get_base_model):
+            with pytest.raises(NotFoundError, match="no such call"):
+                await value()
+
+
 async def test_awaiting_a_value_does_not_block_the_event_loop() -> None:
     server = ScriptedServer()
     gates = []
@@ -399,8 +460,8 @@ async def test_awaiting_a_value_does_not_block_the_event_loop() -> None:
         gates.append(Gate(getattr(server, f"on_{endpoint}")))
         server.answers[endpoint] = gates[-1]
     async with service_on(server) as service:
-        training = await service.create_lora_training_client("toy")
-        sampler = await service.create_sampling_client(base_model="toy")
+        training = await created_off_the_loop(service.create_lora_training_client, "toy")
+        sampler = await created_off_the_loop(service.create_sampling_client, None, "toy")
         values = asyncio.gather(
             training.get_info(), sampler.get_base_model(), service.get_server_capabilities()
         )
@@ -430,7 +491,7 @@ async def test_a_result_can_be_gathered_again_and_is_found_in_a_dictionary_befor
 async def test_using_a_value_before_it_was_awaited_blocks_with_one_warning() -> None:
     server, gate = gated("get_info")
     async with service_on(server) as service:
-        training = await service.create_lora_training_client("toy")
+        training = await created_off_the_loop(service.create_lora_training_client, "toy")
         with opened_by_a_warning(gate) as caught:
             info = training.get_info()
             assert info.model_data.model_name == "toy"
@@ -441,7 +502,7 @@ async def test_using_a_value_before_it_was_awaited_blocks_with_one_warning() -> 
 async def test_a_string_before_it_was_awaited_has_the_methods_of_a_string() -> None:
     server, gate = gated("get_sampler")
     async with service_on(server) as service:
-        sampler = await service.create_sampling_client(base_model="toy")
+        sampler = await created_off_the_loop(service.create_sampling_client, None, "toy")
         with opened_by_a_warning(gate) as caught:
             name = sampler.get_base_model()
             assert isinstance(name, str)
@@ -497,7 +558,7 @@ def test_the_holder_is_closed_without_arguments_and_can_be_assigned() -> None:
 # ---- deprecations ----
 
 
-def test_async_names_warn_at_the_users_line_if_the_settings_ask_for_it() -> None:
+def test_deprecated_names_warn_at_the_users_line_if_the_settings_ask_for_it() -> None:
     config = Config(base_url="http://host", api_key="tml-test", deprecation_warnings=True)
     lines: list[int] = []
 
@@ -517,11 +578,14 @@ def test_async_names_warn_at_the_users_line_if_the_settings_ask_for_it() -> None
             next_line()
             task = asyncio.create_task(sampler.get_base_model_async())
             await task
+            next_line()
             rest = await service.create_rest_client()
             next_line()
             await rest.get_sampler_async("s")
             next_line()
             await training.unload_async()
+            next_line()
+            await service.get_server_capabilities()
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -529,6 +593,7 @@ def test_async_names_warn_at_the_users_line_if_the_settings_ask_for_it() -> None
     assert [(each.filename, each.lineno) for each in caught] == [(__file__, line) for line in lines]
     assert {each.category for each in caught} == {DeprecationWarning}
     assert "TrainingClient.optim_step_async is deprecated; await optim_step(…)" in str(caught[1].message)
+    assert "is deprecated; use RestClient().get_server_capabilities()" in str(caught[-1].message)
 
 
 def test_async_names_warn_at_the_users_line_in_tasks_of_any_thread() -> None:

@@ -75,7 +75,11 @@ def test_only_paths_of_this_server_are_called(path: str) -> None:
     [
         ({"query": {"": 1}}, "query"),
         ({"query": {"a": object()}}, "query"),
-        ({"querry": {"a": 1}}, "querry"),
+        (
+            {"querry": {"a": 1}},
+            r"no option 'querry'; did you mean 'query'\?; available: query, headers, timeout",
+        ),
+        ({"raw": True}, "no option 'raw'; available: query"),
         ({"timeout": -1}, "timeout"),
         ({"timeout": "soon"}, "seconds"),
         ({"max_retries": -1}, "max_retries"),

@@ -60,6 +60,11 @@ def test_one_chunk_keeps_every_metric_as_it_is(name: str) -> None:
     assert combine_metrics([{name: 5.0}], [3]) == {name: 5.0}
 
 
+@pytest.mark.parametrize("name", ["kl:mean", "x:median", "plain"])
+def test_the_mean_of_one_chunk_is_exact(name: str) -> None:
+    assert combine_metrics([{name: 0.8}], [3]) == {name: 0.8}, "0.8 * 3 / 3 is another number"
+
+
 @given(
     st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(1, 20)), min_size=1, max_size=8),
     st.integers(1, 7),

@@ -249,7 +249,7 @@ def test_a_lifetime_that_is_not_positive_is_rejected_and_nothing_is_sent(seconds
     assert transport.requests == []
 
 
-def test_a_time_to_live_of_none_is_said() -> None:
+def test_a_time_to_live_of_none_is_sent() -> None:
     transport = MockTransport(lambda _: reply(None))
     RestClient(transport=transport).set_checkpoint_ttl_from_tinker_path(PATH, None).result(timeout=10)
     assert json.loads(transport.requests[0].body) == {"ttl_seconds": None}
@@ -391,7 +391,7 @@ def test_a_plain_key_is_exchanged_if_the_server_issues_tokens() -> None:
         plain.whoami().result(timeout=10)
 
 
-def test_calls_to_a_server_that_wants_tokens_carry_one() -> None:
+def test_calls_to_a_server_that_requires_tokens_carry_one() -> None:
     jwt = token({"sub": "tml:user:1", "org_id": "7", "exp": "99999999999"})
 
     def serve(request: Any) -> Any:

@@ -90,7 +90,7 @@ def test_a_proxy_s_password_and_headers_are_not_shown() -> None:
     assert "proxy:3128" in repr(config)
 
 
-def test_headers_are_dumped_only_where_that_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_headers_are_dumped_only_where_enabled(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     for dump in (False, True):
         caplog.clear()

@@ -14,7 +14,7 @@ def test_home_comes_from_the_environment_or_the_home_directory() -> None:
     assert tinkex_home({}) == Path.home() / ".tinkex"
 
 
-def test_data_lives_below_home_unless_said_otherwise(tmp_path: Path) -> None:
+def test_data_is_below_home_by_default(tmp_path: Path) -> None:
     assert EngineConfig(home=tmp_path).engine_dir == tmp_path / "engine"
     assert EngineConfig(home=tmp_path, data_dir=tmp_path / "d").engine_dir == tmp_path / "d"
     assert EngineConfig(home=tmp_path).models_home == tmp_path / "models"

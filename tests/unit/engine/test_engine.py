@@ -347,7 +347,7 @@ def test_saving_and_loading_gives_the_same_next_loss(ada: Caller) -> None:
             assert mine.metrics["loss:sum"] == pytest.approx(theirs.metrics["loss:sum"], rel=1e-6)
 
 
-def test_a_checkpoint_is_replaced_only_when_asked(ada: Caller) -> None:
+def test_a_checkpoint_is_replaced_only_with_overwrite(ada: Caller) -> None:
     run = ada.create()
     ada.run(SaveWeightsRequest(model_id=run, seq_id=1, path="same"))
     with pytest.raises(InvalidInput, match="overwrite=True"):
@@ -654,7 +654,8 @@ def test_waiting_ends_when_the_engine_closes(tiny_model: Path, tmp_path: Path) -
 
     async def wait() -> Outcome | None:
         task = asyncio.ensure_future(engine.wait(OWNER, request_id, 60.0))
-        await asyncio.sleep(0.05)
+        while not engine.stats().polls:  # noqa: ASYNC110 -- set by another task of this loop
+            await asyncio.sleep(0)
         engine.end_waits()
         return await task
 

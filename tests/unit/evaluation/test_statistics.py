@@ -25,6 +25,7 @@ def test_the_bounds_of_wilson_are_the_shares_that_a_score_test_just_accepts(
             assert abs(share - bound) == pytest.approx(Z_95 * error, rel=1e-6, abs=1e-8)
 
 
+@pytest.mark.slow
 def test_intervals_contain_the_true_mean_about_as_often_as_they_say() -> None:
     rng = np.random.default_rng(1)
     inside = {"wilson": 0, "bootstrap": 0}

@@ -243,7 +243,7 @@ def test_reading_and_managing_is_traced_by_the_names_users_know(traces: Traces) 
     assert "hidden-canary" not in traces.text()
 
 
-def test_a_sample_says_how_it_was_asked_for_and_what_came(traces: Traces) -> None:
+def test_the_span_of_a_sample_has_its_parameters_and_results(traces: Traces) -> None:
     sampler = sampler_of(ScriptedServer())
     sampler.sample(PROMPT, 2, PARAMS).result()
     assert facts(traces.one("tinkex.sample")) == {
@@ -670,7 +670,7 @@ def test_a_stream_is_read_by_tasks_of_an_event_loop_too(traces: Traces) -> None:
     assert traces.one("tinkex.sample_stream").status.status_code is StatusCode.UNSET
 
 
-def test_a_server_without_streaming_is_asked_within_the_same_operation(traces: Traces) -> None:
+def test_a_server_without_streaming_gets_the_sample_request_within_the_same_operation(traces: Traces) -> None:
     server = ScriptedServer(stream_sample=lambda value, request: reply({"detail": "unknown"}, 404))
     list(sampler_of(server).sample_stream(PROMPT, 1, PARAMS))
     span = traces.one("tinkex.sample_stream")

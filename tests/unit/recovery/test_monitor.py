@@ -210,9 +210,7 @@ def test_a_chooser_that_raises_ends_the_watch_in_words(server: Runs, service: Se
         assert monitor.watched == ()
 
 
-def test_a_restart_that_somebody_gave_up_is_begun_again_at_the_next_round(
-    server: Runs, service: ServiceClient
-) -> None:
+def test_a_cancelled_restart_begins_again_at_the_next_round(server: Runs, service: ServiceClient) -> None:
     server.save("old", "1")
     server.corrupted.add("old")
     choosing, may_choose = threading.Event(), threading.Event()

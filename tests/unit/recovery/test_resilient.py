@@ -92,7 +92,7 @@ def test_checkpoints_are_saved_by_time(engine: LocalEngine, real: ServiceClient)
 
 
 @pytest.mark.slow
-def test_old_checkpoints_are_deleted_where_asked(engine: LocalEngine, real: ServiceClient) -> None:
+def test_old_checkpoints_are_deleted_where_configured(engine: LocalEngine, real: ServiceClient) -> None:
     options: dict[str, Any] = {"base_model": engine.base_model, "rank": 2, "checkpoint_every": 1, "keep": 2}
     loop = tinkex.resilient_training(real, batch, steps=4, name="kept", **options)
     loop.run(train)
@@ -257,7 +257,7 @@ async def test_a_program_may_say_that_it_is_enough(engine: LocalEngine, real: Se
 BAD = types.Datum(types.ModelInput.from_ints([5, 6]), {"target_tokens": [6, 10**6]})
 
 
-def test_a_rejected_batch_that_nobody_looked_at_is_raised_before_a_checkpoint_counts_it(
+def test_a_rejected_batch_is_raised_before_a_checkpoint_counts_it(
     engine: LocalEngine, real: ServiceClient
 ) -> None:
     loop = tinkex.resilient_training(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from tests.http_server import Handler, listening
 
 MAIN = "0123456789abcdef0123456789abcdef01234567"
 
@@ -45,9 +45,7 @@ class Hub:
 def hub_of(repositories: Mapping[tuple[str, str], Path], token: str | None = None) -> Iterator[Hub]:
     hub = Hub(repositories, token)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class HubHandler(Handler):
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             hub.asked.append(f"{self.command} {path}")
@@ -60,18 +58,7 @@ def hub_of(repositories: Mapping[tuple[str, str], Path], token: str | None = Non
             if self.command == "GET":
                 self.wfile.write(body)
 
-        do_HEAD = do_GET  # noqa: N815 - named by the standard library
+        do_HEAD = do_GET
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
+    with listening(HubHandler) as hub.url:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -75,7 +75,9 @@ def test_a_server_of_one_s_own_gives_its_files_once(home: Path, tiny_model: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_transformers", [True, False])
-def test_a_name_nobody_has_a_tokenizer_for_says_what_to_do(tmp_path: Path, has_transformers: bool) -> None:
+def test_the_error_for_a_name_without_a_tokenizer_says_what_to_do(
+    tmp_path: Path, has_transformers: bool
+) -> None:
     program = f"""
     import sys
     if not {has_transformers}:
@@ -163,7 +165,7 @@ def test_a_process_that_loads_many_tokenizers_keeps_the_newest(tiny_model: Path,
 
 
 @pytest.mark.slow
-def test_light_tokenizers_can_be_asked_for(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_light_tokenizers_can_be_requested(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKEX_TOKENIZERS", raising=False)
     prefer_light(light=False)
     usual = tokenizer_from_directory(tiny_model)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.http_server import Handler, listening
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 REPO = r"([\w.-]+/[\w.-]+)"
@@ -21,15 +21,11 @@ REPO = r"([\w.-]+/[\w.-]+)"
 def dataset_hub(datasets: Mapping[str, Path], token: str | None = None) -> Iterator[str]:
     """Serves directories as datasets of one revision; yields the URL. With a token, others get no dataset."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *arguments: object) -> None: ...
-
+    class DatasetHandler(Handler):
         def do_GET(self) -> None:
             self._reply(unquote(urlsplit(self.path).path), {})
 
-        do_HEAD = do_GET  # noqa: N815 -- named by http.server
+        do_HEAD = do_GET
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
@@ -85,14 +81,8 @@ def dataset_hub(datasets: Mapping[str, Path], token: str | None = None) -> Itera
             if self.command != "HEAD":
                 self.wfile.write(body)
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with listening(DatasetHandler) as url:
+        yield url
 
 
 def _entries(folder: Path, under: str) -> list[dict[str, Any]]:

@@ -106,8 +106,18 @@ def test_a_line_that_cannot_be_used_is_named(
 
 def test_many_bad_lines_are_counted_and_the_first_shown(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="9 invalid lines") as raised:
-        read_prompts(lines(tmp_path / "a.jsonl", *["{"] * 9))
-    assert "and 4 more" in str(raised.value)
+        read_prompts(lines(tmp_path / "a.jsonl", *[{name: 1} for name in "abcdefghi"]))
+    assert str(raised.value).count("the columns are not recognised") == 5
+    assert str(raised.value).endswith("\n… and 4 more")
+
+
+def test_a_problem_of_many_lines_is_shown_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="21 invalid lines") as raised:
+        read_prompts(lines(tmp_path / "a.jsonl", *[{"x": 1}] * 20, {"prompt": 3}))
+    problems = str(raised.value).splitlines()[1:]
+    assert len(problems) == 2
+    assert ":1 and 19 more lines: the columns are not recognised" in problems[0]
+    assert ":21: " in problems[1]
 
 
 def test_missing_empty_and_binary_files_are_named(tmp_path: Path) -> None:

@@ -172,6 +172,7 @@ def _listening(serve: Serve, files: Certificates | None) -> Iterator[int]:
         await stop.wait()
         stopping.set()
         server.close()
+        await server.wait_closed()
         for task in (open_ones := list(tasks)):
             task.cancel()
         await asyncio.gather(*open_ones, return_exceptions=True)

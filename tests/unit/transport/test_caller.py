@@ -108,7 +108,7 @@ async def test_a_reply_that_does_not_follow_the_protocol_is_named(body: bytes) -
     assert len(transport.requests) == 1
 
 
-async def test_statuses_become_typed_errors_that_know_their_request() -> None:
+async def test_statuses_become_typed_errors_with_their_request() -> None:
     transport = MockTransport(lambda _: reply({"detail": "who are you?"}, status=401))
     with pytest.raises(AuthenticationError, match="who are you") as caught:
         await caller(transport).call(endpoint("get_session"), path={"session_id": "s:1"})
@@ -200,14 +200,17 @@ async def test_a_single_attempt_returns_whatever_came() -> None:
 
 
 async def test_calls_in_flight_raise_a_closed_error_when_the_client_is_closed() -> None:
+    sent = asyncio.Event()
+
     async def never(_: Request) -> Reply:
+        sent.set()
         await asyncio.Event().wait()
         raise AssertionError
 
     transport = MockTransport(never)
     client = caller(transport)
     call = asyncio.ensure_future(client.call(endpoint("healthz")))
-    await asyncio.sleep(0.01)
+    await sent.wait()
     await client.close()
     with pytest.raises(ClosedError, match="healthz"):
         await call
@@ -218,12 +221,15 @@ async def test_calls_in_flight_raise_a_closed_error_when_the_client_is_closed() 
 
 
 async def test_cancelling_a_call_is_a_cancellation() -> None:
+    sent = asyncio.Event()
+
     async def never(_: Request) -> Reply:
+        sent.set()
         await asyncio.Event().wait()
         raise AssertionError
 
     call = asyncio.ensure_future(caller(MockTransport(never)).call(endpoint("healthz")))
-    await asyncio.sleep(0.01)
+    await sent.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call

@@ -172,7 +172,9 @@ async def test_a_connection_the_server_closed_meanwhile_is_not_used_again(tls: s
         plain = transport_to(server.url)
         for _ in range(3):
             assert (await plain.send(Request("POST", "/x"))).status == 200
-            await asyncio.sleep(0.02)
+            while server.tasks:  # noqa: ASYNC110 -- ends when the server has closed the connection
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.02)  # until the client receives that
         await plain.close()
     assert server.connections == 3
 

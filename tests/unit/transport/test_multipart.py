@@ -611,6 +611,6 @@ def test_nested_fields_have_names_with_brackets(
     assert form_fields(fields) == expected
 
 
-def test_a_field_that_is_not_plain_is_rejected_by_name() -> None:
+def test_the_error_for_a_field_that_is_not_plain_names_it() -> None:
     with pytest.raises(UploadError, match=r"'a\[b\]' is a bytes"):
         form_fields({"a": {"b": b"x"}})

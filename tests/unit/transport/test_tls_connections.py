@@ -152,7 +152,7 @@ async def test_a_new_connection_resumes_the_session_of_the_last_one(
     assert [each.session_reused for each in server.secured] == [False, True, True]
 
 
-async def test_a_server_that_does_not_speak_tls_is_named() -> None:
+async def test_the_error_for_a_server_without_tls_names_it() -> None:
     async def greets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)
         writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
@@ -263,7 +263,7 @@ async def proxied(
         (403, "status 403. Ask its operator to allow this host and port"),
     ],
 )
-async def test_a_proxy_that_refuses_the_tunnel_is_not_asked_again(status: int, words: str) -> None:
+async def test_a_proxy_that_rejects_the_tunnel_is_not_tried_again(status: int, words: str) -> None:
     async with proxied(says(status, b"no")) as (proxy, config):
         message = await rejected(config)
     assert f"the proxy refused CONNECT to server.example:8443 with {words}" in message
@@ -272,7 +272,7 @@ async def test_a_proxy_that_refuses_the_tunnel_is_not_asked_again(status: int, w
     assert "x-api-key" not in proxy.seen[0].headers
 
 
-async def test_a_proxy_that_cannot_reach_the_server_is_asked_again(files: Certificates) -> None:
+async def test_a_proxy_that_cannot_reach_the_server_is_tried_again(files: Certificates) -> None:
     with http_proxy(refusals=(502, 504)) as proxy:
         async with loopback(OK, tls=files.context()) as server:
             config = config_to(server.url, files.authority, proxy=proxy.url)

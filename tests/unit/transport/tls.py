@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import ipaddress
 import socket
@@ -157,24 +158,91 @@ def secure(scripted: ScriptedServer, files: Certificates) -> Iterator[SecureServ
         yield server
 
 
+class _TrackingLoop(asyncio.SelectorEventLoop):
+    """Remembers the connections that its servers accepted, so that all of them can be closed at the end.
+
+    Two of them would otherwise stay open: one whose task is cancelled before its first step, and one whose client
+    does not answer the end of TLS, because asyncio ignores ``abort`` after two calls of ``close``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._accepted: list[tuple[asyncio.Transport, socket.socket]] = []
+
+    async def create_server(self, protocol_factory: Any, *args: Any, **options: Any) -> Any:
+        def tracked() -> Any:
+            protocol = protocol_factory()
+            connection_made = protocol.connection_made
+
+            def remember(transport: asyncio.Transport) -> None:
+                self._accepted.append((transport, transport.get_extra_info("socket")))
+                connection_made(transport)
+
+            protocol.connection_made = remember
+            return protocol
+
+        return _Server(self, await super().create_server(tracked, *args, **options))
+
+    def disconnect(self) -> bool:
+        """Disconnects clients without waiting for them; returns whether all are gone."""
+        self._accepted = [(each, connected) for each, connected in self._accepted if connected.fileno() >= 0]
+        for transport, connected in self._accepted:
+            transport.abort()
+            with contextlib.suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)
+        return not self._accepted
+
+
+class _Server:
+    """Closes when nothing is being accepted any more: asyncio leaves a connection open that it accepts meanwhile."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, server: asyncio.Server) -> None:
+        self._loop, self._server = loop, server
+
+    def close(self) -> None:
+        for listening in self._server.sockets:
+            self._loop.remove_reader(listening.fileno())
+
+    async def wait_closed(self) -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self._server.close()
+        await self._server.wait_closed()
+
+
 @contextmanager
 def in_background(run: Callable[[asyncio.Event], Awaitable[None]]) -> Iterator[None]:
-    """Runs a server on an event loop of its own until the block ends."""
+    """Runs a server on an event loop of its own until the block ends; then its connections are closed."""
     started = threading.Event()
     handles: dict[str, Any] = {}
 
-    async def main() -> None:
-        handles["loop"], handles["stop"] = asyncio.get_running_loop(), asyncio.Event()
+    async def main(loop: _TrackingLoop) -> None:
+        handles["loop"], handles["stop"] = loop, (stop := asyncio.Event())
         started.set()
-        await run(handles["stop"])
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
+        serving = asyncio.ensure_future(run(stop))
+        stopping = asyncio.ensure_future(stop.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        while not serving.done():
+            loop.disconnect()
+            await asyncio.sleep(0.001)
+        while (others := asyncio.all_tasks() - {asyncio.current_task()}) or not loop.disconnect():
+            for task in others:
+                task.cancel()
+            await asyncio.sleep(0.001)
+        await serving
 
-    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
+    def serve_until_stopped() -> None:
+        with asyncio.Runner(loop_factory=_TrackingLoop) as runner:
+            loop = runner.get_loop()
+            assert isinstance(loop, _TrackingLoop)
+            runner.run(main(loop))
+
+    thread = threading.Thread(target=serve_until_stopped, daemon=True)
     thread.start()
     started.wait(10)
     try:
         yield
     finally:
         handles["loop"].call_soon_threadsafe(handles["stop"].set)
-        thread.join(10)
+        thread.join(60)
+        assert not thread.is_alive(), "the server does not stop"

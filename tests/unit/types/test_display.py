@@ -72,10 +72,13 @@ def test_results_and_futures_are_tables_and_lines_in_notebooks() -> None:
     shown = output._repr_html_()
     assert "<td>loss:sum</td><td>2.5</td>" in shown
     assert "&lt;b&gt;" in shown
+    for number, said in ((1, "of 1 datum<"), (2, "of 2 datums<")):
+        assert said in types.ForwardBackwardOutput("x", [{}] * number, {})._repr_html_()
     sequence = types.SampledSequence("stop", "s", np.arange(3, dtype=np.int32), np.full(3, -0.5, np.float32))
     assert "<td>1</td><td>stop</td><td>3</td><td>-0.5</td>" in types.SampleResponse([sequence])._repr_html_()
     failed: AwaitableConcurrentFuture[int] = AwaitableConcurrentFuture(Future())
     assert "pending" in repr(failed)
+    assert "<code>.result()</code> waits for its result" in failed._repr_html_()
     failed.future().set_exception(ValueError("no"))
     assert "failed with ValueError" in repr(failed)
-    assert ".result()" in failed._repr_html_()
+    assert "<code>.result()</code> returns its result, or raises its error" in failed._repr_html_()

@@ -39,7 +39,7 @@ def test_none_is_left_out_at_every_depth_but_kept_in_the_users_own_dictionaries(
     assert "cursor" in page.model_dump()
 
 
-def test_dates_stay_themselves_unless_json_is_asked_for_and_bytes_are_text() -> None:
+def test_dates_stay_dates_outside_json_mode_and_bytes_are_text() -> None:
     assert checkpoint().model_dump()["time"] == WHEN
     assert checkpoint().model_dump(mode="json")["time"] == "2026-11-15T12:00:00Z"
     image = types.ImageChunk(data=b"\x89PNG", format="png")

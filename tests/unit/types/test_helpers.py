@@ -123,7 +123,7 @@ def test_a_model_has_its_id_and_architecture() -> None:
         "try-again-status", "failed-text", "failed-null", "failed-alone",
     ],
 )  # fmt: skip
-def test_the_state_of_an_operation_is_told_from_the_answer(body: dict[str, Any], expected: object) -> None:
+def test_the_state_of_an_operation_follows_from_the_reply(body: dict[str, Any], expected: object) -> None:
     assert types.parse_future_response(body) == expected
 
 

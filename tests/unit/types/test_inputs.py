@@ -87,6 +87,8 @@ def test_nested_lists_keep_their_shape_and_ragged_ones_are_rejected() -> None:
         Datum(inputs, {"mood": [1.0]})
     with pytest.raises(TypeError, match="str"):
         Datum(inputs, {"weights": "heavy"})
+    with pytest.raises(TypeError, match="loss_fn_inputs are strings, got 1"):
+        Datum(inputs, {1: [1.0]})  # type: ignore[dict-item]
     with pytest.raises(TypeError, match="from_ints"):
         Datum([1, 2])  # type: ignore[arg-type]
 

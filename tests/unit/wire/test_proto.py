@@ -201,7 +201,7 @@ def test_the_official_client_reads_our_samples() -> None:
         proto.decode_sample_response(encoded, ["x"])
 
 
-def test_a_setting_of_a_kind_we_do_not_know_is_malformed_and_not_zero() -> None:
+def test_a_setting_of_an_unknown_kind_is_malformed_and_not_zero() -> None:
     message = official_pb.ForwardBackwardRequest(model_id="m", seq_id=1, loss_fn="dro")
     message.loss_fn_config["beta"] = 0.5
     message.loss_fn_config_v2["beta"].SetInParent()

@@ -25,6 +25,7 @@ from tinkex.engine.api import (
     downloads,
     futures,
     identity,
+    loop_records,
     metrics,
     runs,
     sampling,
@@ -36,11 +37,13 @@ from tinkex.engine.api import (
     uploads,
     usage,
 )
-from tinkex.engine.api.auth import authenticate, authenticate_operator
+from tinkex.engine.api.auth import Authenticated, authenticate, authenticate_operator
 from tinkex.engine.api.bodies import BodyStalled, DecodedBody, RejectedBody, RequestBodyReader, stream_body
 from tinkex.engine.api.body_budget import BodyBudget, BodyReservation
 from tinkex.engine.api.call import Call, Handler
 from tinkex.engine.api.compatible.routes import ROUTE_HANDLERS, ROUTES
+from tinkex.engine.api.dashboard.routes import dashboard_path, dashboard_routes
+from tinkex.engine.api.dashboard.site import Dashboard
 from tinkex.engine.api.dialects import dialect_of
 from tinkex.engine.api.errors import detail_response, error_response, failure_response, json_response
 from tinkex.engine.api.limits import check_query
@@ -60,6 +63,7 @@ HANDLERS: Mapping[str, Handler] = {
     **training.HANDLERS,
     **sessions.HANDLERS,
     **runs.HANDLERS,
+    **loop_records.HANDLERS,
     **search.HANDLERS,
     **tokenizers.HANDLERS,
     **identity.HANDLERS,
@@ -109,11 +113,15 @@ class App(Starlette):
             await response(scope, receive, send)
 
 
-def build_app(engine: Engine) -> ASGIApp:
-    """Returns the application that serves an engine.
+Identify: TypeAlias = Callable[[Request, Mapping[str, str], Endpoint], Authenticated]
+"""Returns who sent a request, or raises why it is rejected."""
+
+
+def build_app(engine: Engine, *, dashboard: bool = False) -> ASGIApp:
+    """Returns the application that serves an engine, with or without the pages of the dashboard.
 
     Example:
-        >>> uvicorn.run(build_app(engine), host="127.0.0.1", port=8787)
+        >>> uvicorn.run(build_app(engine, dashboard=True), host="127.0.0.1", port=8787)
     """
     failed_logins = audit.FailedLogins()
     request_metrics, tracing, storage = RequestMetrics(), CallTracing(), StorageErrors(engine)
@@ -127,16 +135,37 @@ def build_app(engine: Engine) -> ASGIApp:
         for route in ROUTES
         for path in route.paths
     ]
-    routes = [
-        Route(
-            endpoint.path,
-            _serve(
-                engine, endpoint, handler, failed_logins, request_metrics, tracing, storage, bodies, replies
-            ),
-            methods=[endpoint.method],
+
+    def route(endpoint: Endpoint, handler: Handler, identify: Identify) -> Route:
+        serve = _serve(
+            engine,
+            endpoint,
+            handler,
+            identify,
+            failed_logins,
+            request_metrics,
+            tracing,
+            storage,
+            bodies,
+            replies,
         )
-        for endpoint, handler in served
-    ]
+        return Route(endpoint.path, serve, methods=[endpoint.method])
+
+    def by_key(_request: Request, headers: Mapping[str, str], endpoint: Endpoint) -> Authenticated:
+        accepts_bearer = dialect_of(endpoint.path).accepts_bearer
+        return authenticate(engine, endpoint.name, headers, accepts_bearer=accepts_bearer)
+
+    routes = [route(endpoint, handler, by_key) for endpoint, handler in served]
+    if dashboard:
+        board = Dashboard(
+            engine.store.reader, engine, failed_logins, request_metrics, engine.store.run_changes
+        )
+        routes += [
+            route(dataclasses.replace(endpoint, path=path), handler, board.identify)
+            for endpoint, handler in served
+            if (path := dashboard_path(endpoint)) is not None
+        ]
+        routes += dashboard_routes(board)
     # Exact paths first, starting with the hot ones of sampling and polling. Then the longest path first:
     # …/checkpoints/{checkpoint_id:path} also matches …/publish.
     exact = [route for route in routes if "{" not in route.path]
@@ -150,6 +179,7 @@ def _serve(
     engine: Engine,
     endpoint: Endpoint,
     handler: Handler,
+    identify: Identify,
     failed_logins: audit.FailedLogins,
     request_metrics: RequestMetrics,
     tracing: CallTracing,
@@ -183,9 +213,8 @@ def _serve(
                 engine.integrity.recheck()
             if engine.closed:
                 raise _closed()
-            user[0] = owner = authenticate(
-                engine, endpoint.name, headers, accepts_bearer=dialect.accepts_bearer
-            )
+            caller = identify(request, headers, endpoint)
+            user[0] = owner = caller.user
             if request.scope["query_string"]:
                 check_query(endpoint.name, request.query_params)
             client = request.scope.get("client")
@@ -208,6 +237,7 @@ def _serve(
                 body_stream=stream_body(request, stall_s) if streams_body else None,
                 request_metrics=request_metrics,
                 reply=unsent,
+                key=caller.key,
             )
             reply = await (cancel_on_disconnect(request, handler(call)) if is_long_poll else handler(call))
             audit.record(endpoint.name, call)

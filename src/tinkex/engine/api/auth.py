@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 from tinkex.engine.api.tokens import Signer
@@ -23,31 +24,40 @@ API_CALLS = "call"
 _HOW = "the server prints its key when it starts, and stores it in the file api_key of its data directory."
 
 
+@dataclass(frozen=True)
+class Authenticated:
+    """The user of a request, and the key it was sent with; None where none is needed."""
+
+    user: str
+    key: KeyRow | None = None
+
+
 def authenticate(
     engine: Engine, endpoint: str, headers: Mapping[str, str], *, accepts_bearer: bool = False
-) -> str:
-    """Returns the user of a request; raises :class:`Unauthorized`, which says how to get a key."""
+) -> Authenticated:
+    """Returns who sent a request; raises :class:`Unauthorized`, which says how to get a key."""
     if not engine.config.auth or endpoint in OPEN_TO_ALL:
-        return LOCAL_USER
+        return Authenticated(LOCAL_USER)
     credential = headers.get("x-api-key")
     if not credential and accepts_bearer:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         credential = token.strip() if scheme.lower() == "bearer" else None
     if not credential:
-        raise Unauthorized(
-            f"this request has no API key; send one in the X-API-Key header (TINKER_API_KEY): {_HOW}"
+        header = (
+            "in the X-API-Key header, or as a bearer token" if accepts_bearer else "in the X-API-Key header"
         )
+        raise Unauthorized(f"this request has no API key; send one {header} (TINKER_API_KEY): {_HOW}")
     key = find_key(engine, credential)
     if key is None:
         raise Unauthorized(
             f"the API key is not valid on this server; set TINKER_API_KEY to the right one: {_HOW}"
         )
-    return key.user_id
+    return Authenticated(key.user_id, key)
 
 
 def authenticate_operator(engine: Engine, headers: Mapping[str, str]) -> None:
     """Accept only the server's own key, which metrics collectors may send as a bearer token."""
-    if authenticate(engine, "metrics", headers, accepts_bearer=True) != LOCAL_USER:
+    if authenticate(engine, "metrics", headers, accepts_bearer=True).user != LOCAL_USER:
         raise NotAllowed(f"only the operator may do this, with the server's own key: {_HOW}")
 
 

@@ -280,7 +280,7 @@ def _expand_zstd(body: bytes, max_bytes: int) -> bytes:
     reader = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).stream_reader(body)
     parts: list[bytes] = []
     try:
-        # In steps, because the reader allocates as much as it is asked for.
+        # In steps, because the reader allocates the requested size in advance.
         while max_bytes and (part := reader.read(min(max_bytes, STEP_BYTES))):
             parts.append(part)
             max_bytes -= len(part)

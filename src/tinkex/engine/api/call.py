@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +15,7 @@ from tinkex.engine.api.body_budget import BodyReservation
 from tinkex.engine.api.request_metrics import RequestMetrics
 from tinkex.engine.config import LOOPBACK_HOSTS
 from tinkex.engine.engine import Engine
+from tinkex.engine.store import KeyRow
 from tinkex.types.base import Value
 
 T = TypeVar("T")
@@ -38,6 +40,8 @@ class Call:
     """Metrics of the API, for handlers that count more than requests."""
     reply: BodyReservation | None = None
     """Counts the bytes of a large reply; None for a client in this process."""
+    key: KeyRow | None = None
+    """The key that the request was authenticated with; None if it needs none."""
     audit_details: dict[str, Any] = field(default_factory=dict)
     """Details that the handler adds to the audit log entry."""
 
@@ -60,6 +64,11 @@ class Call:
         """Whether the client runs on this machine, so that it can read its files; one behind any proxy may not."""
         client = self.http.client
         return client is None or (client.host in LOOPBACK_HOSTS and "x-forwarded-for" not in self.headers)
+
+    def is_client_before(self, version: tuple[int, int]) -> bool:
+        """Whether an official client of an earlier version sent this; their models reject what later ones added."""
+        sent = re.match(r"(\d+)\.(\d+)", self.headers.get("x-stainless-package-version", ""))
+        return sent is not None and (int(sent[1]), int(sent[2])) < version
 
     @cached_property
     def origin(self) -> str:

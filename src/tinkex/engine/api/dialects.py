@@ -1,4 +1,4 @@
-"""Dialects: the protocols that the server speaks, each with its own form of an error.
+"""The protocols that the server implements, each with its own form of an error.
 
 The Tinker API is under ``/api/v1``. The routes of other protocols are translators in front of its sample operation; their
 errors carry the same messages in the form that clients of that protocol read.
@@ -83,7 +83,7 @@ ANTHROPIC = Dialect(
 
 _PREFIXES: tuple[tuple[str, Dialect], ...] = (
     ("/anthropic/", ANTHROPIC),
-    ("/v1/messages", ANTHROPIC),
+    ("/v1/messages/", ANTHROPIC),
     ("/oai/", OPENAI),
     ("/v1/", OPENAI),
 )
@@ -95,7 +95,7 @@ def dialect_of(path: str) -> Dialect:
     >>> dialect_of("/v1/completions").name, dialect_of("/api/v1/asample").name
     ('openai', 'tinker')
     """
-    return next((dialect for prefix, dialect in _PREFIXES if path.startswith(prefix)), NATIVE)
+    return next((dialect for prefix, dialect in _PREFIXES if f"{path}/".startswith(prefix)), NATIVE)
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def read_response(accepted: UntypedAPIFuture, outcome: Outcome) -> SampleRespons
 
 
 def cancel_sample(engine: Engine, owner: str, request_id: str) -> None:
-    """Cancel a sample that nobody waits for; one that ended concurrently stays as it is."""
+    """Cancel a sample without a waiter; one that ended concurrently stays as it is."""
     with contextlib.suppress(TinkexError):
         engine.cancel(owner, request_id)
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 
-from tinkex.engine.api.auth import API_CALLS, find_key, signer_of
+from tinkex.engine.api.auth import API_CALLS, signer_of
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.errors import json_response
 from tinkex.engine.store import KeyRow
@@ -54,9 +54,8 @@ async def delete_own_key(call: Call) -> Reply:
 def _own_key(call: Call) -> KeyRow:
     if not call.engine.config.auth:
         raise InvalidInput("this server was started with --no-auth, so it has no keys.")
-    key = find_key(call.engine, call.headers["x-api-key"])
-    assert key is not None, "the request was authenticated with it"
-    return key
+    assert call.key is not None, "the request was authenticated with it"
+    return call.key
 
 
 def _email(key: KeyRow) -> str:

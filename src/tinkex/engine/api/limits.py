@@ -18,6 +18,8 @@ QUERY_PARAMETERS: Mapping[str, frozenset[str]] = {
     "list_training_runs": _PAGE | _SCOPE | {"project_id"},
     "get_training_run": _SCOPE,
     "list_user_checkpoints": _PAGE,
+    "get_training_run_metrics": frozenset({"name", "start", "stop", "max_points"}),
+    "list_rollouts": _PAGE | {"step"},
     "list_assets": _PAGE,
     "tokenizer_file": frozenset({"model"}),
     "anthropic_messages": frozenset({"beta"}),
@@ -48,6 +50,7 @@ SMALL_BODY = BodyLimit(256 * 1024, 2**16)
 OTHER_BODIES: Mapping[str, BodyLimit] = {
     "telemetry": BodyLimit(4 * MIB, 2**16),
     "create_custom_loss": BodyLimit(MIB, 2**19),
+    "log_rollouts": BodyLimit(8 * MIB, 2**20),
 }
 LARGE_BODIES: Mapping[str, int] = {
     "forward_backward": 2**20,
@@ -129,6 +132,18 @@ def wants_accessible(query: Mapping[str, str]) -> bool:
     if scope not in {"owned", "accessible"}:
         raise InvalidInput(f"access_scope is {scope!r}; it must be owned or accessible.")
     return scope == "accessible"
+
+
+def number_in(query: Mapping[str, str], name: str, default: int, lowest: int, highest: int) -> int:
+    """Returns a query parameter that is an integer in a range.
+
+    >>> number_in({"max_points": "600"}, "max_points", 1000, 8, 10_000)
+    600
+    """
+    value = _number(query, name, default)
+    if not lowest <= value <= highest:
+        raise InvalidInput(f"{name} is {value}; it must be {lowest} to {highest}.")
+    return value
 
 
 def _number(query: Mapping[str, str], name: str, default: int) -> int:

@@ -1,7 +1,8 @@
 """Requests from web pages: what a server without keys accepts, and CORS for the origins that the operator allows.
 
 A browser sends requests of any web page to any address, also to a server on the user's own machine. With keys that is
-harmless: pages do not have the key, and this server uses no cookies. Without keys, the server accepts only requests that
+harmless: pages do not have the key, and the API takes no cookies; the dashboard, which has one, rejects requests of all other
+origins itself. Without keys, the server accepts only requests that
 no foreign page can make: their Host is a loopback address, which excludes DNS rebinding; their Origin, if they have one,
 is this server or an allowed origin; and a body has a content type for which browsers ask before they send it.
 """
@@ -50,7 +51,7 @@ def restrict_origins(app: ASGIApp, config: EngineConfig) -> ASGIApp:
         >>> app = restrict_origins(app, EngineConfig(auth=False, allow_origins=("http://localhost:3000",)))
     """
     if config.allow_origins:
-        # No credentials: the key is a header, and no cookie of this server exists.
+        # No credentials: the key is a header. The cookie of the dashboard is for its own pages only.
         app = CORSMiddleware(
             app,
             allow_origins=config.allow_origins,

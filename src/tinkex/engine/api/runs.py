@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -90,10 +89,7 @@ def _cursor(offset: int, limit: int, num_taken: int, total: int) -> Cursor:
 
 def _hidden(call: Call) -> str:
     """Returns the checkpoint kind that an old client cannot decode; one entry would make its whole list fail."""
-    version = re.match(r"(\d+)\.(\d+)", call.headers.get("x-stainless-package-version", ""))
-    if version is not None and (int(version[1]), int(version[2])) < MIN_VERSION_WITH_EXPORTS:
-        return CheckpointKind.EXTERNAL_WEIGHTS
-    return ""
+    return CheckpointKind.EXTERNAL_WEIGHTS if call.is_client_before(MIN_VERSION_WITH_EXPORTS) else ""
 
 
 async def delete_checkpoint(call: Call) -> Reply:

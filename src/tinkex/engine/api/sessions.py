@@ -47,6 +47,7 @@ async def client_config(call: Call) -> Reply:
         create_model_via_load_weights=True,
         custom_loss_server_side=True,
         sampling_extensions=list(SAMPLING_EXTENSIONS),
+        training_extensions=["metrics", "rollouts"],
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from tinkex.engine.api.auth import find_key, signer_of
+from tinkex.engine.api.auth import signer_of
 from tinkex.engine.api.call import Call
 from tinkex.engine.engine import Engine
 from tinkex.errors import Expired
@@ -33,5 +33,4 @@ def read_claims(engine: Engine, purpose: str, token: str) -> Mapping[str, Any]:
 
 def _key_claim(call: Call) -> dict[str, int]:
     """The key that a URL is requested with; the URL is valid as long as the key is."""
-    key = find_key(call.engine, call.headers["x-api-key"]) if call.engine.config.auth else None
-    return {} if key is None else {"key": key.key_id}
+    return {} if call.key is None else {"key": call.key.key_id}

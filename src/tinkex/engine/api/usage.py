@@ -25,6 +25,8 @@ from tinkex.types import (
 
 _BATCH = 500
 _GIGABYTE = 1e9
+MIN_VERSION_WITH_FREE_STORAGE = (0, 36)
+"""Older official clients reject a storage event with the field ``free``; 0.38 reads it."""
 WITHOUT_TOKENS = frozenset({UsageKind.CHECKPOINT, UsageKind.STORAGE})
 
 
@@ -66,10 +68,15 @@ async def billing_usage(call: Call) -> Reply:
     start, stop = _hour(call.query, "starting_on"), _hour(call.query, "ending_before")
     if start >= stop:
         raise InvalidInput("starting_on must be before ending_before, by at least one hour.")
-    return await call.run_on_thread(lambda: _billing_usage(call.engine.store, call.owner, start, stop))
+    shows_free = not call.is_client_before(MIN_VERSION_WITH_FREE_STORAGE)
+    return await call.run_on_thread(
+        lambda: _billing_usage(call.engine.store, call.owner, start, stop, shows_free)
+    )
 
 
-def _billing_usage(store: Store, owner: str, start: datetime, stop: datetime) -> BillingUsageResponse:
+def _billing_usage(
+    store: Store, owner: str, start: datetime, stop: datetime, shows_free: bool
+) -> BillingUsageResponse:
     used = [
         (key, amount)
         for key, amount in store.usage.between(owner, start.timestamp(), stop.timestamp())
@@ -78,7 +85,7 @@ def _billing_usage(store: Store, owner: str, start: datetime, stop: datetime) ->
     ]
     sessions = {key.session_id: store.sessions.get(key.session_id) for key, _ in used}
     return BillingUsageResponse(
-        data=[_event(key, amount, sessions[key.session_id]) for key, amount in used],
+        data=[_event(key, amount, sessions[key.session_id], shows_free) for key, amount in used],
         sessions={
             name: BillingUsageSession(
                 user_metadata={key: str(value) for key, value in (row.user_metadata or {}).items()} or None
@@ -90,7 +97,7 @@ def _billing_usage(store: Store, owner: str, start: datetime, stop: datetime) ->
     )
 
 
-def _event(key: UsageKey, amount: int, session: SessionRow | None) -> BillingUsageEvent:
+def _event(key: UsageKey, amount: int, session: SessionRow | None, shows_free: bool) -> BillingUsageEvent:
     start = datetime.fromtimestamp(key.hour, UTC)
     return BillingUsageEvent(
         bucket_start=start,
@@ -103,11 +110,11 @@ def _event(key: UsageKey, amount: int, session: SessionRow | None) -> BillingUsa
         estimated_cost_usd=0.0,
         effective_rate_usd_per_million_tokens=None if key.kind in WITHOUT_TOKENS else 0.0,
         effective_rate_usd_per_gigabyte_month=0.0 if key.kind is UsageKind.STORAGE else None,
-        event_info=_info(key.kind, amount),
+        event_info=_info(key.kind, amount, shows_free),
     )
 
 
-def _info(kind: UsageKind, amount: int) -> BillingEventInfo:
+def _info(kind: UsageKind, amount: int, shows_free: bool) -> BillingEventInfo:
     match kind:
         case UsageKind.TRAINING | UsageKind.TRAINING_COMPUTED:
             return TrainingBillingEvent(token_count=amount)
@@ -116,7 +123,9 @@ def _info(kind: UsageKind, amount: int) -> BillingEventInfo:
         case UsageKind.CHECKPOINT:
             return CheckpointBillingEvent(count=amount)
         case UsageKind.STORAGE:
-            return StorageBillingEvent(gigabyte_hours=amount / _GIGABYTE / HOUR_S)
+            return StorageBillingEvent(
+                free=True if shows_free else None, gigabyte_hours=amount / _GIGABYTE / HOUR_S
+            )
         case UsageKind.PREFILL | UsageKind.PREFILL_CACHED:
             return SamplingPrefillBillingEvent(cached=kind is UsageKind.PREFILL_CACHED, token_count=amount)
 

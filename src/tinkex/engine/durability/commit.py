@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from tinkex.engine.encoding import failed
 from tinkex.engine.health import Health
 from tinkex.engine.operation import Kind, Operation
-from tinkex.engine.store import HOUR_S, Store, Timing, TurnEntry, UsageKey, UsageKind
+from tinkex.engine.store import (
+    HOUR_S,
+    Store,
+    Timing,
+    TurnEntry,
+    UsageKey,
+    UsageKind,
+)
 from tinkex.engine.store.changes import Change, Obsolete, apply
 from tinkex.errors import EngineFailure
 
@@ -80,6 +87,12 @@ class Committer:
             for operation in (operation for commit in batch for operation in commit.operations):
                 totals.update(operation.usage)
             self.usage_totals = dict(totals)
+            self._store.run_changes.notify(
+                operation.run_id
+                for commit in batch
+                for operation in commit.operations
+                if operation.kind is Kind.OPTIM_STEP
+            )
             done += batch
             del self.waiting[: len(batch)]
         if done:
@@ -116,6 +129,9 @@ class Committer:
         self._store.journal.drop_unrun(
             each.request_id for each in operations if not each.ran and each.kind is not Kind.SAMPLE
         )
+        events = [each.loop_event for each in operations if each.loop_event is not None]
+        if events:
+            self._store.loop_metrics.record(events, now)
         usage = self._usage(operations)
         if usage:
             self._store.usage.add(usage)

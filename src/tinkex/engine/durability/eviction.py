@@ -1,7 +1,7 @@
 """Eviction: runs that do not fit in memory wait on disk.
 
 An evicted run is its savepoint, and is restored bit for bit when an operation needs it. So memory limits how many runs are
-trained at a time, and not how many there are: programs that exit without closing their sessions block nobody.
+trained at a time, and not how many there are: programs that exit without closing their sessions block no other.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Eviction:
         return RunLimits(self._max_bytes, self._max_runs, sizes)
 
     def request(self, run_ids: Iterable[str]) -> None:
-        """Evict runs that nobody is expected to use, once they have no operations."""
+        """Evict runs that are not expected to be used, once they have no operations."""
         self._requested.update(run_id for run_id in run_ids if run_id in self._runs.live)
 
     @property

@@ -1,7 +1,7 @@
 """Recovery at start: what an earlier engine accepted and did not finish is queued again.
 
 Every run gets its accepted operations back, and accepted samples run again. The weights of a run are restored when it is first
-needed, so a start costs nothing for runs that nobody uses again. A run that cannot be restored fails alone, is named in the log and
+needed, so a start costs nothing for runs that are never used again. A run that cannot be restored fails alone, is named in the log and
 counted in health, and is tried again at the next start. What is left of it is kept as long as its session would have kept it: a file
 that was only missing can be put back, and a replay that ran out of memory may find more of it.
 """

@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 
 from tinkex.engine.config import EngineConfig
@@ -32,7 +32,8 @@ CROWDED_RETENTION_S = 60.0
 class Retention:
     """Runs at intervals on the engine thread.
 
-    ``release_run`` ends a run, ``evict_runs`` drops runs from memory, ``save_runs`` requests savepoints, and ``remove_weights`` deletes a directory of weights.
+    ``release_run`` ends a run, ``evict_runs`` drops runs from memory, ``save_runs`` requests savepoints, ``sampled_directories``
+    returns the adapters of samples that have started, and ``remove_weights`` deletes a directory of weights.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Retention:
         release_run: Callable[[str], None],
         evict_runs: Callable[[Iterable[str]], None],
         save_runs: Callable[[Iterable[str]], None],
+        sampled_directories: Callable[[], Collection[str]],
         remove_weights: Callable[[str], None],
     ) -> None:
         self._config = config
@@ -54,6 +56,7 @@ class Retention:
         self._release_run = release_run
         self._evict_runs = evict_runs
         self._save_runs = save_runs
+        self._sampled_directories = sampled_directories
         self._remove_weights = remove_weights
         self.due = time.monotonic() + config.maintenance_interval_s
         self._counted_at = time.monotonic()
@@ -99,6 +102,8 @@ class Retention:
         self._store.directories.remove_downloads(now - self._config.result_retention_s)
         self._release_sessions(now)
         self._release_silent_sessions(now)
+        for directory in self._store.samplers.delete_replaced(self._sampled_directories()):
+            self._remove_weights(directory)
         self._release_snapshots(now, self._config.snapshot_idle_s)
         crowded = self._quotas.crowded_users()
         for owner in crowded:
@@ -137,6 +142,8 @@ class Retention:
         yield partial(store.audit.prune, now - config.audit_retention_s)
         yield partial(store.usage.prune, now - config.usage_retention_s)
         yield from self._session_prunings(now - config.session_retention_s)
+        yield store.rollouts.prune
+        yield store.loop_metrics.prune
         for owner in self._quotas.crowded_users():
             fetched_retention_s = min(CROWDED_RETENTION_S, config.fetched_retention_s)
             yield partial(store.futures.expire_fetched, owner, now - fetched_retention_s)
@@ -149,7 +156,7 @@ class Retention:
             yield partial(table.prune, seen_before, owner)
 
     def _release_snapshots(self, now: float, idle_s: float, owner: str | None = None) -> None:
-        """Delete unnamed snapshots that newer ones have replaced and nobody samples from."""
+        """Delete unnamed snapshots that newer ones have replaced and no client samples from."""
         directories = self._store.samplers.release_unused(
             now, newest_kept=self._config.newest_snapshots_kept, unused_since=now - idle_s, owner=owner
         )

@@ -458,5 +458,5 @@ def _is_final(error: EngineError) -> bool:
 
 
 def _new_request_id() -> str:
-    """An id for a request that nobody can guess; ids in the order of time are stored next to each other."""
+    """An unguessable id for a request; ids in the order of time are stored next to each other."""
     return f"req-{time.time_ns() // 1_000_000:012x}{secrets.token_hex(12)}"

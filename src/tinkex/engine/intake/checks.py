@@ -66,7 +66,7 @@ class Checks:
             base_model = request.base_model or checkpoint.base_model
             model = self._models.find_for_use(base_model)
             self._optimizer(request.optimizer_config)
-            check_same_base(self._models, model, checkpoint, request.path)
+            check_same_base(self._models, base_model, checkpoint, request.path)
             self._check_size(model, checkpoint.lora)
             self._quotas.check_new_run(owner)
             return base_model
@@ -104,8 +104,7 @@ class Checks:
                 self._save(row, request)
             case LoadWeightsRequest():
                 checkpoint = self._load(owner, request)
-                model = self._models.find(row.base_model)
-                check_same_base(self._models, model, checkpoint, request.path)
+                check_same_base(self._models, row.base_model, checkpoint, request.path)
 
     def sample(self, model: ServedModel, request: SampleRequest, request_id: str, ids: list[str]) -> int:
         """The length of a sample's prompt; raises if the sample cannot be drawn."""
@@ -116,7 +115,7 @@ class Checks:
             model.info.samples.check(job)
             if request.sampling_params.structured_output is not None:
                 model.grammars.check(request.sampling_params.structured_output)
-        elif request.sampling_params.structured_output is not None and self._config.worker == "process":
+        elif request.sampling_params.structured_output is not None and self._config.worker != "thread":
             # The worker would compile it without limits.
             raise ModelUnavailable(
                 f"the model {model.source} is not in memory yet, so structured_output cannot be checked; try again in a moment."
@@ -142,6 +141,10 @@ class Checks:
                 raise InvalidInput(
                     "ttl_seconds needs a named save; an unnamed snapshot is deleted when it is no longer used."
                 )
+        elif isinstance(request, SaveWeightsForSamplerRequest) and request.kind == "inflight":
+            raise InvalidInput(
+                "inflight weights have no name (path); save them with a sampling_session_seq_id."
+            )
         check_ttl(request.ttl_seconds)
         if isinstance(request, SaveWeightsExternalRequest):
             check_recipients(request.age_encryption_recipients)

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 __all__ = [
@@ -65,17 +66,22 @@ def build_core(target: Path = LIBRARY, *, extra_flags: tuple[str, ...] = ()) -> 
         variants |= _X86_VARIANTS
         extra_flags = (*_X86_BASELINE, *extra_flags)
     with tempfile.TemporaryDirectory() as directory:
-        objects = []
-        units: list[tuple[str, str, tuple[str, ...]]] = [
-            ("variant.c", name, (f"-DVARIANT={name}", *flags)) for name, flags in variants.items()
-        ]
         described = (f'-DTINKEX_SOURCES="{sources_digest()}"', *(("-DTINKEX_X86",) if x86 else ()))
-        units += [("pool.c", "pool", ()), ("api.c", "api", described)]
-        for source, name, flags in units:
-            compiled = Path(directory) / f"{name}.o"
-            command = [*_FLAGS, *extra_flags, *flags, "-c", str(SOURCES / source), "-o", str(compiled)]
+        units: list[tuple[str, str, tuple[str, ...]]] = [
+            *(("variant.c", name, (f"-DVARIANT={name}", *flags)) for name, flags in variants.items()),
+            ("pool.c", "pool", ()),
+            ("api.c", "api", described),
+        ]
+
+        def compile_unit(unit: tuple[str, str, tuple[str, ...]]) -> str:
+            source, name, flags = unit
+            compiled = str(Path(directory) / f"{name}.o")
+            command = [*_FLAGS, *extra_flags, *flags, "-c", str(SOURCES / source), "-o", compiled]
             _run([*compiler, *command])
-            objects.append(str(compiled))
+            return compiled
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(compile_unit, units))
         # Linked under another name and renamed, so that a process that has the old library open keeps it.
         fresh = target.with_name(f".{target.name}.{os.getpid()}")
         _run([*compiler, "-shared", "-pthread", "-o", str(fresh), *objects, "-lm"])

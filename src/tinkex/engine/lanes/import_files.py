@@ -42,7 +42,7 @@ def write_import(source: Path, directory: Path, base: Path, base_model: str, lor
         _check_unembedding(source / WEIGHTS_FILE, base, tied=arch.tie_embeddings)
         _check_settings(adapter, lora)
     except InvalidInput as error:
-        # Clients know the id of the upload, which names its directory, and not the server's paths.
+        # Clients receive the id of the upload, which names its directory, and not the server's paths.
         raise InvalidInput(f"{file}: {str(error).replace(f'{source.parent}/', '')}") from error
     save_adapter(directory, adapter, base_model, unembed_path=TINKER_UNEMBED_PATH)
     write_manifest(directory)

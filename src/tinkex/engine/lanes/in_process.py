@@ -388,6 +388,8 @@ def _pass_reports(
             job.effort.num_tokens,
             job.effort.num_datums,
             job.effort.tokens_computed,
+            {} if isinstance(output, TinkexError) else output.metrics,
+            len(job.data),
         )
         for job, output in zip(jobs, outputs, strict=True)
     ]

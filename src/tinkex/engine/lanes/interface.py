@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -16,6 +17,7 @@ from tinkex.errors import TinkexError
 
 if TYPE_CHECKING:
     from tinkex.engine.lanes.in_process import LocalBackend
+    from tinkex.engine.lanes.ray_backend import RayBackend
     from tinkex.engine.lanes.worker_process import ProcessBackend
     from tinkex.engine.model.architecture import Architecture
     from tinkex.engine.sampler.limits import SamplerLimits
@@ -37,6 +39,9 @@ class WorkerLost(Exception):
         """The runs that were being restored or replayed when it happened."""
         self.evicting = False
         """Whether runs were being evicted, so that no operation is to blame."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(WorkerLost, own_fault=self.own_fault), (self.reason,)
 
 
 class CorruptState(TinkexError):
@@ -157,6 +162,10 @@ class PassReport:
     """The datums that its custom loss was computed for: not all, if it failed."""
     tokens_computed: int
     """The tokens that were computed for it; those shared with an earlier one of the same call count there."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The metrics of its output."""
+    num_datums: int = 0
+    """The datums that they are of."""
 
 
 StepResult: TypeAlias = "Mapping[str, float] | Exception"
@@ -171,6 +180,8 @@ class WorkerStatus:
     state: str
     """``starting``, ``running``, ``silent`` (its heartbeat is missing) or ``restarting``."""
     restarts: int
+    node: str | None = None
+    """The address of the machine it runs on, or None for this one."""
 
     @property
     def unavailable(self) -> str | None:
@@ -180,6 +191,6 @@ class WorkerStatus:
         return None if self.state == "running" else "the worker process is being started"
 
 
-Backend: TypeAlias = "LocalBackend | ProcessBackend"
+Backend: TypeAlias = "LocalBackend | ProcessBackend | RayBackend"
 """Holds base models, runs and samples, and computes with them. The methods of ``LocalBackend`` are the interface; a worker process
-has the same ones, and a remote actor would."""
+and an actor of Ray have the same ones."""

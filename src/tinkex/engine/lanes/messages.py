@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tinkex.engine.model.progress import Progress
@@ -175,7 +175,7 @@ class RemoteCallee(logging.Handler):
         try:
             while True:
                 kind, name, args, kwargs = self._channel.receive()
-                reply = _run(getattr(target, name), args, kwargs)
+                reply = run_call(getattr(target, name), args, kwargs)
                 if kind == CALL:
                     self._send(reply)
         except (EOFError, OSError):
@@ -191,17 +191,23 @@ class RemoteCallee(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send a record that the running call logged."""
-        values = {**record.__dict__, "msg": record.getMessage(), "args": None, "exc_info": None}
-        if record.exc_info and not record.exc_text:
-            values["exc_text"] = logging.Formatter().formatException(record.exc_info)
-        self._send((LOG, values))
+        self._send((LOG, record_values(record)))
 
     def _send(self, message: tuple[str, Any]) -> None:
         with self._sending:
             self._channel.send(message)
 
 
-def _run(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Any]:
+def record_values(record: logging.LogRecord) -> Mapping[str, Any]:
+    """A log record as values that can be pickled; ``logging.makeLogRecord`` is the inverse."""
+    values = {**record.__dict__, "msg": record.getMessage(), "args": None, "exc_info": None}
+    if record.exc_info and not record.exc_text:
+        values["exc_text"] = logging.Formatter().formatException(record.exc_info)
+    return values
+
+
+def run_call(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Any]:
+    """Makes a call; returns ``RESULT`` and what it returned, or ``ERROR`` and what it raised, as something that can be pickled."""
     try:
         return RESULT, method(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 -- raised at the other end

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Flag, auto
 
-from tinkex.engine.config import EngineConfig
+from tinkex.engine.config import EngineConfig, parse_resources
 
 
 class Role(Flag):
@@ -27,7 +27,7 @@ class LaneSpec:
 
 
 def lane_specs(config: EngineConfig) -> Sequence[LaneSpec]:
-    """The lanes that a configuration asks for: trainers, which also sample if there are no samplers, and samplers.
+    """The lanes of a configuration: trainers, which also sample if there are no samplers, and samplers.
 
     >>> [spec.name for spec in lane_specs(EngineConfig(trainers=1, samplers=2))]
     ['trainer-0', 'sampler-0', 'sampler-1']
@@ -41,16 +41,20 @@ def lane_specs(config: EngineConfig) -> Sequence[LaneSpec]:
     return [*trainers, *(LaneSpec(f"sampler-{number}", Role.SAMPLE) for number in range(config.samplers))]
 
 
-def lane_config(config: EngineConfig) -> EngineConfig:
-    """The configuration of one of several lanes: its share of the machine's cores and of the memory of runs.
+def lane_config(config: EngineConfig, spec: LaneSpec) -> EngineConfig:
+    """The configuration of a lane: its threads, and its share of the memory of runs.
 
-    >>> lane_config(EngineConfig(trainers=2, max_live_bytes=1000)).max_live_bytes
+    Several lanes of one machine divide its cores. On a cluster a lane has as many threads as it reserves CPUs.
+
+    >>> config = EngineConfig(trainers=2, samplers=1, threads=1, max_live_bytes=1000)
+    >>> lane_config(config, LaneSpec("trainer-0", Role.TRAIN)).max_live_bytes
     500
     """
     num_lanes = config.trainers + config.samplers
-    if num_lanes == 1:
+    if num_lanes == 1 and config.worker != "ray":
         return config
-    threads = config.threads or max((os.cpu_count() or 1) // num_lanes, 1)
+    reserved = resources_of(config, spec).get("CPU", 0) if config.worker == "ray" else 0
+    threads = config.threads or int(reserved) or max((os.cpu_count() or 1) // num_lanes, 1)
     max_live_runs = config.max_live_runs
     return replace(
         config,
@@ -58,3 +62,25 @@ def lane_config(config: EngineConfig) -> EngineConfig:
         max_live_bytes=max(config.live_bytes_limit // config.trainers, 1),
         max_live_runs=max(max_live_runs // config.trainers, 1) if max_live_runs is not None else None,
     )
+
+
+def resources_of(config: EngineConfig, spec: LaneSpec) -> Mapping[str, float]:
+    """What a lane reserves on its node of a cluster, as far as the configuration says it.
+
+    >>> resources_of(EngineConfig(sampler_resources="CPU=2,GPU=1"), LaneSpec("sampler-0", Role.SAMPLE))
+    {'CPU': 2.0, 'GPU': 1.0}
+    """
+    is_trainer = Role.TRAIN in spec.role
+    return parse_resources(config.trainer_resources if is_trainer else config.sampler_resources)
+
+
+def reserved_by_lane(config: EngineConfig) -> Mapping[str, Mapping[str, float]]:
+    """What every lane reserves on its node: a CPU for each of its threads, and what the configuration says.
+
+    >>> reserved_by_lane(EngineConfig(worker="ray", threads=2))
+    {'lane-0': {'CPU': 2.0}}
+    """
+    return {
+        spec.name: {"CPU": float(lane_config(config, spec).threads or 1), **resources_of(config, spec)}
+        for spec in lane_specs(config)
+    }

@@ -79,7 +79,7 @@ class CrashTracker:
     def record_operations(self, operations: Sequence[Operation], lost: WorkerLost) -> bool:
         """Count a crash against operations that were running, and their user; returns whether that is one user.
 
-        If operations of several users ran together, nobody can tell whose crashed the worker, and all run again.
+        If operations of several users ran together, it is not known whose crashed the worker, and all run again.
         """
         self.record_crash([operation.request_id for operation in operations], lost)
         owners = {operation.owner for operation in operations}
@@ -183,7 +183,7 @@ class CrashTracker:
 
     @property
     def next_deadline(self) -> float | None:
-        """When the next user has waited long enough; None if nobody waits."""
+        """When the next delay of a user ends; None if no user is delayed."""
         with self._lock:
             return self._users.next_deadline
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tinkex.engine.lanes.interface import TokenDelta
+from tinkex.engine.loop_signal import LoopSignal
 from tinkex.types import SampledSequence, StopReason
 
 TopkRow: TypeAlias = "Sequence[tuple[int, float]] | None"
@@ -40,17 +39,15 @@ class _StreamedSequence:
     stop_reason: StopReason | None = None
 
 
-class TokenFeed:
+class TokenFeed(LoopSignal):
     """What a running sample has produced since it was last read.
 
-    The engine thread appends; a reader that is slow blocks nobody and finds more tokens when it reads again. A sample that
+    The engine thread appends; a slow reader blocks no other and finds more tokens when it reads again. A sample that
     is decoded again after a lost worker produces the same tokens, and a reader gets each of them once.
     """
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
-        self._notified = False
+        super().__init__()
         self._sequences: dict[int, _StreamedSequence] = {}
         self._num_read: dict[int, int] = {}
 
@@ -68,19 +65,6 @@ class TokenFeed:
     def restart(self) -> None:
         """Start again from empty sequences: the sample is decoded from its beginning."""
         self._sequences = {}
-
-    def notify(self) -> None:
-        """Wake the reader, from any thread."""
-        if not self._notified:
-            self._notified = True
-            with contextlib.suppress(RuntimeError):  # the reader's loop is closed
-                self._loop.call_soon_threadsafe(self._changed.set)
-
-    async def changed(self) -> None:
-        """Wait until there may be something new."""
-        await self._changed.wait()
-        self._changed.clear()
-        self._notified = False  # before anything is read: whatever arrives from now on wakes the reader again
 
     def read(self) -> Iterator[StreamedToken]:
         """The tokens that are new, those of one sequence in order."""
@@ -119,7 +103,7 @@ class TokenFeed:
 
 
 class TokenFeeds:
-    """The feeds of all samples that somebody reads. Only called on the engine thread.
+    """The feeds of all samples that have a reader. Only called on the engine thread.
 
     >>> feeds = TokenFeeds()
     >>> feeds.take_new(["req-1"])

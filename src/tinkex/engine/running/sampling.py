@@ -184,6 +184,8 @@ class DecodeBatches:
         request = operation.request = read_request(self._store, operation)
         assert isinstance(request, SampleRequest)
         sampler = resolve_sampler(self._store, self._models, self._integrity, operation.owner, request)
+        if operation.attempt == 1:
+            operation.directory = sampler.directory
         return AddRequest(
             request_id=operation.request_id,
             request=_with_context(
@@ -191,7 +193,7 @@ class DecodeBatches:
             ),
             sequence_ids=sequence_ids(operation.request_id, request.num_samples),
             owner=operation.owner,
-            directory=sampler.directory,
+            directory=operation.directory,
             stream=self._feeds.join(operation.request_id),
         )
 

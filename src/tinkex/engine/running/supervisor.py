@@ -71,7 +71,7 @@ class WorkerSupervisor:
         return loading
 
     def close(self) -> None:
-        """Cancel the loading of models that somebody waits for."""
+        """Cancel the loading of models, and notify its waiters."""
         if self._loading is not None:
             self._loading.cancel()
 

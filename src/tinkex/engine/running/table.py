@@ -393,6 +393,12 @@ class OperationTable:
         with self._lock:
             return list(self._operations.values())
 
+    def sampled_directories(self) -> AbstractSet[str]:
+        """The adapters that unfinished samples have been dispatched with."""
+        with self._lock:
+            found = {operation.directory for operation in self._operations.values()}
+        return {directory for directory in found if directory is not None}
+
     def describe(self, request_id: str) -> QueueState:
         """Why an operation has no outcome yet."""
         with self._lock:

@@ -22,13 +22,16 @@ from tinkex.engine.served_models import ServedModel, ServedModels
 from tinkex.engine.store import (
     CheckpointKind,
     CheckpointRow,
+    GradientCleared,
     Outcome,
+    PassEnded,
     ResultFormat,
     RunRow,
     RunStatus,
     SamplerRow,
     SavepointRow,
     SnapshotRow,
+    StepEnded,
     Store,
     UsageKind,
 )
@@ -38,6 +41,7 @@ from tinkex.errors import (
     EngineFailure,
     InvalidInput,
     ModelUnavailable,
+    NumericalError,
     TinkexError,
     UnknownObject,
 )
@@ -213,6 +217,15 @@ class TrainingRuns:
                 operation.outcome = failed(result.output)
             else:
                 operation.outcome = Outcome.done(result.output, ResultFormat.PROTO)
+                if operation.kind is Kind.FORWARD_BACKWARD:
+                    operation.loop_event = PassEnded(
+                        operation.run_id,
+                        operation.owner,
+                        operation.num_tokens,
+                        result.num_datums,
+                        operation.started_at,
+                        result.metrics,
+                    )
                 operation.usage = {
                     UsageKind.TRAINING: operation.num_tokens,
                     UsageKind.TRAINING_COMPUTED: operation.tokens_computed,
@@ -264,8 +277,11 @@ class TrainingRuns:
             for (operation, _), result in zip(steps, results, strict=False):
                 if not isinstance(result, Exception):
                     operation.outcome = succeeded(OptimStepResponse(metrics=dict(result)))
+                    operation.loop_event = StepEnded(operation.run_id, operation.owner, result)
                 elif isinstance(result, TinkexError):
                     operation.outcome = failed(result)
+                    if isinstance(result, NumericalError):
+                        operation.loop_event = GradientCleared(operation.run_id)
                 else:
                     errors[operation.run_id] = result
         return errors
@@ -327,7 +343,7 @@ class TrainingRuns:
             case SaveWeightsRequest() | SaveWeightsForSamplerRequest() | SaveWeightsExternalRequest():
                 return self._save(run, request)
             case LoadWeightsRequest():
-                return self._load(run, request)
+                return self._load(run, operation, request)
             case UnloadModelRequest():
                 self.forget(run.run_id)
                 ended: list[Change] = [RunEnded(run.run_id, RunStatus.RELEASED)]
@@ -357,11 +373,14 @@ class TrainingRuns:
         live = RunLive(row.run_id, row.base_model, checkpoint.lora)
         return LoadWeightsResponse(path=request.path, model_id=row.run_id), [live]
 
-    def _load(self, run: LiveRun, request: LoadWeightsRequest) -> tuple[Value, list[Change]]:
+    def _load(
+        self, run: LiveRun, operation: Operation, request: LoadWeightsRequest
+    ) -> tuple[Value, list[Change]]:
         owner = self._row(run.run_id).owner
         checkpoint = find_checkpoint(self._store, owner, request.path, request.weights_access_token)
         run.version += 1
         self._load_weights(run.run_id, checkpoint, request)
+        operation.loop_event = GradientCleared(run.run_id)
         return LoadWeightsResponse(path=request.path, model_id=run.run_id), []
 
     def _load_weights(self, run_id: str, checkpoint: CheckpointRow, request: LoadWeightsRequest) -> None:
@@ -436,6 +455,7 @@ class TrainingRuns:
             base_model=row.base_model,
             created_at=time.time(),
             directory=run.snapshot[1].directory,
+            inflight_run_id=run.run_id if request.kind == "inflight" else None,
         )
         return SaveWeightsForSamplerResponseInternal(sampling_session_id=sampler_id), [
             SamplerCreated(sampler, run.snapshot[1])

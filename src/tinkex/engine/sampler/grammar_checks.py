@@ -154,7 +154,8 @@ def _check_in_fork(compiler: GrammarCompiler, wanted: StructuredOutput) -> _Verd
 def _check_within_limits(compiler: GrammarCompiler, wanted: StructuredOutput) -> _Verdict:
     import resource
 
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what is written when memory runs out is no news
+    # Libraries write to stderr when memory runs out, which is expected here.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     with contextlib.suppress(
         OSError
     ):  # where the size of a process cannot be read, the time is the only limit

@@ -47,7 +47,7 @@ class CachedPrompt:
         self.tokens_P = tokens_P
         self.kv = kv
         self.scores: KnownScores | None = None
-        """The scores of its tokens, as far as they are computed; None if nobody asked for them."""
+        """The scores of its tokens, as far as they are computed; None if they were not requested."""
         self.users = 1
         self.prefix_key = _prefix_key(adapter, tokens_P, owner)
         self._adapter = None if adapter is None else ref(adapter)

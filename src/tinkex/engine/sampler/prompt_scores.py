@@ -102,7 +102,7 @@ class PromptScores:
 
     @property
     def known(self) -> KnownScores | None:
-        """The prompt's own scores, filled while rows are added; None if not all of them are asked for."""
+        """The prompt's own scores, filled while rows are added; None if not all of them are requested."""
         if self._first_shown_row > 0:
             return None
         return KnownScores(

@@ -1,4 +1,4 @@
-"""Delays for users whose operations crash the worker: they wait longer with every crash, and nobody else does."""
+"""Delays for users whose operations crash the worker: they wait longer with every crash, and no other user does."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class CrashBackoff(Generic[Party]):
 
     @property
     def next_deadline(self) -> float | None:
-        """When the next delay ends, by the clock; None if nobody is delayed."""
+        """When the next delay ends, by the clock; None if no user is delayed."""
         now = self._clock()
         return min((each.until for each in self._records.values() if each.until > now), default=None)
 

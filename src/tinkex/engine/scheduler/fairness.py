@@ -9,7 +9,7 @@ Party = TypeVar("Party", bound=Hashable)
 
 
 class FairShare(Generic[Party]):
-    """Shares something countable (tokens, seconds) equally between the parties that want it.
+    """Shares something countable (tokens, seconds) equally between the parties that compete for it.
 
     Each party has an account of what it was served. The one with the lowest account has the next turn. A party that
     arrives (again) starts no lower than the last turn given, so being away earns nothing.
@@ -27,7 +27,7 @@ class FairShare(Generic[Party]):
         self._level = 0.0
 
     def waiting(self, parties: Collection[Party]) -> None:
-        """Set which parties want a turn now; call it before a round of :meth:`pick`."""
+        """Set which parties have work now; call it before a round of :meth:`pick`."""
         for party in parties:
             if party not in self._present:
                 self._accounts[party] = max(self._level, self._accounts.get(party, 0.0))

@@ -11,12 +11,31 @@ from tinkex.engine.store.directories import MANIFEST_FILE, check_name
 from tinkex.engine.store.finished import FinishedRow, Timing
 from tinkex.engine.store.futures import FutureRow, FutureStatus, Outcome, ResultFormat
 from tinkex.engine.store.journal import JournalRow, TurnEntry
+from tinkex.engine.store.loop_metrics import GradientCleared, LoopEvent, LoopMetrics, PassEnded, StepEnded
 from tinkex.engine.store.losses import LossRow
+from tinkex.engine.store.metric_series import (
+    LoopProgress,
+    MetricKey,
+    MetricReader,
+    MetricSource,
+    Point,
+    Series,
+)
+from tinkex.engine.store.reading import Reader
+from tinkex.engine.store.rollouts import (
+    RewardHistogram,
+    RolloutContent,
+    RolloutReader,
+    RolloutRow,
+    Rollouts,
+    RolloutStep,
+)
+from tinkex.engine.store.run_changes import Follower, RunChanges
 from tinkex.engine.store.runs import RunRow, RunStatus
 from tinkex.engine.store.samplers import SamplerRow, SnapshotRow
 from tinkex.engine.store.savepoints import SavepointRow, file_digest
 from tinkex.engine.store.sessions import SessionRow
-from tinkex.engine.store.store import Store, open_users
+from tinkex.engine.store.store import Store, open_reader, open_users
 from tinkex.engine.store.uploads import UploadFileRow, UploadRow
 from tinkex.engine.store.usage import HOUR_S, UsageKey, UsageKind
 from tinkex.engine.store.users import LOCAL_USER, KeyRow
@@ -35,19 +54,39 @@ __all__ = [
     "CrashRow",
     "Crashes",
     "FinishedRow",
+    "Follower",
     "FutureRow",
     "FutureStatus",
+    "GradientCleared",
     "JournalRow",
     "KeyRow",
+    "LoopEvent",
+    "LoopMetrics",
+    "LoopProgress",
     "LossRow",
+    "MetricKey",
+    "MetricReader",
+    "MetricSource",
     "Outcome",
+    "PassEnded",
+    "Point",
+    "Reader",
     "ResultFormat",
+    "RewardHistogram",
+    "RolloutContent",
+    "RolloutReader",
+    "RolloutRow",
+    "RolloutStep",
+    "Rollouts",
+    "RunChanges",
     "RunRow",
     "RunStatus",
     "SamplerRow",
     "SavepointRow",
+    "Series",
     "SessionRow",
     "SnapshotRow",
+    "StepEnded",
     "Store",
     "Timing",
     "TurnEntry",
@@ -57,5 +96,6 @@ __all__ = [
     "UsageKind",
     "check_name",
     "file_digest",
+    "open_reader",
     "open_users",
 ]

@@ -12,7 +12,8 @@ class DiskUsage:
 
     The kinds are ``checkpoints``, ``snapshots``, ``savepoints``, ``images``, ``uploads`` (of weights, until they are
     finished), ``journal`` (operations since the last savepoint), ``results`` (of operations, and requests for samples),
-    ``sessions`` (with their runs, samplers and uploaded losses) and ``logs`` (audit, usage).
+    ``sessions`` (with their runs, samplers and uploaded losses), ``metrics`` and ``rollouts`` of training loops, and ``logs``
+    (audit, usage).
     """
 
     def __init__(self, database: Database) -> None:

@@ -368,6 +368,62 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE runs ADD COLUMN lane TEXT; -- the trainer that holds it
     """,
+    """
+    -- How far the loop of a run is, and what its metrics take; the tokens and the time since its last optimizer step are pending.
+    CREATE TABLE loops (
+        run_id       TEXT PRIMARY KEY,
+        owner        TEXT NOT NULL,
+        step         INTEGER NOT NULL,
+        tokens       INTEGER NOT NULL,
+        stepped_at   REAL,
+        num_values   INTEGER NOT NULL,
+        metric_bytes INTEGER NOT NULL,
+        pending      BLOB NOT NULL
+    );
+    CREATE INDEX loops_by_owner ON loops (owner);
+    CREATE TABLE metrics (
+        metric_id INTEGER PRIMARY KEY,
+        run_id    TEXT NOT NULL,
+        source    TEXT NOT NULL, -- automatic or logged
+        name      TEXT NOT NULL,
+        UNIQUE (run_id, source, name)
+    );
+    CREATE TABLE metric_values (
+        metric_id INTEGER NOT NULL,
+        step      INTEGER NOT NULL,
+        value     REAL, -- NULL if it is not finite
+        at        REAL NOT NULL,
+        tokens    INTEGER NOT NULL,
+        PRIMARY KEY (metric_id, step)
+    ) WITHOUT ROWID;
+    CREATE TABLE rollouts (
+        run_id     TEXT NOT NULL,
+        step       INTEGER NOT NULL,
+        place      INTEGER NOT NULL,
+        owner      TEXT NOT NULL,
+        at         REAL NOT NULL,
+        reward     REAL,
+        advantage  REAL,
+        num_tokens INTEGER NOT NULL,
+        size_bytes INTEGER NOT NULL,
+        content    BLOB NOT NULL,
+        PRIMARY KEY (run_id, step, place)
+    );
+    -- Histograms and lists of steps are read from this index alone, without the contents.
+    CREATE INDEX rollouts_by_reward ON rollouts (run_id, step, reward, advantage, num_tokens, size_bytes, at);
+    CREATE INDEX rollouts_by_owner ON rollouts (owner, at, size_bytes);
+    """
+    + _counted(
+        "loops",
+        "metrics",
+        f"300 + {{row}}.metric_bytes + {_blob('pending')}",
+        changed="metric_bytes, pending",
+    )
+    + _counted("rollouts", "rollouts", "{row}.size_bytes", changed="size_bytes"),
+    """
+    ALTER TABLE samplers ADD COLUMN inflight_run_id TEXT; -- the run whose newest inflight weights it samples from
+    CREATE INDEX samplers_by_inflight_run ON samplers (inflight_run_id) WHERE inflight_run_id IS NOT NULL;
+    """,
 )
 
 

@@ -1,10 +1,10 @@
-"""Samplers (sampling sessions), and the immutable weights each samples from."""
+"""Samplers (sampling sessions), and the weights each samples from."""
 
 from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tinkex.engine.store.database import Database
@@ -14,7 +14,8 @@ from tinkex.engine.store.database import Database
 class SamplerRow:
     """One sampler: the base model only (no directory), or with the adapter in ``directory``.
 
-    ``model_path`` is set if the adapter is a named checkpoint. An unnamed snapshot is deleted when its session has ended, or
+    ``model_path`` is set if the adapter is a named checkpoint. ``inflight_run_id`` is set if the sampler follows the inflight
+    saves of a run: each of them replaces ``directory``. An unnamed snapshot is deleted when its session has ended, or
     newer ones of its run exist and it is no longer used (``released_at``).
     """
 
@@ -25,6 +26,7 @@ class SamplerRow:
     created_at: float
     model_path: str | None = None
     directory: str | None = None
+    inflight_run_id: str | None = None
     released_at: float | None = None
 
 
@@ -49,11 +51,16 @@ class Samplers:
         """When each snapshot was last used, in memory only: after a restart all count as used."""
 
     def add(self, row: SamplerRow) -> None:
-        """Insert a sampler."""
+        """Insert a sampler; one that follows the inflight saves of a run updates the others that do."""
         with self._database.transaction() as execute:
+            if row.inflight_run_id is not None:
+                execute(
+                    "UPDATE samplers SET directory = ? WHERE inflight_run_id = ? AND released_at IS NULL",
+                    (row.directory, row.inflight_run_id),
+                )
             execute(
-                "INSERT INTO samplers (sampler_id, session_id, owner, base_model, model_path, directory, created_at) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO samplers (sampler_id, session_id, owner, base_model, model_path, directory, inflight_run_id, "
+                "created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     row.sampler_id,
                     row.session_id,
@@ -61,6 +68,7 @@ class Samplers:
                     row.base_model,
                     row.model_path,
                     row.directory,
+                    row.inflight_run_id,
                     row.created_at,
                 ),
             )
@@ -140,6 +148,20 @@ class Samplers:
                 )
             return self._delete_snapshots(unused)
 
+    def delete_replaced(self, in_use: Collection[str]) -> Sequence[str]:
+        """Delete the snapshots that no sampler refers to, because newer inflight weights have replaced them.
+
+        Returns their directories, without those ``in_use`` by samples that started before.
+        """
+        with self._database.transaction():
+            rows = self._database.all(
+                "SELECT directory FROM snapshots WHERE NOT EXISTS (SELECT 1 FROM samplers "
+                "WHERE samplers.directory = snapshots.directory AND model_path IS NULL AND released_at IS NULL)"
+            )
+            return self._delete_snapshots(
+                [row["directory"] for row in rows if row["directory"] not in in_use]
+            )
+
     def _delete_snapshots(self, directories: Sequence[str]) -> Sequence[str]:
         """Delete the rows of snapshots that no sampler refers to; returns their directories."""
         deleted = [
@@ -197,5 +219,6 @@ def _sampler(row: sqlite3.Row) -> SamplerRow:
         created_at=row["created_at"],
         model_path=row["model_path"],
         directory=row["directory"],
+        inflight_run_id=row["inflight_run_id"],
         released_at=row["released_at"],
     )

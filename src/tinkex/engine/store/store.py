@@ -25,8 +25,12 @@ from tinkex.engine.store.finished import Finished
 from tinkex.engine.store.futures import Futures
 from tinkex.engine.store.journal import Journal
 from tinkex.engine.store.lock import LOCK_FILE, DirectoryLock
+from tinkex.engine.store.loop_metrics import LoopMetrics
 from tinkex.engine.store.losses import Losses
 from tinkex.engine.store.permissions import create_private, make_private
+from tinkex.engine.store.reading import Reader
+from tinkex.engine.store.rollouts import Rollouts
+from tinkex.engine.store.run_changes import RunChanges
 from tinkex.engine.store.runs import Runs
 from tinkex.engine.store.samplers import Samplers
 from tinkex.engine.store.savepoints import Savepoints
@@ -71,6 +75,8 @@ class Store:
         except BaseException:
             self._lock.release()
             raise
+        self.reader = Reader(self.database.path)
+        """Reads beside the engine's own connection; for queries that take long."""
         try:
             self.database.check()
             self.database.probe()
@@ -106,6 +112,10 @@ class Store:
         self.savepoints = Savepoints(self.database)
         self.directories = Directories(root)
         self.disk_usage = DiskUsage(self.database)
+        self.run_changes = RunChanges()
+        """Who follows the metrics and rollouts of runs."""
+        self.loop_metrics = LoopMetrics(self.database, self.reader, self.run_changes)
+        self.rollouts = Rollouts(self.database, self.reader, self.run_changes)
         for directory in self.samplers.unmeasured_snapshots():
             self.samplers.set_size(directory, self.directories.size(directory) or 1)
 
@@ -125,6 +135,7 @@ class Store:
 
     def close(self) -> None:
         """Close the database and release the directory lock."""
+        self.reader.close()
         self.database.close()
         self._lock.release()
 
@@ -154,6 +165,25 @@ def open_users(root: Path) -> Iterator[Users]:
         yield Users(database)
     finally:
         database.close()
+
+
+@contextmanager
+def open_reader(root: Path) -> Iterator[Reader]:
+    """Open a data directory read-only, also while a server uses it.
+
+    Example:
+        >>> with open_reader(config.engine_dir) as reader:
+        ...     print(MetricReader(reader).names(run_id))
+    """
+    if not (root / DATABASE_FILE).is_file():
+        raise SetupError(
+            f"{root} contains no engine data; start a server on it once with tinkex serve, or choose another with --data-dir."
+        )
+    reader = Reader(root / DATABASE_FILE)
+    try:
+        yield reader
+    finally:
+        reader.close()
 
 
 def _secret(file: Path, make: Callable[[], str]) -> str:

@@ -33,7 +33,7 @@ class UploadRow:
 
 @dataclass(frozen=True)
 class UploadFileRow:
-    """One file of an upload: the bytes that are safely on disk, and its size if the client has said it."""
+    """One file of an upload: the bytes that are safely on disk, and its size if the client has declared it."""
 
     upload_id: str
     name: str

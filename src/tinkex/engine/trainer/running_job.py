@@ -238,7 +238,18 @@ class RunningJob:
             metrics["kl_q_p:mean"] = float(np.mean(gaps))
             if self.loss.clipped is not None:
                 metrics["clip_fraction:mean"] = float(np.mean(clipped))
+        if "logprobs" in self._inputs[0]:
+            metrics["logprob_gap:mean"] = float(np.mean([self._logprob_gap(index) for index in self._inputs]))
         return metrics
+
+    def _logprob_gap(self, index: int) -> float:
+        """The mean of |lp − q| over one datum's tokens that the caller has a logprob of; prompts have zeros, and no advantage."""
+        inputs, lp_P = self._inputs[index], self._lp[index]
+        sampled = inputs["logprobs"] != 0
+        if "advantages" in inputs:
+            sampled = sampled | (inputs["advantages"] != 0)
+        gap_P = np.abs(lp_P[sampled] - inputs["logprobs"][sampled])
+        return float(gap_P.mean(dtype=np.float64)) if gap_P.size else 0.0
 
     def _custom_metrics(self) -> dict[str, float]:
         """The sum of the losses, and each metric over all datums, reduced by its suffix."""

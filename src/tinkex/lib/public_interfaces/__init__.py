@@ -1,5 +1,7 @@
 """The clients and futures, under the path official-SDK programs import them from."""
 
+from tinkex.clients._pending import PendingSamplingClient as BackcompatSamplingClientFuture
+from tinkex.clients._pending import PendingTrainingClient as BackcompatTrainingClientFuture
 from tinkex.clients.admin import AdminClient
 from tinkex.clients.rest import RestClient
 from tinkex.clients.sampling import SamplingClient
@@ -12,6 +14,8 @@ __all__ = [
     "APIFuture",
     "AdminClient",
     "AwaitableConcurrentFuture",
+    "BackcompatSamplingClientFuture",
+    "BackcompatTrainingClientFuture",
     "LossHandle",
     "PerDatumLossFn",
     "RestClient",

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from tinkex.losses.custom import CustomLoss, grad_enabled
-from tinkex.losses.regularizers.positions import as_tensor, check_output
+from tinkex.losses.regularizers.positions import as_tensor, check_data, check_output
 from tinkex.observability.events import NullSink, RegularizerFinished, RegularizerStarted, guard
 from tinkex.observability.process import bus_for
 from tinkex.types import Datum
@@ -125,6 +125,7 @@ class Pipeline:
         >>> Pipeline([RegularizerSpec(L2(), weight=0.5)]).evaluate([datum], [[-2.0]], nll).loss_total
         4.0
         """
+        check_data(data)
         with grad_enabled():
             leaves = [as_tensor(lp).detach().clone().requires_grad_(True) for lp in logprobs]  # noqa: FBT003 - torch's own signature
             return self._compute(list(data), leaves, loss_fn)[1]

@@ -22,6 +22,7 @@ __all__ = [
     "Penalty",
     "Reduction",
     "as_tensor",
+    "check_data",
     "check_output",
     "concatenated",
     "fixed_logprobs",
@@ -42,6 +43,7 @@ def select_positions(
     data: Sequence[Datum], where: str | None, *columns: Sequence[torch.Tensor]
 ) -> list[tuple[torch.Tensor, ...]]:
     """Returns the tensors of each datum at the selected positions: all, or those where the named input is not zero."""
+    check_data(data)
     if len(data) != len(columns[0]):
         raise ValueError(f"there are {len(data)} datums and the logprobs of {len(columns[0])}")
     per_datum = list(zip(*columns, strict=True))
@@ -58,6 +60,12 @@ def select_positions(
             )
         selected.append(tuple(tensor[mask] for tensor in tensors))
     return selected
+
+
+def check_data(data: Sequence[Datum]) -> None:
+    """Raises ``ValueError`` for empty data, over which a term has no value and no gradient."""
+    if not data:
+        raise ValueError("the data is empty; a regularizer needs at least one Datum")
 
 
 def concatenated(per_datum: Sequence[tuple[torch.Tensor, ...]]) -> list[tuple[torch.Tensor, ...]]:

@@ -13,6 +13,7 @@ from tinkex.losses.regularizers.positions import (
     Penalty,
     Reduction,
     check_choice,
+    check_data,
     check_number,
     check_output,
     check_reduction,
@@ -210,6 +211,7 @@ class GradientPenalty:
         """Returns the penalty on these logprobs, and its metrics."""
         import torch
 
+        check_data(data)
         points = list(logprobs)
         if self.reference is not None:
             fixed = fixed_logprobs(self.reference, data, logprobs, "the reference")

@@ -118,7 +118,7 @@ class Reporter:
     ) -> bool:
         """Reports an exception: its type, status and frames in this package; never its message.
 
-        A user error (by default if :func:`is_user_error` says so) is reported as a warning named ``user_error``, a ``fatal``
+        A user error (by default if :func:`is_user_error` is true) is reported as a warning named ``user_error``, a ``fatal``
         exception as critical, and immediately.
         """
         kind = f"{type(error).__module__}.{type(error).__qualname__}"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines import started_engine
 from tests.unit.engine.api.asgi import Client
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import EngineConfig
@@ -20,11 +21,8 @@ def engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         max_body_bytes=200_000,
         max_asset_bytes=50_000,
     )
-    opened = Engine(config)
-    opened.start()
-    opened.load_models().result()
-    yield opened
-    opened.close()
+    with started_engine(config) as started:
+        yield started
 
 
 @pytest.fixture

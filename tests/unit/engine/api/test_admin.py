@@ -32,10 +32,11 @@ def entries(client: Client, **query: str) -> list[dict[str, Any]]:
     return found
 
 
-def usage(client: Client) -> list[dict[str, Any]]:
+def usage(client: Client, *, version: str = "0.38.0") -> list[dict[str, Any]]:
     hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     window = [quote(when.isoformat()) for when in (hour - timedelta(hours=1), hour + timedelta(hours=1))]
-    answer = client.get(f"billing/usage/events?starting_on={window[0]}&ending_before={window[1]}")
+    path = f"/api/v1/billing/usage/events?starting_on={window[0]}&ending_before={window[1]}"
+    answer = client.call("GET", path, headers={"x-stainless-package-version": version})
     assert answer.status == 200, answer.body
     found: list[dict[str, Any]] = answer.json["data"]
     return found
@@ -179,12 +180,25 @@ def test_usage_counts_storage_over_time(engine: Engine, carol: Client) -> None:
     save(carol, run, 1)
     for _ in range(2):
         engine.run_retention()
-    (stored,) = [e["event_info"] for e in usage(carol) if e["event_info"]["type"] == "storage"]
-    assert stored["gigabyte_hours"] > 0
+    stored = [e["event_info"] for e in usage(carol) if e["event_info"]["type"] == "storage"]
+    assert sum(each["gigabyte_hours"] for each in stored) > 0
     carol.call("DELETE", f"/api/v1/training_runs/{run}/checkpoints/weights/kept")
     engine.run_retention()
-    (later,) = [e["event_info"] for e in usage(carol) if e["event_info"]["type"] == "storage"]
+    later = [e["event_info"] for e in usage(carol) if e["event_info"]["type"] == "storage"]
     assert later == stored, "deleted checkpoints are not counted"
+
+
+@pytest.mark.parametrize(
+    ("version", "later"), [("0.25.0", set()), ("0.36.0", {"free"}), ("0.38.0", {"free"})]
+)
+def test_old_clients_receive_storage_without_the_fields_they_reject(
+    engine: Engine, carol: Client, version: str, later: set[str]
+) -> None:
+    save(carol, carol.create(), 1)
+    engine.run_retention()
+    stored = [e["event_info"] for e in usage(carol, version=version) if e["event_info"]["type"] == "storage"]
+    assert stored
+    assert {name for each in stored for name in each} == {"type", "gigabyte_hours"} | later
 
 
 @pytest.mark.parametrize(

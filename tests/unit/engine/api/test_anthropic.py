@@ -181,6 +181,8 @@ def test_thinking_is_switched_off_and_on(cleo: Client) -> None:
         ("tiny", {"top_k": 0}, "top_k"),
         ("tiny", {"stop_sequences": [""]}, "stop_sequences"),
         ("tiny", {"stop_sequences": "a"}, "stop_sequences"),
+        ("tiny", {"stop_sequences": [f"stop {n}" for n in range(5000)]}, "stop_sequences"),
+        ("hermes", {"tools": [{"name": "a", "input_schema": {"type": "array"}}]}, "tools"),
     ],
     ids=str,
 )
@@ -201,6 +203,27 @@ def test_fields_without_effect_are_named_in_a_header(cleo: Client) -> None:
     assert answer.headers["x-tinkex-ignored-fields"] == "metadata, cache_control"
     thinking = ask(cleo, "thinking", thinking={"type": "enabled", "budget_tokens": 1024})
     assert thinking.headers["x-tinkex-ignored-fields"] == "thinking.budget_tokens"
+    thoughts = {"type": "thinking", "thinking": "hm", "signature": "c2ln"}
+    use = {**USE, "caller": {"type": "direct"}}
+    history = [
+        *HELLO,
+        {"role": "assistant", "content": [thoughts, use]},
+        {"role": "user", "content": [RESULT]},
+    ]
+    for path, more in (
+        ("/v1/messages", {}),
+        ("/v1/messages/count_tokens", {"max_tokens": ..., "temperature": ...}),
+    ):
+        answer = ask(cleo, "hermes", history, path, **more)
+        named = "messages.content.signature, messages.content.caller"
+        assert answer.headers["x-tinkex-ignored-fields"] == named
+    text = {"type": "text", "text": "a"}
+    dropped = ask(
+        cleo,
+        "strict",
+        [*HELLO, {"role": "assistant", "content": [{**thoughts, "signature": ""}, text]}, *HELLO],
+    )
+    assert dropped.headers["x-tinkex-ignored-fields"] == "messages.content.thinking"
 
 
 @pytest.mark.parametrize("base", ["/v1", "/anthropic/api/v1"])

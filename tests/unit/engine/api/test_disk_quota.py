@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines import started_engine
 from tests.unit.engine.api.asgi import Answer, Client
 from tests.unit.engine.api.test_custom_losses import definition
 from tests.unit.engine.api.test_downloads import save
@@ -30,11 +31,8 @@ def engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         long_poll_s=0.25,
         max_disk_bytes_per_user=SHARE,
     )
-    opened = Engine(config)
-    opened.start()
-    opened.load_models().result()
-    yield opened
-    opened.close()
+    with started_engine(config) as started:
+        yield started
 
 
 def user(engine: Engine, name: str) -> Client:

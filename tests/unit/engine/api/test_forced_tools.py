@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -108,6 +109,39 @@ def test_thoughts_before_a_json_answer_are_rejected(cleo: Client) -> None:
         both = {"output_config": form, **fields}
         both["output_config"] = {**form, **both["output_config"]}
         assert ask(cleo, "thinking", **both).status == 400
+
+
+FORMS: list[tuple[dict[str, Any], str]] = [
+    ({"regex": "(red|green)(, (red|green)){1,2}"}, "(red|green)(, (red|green)){1,2}"),
+    ({"grammar": 'start: digit ("+" digit)~1..2\ndigit: /[0-9]/'}, r"[0-9](\+[0-9]){1,2}"),
+    ({"json_schema": {"enum": ["a", "b"]}}, '"[ab]"'),
+]
+
+
+@pytest.mark.parametrize(("form", "pattern"), FORMS, ids=lambda each: next(iter(each)))
+def test_the_forms_of_the_native_api_are_followed(cleo: Client, form: dict[str, Any], pattern: str) -> None:
+    body = {"model": "tiny", "prompt": "A", "max_tokens": 60, "n": 4, "seed": 3, "structured_output": form}
+    completed = cleo.call("POST", "/v1/completions", body)
+    answered = chat(cleo, "always-thinking", structured_output=form, max_completion_tokens=60, n=4)
+    assert completed.status == answered.status == 200
+    texts = [choice["text"] for choice in completed.json["choices"]]
+    texts += [choice["message"]["content"] for choice in answered.json["choices"]]
+    assert all(re.fullmatch(pattern, text) for text in texts), texts
+
+
+def test_a_form_that_cannot_be_followed_is_a_400(cleo: Client) -> None:
+    for form in ({}, {"regex": "("}, {"regex": "a", "grammar": "start: /a/"}, {"grammar": "start: nothing"}):
+        body = {"model": "tiny", "prompt": "A", "max_tokens": 4, "structured_output": form}
+        for answer in (cleo.call("POST", "/v1/completions", body), chat(cleo, structured_output=form)):
+            assert answer.status == 400
+            assert error(answer)["param"] == "structured_output"
+            assert error(answer)["message"].startswith("structured_output")
+    both = chat(cleo, structured_output={"regex": "a"}, response_format={"type": "json_object"})
+    assert error(both)["param"] == "structured_output"
+    called = chat(cleo, "hermes", structured_output={"regex": "a"}, tools=[NOTHING])
+    assert error(called)["param"] == "structured_output"
+    thoughtful = chat(cleo, "thinking", structured_output={"regex": "a"}, reasoning_effort="high")
+    assert error(thoughtful)["param"] == "reasoning_effort"
 
 
 def test_a_json_object_is_an_object(cleo: Client) -> None:

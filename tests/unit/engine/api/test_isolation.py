@@ -86,6 +86,8 @@ def bodies(objects: Objects) -> dict[str, dict[str, Any] | bytes]:
         "load_weights": {"model_id": run, "seq_id": 3, "path": path},
         "unload_model": {"model_id": run},
         "get_info": {"model_id": run},
+        "log_metrics": {"model_id": run, "step": 1, "metrics": {"reward": 1.0}},
+        "log_rollouts": {"model_id": run, "step": 1, "rollouts": [{"text": "theirs"}]},
         "weights_info": {"tinker_path": path},
         "create_sampling_session": {
             "session_id": session,
@@ -107,6 +109,8 @@ def bodies(objects: Objects) -> dict[str, dict[str, Any] | bytes]:
         "export_session_trace": b"",
         "get_sampler": b"",
         "get_training_run": b"",
+        "get_training_run_metrics": b"",
+        "list_rollouts": b"",
         "list_checkpoints": b"",
         "delete_checkpoint": b"",
         "publish_checkpoint": b"",

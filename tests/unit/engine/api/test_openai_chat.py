@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from tests.chat_templates import write_chat_models
+from tests.engines import started_engine
 from tests.models import tiny_llama
 from tests.unit.engine.api.asgi import Answer, Client
-from tests.unit.engine.api.test_openai_completions import chunks, error
+from tests.unit.engine.api.test_openai_completions import chunks, error, save
 from tinkex.engine.api.app import build_app
+from tinkex.engine.api.call import Call
+from tinkex.engine.api.compatible.replies import MAX_LOOP_VALUES, choices_reply
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.engine import Engine
+from tinkex.engine.store import LOCAL_USER
 
 pytestmark = pytest.mark.slow
 
@@ -35,11 +41,9 @@ def chat_engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     home = tmp_path_factory.mktemp("chats")
     roomy = tiny_llama(home / "roomy", context=2048)
     models = {"tiny": str(tiny_model), **write_chat_models(roomy, home)}
-    engine = Engine(EngineConfig(home=tmp_path_factory.mktemp("chat-home"), models=models, long_poll_s=0.25))
-    engine.start()
-    engine.load_models().result()
-    yield engine
-    engine.close()
+    config = EngineConfig(home=tmp_path_factory.mktemp("chat-home"), models=models, long_poll_s=0.25)
+    with started_engine(config) as engine:
+        yield engine
 
 
 @pytest.fixture
@@ -184,6 +188,42 @@ def test_thoughts_that_the_prompt_starts_are_ended_for_an_effort_of_none(
         assert "reasoning_content" not in answer.json["choices"][0]["message"]
 
 
+async def test_large_replies_are_built_on_a_thread(cleo: Client, chat_engine: Engine) -> None:
+    call = Call(chat_engine, LOCAL_USER, None, b"", {}, Request({"type": "http"}))
+    threads = set()
+
+    def make() -> dict[str, Any]:
+        threads.add(threading.get_ident())
+        return {"index": 0}
+
+    for num_values, is_here in ((MAX_LOOP_VALUES, True), (MAX_LOOP_VALUES + 1, False)):
+        threads.clear()
+        reply = await choices_reply(call, [make, make], lambda made: {"choices": made}, num_values, {})
+        assert reply.body == b'{"choices":[{"index":0},{"index":0}]}'
+        assert (threads == {threading.get_ident()}) == is_here
+
+
+def test_a_large_reply_is_complete(cleo: Client) -> None:
+    asked: dict[str, Any] = {"n": 8, "max_completion_tokens": 60, "logprobs": True}
+    large, small = chat(cleo, top_logprobs=20, **asked), chat(cleo, **asked)
+    assert large.status == small.status == 200
+    for mine, other in zip(large.json["choices"], small.json["choices"], strict=True):
+        assert mine["message"] == other["message"]
+        for entry, plain in zip(mine["logprobs"]["content"], other["logprobs"]["content"], strict=True):
+            assert len(entry.pop("top_logprobs")) == 20
+            assert entry == {name: value for name, value in plain.items() if name != "top_logprobs"}
+    assert large.json["usage"]["completion_tokens"] == small.json["usage"]["completion_tokens"] > 390
+
+
+def test_a_checkpoint_of_another_base_model_is_rejected_by_their_names(
+    cleo: Client, chat_engine: Engine
+) -> None:
+    path = save(cleo, "sampler_weights", "s")
+    answer = chat(cleo, f"hermes;{path}")
+    assert (answer.status, error(answer)["param"]) == (400, "model")
+    assert "trained on tiny, which is another model than hermes." in error(answer)["message"]
+
+
 def test_an_answer_is_as_long_as_the_context_by_default(cleo: Client) -> None:
     answer = chat(cleo, max_completion_tokens=None, temperature=0, logit_bias=None, stop=None).json
     total, (choice,) = answer["usage"]["total_tokens"], answer["choices"]
@@ -221,6 +261,11 @@ def test_an_answer_is_as_long_as_the_context_by_default(cleo: Client) -> None:
             "tool_choice",
         ),
         ("hermes", {"tools": [WEATHER, WEATHER]}, "tools"),
+        (
+            "hermes",
+            {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}]},
+            "tools",
+        ),
         ("hermes", {"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ("hermes", {"tools": [WEATHER], "tool_choice": "maybe"}, "tool_choice"),
         (
@@ -277,6 +322,12 @@ def test_an_answer_is_as_long_as_the_context_by_default(cleo: Client) -> None:
         ("tiny", {"max_completion_tokens": 0}, "max_completion_tokens"),
         ("tiny", {"max_completion_tokens": 4, "max_tokens": 5}, "max_tokens"),
         ("tiny", {"n": 0}, "n"),
+        (
+            "hermes",
+            {"n": 1024, "max_completion_tokens": 2000, "logprobs": True, "top_logprobs": 20},
+            "top_logprobs",
+        ),
+        ("tiny", {"temperature": 1e300}, "temperature"),
         ("tiny", {"temperature": "warm"}, "temperature"),
         ("tiny", {"stream_options": {}}, "stream_options"),
         ("tiny", {"best_of": 2}, "best_of"),
@@ -301,6 +352,15 @@ def test_arguments_in_the_history_must_be_json(cleo: Client) -> None:
         assert error(answer)["param"] == "messages[1].tool_calls[0].function.arguments"
 
 
+def test_calls_in_the_history_are_in_their_order(cleo: Client) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    for index, status in ((0, 200), (1, 400)):
+        history = [*HELLO, {"role": "assistant", "tool_calls": [{**call, "index": index}]}]
+        answer = chat(cleo, "hermes", history, tools=[WEATHER])
+        assert answer.status == status
+    assert error(answer)["param"] == "messages[1].tool_calls[0].index"
+
+
 def test_what_the_template_rejects_is_a_400_with_its_reason(cleo: Client, chat_engine: Engine) -> None:
     answer = chat(cleo, "strict", [{"role": "system", "content": "a"}])
     assert (answer.status, error(answer)["param"]) == (400, "messages")
@@ -314,3 +374,12 @@ def test_fields_without_effect_are_named_in_a_header(cleo: Client) -> None:
     assert answer.headers["x-tinkex-ignored-fields"] == "user, metadata, store, parallel_tool_calls"
     streamed = chat(cleo, user="me", stream=True)
     assert streamed.headers["x-tinkex-ignored-fields"] == "user"
+
+
+def test_thoughts_of_the_history_are_rendered_or_named_in_a_header(cleo: Client, chat_engine: Engine) -> None:
+    history = [*HELLO, {"role": "assistant", "content": "yes", "reasoning_content": "hm"}, *HELLO]
+    rendered = chat(cleo, "thinking", history, return_token_ids=True)
+    assert "<think>\nhm\n</think>" in prompt_text(chat_engine, "thinking", rendered)
+    assert "x-tinkex-ignored-fields" not in rendered.headers
+    dropped = chat(cleo, "strict", history)
+    assert dropped.headers["x-tinkex-ignored-fields"] == "messages.reasoning_content"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,10 @@ import pytest
 from tests.unit.engine.api.asgi import Answer, Client
 from tests.unit.engine.api.test_sampling import request as native_request
 from tests.unit.engine.api.test_sampling import sampler
+from tinkex.engine.api.app import build_app
+from tinkex.engine.config import EngineConfig
 from tinkex.engine.engine import Engine
+from tinkex.types import SamplingParams
 
 pytestmark = pytest.mark.slow
 
@@ -34,12 +40,13 @@ def chunks(answer: Answer) -> list[dict[str, Any]]:
     return [json.loads(block.removeprefix("data: ")) for block in blocks[:-1]]
 
 
-def native(client: Client, number: int = 1, **params: Any) -> list[list[int]]:
-    """The tokens of the same sample through the native API."""
+def native(client: Client, number: int = 1, **params: Any) -> list[dict[str, Any]]:
+    """The sequences of the same sample through the native API."""
     body = native_request(sampler(client), 0, number, **params)
     body["prompt"] = {"chunks": [{"type": "encoded_text", "tokens": PROMPT}]}
     result = client.result(client.post("asample", body), accept="application/json").json
-    return [sequence["tokens"] for sequence in result["sequences"]]
+    sequences: list[dict[str, Any]] = result["sequences"]
+    return sequences
 
 
 def text_of(engine: Engine, tokens: list[int]) -> str:
@@ -48,9 +55,10 @@ def text_of(engine: Engine, tokens: list[int]) -> str:
 
 def test_a_completion_is_the_native_sample_of_the_same_seed(ada: Client, engine: Engine) -> None:
     params = {"max_tokens": 12, "seed": 11, "temperature": 0.8, "top_p": 0.9, "top_k": 40}
-    answer = complete(ada, n=2, return_token_ids=True, **params).json
-    assert [choice["token_ids"] for choice in answer["choices"]] == native(ada, 2, stop=None, **params)
-    for choice in answer["choices"]:
+    answer = complete(ada, n=2, return_token_ids=True, logprobs=0, **params).json
+    for choice, sequence in zip(answer["choices"], native(ada, 2, stop=None, **params), strict=True):
+        assert choice["token_ids"] == sequence["tokens"]
+        assert choice["logprobs"]["token_logprobs"] == sequence["logprobs"]
         ended = choice["finish_reason"] == "stop"
         assert choice["text"] == text_of(engine, choice["token_ids"][: -1 if ended else None])
         assert choice["prompt_token_ids"] == PROMPT
@@ -166,6 +174,8 @@ def test_sixteen_tokens_are_the_default(ada: Client) -> None:
         ({"max_tokens": -1}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": True}, "temperature"),
+        ({"temperature": 1e300}, "temperature"),
+        ({"stop": [f"stop {n}" for n in range(5000)]}, "stop"),
         ({"top_p": 0}, "top_p"),
         ({"top_k": 0}, "top_k"),
         ({"min_p": 2}, "min_p"),
@@ -183,6 +193,7 @@ def test_sixteen_tokens_are_the_default(ada: Client) -> None:
         ({"n": 10_000}, "n"),
         ({"stop": [1]}, "stop"),
         ({"stop": [""]}, "stop"),
+        ({"stop": ""}, "stop"),
         ({"seed": 1.5}, "seed"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"chunk_size": 1}}, "stream_options.chunk_size"),
@@ -238,9 +249,11 @@ def test_both_base_urls_serve_with_either_form_of_the_key(ada: Client, base: str
         refused = anonymous.call("POST", f"{base}/completions", body, headers)
         assert refused.status == 401
         assert error(refused)["code"] == "invalid_api_key"
-    missing = ada.call("GET", f"{base}/responses")
-    assert missing.status == 404
-    assert "no endpoint" in error(missing)["message"]
+        assert ("bearer token" in error(refused)["message"]) == (not headers)
+    for path in (f"{base}/responses", base):
+        missing = ada.call("GET", path)
+        assert missing.status == 404
+        assert "no endpoint" in error(missing)["message"]
 
 
 def save(client: Client, kind: str, name: str, run: str | None = None, seq_id: int = 1) -> str:
@@ -258,6 +271,10 @@ def test_models_are_base_models_and_checkpoints_of_both_kinds(ada: Client, bob: 
     assert {"tiny", *paths} <= set(listed)
     assert listed[paths[0]]["parent"] == "tiny"
     assert listed["tiny"]["max_model_len"] == 512
+    assert ada.call("GET", "/v1/models/tiny:peft:64").json["max_model_len"] == 64
+    assert (
+        complete(ada, model="tiny:peft:64", max_tokens=400, temperature=0).json["usage"]["total_tokens"] <= 64
+    )
     for name in ("tiny", *paths, f"tiny;{paths[0]}"):
         answer = complete(ada, model=name)
         assert answer.status == 200
@@ -311,3 +328,80 @@ async def disconnect(client: Client, body: dict[str, Any]) -> None:
     }  # fmt: skip
     await asyncio.wait_for(client.app(scope, receive, send), 60)
     assert asked.is_set()
+
+
+@pytest.fixture(scope="module")
+def roomy(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An engine with the limits of a server."""
+    opened = Engine(EngineConfig(home=tmp_path_factory.mktemp("roomy"), models={"tiny": str(tiny_model)}))
+    opened.start()
+    opened.load_models().result()
+    yield opened
+    opened.close()
+
+
+def longest_hold(engine: Engine, path: str = "/v1/completions", **fields: Any) -> tuple[Answer, float]:
+    """An answer, and the longest CPU time for which its request kept the event loop from others: the best of three."""
+    client = Client(build_app(engine), engine.api_key)
+    body = json.dumps({"model": "tiny", "max_tokens": 1, **fields}, separators=(",", ":")).encode()
+
+    async def measure() -> tuple[Answer, float]:
+        sending = asyncio.create_task(client.acall("POST", path, body))
+        longest, last = 0.0, time.thread_time()
+        while not sending.done():
+            await asyncio.sleep(0.001)
+            now = time.thread_time()
+            longest, last = max(longest, now - last), now
+        return sending.result(), longest
+
+    attempts = [asyncio.run(measure()) for _ in range(3)]
+    return attempts[0][0], min(held for _, held in attempts)
+
+
+def test_prompts_that_are_too_long_are_rejected_before_their_text_is_made(roomy: Engine) -> None:
+    prompt = [5] * 400_000
+    began = time.thread_time()
+    text_of(roomy, prompt)
+    cost = time.thread_time() - began
+    answer, held = longest_hold(roomy, prompt=prompt)
+    assert answer.status == 400
+    assert error(answer)["param"] == "prompt"
+    assert "400,000 tokens" in error(answer)["message"]
+    assert held < cost, f"{held:.3f} s of {cost:.3f} s"
+
+
+def test_many_prompts_are_tokenized_on_a_thread(roomy: Engine) -> None:
+    prompt = "a b c d " * 500
+    tokenizer = roomy.models.find("tiny").tokenizer
+    began = time.thread_time()
+    for _ in range(256):
+        tokenizer.encode(prompt, add_special_tokens=True)
+    cost = time.thread_time() - began
+    answer, held = longest_hold(roomy, prompt=[prompt] * 255 + [""])  # the last one is rejected
+    assert answer.status == 400
+    assert held < cost / 2, f"{held:.3f} s of {cost:.3f} s"
+
+
+def test_too_many_biases_are_rejected_before_they_are_converted(roomy: Engine) -> None:
+    biases = {str(token): 1.0 for token in range(200_000)}
+    began = time.thread_time()
+    with pytest.raises(ValueError, match="logit_bias"):
+        SamplingParams(logit_bias={int(token): bias for token, bias in biases.items()} | {-1: 1.0})
+    cost = time.thread_time() - began
+    answer, held = longest_hold(roomy, prompt="a", logit_bias=biases)
+    assert answer.status == 400
+    assert error(answer)["param"] == "logit_bias"
+    assert held < cost, f"{held:.3f} s of {cost:.3f} s"
+
+
+def test_the_names_of_many_tools_are_compared_in_linear_time(roomy: Engine) -> None:
+    names = [f"f{number}" for number in range(6000)]
+    began = time.thread_time()
+    assert all(names.count(name) == 1 for name in names)
+    cost = time.thread_time() - began
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    messages = [{"role": "user", "content": "Hi"}]
+    answer, held = longest_hold(roomy, "/v1/chat/completions", messages=messages, tools=tools)
+    assert error(answer)["param"] == "tools"
+    assert "template" in error(answer)["message"]
+    assert held < cost / 2, f"{held:.3f} s of {cost:.3f} s"

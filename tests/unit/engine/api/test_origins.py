@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines import started_engine
 from tests.unit.engine.api.asgi import PROTO, Answer, Client
 from tests.unit.engine.api.test_training import pass_body, send_pass
 from tinkex.engine.api.app import build_app
@@ -25,11 +26,8 @@ def without_keys(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         auth=False,
         allow_origins=(CHAT,),
     )
-    engine = Engine(config)
-    engine.start()
-    engine.load_models().result()
-    yield engine
-    engine.close()
+    with started_engine(config) as engine:
+        yield engine
 
 
 @pytest.fixture
@@ -90,7 +88,7 @@ def test_without_keys_a_request_that_another_site_caused_is_rejected(
     "content_type",
     ["text/plain", "text/plain; application/json", "application/x-www-form-urlencoded", "multipart/form-data", ""],
 )  # fmt: skip
-def test_without_keys_a_content_type_that_pages_send_unasked_is_rejected(
+def test_without_keys_a_content_type_that_pages_send_without_preflight_is_rejected(
     anyone: Client, content_type: str
 ) -> None:
     answer = create_session(anyone, content_type=content_type)

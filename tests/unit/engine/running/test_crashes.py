@@ -90,7 +90,7 @@ def test_an_operation_with_a_custom_loss_is_quarantined_after_two_crashes_and_so
         crashes.check_loss("digest")
 
 
-def test_kills_from_outside_quarantine_no_loss_and_delay_nobody() -> None:
+def test_kills_from_outside_quarantine_no_loss_and_delay_no_user() -> None:
     crashes = CrashTracker()
     turn = (operation("a", loss="digest"),)
     for _ in range(6):
@@ -133,7 +133,7 @@ def test_a_user_whose_operations_crash_the_worker_waits_longer_each_time_and_oth
     assert waits == sorted(set(waits))
 
 
-def test_nobody_is_blamed_if_operations_of_several_users_ran_together() -> None:
+def test_a_crash_of_operations_of_several_users_counts_against_none_of_them() -> None:
     crashes = CrashTracker()
     assert not crashes.record_operations([operation("a"), operation("b", owner="bob")], CRASH)
     assert crashes.delayed_users == set()
@@ -210,9 +210,7 @@ def crash_and_die(home: Path, model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_server_remembers_quarantined_losses_and_who_has_to_wait(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_quarantined_losses_and_delays_survive_a_kill_of_the_server(tiny_model: Path, tmp_path: Path) -> None:
     program = "import sys; from pathlib import Path; from tests.unit.engine.running.test_crashes import crash_and_die; "
     program += "crash_and_die(Path(sys.argv[1]), Path(sys.argv[2]))"
     command = [sys.executable, "-c", program, str(tmp_path), str(tiny_model)]

@@ -47,7 +47,7 @@ def test_after_a_step_that_failed_in_a_full_batch_the_others_get_their_places(
         assert [bool(outcome.error) for outcome in outcomes] == [True, False, False, False]
 
 
-def test_when_joining_fails_in_a_way_it_should_not_nobody_stays_behind_in_the_batch(
+def test_an_unexpected_failure_to_join_leaves_no_sequence_in_the_batch(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(tmp_path, tiny_model) as ada:

@@ -43,7 +43,7 @@ def test_those_whose_loop_is_gone_are_forgotten() -> None:
     waiters.notify(ended("r1"))
 
 
-def test_nobody_waits_any_more_after_the_end() -> None:
+def test_there_are_no_waiters_after_the_end() -> None:
     waiters = Waiters()
 
     async def wait() -> list[Outcome | None]:

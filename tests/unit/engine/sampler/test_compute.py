@@ -18,7 +18,7 @@ from tinkex.types import StructuredOutput
 has_core = pytest.mark.skipif(not CORES, reason="the package was installed without its compiled core")
 
 
-def test_torch_is_used_where_it_is_asked_for(model: Transformer, tokenizer: EngineTokenizer) -> None:
+def test_torch_is_used_where_it_is_configured(model: Transformer, tokenizer: EngineTokenizer) -> None:
     assert Sampler(model, tokenizer, compute="torch").computes_with == "torch (as set)"
 
 

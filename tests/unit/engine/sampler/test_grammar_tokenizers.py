@@ -38,7 +38,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return place / "converted"
 
 
-def test_the_decoded_text_is_what_was_asked_for(directory: Path) -> None:
+def test_the_decoded_text_matches_the_grammar(directory: Path) -> None:
     tokenizer = EngineTokenizer(directory)
     sampler = Sampler(load_transformer(directory), tokenizer)
     words = "[a-c]{1,9}( [a-c]{1,5}){2}"

@@ -121,7 +121,7 @@ def test_new_sequences_wait_until_running_ones_have_ended(samplers: Samplers) ->
     assert sampler.num_preemptions == 0
 
 
-def test_prompts_kept_for_later_go_before_anybody_who_runs(samplers: Samplers, compute: str) -> None:
+def test_cached_prompts_are_evicted_before_running_sequences(samplers: Samplers, compute: str) -> None:
     kept = random_tokens(150, 1)
     sampler = samplers.of({"torch": 700, "compiled": 600}[compute])  # room for both that run, and little more
     sample(sampler, kept, max_tokens=1)

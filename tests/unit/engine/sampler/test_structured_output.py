@@ -77,7 +77,7 @@ def test_random_schemas_give_valid_json(model: Transformer, tokenizer: EngineTok
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 3.0])
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_every_sample_is_what_was_asked_for(
+def test_every_sample_matches_its_request(
     sampler: Sampler, tokenizer: EngineTokenizer, name: str, temperature: float
 ) -> None:
     response = sample(

@@ -7,7 +7,7 @@ from tinkex.engine.operation import Kind, Operation
 from tinkex.engine.scheduler import FairShare, SampleQueue
 
 
-def test_parties_that_always_want_share_equally_by_cost() -> None:
+def test_parties_that_always_have_work_share_equally_by_cost() -> None:
     turns, served, cost = FairShare[str](), {"big": 0, "small": 0}, {"big": 10, "small": 1}
     for _ in range(1100):
         turns.waiting(served.keys())

@@ -108,7 +108,7 @@ def test_a_run_is_unloaded_though_a_number_before_never_came() -> None:
     assert drain(queue) == ["run#3"]
 
 
-def test_a_gap_that_is_filled_in_time_fails_nobody() -> None:
+def test_a_gap_that_is_filled_in_time_fails_no_operation() -> None:
     queue = opened(gap_timeout_s=10.0)
     queue.put(step(2), now=0.0)
     queue.put(step(1), now=9.0)

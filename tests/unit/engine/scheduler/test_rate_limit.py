@@ -53,7 +53,7 @@ def test_one_waits_as_long_as_it_says_and_others_do_not_wait() -> None:
     assert pace.wait_s("ada") == 30
 
 
-def test_without_a_rate_nobody_waits() -> None:
+def test_without_a_rate_no_request_waits() -> None:
     pace = TokenRate[str](None)
     pace.charge("ada", 10**12)
     assert pace.wait_s("ada") == 0

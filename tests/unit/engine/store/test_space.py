@@ -335,7 +335,7 @@ def snapshots(store: Store, *names: str) -> None:
         store.samplers.add(SamplerRow(f"s:sample:{name}", "s", "ada", "base", float(number), directory=name))
 
 
-def test_snapshots_are_released_when_newer_ones_exist_and_nobody_uses_them(store: Store) -> None:
+def test_snapshots_are_released_when_newer_ones_exist_and_they_are_unused(store: Store) -> None:
     snapshots(store, "unused", "used", "sampling", "new", "newest")
     store.futures.accept(future("r1", target="s:sample:sampling"))
     later = 9e9
@@ -365,6 +365,26 @@ def test_snapshots_count_as_used_after_a_restart(tmp_path: Path) -> None:
         snapshots(store, "a", "b")
     with Store(tmp_path) as store:
         assert store.samplers.release_unused(9e9, newest_kept=1, unused_since=1e9) == []
+
+
+def test_replaced_inflight_weights_are_deleted_when_no_sample_uses_them(store: Store) -> None:
+    store.sessions.add(session())
+    store.runs.add(run())
+    for number, name in enumerate(("first", "second", "third")):
+        store.samplers.add_snapshot(SnapshotRow(name, "s:train:0", "ada", float(number), 10))
+        inflight = SamplerRow(
+            f"s:sample:{name}", "s", "ada", "base", 1.0, directory=name, inflight_run_id="s:train:0"
+        )
+        store.samplers.add(inflight)
+    store.samplers.add_snapshot(SnapshotRow("fixed", "s:train:0", "ada", 4.0, 10))
+    store.samplers.add(SamplerRow("s:sample:fixed", "s", "ada", "base", 1.0, directory="fixed"))
+    assert [row.directory for row in store.samplers.of_session("s")] == ["third", "third", "third", "fixed"]
+    assert store.samplers.delete_replaced({"first"}) == ["second"]
+    assert store.samplers.delete_replaced(set()) == ["first"]
+    assert store.samplers.delete_replaced(set()) == []
+    assert sorted(store.samplers.snapshot_directories()) == ["fixed", "third"]
+    assert sorted(store.samplers.release("s", 5.0)) == ["fixed", "third"]
+    assert store.samplers.delete_replaced(set()) == []
 
 
 def test_a_session_is_deleted_when_nothing_is_left_of_it(store: Store) -> None:

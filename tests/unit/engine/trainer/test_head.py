@@ -102,7 +102,7 @@ def test_many_targets_of_a_row_are_not_all_in_memory_as_vectors_simultaneously()
     assert largest.elements == 1000  # a number for each target, where their vectors have 4000
 
 
-def test_a_gradient_is_asked_for_once_per_chunk() -> None:
+def test_a_gradient_is_requested_once_per_chunk() -> None:
     packed = packed_of([(3, 1)], [(2, 2)])
     asked: list[list[int]] = []
 

@@ -315,6 +315,7 @@ def test_a_pass_that_runs_out_of_memory_frees_the_spare_buffers_first(model: Tra
     assert not any(seen[1:])
 
 
+@pytest.mark.slow
 def test_a_sequence_that_does_not_fit_in_memory_fails_its_job_alone(model: Transformer) -> None:
     small = forgetful(model)
     states = [trained_state(small, seed=n) for n in range(2)]

@@ -21,6 +21,7 @@ from tinkex.losses.regularizers import (
     GradientPenalty,
     KLDivergence,
     Orthogonality,
+    Pipeline,
 )
 
 LOGPROBS = [-0.5, -1.2, -0.8, -2.1, -0.3, -1.5, -0.9, -1.8, -0.6, -1.1]
@@ -151,6 +152,27 @@ def test_the_gradient_is_the_slope_of_the_value_on_candidates(regularizer: Any) 
 def test_datums_may_have_different_numbers_of_candidates(regularizer: Any) -> None:
     ragged = [np.log(RNG.dirichlet(np.ones(k), 2)) for k in (4, 3)]
     check_slopes(regularizer, [datum(2), datum(2)], leaves(*ragged))
+
+
+@pytest.mark.parametrize(
+    "regularizer",
+    [
+        L1(),
+        L2(),
+        ElasticNet(),
+        Entropy(),
+        KLDivergence("reference"),
+        Consistency("reference"),
+        Orthogonality(),
+        GradientPenalty(cubes),
+    ],
+    ids=lambda regularizer: regularizer.name,
+)
+def test_empty_data_is_an_error_that_says_so(regularizer: Any) -> None:
+    with pytest.raises(ValueError, match="the data is empty"):
+        regularizer([], [])
+    with pytest.raises(ValueError, match="the data is empty"):
+        Pipeline([types.RegularizerSpec(regularizer, weight=1.0)]).evaluate([], [], cubes)
 
 
 def test_live_pairs_pull_both_sides_together() -> None:
@@ -345,7 +367,7 @@ def test_data_that_a_regularizer_cannot_use_is_rejected(regularizer: Any, messag
 
 
 @pytest.mark.parametrize("returned", [torch.tensor(1.0), 1.0, (torch.ones(2), {}), None])
-def test_a_penalized_loss_that_returns_something_else_is_rejected_by_name(returned: Any) -> None:
+def test_a_penalized_loss_that_returns_something_else_is_rejected_with_its_name(returned: Any) -> None:
     penalty = GradientPenalty(lambda data, logprobs: returned)
     with pytest.raises(TypeError, match="the loss of GradientPenalty must return"):
         penalty([datum(2)], leaves([-1.0, -2.0]))

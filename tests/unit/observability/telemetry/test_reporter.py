@@ -351,7 +351,7 @@ def test_errors_of_the_user_are_distinguished() -> None:
     assert collector.events[2]["error_message"] == "status 503"
 
 
-def test_a_server_that_does_not_answer_holds_up_nobody_and_a_full_queue_drops() -> None:
+def test_an_unresponsive_server_delays_no_caller_and_a_full_queue_drops_events() -> None:
     collector = Collector()
     collector.may_answer.clear()
     with over_http(collector) as url:
@@ -366,7 +366,7 @@ def test_a_server_that_does_not_answer_holds_up_nobody_and_a_full_queue_drops() 
         collector.may_answer.set()
 
 
-def test_a_server_that_rejects_telemetry_is_not_asked_forever() -> None:
+def test_reports_end_when_a_server_rejects_telemetry() -> None:
     collector = Collector(status=404)
     with over_http(collector) as url, service_of(url) as service:
         reporter = reporter_of(service)
@@ -623,7 +623,7 @@ def test_a_circuit_that_opens_is_reported() -> None:
     assert [event["event_data"]["state"] for event in changed] == ["open"]
 
 
-def test_a_report_that_was_lost_before_anybody_waits_counts_as_lost() -> None:
+def test_a_report_that_was_lost_before_the_first_wait_counts_as_lost() -> None:
     collector = Collector(status=400)
     with over_http(collector) as url, service_of(url) as service:
         reporter = reporter_of(service)

@@ -14,6 +14,7 @@ from tinkex.engine.api.anthropic.prompts import ignored_fields, prepare_prompt
 from tinkex.engine.api.anthropic.requests import MessageRequest, PromptRequest
 from tinkex.engine.api.call import Call, Reply
 from tinkex.engine.api.compatible.chat import PreparedChat
+from tinkex.engine.api.compatible.chat_template import find_template
 from tinkex.engine.api.compatible.fields import ignored_header
 from tinkex.engine.api.compatible.models import ModelChoice, find_model
 from tinkex.engine.api.compatible.output import OutputParser, Part, Reasoning, Text, join_parts
@@ -84,8 +85,9 @@ async def messages(call: Call) -> Reply:
     if chat.structured_output is not None:
         params = params.model_copy(update={"structured_output": chat.structured_output})
     plan = MessagePlan(f"msg_{secrets.token_hex(16)}", request, model, chat, params)
-    headers = ignored_header(ignored_fields(request))
-    accepted = await submit(call, [sample_request(model, chat.prompt, params)], chat.field_names)
+    headers = ignored_header(ignored_fields(request, find_template(model)))
+    names = {**chat.field_names, "stop": "stop_sequences"}
+    accepted = await submit(call, [sample_request(model, chat.prompt, params)], names)
     if request.stream:
         return EventStream(_events(plan, stream_samples(call, accepted)), headers)
     (response,) = await await_responses(call, accepted)
@@ -102,7 +104,10 @@ async def count_tokens(call: Call) -> Reply:
     request: PromptRequest = call.request
     model = await find_model(call.engine, call.owner, request.model)
     chat = await prepare_prompt(model, request, body_size(call.body))
-    return json_response({"input_tokens": len(chat.prompt)}, headers=ignored_header(ignored_fields(request)))
+    return json_response(
+        {"input_tokens": len(chat.prompt)},
+        headers=ignored_header(ignored_fields(request, find_template(model))),
+    )
 
 
 def _params(request: MessageRequest) -> SamplingParams:

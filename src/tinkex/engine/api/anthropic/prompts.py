@@ -62,7 +62,7 @@ def _options(request: PromptRequest) -> ChatOptions:
 
 
 def _thinking_field(request: PromptRequest) -> str | None:
-    """The field by which a request asks for thoughts, if it does."""
+    """The field by which a request enables thinking, if it does."""
     if request.thinking is not None and request.thinking.type == "enabled":
         return "thinking.type"
     if request.output_config is not None and request.output_config.effort is not None:
@@ -89,7 +89,7 @@ def _variables(request: PromptRequest, template: ChatTemplate) -> Mapping[str, A
     elif not template.knows_thinking:
         raise InvalidField(
             "thinking.type",
-            f"thinking.type is {thinking.type!r}, and the chat template of this model knows no thinking; remove it.",
+            f"thinking.type is {thinking.type!r}, and the chat template of this model does not support thinking; remove it.",
         )
     elif thinking.type == "enabled" and template.switch is not None:
         variables[template.switch] = True
@@ -179,7 +179,7 @@ def _text(content: str | Sequence[TextBlock]) -> str:
     return content if isinstance(content, str) else SEPARATOR.join(block.text for block in content)
 
 
-def ignored_fields(request: PromptRequest) -> list[str]:
+def ignored_fields(request: PromptRequest, template: ChatTemplate) -> list[str]:
     """The fields without effect that a client has set."""
     names = []
     if isinstance(request, MessageRequest) and request.metadata is not None:
@@ -192,6 +192,15 @@ def ignored_fields(request: PromptRequest) -> list[str]:
         names.append("tool_choice.disable_parallel_tool_use")
     if any(tool.eager_input_streaming is not None for tool in request.tools or ()):
         names.append("tools.eager_input_streaming")
+    contents = [message.content for message in request.messages]
+    blocks = [block for content in contents if isinstance(content, list) for block in content]
+    thoughts = [block for block in blocks if isinstance(block, ThinkingBlock)]
+    if thoughts and not template.renders_thoughts:
+        names.append("messages.content.thinking")
+    if any(block.signature for block in thoughts):
+        names.append("messages.content.signature")
+    if any(isinstance(block, ToolUseBlock) and block.caller is not None for block in blocks):
+        names.append("messages.content.caller")
     return names
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -56,12 +57,14 @@ class ChatOptions:
     choice: ToolChoice = ToolChoice()
     schema: Mapping[str, Any] | Literal[True] | None = None
     """The JSON schema of the answer; True for any JSON object."""
+    output: StructuredOutput | None = None
+    """The form of the answer, instead of a schema."""
     schema_field: str = "response_format"
     schema_name: str = "json_schema.schema"
     separate_reasoning: bool = True
     choice_field: str = "tool_choice"
     thinking_field: str | None = None
-    """The field by which the request asks for thoughts, if it does."""
+    """The field by which the request enables thinking, if it does."""
     without_thoughts: bool = False
     """Whether the request asks for none."""
 
@@ -87,7 +90,6 @@ class PreparedChat:
             "structured_output.grammar": path,
             "structured_output": path,
             "prompt": "messages",
-            "logit_bias": "logit_bias",
         }
 
     def new_parser(self) -> OutputParser:
@@ -101,32 +103,33 @@ async def prepare(
     """The prompt of a chat, and the constraints of its answer; raises :class:`InvalidField`."""
     tool_format = _tool_format(template, options)
     is_forced = tool_format is not None and options.choice.mode == "required"
-    if options.schema is not None and tool_format is not None:
+    form_field = options.schema_field if options.output is None else "structured_output"
+    if tool_format is not None and (options.schema is not None or options.output is not None):
         raise InvalidField(
-            options.schema_field,
-            f"{options.schema_field} with tools: an answer that must be JSON cannot call a tool; set {options.choice_field} to none, "
+            form_field,
+            f"{form_field} with tools: an answer that has a given form cannot call a tool; set {options.choice_field} to none, "
             "or remove one of the two.",
         )
-    schema_path = f"{options.schema_field}.{options.schema_name}"
+    schema_path = f"{form_field}.{options.schema_name}" if options.output is None else form_field
     schema: Any = options.schema
     if is_forced:
         assert tool_format is not None
         schema, schema_path = call_schema(_forced_tools(options), tool_format), "tools"
     try:
-        structured = StructuredOutput(json_schema=schema) if schema is not None else None
+        structured = StructuredOutput(json_schema=schema) if schema is not None else options.output
     except ValueError as error:
         raise InvalidField(schema_path, f"{schema_path}: {error}".replace("StructuredOutput.", "")) from error
-    is_json = structured is not None
-    if is_json and options.thinking_field is not None:
+    has_form = structured is not None
+    if has_form and options.thinking_field is not None:
         raise InvalidField(
             options.thinking_field,
-            f"{options.thinking_field} asks for thoughts, and an answer that must be JSON or a tool call has none before it; "
+            f"{options.thinking_field} requests thinking, which cannot precede an answer of a given form or a tool call; "
             "remove one of the two.",
         )
     text = await render(model, chat)
     is_open = is_thinking(text)
-    if is_open and (is_json or options.without_thoughts):
-        text, is_open = f"{text}{END_THINK}\n\n", False  # what must be JSON has no thoughts before it
+    if is_open and (has_form or options.without_thoughts):
+        text, is_open = f"{text}{END_THINK}\n\n", False  # thinking cannot precede an answer of a given form
     if is_forced and tool_format is not None:
         text += tool_format.forced_prefix
     prompt = await encode_text(model, text, "messages", add_special_tokens=False)
@@ -136,7 +139,7 @@ async def prepare(
             f"messages have {len(prompt):,} tokens, and the context of {model.name} holds {model.max_context:,}; send fewer.",
         )
     thinking: Literal["open", "maybe"] | None = None
-    if options.separate_reasoning and not is_json:
+    if options.separate_reasoning and not has_form:
         thinking = "open" if is_open else "maybe" if template.knows_thinking else None
     if tool_format is not None and not is_forced and any(tool.strict for tool in options.tools):
         structured, schema_path = _strict_calls(model, tool_format, options), "tools"
@@ -158,9 +161,16 @@ def _tool_format(template: ChatTemplate, options: ChatOptions) -> ToolFormat | N
             options.choice_field,
             f"{options.choice_field} names {choice.name!r}, which is not one of the tools: {', '.join(names)}.",
         )
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = next((name for name, number in Counter(names).items() if number > 1), None)
     if twice is not None:
         raise InvalidField("tools", f"tools has {twice!r} twice; give each function a name of its own.")
+    for tool in options.tools:
+        kind = (tool.parameters or {}).get("type", "object")
+        if kind != "object":
+            raise InvalidField(
+                "tools",
+                f"tools: the parameters of {tool.name!r} have the type {kind!r}; describe them as an object.",
+            )
     if not options.tools or choice.mode == "none":
         return None
     if not template.knows_tools:

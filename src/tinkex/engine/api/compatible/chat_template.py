@@ -22,6 +22,8 @@ EFFORTS = ("minimal", "low", "medium", "high")
 """Values of ``reasoning_effort`` for templates that write the value into the prompt."""
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 """Variables that ``chat_template_kwargs`` may not set."""
+THOUGHTS = "reasoning_content"
+"""Where templates read the thoughts of earlier answers."""
 NAMED_MESSAGES = ("message.name", "message['name']", 'message["name"]')
 
 Effort: TypeAlias = str | bool | float
@@ -61,6 +63,11 @@ class ChatTemplate:
             if f"'{word}'" in self.source or f'"{word}"' in self.source
         ]
         return [*EFFORTS, *named]
+
+    @property
+    def renders_thoughts(self) -> bool:
+        """Whether thoughts of earlier answers are rendered, if only of the last ones."""
+        return THOUGHTS in self.source
 
     @property
     def knows_names(self) -> bool:

@@ -38,23 +38,42 @@ from tinkex.types import (
     UntypedAPIFuture,
 )
 
+SAMPLING_NAMES: Mapping[str, str] = {
+    **{
+        name: name
+        for name in ("prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "logit_bias")
+    },
+    "num_samples": "n",
+}
+"""The names that clients usually have for native fields which a model's limits may reject."""
 MAX_LOOP_CHARS = 16 * 1024
 """The text that is tokenized on the event loop, in a few milliseconds."""
 
 
 async def encode_text(model: ModelChoice, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
     """The tokens of a text; long ones on a thread, and none of one that cannot fit into the context."""
-    if len(text) > model.max_context * model.tokenizer.max_token_bytes:
-        raise InvalidField(
-            field,
-            f"{field} has {len(text):,} characters, which are more tokens than the {model.max_context:,} that the context of "
-            f"{model.name} holds; send less.",
-        )
+    check_length(model, text, field)
     if len(text) <= MAX_LOOP_CHARS:
         return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
     return await model.run_on_thread(
         lambda: model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
     )
+
+
+def check_length(model: ModelChoice, prompt: str | Sequence[int], field: str) -> None:
+    """Reject what cannot fit into the context, before it costs time."""
+    if not isinstance(prompt, str):
+        if len(prompt) > model.max_context:
+            raise InvalidField(
+                field,
+                f"{field} has {len(prompt):,} tokens, and the context of {model.name} holds {model.max_context:,}; send less.",
+            )
+    elif len(prompt) > model.max_context * model.tokenizer.max_token_bytes:
+        raise InvalidField(
+            field,
+            f"{field} has {len(prompt):,} characters, which are more tokens than the {model.max_context:,} that the context of "
+            f"{model.name} holds; send less.",
+        )
 
 
 def sampling_params(**fields: Any) -> SamplingParams:
@@ -89,7 +108,7 @@ def sample_request(
 async def submit(
     call: Call, requests: Sequence[SampleRequest], names: Mapping[str, str]
 ) -> Sequence[UntypedAPIFuture]:
-    """Submit samples: all of them, or none if one is rejected. ``names`` has the client's names of native fields."""
+    """Submit samples: all of them, or none if one is rejected. ``names`` has other names that the client has for native fields."""
     engine, owner = call.engine, call.owner
     accepting = asyncio.gather(
         *(engine.accept(owner, request, encode_request(request)) for request in requests),
@@ -104,7 +123,9 @@ async def submit(
     if rejected is not None:
         for each in accepted:
             cancel_sample(engine, owner, each.request_id)
-        raise rename_field(rejected, names) if isinstance(rejected, InvalidInput) else rejected
+        if isinstance(rejected, InvalidInput):
+            raise rename_field(rejected, {**SAMPLING_NAMES, **names})
+        raise rejected
     return accepted
 
 

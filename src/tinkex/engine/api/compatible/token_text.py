@@ -66,7 +66,7 @@ class TextOffsets:
     """Where tokens that arrive in parts start in their text.
 
     The end of the text does not limit them: tokens that a stop sequence cuts off the text start where they would without it,
-    so a stream, which cannot know the end, has the same offsets as a response.
+    so a stream, whose end is not known in advance, has the same offsets as a response.
     """
 
     def __init__(self, tokenizer: EngineTokenizer, start: int = 0) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tinkex.engine.api.call import Call, Reply
 from tinkex.engine.api.compatible.chat import PreparedChat, prepare, rendered_tools
-from tinkex.engine.api.compatible.chat_template import Chat, find_template
+from tinkex.engine.api.compatible.chat_template import Chat, ChatTemplate, find_template
 from tinkex.engine.api.compatible.fields import given_fields, ignored_header
 from tinkex.engine.api.compatible.models import ModelChoice, find_model
 from tinkex.engine.api.compatible.output import OutputParser, Part, Reasoning, Text
+from tinkex.engine.api.compatible.replies import choices_reply, count_values
 from tinkex.engine.api.compatible.samples import (
     await_responses,
     new_detokenizer,
@@ -24,7 +26,6 @@ from tinkex.engine.api.compatible.samples import (
 from tinkex.engine.api.compatible.token_text import TokenLogprobs, chat_logprobs
 from tinkex.engine.api.compatible.tool_formats import ToolCall, ToolFormat, new_call_id
 from tinkex.engine.api.detokenizer import IncrementalDetokenizer
-from tinkex.engine.api.errors import json_response
 from tinkex.engine.api.event_stream import EventStream
 from tinkex.engine.api.field_errors import InvalidField
 from tinkex.engine.api.openai.messages import chat_options, template_messages, template_variables
@@ -50,7 +51,7 @@ class ChatPlan:
     num_samples: int
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def envelope(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def envelope(self, kind: str, choices: Sequence[object]) -> dict[str, Any]:
         """A response, or a chunk of one."""
         return {
             "id": self.id,
@@ -69,7 +70,7 @@ async def chat_completions(call: Call) -> Reply:
     """Answer a chat; the reply is a response or, with ``stream``, its chunks."""
     request: ChatRequest = call.request
     plan = await _plan(call, request)
-    headers = ignored_header(_ignored(request))
+    headers = ignored_header(_ignored(request, find_template(plan.model)))
     sample = sample_request(
         plan.model,
         plan.chat.prompt,
@@ -77,13 +78,22 @@ async def chat_completions(call: Call) -> Reply:
         plan.num_samples,
         topk_sample_logprobs=request.top_logprobs or 0,
     )
-    accepted = await submit(call, [sample], plan.chat.field_names)
+    names = {**plan.chat.field_names, "topk_sample_logprobs": "top_logprobs"}
+    if request.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    accepted = await submit(call, [sample], names)
     if request.stream:
         return EventStream(encode_stream(stream_samples(call, accepted), ChatChunks(plan)), headers)
     (response,) = await await_responses(call, accepted)
-    choices = [_choice(plan, index, sequence) for index, sequence in enumerate(response.sequences)]
-    body = plan.envelope("chat.completion", choices) | {"usage": plan.usage(response)}
-    return json_response(body, headers=headers, omit_none=False)
+    choices = [partial(_choice, plan, index, sequence) for index, sequence in enumerate(response.sequences)]
+    usage = {"usage": plan.usage(response)}
+    return await choices_reply(
+        call,
+        choices,
+        lambda made: plan.envelope("chat.completion", made) | usage,
+        count_values([response], 0, request.top_logprobs or 0),
+        headers,
+    )
 
 
 async def _plan(call: Call, request: ChatRequest) -> ChatPlan:
@@ -120,11 +130,13 @@ def _max_tokens(request: ChatRequest) -> int | None:
     return value
 
 
-def _ignored(request: ChatRequest) -> list[str]:
+def _ignored(request: ChatRequest, template: ChatTemplate) -> list[str]:
     names = given_fields(request, IGNORED_IN_CHATS)
     form = request.response_format
     if form is not None and form.json_schema is not None and form.json_schema.description is not None:
         names.append("response_format.json_schema.description")
+    if not template.renders_thoughts and any(message.reasoning_content for message in request.messages):
+        names.append("messages.reasoning_content")
     return names
 
 

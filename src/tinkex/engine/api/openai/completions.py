@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tinkex.engine.api.call import Call, Reply
 from tinkex.engine.api.compatible.fields import given_fields, ignored_header
 from tinkex.engine.api.compatible.models import ModelChoice, find_model
+from tinkex.engine.api.compatible.replies import choices_reply, count_values
 from tinkex.engine.api.compatible.samples import (
+    MAX_LOOP_CHARS,
     await_responses,
-    encode_text,
+    check_length,
     new_detokenizer,
     sample_request,
     stream_samples,
@@ -20,22 +24,29 @@ from tinkex.engine.api.compatible.samples import (
     text_of,
 )
 from tinkex.engine.api.compatible.token_text import TextOffsets, TokenLogprobs, completion_logprobs
-from tinkex.engine.api.errors import json_response
 from tinkex.engine.api.event_stream import EventStream
 from tinkex.engine.api.field_errors import InvalidField
-from tinkex.engine.api.openai.parameters import check_number, native_params
+from tinkex.engine.api.openai.parameters import check_number, native_params, structured_output
 from tinkex.engine.api.openai.requests import IGNORED, CompletionRequest
 from tinkex.engine.api.openai.stream import encode_stream, new_id, usage
 from tinkex.types import SampledSequence, SampleRequest, SampleResponse, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
+NAMES = {
+    "topk_sample_logprobs": "logprobs",
+    "topk_prompt_logprobs": "logprobs",
+    "structured_output": "structured_output",
+}
+"""What this route calls native fields."""
 MAX_PROMPTS = 256
 """How many prompts a request may have; each is an operation of its own."""
+MAX_LOOP_TOKENS = 2048
+"""The tokens of prompts that are read on the event loop, in a few milliseconds."""
 
 
 @dataclass(frozen=True)
 class CompletionPrompt:
-    """One prompt: its tokens, and its text as it is echoed."""
+    """One prompt: its tokens, and its text if it was sent as text or is echoed."""
 
     tokens: Sequence[int]
     text: str
@@ -69,7 +80,7 @@ class CompletionPlan:
             for prompt in self.prompts
         ]
 
-    def envelope(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def envelope(self, choices: Sequence[object]) -> dict[str, Any]:
         """A response, or a chunk of one."""
         return {
             "id": self.id,
@@ -85,18 +96,20 @@ async def completions(call: Call) -> Reply:
     request: CompletionRequest = call.request
     plan = await _plan(call, request)
     headers = ignored_header(given_fields(request, IGNORED))
-    accepted = await submit(call, plan.samples(), {"prompt": "prompt", "logit_bias": "logit_bias"})
+    accepted = await submit(call, plan.samples(), NAMES)
     if request.stream:
         stream = stream_samples(call, accepted)
         return EventStream(encode_stream(stream, CompletionChunks(plan)), headers)
     responses = await await_responses(call, accepted)
     choices = [
-        _choice(plan, number, index, response, sequence)
+        partial(_choice, plan, number, index, response, sequence)
         for number, response in enumerate(responses)
         for index, sequence in enumerate(response.sequences)
     ]
-    body = plan.envelope(choices) | {"usage": _usage(plan, responses)}
-    return json_response(body, headers=headers, omit_none=False)
+    echoed = sum(len(prompt.tokens) for prompt in plan.prompts) * plan.num_samples if request.echo else 0
+    num_values = count_values(responses, echoed, request.logprobs or 0)
+    usage = {"usage": _usage(plan, responses)}
+    return await choices_reply(call, choices, lambda made: plan.envelope(made) | usage, num_values, headers)
 
 
 async def _plan(call: Call, request: CompletionRequest) -> CompletionPlan:
@@ -113,13 +126,21 @@ async def _plan(call: Call, request: CompletionRequest) -> CompletionPlan:
             "echo", "echo with logprobs is not supported in streams; request it without stream."
         )
     model = await find_model(call.engine, call.owner, request.model)
-    params = native_params(request, max_tokens=max(max_tokens, 1))
+    form = structured_output(request)
+    params = native_params(request, max_tokens=max(max_tokens, 1), structured_output=form)
     given = split_prompts(request.prompt)
     if len(given) > MAX_PROMPTS:
         raise InvalidField(
             "prompt", f"prompt has {len(given)} prompts; send at most {MAX_PROMPTS} in one request."
         )
-    prompts = [await _prompt(model, each) for each in given]
+    for each in given:
+        check_length(model, each, "prompt")
+
+    def read_prompts() -> Sequence[CompletionPrompt]:
+        return [_read_prompt(model, each, echo=bool(request.echo)) for each in given]
+
+    small = sum(map(len, given)) <= (MAX_LOOP_CHARS if isinstance(given[0], str) else MAX_LOOP_TOKENS)
+    prompts = read_prompts() if small else await model.run_on_thread(read_prompts)
     return CompletionPlan(new_id("cmpl-"), request, model, params, prompts, num_samples)
 
 
@@ -141,14 +162,13 @@ def split_prompts(prompt: str | list[str | int | list[int]]) -> Sequence[str | l
     return [item for item in prompt if not isinstance(item, int)]
 
 
-async def _prompt(model: ModelChoice, prompt: str | list[int]) -> CompletionPrompt:
+def _read_prompt(model: ModelChoice, prompt: str | list[int], *, echo: bool) -> CompletionPrompt:
     if isinstance(prompt, str):
-        tokens = await encode_text(model, prompt, "prompt", add_special_tokens=True)
-        return CompletionPrompt(_check(tokens), prompt)
-    try:
-        text = model.tokenizer.decode_bytes(prompt).decode("utf-8", "replace")
-    except OverflowError:
-        text = ""
+        return CompletionPrompt(_check(model.tokenizer.encode(prompt, add_special_tokens=True)), prompt)
+    text = ""
+    if echo:
+        with contextlib.suppress(OverflowError):  # a token id that is not valid is rejected below
+            text = model.tokenizer.decode_bytes(prompt).decode("utf-8", "replace")
     return CompletionPrompt(_check(prompt), text)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from tinkex.engine.api.compatible.chat import ChatOptions, Tool, ToolChoice
 from tinkex.engine.api.compatible.chat_template import ChatTemplate, is_off
 from tinkex.engine.api.field_errors import InvalidField
+from tinkex.engine.api.openai.parameters import structured_output
 from tinkex.engine.api.openai.requests import (
     ChatRequest,
     Content,
@@ -53,7 +54,7 @@ def _message(template: ChatTemplate, message: OpenAIMessage, where: str) -> dict
             )
     if message.tool_calls:
         rendered["tool_calls"] = [
-            _call(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(message.tool_calls)
+            _call(call, n, f"{where}.tool_calls[{n}]") for n, call in enumerate(message.tool_calls)
         ]
     if message.reasoning_content is not None:
         rendered["reasoning_content"] = message.reasoning_content
@@ -78,7 +79,12 @@ def content_text(content: Content | None) -> str:
     return SEPARATOR.join(part.text for part in content)
 
 
-def _call(call: OpenAIToolCall, where: str) -> dict[str, Any]:
+def _call(call: OpenAIToolCall, number: int, where: str) -> dict[str, Any]:
+    if call.index not in {None, number}:
+        raise InvalidField(
+            f"{where}.index",
+            f"{where}.index is {call.index}; calls are in their order, so give {number} or remove it.",
+        )
     try:
         arguments = json.loads(call.function.arguments or "{}")
     except (ValueError, RecursionError) as error:
@@ -102,10 +108,16 @@ def chat_options(request: ChatRequest, template: ChatTemplate) -> ChatOptions:
     tool_choice = ToolChoice("auto" if choice is None or isinstance(choice, NamedToolChoice) else choice)
     if isinstance(choice, NamedToolChoice):
         tool_choice = ToolChoice("required", choice.function.name)
+    schema, output = _schema(request), structured_output(request)
+    if schema is not None and output is not None:
+        raise InvalidField(
+            "structured_output",
+            "structured_output and response_format both give the form of the answer; remove one of the two.",
+        )
     if request.separate_reasoning and not template.knows_thinking:
         raise InvalidField(
             "separate_reasoning",
-            "separate_reasoning: the chat template of this model knows no thinking; remove it.",
+            "separate_reasoning: the chat template of this model does not support thinking; remove it.",
         )
     return ChatOptions(
         tools=[
@@ -118,7 +130,8 @@ def chat_options(request: ChatRequest, template: ChatTemplate) -> ChatOptions:
             for each in request.tools or ()
         ],
         choice=tool_choice,
-        schema=_schema(request),
+        schema=schema,
+        output=output,
         separate_reasoning=request.separate_reasoning is not False,
         thinking_field=_thinking_field(request, template),
         without_thoughts=is_off(request.reasoning_effort),
@@ -126,7 +139,7 @@ def chat_options(request: ChatRequest, template: ChatTemplate) -> ChatOptions:
 
 
 def _thinking_field(request: ChatRequest, template: ChatTemplate) -> str | None:
-    """The field by which a request asks for thoughts, if it does."""
+    """The field by which a request enables thinking, if it does."""
     if request.reasoning_effort is not None and not is_off(request.reasoning_effort):
         return "reasoning_effort"
     if template.switch is not None and (request.chat_template_kwargs or {}).get(template.switch):

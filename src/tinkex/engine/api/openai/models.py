@@ -9,6 +9,7 @@ from tinkex.engine.api.call import Call, Reply
 from tinkex.engine.api.compatible.models import find_model
 from tinkex.engine.api.errors import json_response
 from tinkex.engine.lookup import find_checkpoint
+from tinkex.engine.served_models import context_length
 from tinkex.engine.store import CheckpointKind, CheckpointRow
 
 MAX_CHECKPOINTS = 1000
@@ -36,7 +37,7 @@ async def get_model(call: Call) -> Reply:
 
 
 def _base_model(call: Call, name: str) -> dict[str, Any]:
-    context = call.engine.models.find(name).describe().max_context_length
+    context = context_length(name) or call.engine.models.find(name).describe().max_context_length
     return {"id": name, "object": "model", "created": 0, "owned_by": OWNER, "max_model_len": context}
 
 

@@ -7,14 +7,15 @@ from typing import Any
 from tinkex.engine.api.compatible.samples import sampling_params
 from tinkex.engine.api.field_errors import InvalidField
 from tinkex.engine.api.openai.requests import SamplingFields
-from tinkex.types import SamplingParams
+from tinkex.engine.sampler.job import MAX_BIASED_TOKENS
+from tinkex.types import SamplingParams, StructuredOutput
 
 
 def native_params(request: SamplingFields, *, max_tokens: int | None, **more: Any) -> SamplingParams:
     """The native parameters of a request; raises :class:`InvalidField`."""
     if request.stream_options is not None and not request.stream:
         raise InvalidField("stream_options", "stream_options needs stream; set stream, or remove it.")
-    if request.stop is not None and "" in request.stop and not isinstance(request.stop, str):
+    if request.stop == "" or (isinstance(request.stop, list) and "" in request.stop):
         raise InvalidField("stop", "stop has an empty string, which would stop immediately; remove it.")
     return sampling_params(
         max_tokens=max_tokens,
@@ -33,9 +34,26 @@ def native_params(request: SamplingFields, *, max_tokens: int | None, **more: An
     )
 
 
+def structured_output(request: SamplingFields) -> StructuredOutput | None:
+    """The form of the answer that a request gives by itself; raises :class:`InvalidField`."""
+    form = request.structured_output
+    if form is None:
+        return None
+    try:
+        return StructuredOutput(json_schema=form.json_schema, regex=form.regex, grammar=form.grammar)
+    except ValueError as error:
+        message = "structured_output" + str(error).removeprefix("StructuredOutput")
+        raise InvalidField("structured_output", message) from error
+
+
 def _logit_bias(given: dict[str, float] | None) -> dict[int, float] | None:
     if not given:
         return None
+    if len(given) > MAX_BIASED_TOKENS:  # converting more would delay the requests of others
+        raise InvalidField(
+            "logit_bias",
+            f"logit_bias has {len(given)} tokens, and at most {MAX_BIASED_TOKENS} are supported; give fewer.",
+        )
     try:
         return {int(token): bias for token, bias in given.items()}
     except ValueError:

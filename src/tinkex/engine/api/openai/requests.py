@@ -20,6 +20,14 @@ class StreamOptions(RequestObject, frozen=True, kw_only=True):
     include_usage: bool | None = None
 
 
+class OutputForm(RequestObject, frozen=True, kw_only=True):
+    """The form of an answer as in the native API: one of a JSON schema, a regular expression and a Lark grammar."""
+
+    json_schema: Json | bool | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
+
 class SamplingFields(RequestObject, frozen=True, kw_only=True):
     """What both routes have in common."""
 
@@ -37,6 +45,7 @@ class SamplingFields(RequestObject, frozen=True, kw_only=True):
     logit_bias: dict[str, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    structured_output: OutputForm | None = None
     return_token_ids: bool | None = None
     user: str | None = None
     metadata: Json | None = None
@@ -181,7 +190,10 @@ UNSUPPORTED: Mapping[str, str] = {
     "prompt_cache_key": "prompts are cached for each user by themselves; remove it",
     "safety_identifier": _NO_EFFECT,
     "max_new_tokens": "use max_tokens",
-    "guided_json": "use response_format",
+    "guided_json": "use structured_output.json_schema",
+    "guided_regex": "use structured_output.regex",
+    "guided_grammar": "use structured_output.grammar",
+    "structured_outputs": "use structured_output",
     "stop_token_ids": "use stop with strings, or the native API for token ids",
     "prompt_chunks": "models of this server read text; send token ids as the prompt",
 }

@@ -1,0 +1,180 @@
+"""The connection of an engine to a Ray cluster, and the actors of its lanes."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import pickle
+import signal
+import socket
+import threading
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tinkex.errors import SetupError
+
+LOCAL_HEAD = "127.0.0.2"
+"""Ray replaces 127.0.0.1 by the address of the machine; with this one the traffic of a local cluster stays on loopback."""
+CONNECT_TIMEOUT_S = 5.0
+GROUPS = ("compute", "write", "check", "import", "beat")
+"""The concurrency groups of an actor: calls of one group are made one after the other, those of several at the same time."""
+
+
+class RayCluster:
+    """Starts actors on a cluster. One of a process; made before the first lane starts, closed after the last.
+
+    Example:
+        >>> cluster = RayCluster("local", {"trainer-0": {"CPU": 1.0}})
+        >>> handle = cluster.start_actor("trainer-0", {"config": {}, "log_level": "WARNING"})
+        >>> cluster.close()
+    """
+
+    def __init__(self, address: str, lanes: Mapping[str, Mapping[str, float]]) -> None:
+        try:
+            import ray  # pyright: ignore[reportMissingImports]
+            import ray.exceptions  # pyright: ignore[reportMissingImports]  # a folder named ray is not enough
+        except ModuleNotFoundError as error:
+            raise SetupError(
+                "a Ray cluster needs Ray, which is not installed; run: pip install 'tinkex[ray]'"
+            ) from error
+        self._ray = ray
+        self._lanes = lanes
+        self._joined = not ray.is_initialized()
+        if self._joined:
+            self._connect(address)
+        try:
+            self._check_resources()
+        except SetupError:
+            self.close()
+            raise
+
+    def start_actor(self, lane: str, settings: Mapping[str, Any]) -> Any:
+        """Starts the actor of a lane on some node with what it reserves; returns its handle immediately."""
+        from tinkex.engine.lanes.ray_actor import LaneActor
+
+        reserved = dict(self._lanes[lane])
+        options: dict[str, Any] = {
+            "num_cpus": reserved.pop("CPU", 0),
+            "num_gpus": reserved.pop("GPU", 0),
+            "resources": reserved,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "scheduling_strategy": "SPREAD",
+        }
+        if "memory" in reserved:
+            options["memory"] = reserved.pop("memory")
+        remote = self._ray.remote(concurrency_groups=dict.fromkeys(GROUPS, 1))(LaneActor)
+        return remote.options(**options).remote(pickle.dumps(settings))
+
+    def call(self, handle: Any, method: str, group: str, *args: Any) -> Any:
+        """Starts a call of an actor; returns a reference to its result."""
+        return getattr(handle, method).options(concurrency_group=group).remote(*args)
+
+    def wait(self, reference: Any, timeout_s: float) -> Any:
+        """Returns the result of a call, or None if it has none yet; raises :class:`ActorLost` if it never will."""
+        try:
+            ready, _ = self._ray.wait([reference], timeout=timeout_s)
+            return self._ray.get(ready[0]) if ready else None
+        except self._ray.exceptions.RayTaskError:
+            raise
+        except self._ray.exceptions.RayError as error:
+            raise ActorLost(type(error).__name__) from error
+
+    def end_actor(self, handle: Any) -> None:
+        """Ends an actor, if it has not ended."""
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            self._ray.kill(handle, no_restart=True)
+
+    def close(self) -> None:
+        """Leave the cluster; a local one ends."""
+        if self._joined:
+            self._joined = False
+            self._ray.shutdown()
+
+    def _connect(self, address: str) -> None:
+        options: dict[str, Any] = {
+            "namespace": f"tinkex-{uuid.uuid4().hex}",
+            "log_to_driver": False,
+            "configure_logging": False,
+            "include_dashboard": False if address == "local" else None,
+        }
+        if address == "local":
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to anybody
+            os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray's ports are open to all interfaces
+            wanted = self._wanted()
+            options |= {
+                "_node_ip_address": LOCAL_HEAD,
+                # The user's number of workers and threads decides, not the number of cores.
+                "num_cpus": max(os.cpu_count() or 1, int(wanted.pop("CPU", 0) + 0.999)),
+                "resources": {
+                    name: amount for name, amount in wanted.items() if name not in {"GPU", "memory"}
+                },
+            }
+        elif address != "auto":
+            host = _check_reachable(address)
+            if ipaddress.ip_address(host).is_loopback:
+                options["_node_ip_address"] = host
+        try:
+            with _signals_kept():
+                self._ray.init(address=address, **{k: v for k, v in options.items() if v is not None})
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise SetupError(
+                f"cannot join the Ray cluster {address!r}: {error}. Start Ray on this machine as a node of the cluster "
+                "(ray start --address=HEAD:PORT), with the same versions of Python and Ray everywhere; or use --ray local."
+            ) from error
+
+    def _wanted(self) -> dict[str, float]:
+        wanted: dict[str, float] = defaultdict(float)
+        for reserved in self._lanes.values():
+            for name, amount in reserved.items():
+                wanted[name] += amount
+        return wanted
+
+    def _check_resources(self) -> None:
+        available = self._ray.cluster_resources()
+        missing = [
+            f"{name}={amount:g} of {available.get(name, 0):g}"
+            for name, amount in self._wanted().items()
+            if amount > available.get(name, 0)
+        ]
+        if missing:
+            raise SetupError(
+                f"the Ray cluster has too few resources for {len(self._lanes)} lanes: they reserve {', '.join(missing)}. Add nodes, "
+                "start fewer trainers or samplers, or reserve less with --threads, --trainer-resources and --sampler-resources."
+            )
+
+
+class ActorLost(Exception):
+    """An actor, its node or the cluster is gone, or cannot be reached."""
+
+
+def _check_reachable(address: str) -> str:
+    """Returns the IP address of a cluster's head; raises :class:`SetupError` if nothing listens there."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise SetupError(f"the address {address!r} of the Ray cluster must be HOST:PORT, auto or local.")
+    try:
+        with socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S) as connection:
+            found: str = connection.getpeername()[0]
+            return found
+    except OSError as error:
+        raise SetupError(
+            f"there is no Ray cluster at {address}: {error.strerror or error}. Start it with ray start --head, or use --ray local."
+        ) from error
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Keeps the signal handlers of this process, which Ray replaces."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
