@@ -33,7 +33,7 @@ class IdleBackend(LocalBackend):
 def main() -> None:
     home = Path(sys.argv[1])
     config = EngineConfig(home=home, data_dir=None, models={"tiny/llama": str(home / "tiny")}, port=0)
-    engine = Engine(config, backend=IdleBackend(config))
+    engine = Engine(config, backends=[IdleBackend(config)])
     engine.start()
     engine.load_models().result()
     listener = listen(config.host, config.port)
