@@ -37,9 +37,9 @@ def request_events(sink: Callable[[Event], None]) -> Callable[[], None]:
 
 def disabled_spans() -> None:
     """Makes the tracing calls of an operation with three requests while tracing is disabled."""
-    begin, current = tracing.begin, tracing.current
+    start, current = tracing.start_operation, tracing.current
     for _ in range(CALLS):
-        assert begin("sample") is None
+        assert start("sample") is None
         current()
         current()
         current()

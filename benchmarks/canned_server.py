@@ -24,6 +24,7 @@ import uvloop
 
 from tinkex import types
 from tinkex._wire import proto
+from tinkex._wire import tinkex_wire_pb2 as pb
 
 NUM_SAMPLED = 64
 _LENGTH = re.compile(rb"(?i)content-length: *(\d+)")
@@ -86,7 +87,7 @@ class Responses:
             return _JSON, b'{"request_id":"%b","sample_sequence_ids":["%b:0"]}' % ((name.encode(),) * 2)
         if path == b"/api/v1/forward_backward":
             self.accepted += 1
-            message = proto.pb.ForwardBackwardRequest.FromString(body)
+            message = pb.ForwardBackwardRequest.FromString(body)
             size = len(message.data)
             name_bytes = b"f%d" % self.accepted
             self.sizes[name_bytes] = size

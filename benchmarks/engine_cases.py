@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from engine_sides import Ours, Theirs, answers, datum, finish, random_tokens, timed
 
 from tinkex import types
+from tinkex.engine.model.catalog import DEFAULT_MODEL
 from tinkex.engine.model.products import back_product
 
 __all__ = ["CASES", "GROWTH"]
@@ -126,7 +128,7 @@ def sharing(rounds: int) -> Measurements:
             ours.forward_backward([(state, data)], share_prefixes=shared)
             return (time.process_time() - start) / torch.get_num_threads()
 
-        pair = median_pair(rounds, lambda run=run: run(shared=True), lambda run=run: run(shared=False))
+        pair = median_pair(rounds, partial(run, shared=True), partial(run, shared=False))
         print(f"{name}: {pair['theirs'] / pair['ours']:.2f} ×", file=sys.stderr, flush=True)
         measurements |= {f"{side}, {name}": seconds for side, seconds in pair.items()}
     return measurements
@@ -197,9 +199,7 @@ def served(rounds: int) -> Measurements:
         ours.trainer.optim_step(state, params)
 
     with tinkex.ServiceClient(base_url="local") as service:
-        client = service.create_lora_training_client(
-            service.get_server_capabilities().supported_models[0].model_name, rank=32, train_unembed=False
-        )
+        client = service.create_lora_training_client(DEFAULT_MODEL, rank=32, train_unembed=False)
 
         def through_server() -> None:
             passed, stepped = client.forward_backward(data, "cross_entropy"), client.optim_step(params)

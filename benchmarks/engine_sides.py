@@ -16,7 +16,8 @@ from tinkex import types
 from tinkex.engine.config import tinkex_home
 from tinkex.engine.model.catalog import DEFAULT_MODEL, load_model, resolve
 from tinkex.engine.model.lora import Adapter
-from tinkex.engine.sampler.sampler import SampleJob, Sampler
+from tinkex.engine.sampler.job import SampleJob
+from tinkex.engine.sampler.sampler import Sampler
 from tinkex.engine.trainer.trainer import Trainer, TrainJob, TrainState
 
 __all__ = ["Ours", "Theirs", "answers", "clock", "datum", "finish", "random_tokens", "timed"]
@@ -127,7 +128,8 @@ class Theirs:
         from transformers import AutoModelForCausalLM
 
         directory = resolve(DEFAULT_MODEL, models_home())
-        self.model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        loader: Any = AutoModelForCausalLM  # its methods have no types
+        self.model = loader.from_pretrained(directory, dtype=torch.float32)
         self.model.eval()
         self._trained: Any = None
 
@@ -158,7 +160,8 @@ class Theirs:
         losses = torch.nn.functional.cross_entropy(
             logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none"
         )
-        (losses * weights_BT.flatten()).sum().backward()
+        loss: Any = (losses * weights_BT.flatten()).sum()
+        loss.backward()
 
     @torch.inference_mode()
     def decode(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> float:

@@ -87,7 +87,7 @@ def bare() -> None:
     with tempfile.TemporaryDirectory() as data:
         backend = LocalBackend(EngineConfig(data_dir=Path(data)))
         info = backend.load(DEFAULT_MODEL)
-        backend.create("run", DEFAULT_MODEL, LoraConfig(**LORA))
+        backend.create("run", DEFAULT_MODEL, LoraConfig(rank=LORA["rank"], seed=LORA["seed"]))
         datum = Datum(ModelInput.from_ints(TOKENS[:-1]), {"target_tokens": TOKENS[1:]})
         _, examples = read_pass([datum] * DATUMS, "cross_entropy", None, info.passes)
         job = PassJob("run", "cross_entropy", examples, backward=True)
