@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -143,15 +143,22 @@ def upstream(answer: Callable[[socket.socket], None]) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def run() -> None:
-            connection, _ = listener.accept()
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # nothing has connected
+                return
             with connection:
                 connection.settimeout(60)
                 answer(connection)
 
         thread = threading.Thread(target=run)
         thread.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-        thread.join()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def read_until(connection: socket.socket, end: bytes) -> bytes:
