@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
@@ -27,6 +28,7 @@ from tinkex.engine.lanes.interface import (
     ModelInfo,
     PassJob,
     PassReport,
+    ShardTask,
     StepResult,
     TokenDelta,
     UploadedLoss,
@@ -37,11 +39,15 @@ from tinkex.types import CreateCustomLossRequest
 
 if TYPE_CHECKING:
     from tinkex.engine.config import EngineConfig
+    from tinkex.engine.model.adapter_copy import AdapterCopy
     from tinkex.engine.model.catalog import LoadedModel, Progress
+    from tinkex.engine.model.lora import Adapter
     from tinkex.engine.sampler.request import Continuation
     from tinkex.engine.sampler.sampler import Sampler
     from tinkex.engine.store import SavepointRow
     from tinkex.engine.trainer.loss_graph import LossGraph
+    from tinkex.engine.trainer.shard_sum import ShardSum
+    from tinkex.engine.trainer.shards import ShardResult
     from tinkex.engine.trainer.state import TrainJob, TrainState
     from tinkex.engine.trainer.trainer import Trainer
     from tinkex.types import AdamParams, ForwardBackwardOutput, LoraConfig, SampleResponse
@@ -66,6 +72,15 @@ class _Model:
 
 
 @dataclass(frozen=True)
+class _ShardedPass:
+    """A pass that is computed shard by shard, here and by other trainers."""
+
+    shards: ShardSum
+    num_datums: int
+    threads: int
+
+
+@dataclass(frozen=True)
 class _LoadedRun:
     """A run in memory, on its base model."""
 
@@ -76,7 +91,7 @@ class _LoadedRun:
 class LocalBackend:
     """Holds base models, runs and samples, and computes with them on the calling thread.
 
-    Only called on the lane's thread, except ``write_savepoint`` (one other thread) and ``check_loss``, ``import_weights``,
+    Only called on the lane's thread, except ``write_savepoint`` and ``copy_adapter`` (one other thread at a time) and ``check_loss``, ``import_weights``,
     ``check`` and ``status`` (any thread). A call raises what failed; in a worker process, typed as it was there, or :class:`WorkerLost`.
     """
 
@@ -93,6 +108,8 @@ class LocalBackend:
         self._members: dict[str, set[str]] = {}
         self._streams: dict[str, _TokenStream] = {}
         self._suspended: _SuspendedPass | None = None
+        self._sharded: _ShardedPass | None = None
+        self._copies: dict[str, Adapter] = {}
 
     @property
     def status(self) -> WorkerStatus | None:
@@ -108,6 +125,7 @@ class LocalBackend:
     def close(self) -> None:
         """Release runs and models."""
         self._runs.clear()
+        self._copies.clear()
         self._models.clear()
 
     def load(self, source: str) -> ModelInfo:
@@ -210,6 +228,94 @@ class LocalBackend:
             self._suspended = None
             raise
         return None
+
+    # ---- passes in shards
+
+    def begin_shards(
+        self, job: PassJob, shards: Sequence[Sequence[int]], *, share_prefixes: bool, threads: int
+    ) -> None:
+        """Begin a pass that is computed in shards, of the datums that ``shards`` has; a pass begun before is discarded.
+
+        They are computed with so many threads wherever it is, 0 are those of the lane. The run changes with ``end_shards``.
+        """
+        from tinkex.engine.trainer.shard_sum import ShardSum
+
+        run = self._runs[job.run_id]
+        whole = ShardSum(
+            run.model.trainer,
+            run.state,
+            job.examples,
+            job.loss_fn,
+            shards,
+            backward=job.backward,
+            share_prefixes=share_prefixes,
+        )
+        self._sharded = _ShardedPass(whole, len(job.examples), threads)
+
+    def compute_shard(self, number: int) -> bool:
+        """Compute a shard of the pass that was begun; returns False if it failed."""
+        assert self._sharded is not None, "a pass was begun"
+        with _threads(self._sharded.threads):
+            return self._sharded.shards.compute(number)
+
+    def add_shard(self, number: int, result: ShardResult) -> None:
+        """Add a shard that another trainer has computed."""
+        assert self._sharded is not None, "a pass was begun"
+        self._sharded.shards.add(number, result)
+
+    def end_shards(self) -> PassReport | None:
+        """Add the gradient of all shards to the run; returns None, with the run unchanged, if it is not finite."""
+        assert self._sharded is not None, "a pass was begun"
+        sharded, self._sharded = self._sharded, None
+        output = sharded.shards.finish()
+        if output is None:
+            return None
+        return PassReport(
+            wire_proto.encode_forward_backward_output(output),
+            0,
+            0,
+            sharded.shards.tokens_computed,
+            output.metrics,
+            sharded.num_datums,
+        )
+
+    def discard_shards(self) -> None:
+        """Discard the pass that was begun, if there is one; never fails."""
+        self._sharded = None
+
+    def copy_adapter(self, run_id: str, key: str) -> AdapterCopy:
+        """The weights of a run, which later steps do not change, by value."""
+        from tinkex.engine.model.adapter_copy import AdapterCopy
+
+        run = self._runs[run_id]
+        return AdapterCopy.of(run.model.trainer.snapshot(run.state), key)
+
+    def keep_copy(self, source: str, copy: AdapterCopy) -> None:
+        """Keep the weights of a run of another trainer, for shards; ``EngineFailure`` if they are not what was sent."""
+        self._copies[copy.key] = copy.adapter(self._models[source].info.arch)
+
+    def drop_copy(self, key: str) -> None:
+        """Drop the weights of a run of another trainer, if they are there; never fails."""
+        self._copies.pop(key, None)
+
+    def run_shard(self, task: ShardTask) -> ShardResult | None:
+        """Compute a shard of another trainer; returns None if the copy of the adapter is not here."""
+        from tinkex.engine.trainer.shard_sum import compute_shard
+
+        adapter = self._copies.get(task.adapter)
+        if adapter is None:
+            return None
+        with _threads(task.threads):
+            return compute_shard(
+                self._models[task.source].trainer,
+                adapter,
+                task.examples,
+                task.loss_fn,
+                backward=task.backward,
+                share_prefixes=task.share_prefixes,
+            )
+
+    # ---- optimizer steps, and weights
 
     def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:
         """Run one optimizer step of a run; returns its metrics."""
@@ -365,6 +471,22 @@ class _TokenStream:
                 sequence.topk(start, end),
             )
         self._grown.clear()
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Computes with so many threads while the block runs; 0 are those of the lane."""
+    from tinkex.engine.model.threads import compute_with_threads, num_threads
+
+    usual = num_threads()
+    if count in (0, usual):
+        yield
+        return
+    compute_with_threads(count)
+    try:
+        yield
+    finally:
+        compute_with_threads(usual)
 
 
 @lru_cache(MAX_LOSSES_IN_MEMORY)

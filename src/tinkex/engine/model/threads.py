@@ -8,12 +8,22 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["compute_with_threads", "torch_team"]
+__all__ = ["compute_with_threads", "num_threads", "torch_team"]
 
 
 def compute_with_threads(count: int) -> None:
     """Sets the number of math threads of this thread, itself included, for torch and for the compiled core."""
     torch.set_num_threads(count)
+
+
+def num_threads() -> int:
+    """The number of math threads of this thread, itself included.
+
+    Example:
+        >>> num_threads() >= 1
+        True
+    """
+    return torch.get_num_threads()
 
 
 def torch_team() -> int | None:
