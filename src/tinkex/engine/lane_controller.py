@@ -213,8 +213,8 @@ class LaneController:
         sharded = self._exchange.find()
         if sharded is None:
             return None
-        num_buffers = 1 if sharded.adapter in copies else 2
-        if not self.eviction.has_room(num_buffers * sharded.adapter_bytes):
+        num_buffers = 1 if sharded.adapter.key in copies else 2
+        if not self.eviction.has_room(num_buffers * sharded.adapter.num_bytes):
             return None
         return ShardJob(sharded, copies)
 

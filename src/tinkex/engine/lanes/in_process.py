@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
@@ -72,15 +71,6 @@ class _Model:
 
 
 @dataclass(frozen=True)
-class _ShardedPass:
-    """A pass that is computed shard by shard, here and by other trainers."""
-
-    shards: ShardSum
-    num_datums: int
-    threads: int
-
-
-@dataclass(frozen=True)
 class _LoadedRun:
     """A run in memory, on its base model."""
 
@@ -108,7 +98,7 @@ class LocalBackend:
         self._members: dict[str, set[str]] = {}
         self._streams: dict[str, _TokenStream] = {}
         self._suspended: _SuspendedPass | None = None
-        self._sharded: _ShardedPass | None = None
+        self._sharded: ShardSum | None = None
         self._copies: dict[str, Adapter] = {}
 
     @property
@@ -241,7 +231,7 @@ class LocalBackend:
         from tinkex.engine.trainer.shard_sum import ShardSum
 
         run = self._runs[job.run_id]
-        whole = ShardSum(
+        self._sharded = ShardSum(
             run.model.trainer,
             run.state,
             job.examples,
@@ -249,35 +239,29 @@ class LocalBackend:
             shards,
             backward=job.backward,
             share_prefixes=share_prefixes,
+            threads=threads,
         )
-        self._sharded = _ShardedPass(whole, len(job.examples), threads)
 
     def compute_shard(self, number: int) -> bool:
         """Compute a shard of the pass that was begun; returns False if it failed."""
         assert self._sharded is not None, "a pass was begun"
-        with _threads(self._sharded.threads):
-            return self._sharded.shards.compute(number)
+        return self._sharded.compute(number)
 
     def add_shard(self, number: int, result: ShardResult) -> None:
         """Add a shard that another trainer has computed."""
         assert self._sharded is not None, "a pass was begun"
-        self._sharded.shards.add(number, result)
+        self._sharded.add(number, result)
 
     def end_shards(self) -> PassReport | None:
         """Add the gradient of all shards to the run; returns None, with the run unchanged, if it is not finite."""
         assert self._sharded is not None, "a pass was begun"
-        sharded, self._sharded = self._sharded, None
-        output = sharded.shards.finish()
+        shards, self._sharded = self._sharded, None
+        output = shards.finish()
         if output is None:
             return None
-        return PassReport(
-            wire_proto.encode_forward_backward_output(output),
-            0,
-            0,
-            sharded.shards.tokens_computed,
-            output.metrics,
-            sharded.num_datums,
-        )
+        encoded = wire_proto.encode_forward_backward_output(output)
+        num_datums = len(output.loss_fn_outputs)
+        return PassReport(encoded, 0, 0, shards.tokens_computed, output.metrics, num_datums)
 
     def discard_shards(self) -> None:
         """Discard the pass that was begun, if there is one; never fails."""
@@ -305,15 +289,15 @@ class LocalBackend:
         adapter = self._copies.get(task.adapter)
         if adapter is None:
             return None
-        with _threads(task.threads):
-            return compute_shard(
-                self._models[task.source].trainer,
-                adapter,
-                task.examples,
-                task.loss_fn,
-                backward=task.backward,
-                share_prefixes=task.share_prefixes,
-            )
+        return compute_shard(
+            self._models[task.source].trainer,
+            adapter,
+            task.examples,
+            task.loss_fn,
+            backward=task.backward,
+            share_prefixes=task.share_prefixes,
+            threads=task.threads,
+        )
 
     # ---- optimizer steps, and weights
 
@@ -471,22 +455,6 @@ class _TokenStream:
                 sequence.topk(start, end),
             )
         self._grown.clear()
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Computes with so many threads while the block runs; 0 are those of the lane."""
-    from tinkex.engine.model.threads import compute_with_threads, num_threads
-
-    usual = num_threads()
-    if count in (0, usual):
-        yield
-        return
-    compute_with_threads(count)
-    try:
-        yield
-    finally:
-        compute_with_threads(usual)
 
 
 @lru_cache(MAX_LOSSES_IN_MEMORY)

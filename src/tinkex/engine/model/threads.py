@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import CDLL, c_void_p, cast
 from pathlib import Path
 
 import torch
 
-__all__ = ["compute_with_threads", "num_threads", "torch_team"]
+__all__ = ["compute_with_threads", "threads", "torch_team"]
 
 
 def compute_with_threads(count: int) -> None:
@@ -16,14 +18,24 @@ def compute_with_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
-def num_threads() -> int:
-    """The number of math threads of this thread, itself included.
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Computes with so many threads while the block runs; 0 changes nothing.
 
     Example:
-        >>> num_threads() >= 1
-        True
+        >>> with threads(1):
+        ...     torch.get_num_threads()
+        1
     """
-    return torch.get_num_threads()
+    usual = torch.get_num_threads()
+    if count in (0, usual):
+        yield
+        return
+    compute_with_threads(count)
+    try:
+        yield
+    finally:
+        compute_with_threads(usual)
 
 
 def torch_team() -> int | None:

@@ -17,10 +17,14 @@ from typing import TYPE_CHECKING
 
 from tinkex.engine.lanes.interface import Backend, PassJob, PassReport, ShardTask, WorkerLost
 from tinkex.engine.lanes.lane import Lane
+from tinkex.engine.operation import Operation
 from tinkex.engine.served_models import ServedModel
+from tinkex.engine.trainer.prefixes import MIN_SAVED
+from tinkex.engine.trainer.shards import count_shards, plan_shards
 from tinkex.errors import EngineFailure, TinkexError
 
 if TYPE_CHECKING:
+    from tinkex.engine.config import EngineConfig
     from tinkex.engine.model.adapter_copy import AdapterCopy
     from tinkex.engine.trainer.shards import ShardResult
 
@@ -34,6 +38,15 @@ PATIENCE = 4.0
 
 
 @dataclass(frozen=True)
+class RunAdapter:
+    """The weights of a run: ``key`` names the run and their version; ``num_bytes`` is their size, and that of a gradient."""
+
+    model: ServedModel
+    key: str
+    num_bytes: int
+
+
+@dataclass(frozen=True)
 class ShardPlan:
     """How a pass is cut: the datums of each shard, and the compute threads; 0 are those of the lane."""
 
@@ -44,33 +57,27 @@ class ShardPlan:
 class ShardedPass:
     """The shards of one pass: open, taken by a trainer, or done. Safe on any thread, ``run`` is the home trainer's.
 
-    ``adapter_bytes`` is the size of the adapter, and of the gradient of a shard.
-
     Example:
-        >>> sharded = ShardedPass(backend, model, job, plan, "run-1/3", adapter_bytes=2**20, share_prefixes=True)
+        >>> sharded = ShardedPass(backend, adapter, job, plan, share_prefixes=True)
         >>> report = sharded.run(exchange)
     """
 
     def __init__(
         self,
         home: Backend,
-        model: ServedModel,
+        adapter: RunAdapter,
         job: PassJob,
         plan: ShardPlan,
-        adapter: str,
         *,
-        adapter_bytes: int,
         share_prefixes: bool,
     ) -> None:
-        self.model = model
         self.adapter = adapter
-        """The key of the weights that it runs on."""
-        self.adapter_bytes = adapter_bytes
+        """What it runs on."""
         self._home = home
         self._job = job
         self._plan = plan
         self._share_prefixes = share_prefixes
-        self._window = max(MAX_GRADIENT_BYTES // max(adapter_bytes, 1), 2)
+        self._window = max(MAX_GRADIENT_BYTES // max(adapter.num_bytes, 1), 2)
         self._changed = threading.Condition()
         self._open = list(range(len(plan.shards)))
         self._taken: set[int] = set()
@@ -173,8 +180,8 @@ class ShardedPass:
         """A shard as another trainer computes it."""
         job = self._job
         return ShardTask(
-            self.model.source,
-            self.adapter,
+            self.adapter.model.source,
+            self.adapter.key,
             job.loss_fn,
             [job.examples[index] for index in self._plan.shards[number]],
             job.backward,
@@ -187,7 +194,7 @@ class ShardedPass:
         with self._copying:
             if self._copy is None and self._takes_help:
                 try:
-                    self._copy = self._home.copy_adapter(self._job.run_id, self.adapter)
+                    self._copy = self._home.copy_adapter(self._job.run_id, self.adapter.key)
                 except WorkerLost:  # the home trainer reports it
                     self.refuse_help()
             return self._copy
@@ -275,7 +282,7 @@ class ShardExchange:
         """Let other trainers compute shards of a pass while the block runs."""
         with self._lock:
             self._passes.append(sharded)
-            self._adapters[run_id] = sharded.adapter
+            self._adapters[run_id] = sharded.adapter.key
         self.wake()
         try:
             yield
@@ -291,16 +298,67 @@ class ShardExchange:
         with self._lock:
             return next((sharded for sharded in self._passes if sharded.has_open), None)
 
-    def retire(self, run_id: str) -> None:
-        """Record that the weights of a run have changed, or are gone: copies of them are of no use any more."""
+    def retire(self, *run_ids: str) -> None:
+        """Record that the weights of runs have changed, or are gone: copies of them are of no use any more."""
         if self._adapters:
             with self._lock:
-                self._adapters.pop(run_id, None)
+                for run_id in run_ids:
+                    self._adapters.pop(run_id, None)
 
     def is_current(self, adapter: str) -> bool:
         """Whether copies of these weights may be used again."""
         with self._lock:
             return adapter in self._adapters.values()
+
+
+class ShardedPasses:
+    """Cuts the passes of one trainer that are too large for it, and runs them. Called on the lane's thread."""
+
+    def __init__(self, config: EngineConfig, home: Backend, exchange: ShardExchange) -> None:
+        self._max_tokens = config.shard_tokens
+        self._threads = config.threads or 0
+        self._home = home
+        self._exchange = exchange
+
+    def run(
+        self,
+        operation: Operation,
+        job: PassJob,
+        adapter: RunAdapter,
+        cut: tuple[int, int] | None,
+        *,
+        prefix_sharing: bool,
+    ) -> Sequence[PassReport] | None:
+        """Run a pass in shards; returns None, with nothing changed, if it is to run as a whole.
+
+        ``cut`` is the number of shards and of their threads that it is repeated with; None decides it by its distinct tokens.
+        Only built-in losses are cut: they are sums over datums. If a shard fails, the whole pass runs, and fails as it would have.
+        """
+        operation.num_shards, operation.shard_threads = 1, 0
+        if job.custom_loss is not None:
+            return None
+        tokens = [example.tokens_N for example in job.examples]
+        min_saved = MIN_SAVED if prefix_sharing else None
+        if cut is not None:
+            num_shards, threads = cut
+        elif self._max_tokens is not None and operation.tokens_computed > self._max_tokens:
+            num_shards, threads = count_shards(tokens, self._max_tokens, min_saved), self._threads
+        else:
+            return None
+        if num_shards == 1:
+            return None
+        plan = ShardPlan(plan_shards(tokens, num_shards, min_saved), threads)
+        sharded = ShardedPass(self._home, adapter, job, plan, share_prefixes=prefix_sharing)
+        # What was interrupted before may be what crashed a trainer: then it crashes no others.
+        report = sharded.run(self._exchange if operation.attempt == 1 else None)
+        if report is None:
+            return None
+        operation.num_shards, operation.shard_threads = num_shards, threads
+        number, run_id, num_helped = operation.seq_id, operation.run_id, sharded.num_helped
+        logger.debug(
+            "pass %d of run %s: %d shards, %d by other trainers", number, run_id, num_shards, num_helped
+        )
+        return [report]
 
 
 class AdapterCopies:
@@ -348,7 +406,7 @@ class ShardJob:
         """Compute them. If this lane is lost, or cannot compute one, the home trainer does."""
         sharded, backend = self.sharded, lane.backend
         try:
-            sharded.model.load_on(backend)
+            sharded.adapter.model.load_on(backend)
         except TinkexError as error:
             logger.warning("%s cannot help with a pass: %s", lane.name, error)
             sharded.refuse_help()

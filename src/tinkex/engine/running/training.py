@@ -15,11 +15,11 @@ from tinkex.engine.config import EngineConfig
 from tinkex.engine.encoding import failed, read_request, succeeded
 from tinkex.engine.lanes.interface import Backend, PassJob, PassReport, StepResult
 from tinkex.engine.lookup import check_name_is_free, find_checkpoint, run_lost
-from tinkex.engine.model.lora_layout import state_bytes
+from tinkex.engine.model.lora_layout import STATE_BUFFERS, state_bytes
 from tinkex.engine.operation import CHECKPOINT_KINDS, Kind, Operation, SaveRequest
 from tinkex.engine.passes import digest_of, read_job
 from tinkex.engine.quotas import Quotas
-from tinkex.engine.running.sharded_passes import AdapterCopies, ShardedPass, ShardExchange, ShardPlan
+from tinkex.engine.running.sharded_passes import AdapterCopies, RunAdapter, ShardedPasses, ShardExchange
 from tinkex.engine.served_models import ServedModel, ServedModels
 from tinkex.engine.store import (
     CheckpointKind,
@@ -38,8 +38,6 @@ from tinkex.engine.store import (
     UsageKind,
 )
 from tinkex.engine.store.changes import Change, RunEnded, RunLive, SamplerCreated
-from tinkex.engine.trainer.prefixes import MIN_SAVED
-from tinkex.engine.trainer.shards import count_shards, plan_shards
 from tinkex.errors import (
     EngineError,
     EngineFailure,
@@ -92,13 +90,11 @@ class LiveRun:
     """Tells it apart from what was in memory under its name before."""
 
     @property
-    def adapter(self) -> str:
-        """Names its weights, as they are now."""
-        return f"{self.run_id}/{self.incarnation}/{self.version}"
+    def adapter(self) -> RunAdapter:
+        """Its weights, as they are now."""
+        key = f"{self.run_id}/{self.incarnation}/{self.version}"
+        return RunAdapter(self.model, key, self.num_bytes // STATE_BUFFERS)
 
-
-_STATE_BUFFERS = 4
-"""What a run has in memory is of this many parts of equal size."""
 
 OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 DESCRIPTOR_WAIT_S = 60.0
@@ -119,8 +115,7 @@ class TrainingRuns:
         exchange: ShardExchange,
     ) -> None:
         self._store = store
-        self._shard_tokens = config.shard_tokens
-        self._threads = config.threads or 0
+        self._shards = ShardedPasses(config, backend, exchange)
         self._exchange = exchange
         self._quotas = Quotas(config, store)
         self._models = models
@@ -196,8 +191,8 @@ class TrainingRuns:
     ) -> bool:
         """Run forward and backward operations of one base model together, and set their outcomes; each fails or succeeds alone.
 
-        ``cut`` is the number of shards and of their threads that a turn is repeated with; None decides it by the tokens. Returns False if others should have their turn before it continues with :meth:`resume_pass`; until then the runs are as
-        they were before.
+        ``cut`` is the number of shards, and of their threads, that a turn is repeated with. Returns False if others should have
+        their turn before it continues with :meth:`resume_pass`; until then the runs are as they were before.
         """
         jobs: list[tuple[Operation, PassJob]] = []
         for operation in operations:
@@ -214,57 +209,14 @@ class TrainingRuns:
             except TinkexError as error:
                 operation.outcome = failed(error)
                 self._record_run(operation)
-        results: Sequence[PassReport] | None = ()
-        if jobs:
-            results = self._run_in_shards(jobs, cut, prefix_sharing=prefix_sharing) or self._backend.run_pass(
-                [job for _, job in jobs], share_prefixes=prefix_sharing
-            )
+        results: Sequence[PassReport] | None = None if jobs else ()
+        if len(jobs) == 1:
+            ((operation, job),) = jobs
+            adapter = self.live[job.run_id].adapter
+            results = self._shards.run(operation, job, adapter, cut, prefix_sharing=prefix_sharing)
+        if results is None:
+            results = self._backend.run_pass([job for _, job in jobs], share_prefixes=prefix_sharing)
         return self._end_pass([operation for operation, _ in jobs], results)
-
-    def _run_in_shards(
-        self, jobs: Sequence[tuple[Operation, PassJob]], cut: tuple[int, int] | None, *, prefix_sharing: bool
-    ) -> Sequence[PassReport] | None:
-        """Run a pass that is too large in shards; None, with nothing changed, if it is not, or has to run as a whole.
-
-        Only built-in losses are cut: they are sums over datums. If one of the shards fails, the whole pass fails as it would have.
-        """
-        (operation, job), run = jobs[0], self.live[jobs[0][1].run_id]
-        operation.num_shards, operation.shard_threads = 1, 0
-        if len(jobs) > 1 or job.custom_loss is not None:
-            return None
-        tokens = [example.tokens_N for example in job.examples]
-        min_saved = MIN_SAVED if prefix_sharing else None
-        if cut is not None:
-            num_shards, threads = cut
-        elif self._shard_tokens is not None and operation.tokens_computed > self._shard_tokens:
-            num_shards, threads = count_shards(tokens, self._shard_tokens, min_saved), self._threads
-        else:
-            return None
-        if num_shards == 1:
-            return None
-        plan = ShardPlan(plan_shards(tokens, num_shards, min_saved), threads)
-        sharded = ShardedPass(
-            self._backend,
-            run.model,
-            job,
-            plan,
-            run.adapter,
-            adapter_bytes=run.num_bytes // _STATE_BUFFERS,
-            share_prefixes=prefix_sharing,
-        )
-        # What was interrupted before may be what crashed a trainer: then it crashes no others.
-        report = sharded.run(self._exchange if operation.attempt == 1 else None)
-        if report is None:
-            return None
-        operation.num_shards, operation.shard_threads = num_shards, threads
-        logger.debug(
-            "operation %d of run %s: %d shards, %d of them on other trainers",
-            operation.seq_id,
-            operation.run_id,
-            num_shards,
-            sharded.num_helped,
-        )
-        return [report]
 
     def resume_pass(self) -> bool:
         """Continue with the pass that was suspended; returns whether it has ended."""
@@ -278,8 +230,7 @@ class TrainingRuns:
 
     def clear(self) -> None:
         """Forget all runs, and the suspended pass: their backend is gone."""
-        for run_id in self.live:
-            self._exchange.retire(run_id)
+        self._exchange.retire(*self.live)
         self.live.clear()
         self.copies.clear()
         self._suspended = ()
@@ -317,11 +268,6 @@ class TrainingRuns:
         if run is not None:
             run.next_seq, run.used_at = operation.seq_id + 1, time.monotonic()
 
-    def _change_weights(self, run: LiveRun) -> None:
-        """Record that the weights of a run change."""
-        run.version += 1
-        self._exchange.retire(run.run_id)
-
     def _read_job(self, operation: Operation, run: LiveRun) -> PassJob:
         """The job of a pass that was not kept in memory, or whose model had not been loaded when it was accepted."""
         request = read_request(self._store, operation)
@@ -351,7 +297,8 @@ class TrainingRuns:
                 continue
             assert isinstance(request, OptimStepRequest)
             operation.ran = True
-            self._change_weights(run)
+            run.version += 1
+            self._exchange.retire(run.run_id)
             steps.append((operation, request.adam_params or AdamParams()))
         results: list[StepResult] = []
         errors: dict[str, Exception] = {}
@@ -462,7 +409,8 @@ class TrainingRuns:
     ) -> tuple[Value, list[Change]]:
         owner = self._row(run.run_id).owner
         checkpoint = find_checkpoint(self._store, owner, request.path, request.weights_access_token)
-        self._change_weights(run)
+        run.version += 1
+        self._exchange.retire(run.run_id)
         self._load_weights(run.run_id, checkpoint, request)
         operation.loop_event = GradientCleared(run.run_id)
         return LoadWeightsResponse(path=request.path, model_id=run.run_id), []

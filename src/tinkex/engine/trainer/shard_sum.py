@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tinkex.engine.model.lora import Adapter
+from tinkex.engine.model.threads import threads as computing_threads
 from tinkex.engine.trainer.examples import Example
 from tinkex.engine.trainer.optim import all_finite
 from tinkex.engine.trainer.shards import ShardResult, merge_outputs
@@ -30,15 +31,17 @@ def compute_shard(
     *,
     backward: bool,
     share_prefixes: bool,
+    threads: int = 0,
 ) -> ShardResult:
-    """Runs some datums of a pass on an adapter; its gradient is added to no state.
+    """Runs some datums of a pass on an adapter, with so many threads; 0 are the usual ones. Its gradient is added to no state.
 
     Example:
         >>> result = compute_shard(trainer, state.adapter, examples, "ppo", backward=True, share_prefixes=True)
     """
     state = TrainState(adapter)
     job = TrainJob(state, examples, loss_fn, backward=backward)
-    [output] = trainer.run([job], share_prefixes=share_prefixes)
+    with computing_threads(threads):
+        [output] = trainer.run([job], share_prefixes=share_prefixes)
     gradient = state.grad.numpy() if state.grad is not None else None
     return ShardResult(output, gradient, job.effort.tokens_computed)
 
@@ -64,6 +67,7 @@ class ShardSum:
         *,
         backward: bool,
         share_prefixes: bool = True,
+        threads: int = 0,
     ) -> None:
         self._trainer = trainer
         self._state = state
@@ -72,6 +76,7 @@ class ShardSum:
         self._shards = shards
         self._backward = backward
         self._share_prefixes = share_prefixes
+        self._threads = threads
         self._outputs: list[ForwardBackwardOutput] = []
         self._gradient: Tensor | None = None
         self._waiting: dict[int, ShardResult] = {}
@@ -87,6 +92,7 @@ class ShardSum:
             self._loss_fn,
             backward=self._backward,
             share_prefixes=self._share_prefixes,
+            threads=self._threads,
         )
         if not isinstance(result.output, ForwardBackwardOutput):
             return False
