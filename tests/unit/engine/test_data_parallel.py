@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 
 from tests.unit.engine.durability.test_replay import running, turns
+from tests.unit.engine.lanes.test_ray_backend import Machines
 from tests.unit.engine.test_engine import Caller, config, forward_backward, optim_step
 from tinkex._wire import proto as wire_proto
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.engine import Engine
 from tinkex.engine.lanes.in_process import LocalBackend
 from tinkex.engine.lanes.interface import PassJob, PassReport, ShardTask, WorkerLost
+from tinkex.engine.lanes.ray_backend import RayBackend
+from tinkex.engine.lanes.worker_process import ProcessBackend
 from tinkex.engine.model.adapter_copy import AdapterCopy
 from tinkex.engine.trainer.shards import ShardResult
 from tinkex.errors import SetupError
@@ -146,6 +149,59 @@ def test_several_trainers_give_the_bits_of_one_in_the_same_layout(tiny_model: Pa
         assert helper.helped
         assert home.own_shards
         assert state_of(home, run) == expected_state
+
+
+class CountingProcess(ProcessBackend):
+    """A worker process; counts the shards that it computed for another."""
+
+    num_helped = 0
+
+    def run_shard(self, task: ShardTask) -> ShardResult | None:
+        result = super().run_shard(task)
+        self.num_helped += result is not None
+        return result
+
+
+class CountingNode(RayBackend):
+    """A node of a cluster; counts in the same way."""
+
+    num_helped = 0
+
+    def run_shard(self, task: ShardTask) -> ShardResult | None:
+        result = super().run_shard(task)
+        self.num_helped += result is not None
+        return result
+
+
+def workers(kind: str, settings: EngineConfig, machines: Machines) -> list[CountingProcess | CountingNode]:
+    if kind == "process":
+        return [CountingProcess(settings, None, lambda: None, lambda _: None) for _ in range(2)]
+    return [
+        CountingNode(machines, f"trainer-{n}", settings, None, lambda: None, lambda _: None)  # type: ignore[arg-type]  # the same methods
+        for n in range(2)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["process", "ray"])
+def test_processes_and_nodes_give_the_bits_of_one_trainer(
+    tiny_model: Path, tmp_path: Path, kind: str
+) -> None:
+    with pool(tmp_path / "one", tiny_model, trainers=1) as (ada, _):
+        expected = train(ada, ada.create())
+    machines = Machines()
+    settings = config(tmp_path / "two", tiny_model, worker="process", **POOL)
+    backends = workers(kind, settings, machines)
+    engine = Engine(settings, backends=backends)
+    engine.start()
+    try:
+        engine.load_models().result(PATIENCE_S)
+        ada = Caller(engine)
+        assert train(ada, ada.create()) == expected
+        assert sum(each.num_helped for each in backends)
+    finally:
+        engine.close()
+        machines.close()
 
 
 @pytest.mark.slow
@@ -338,9 +394,9 @@ def test_a_shard_that_takes_far_too_long_elsewhere_is_computed_at_home(
 
 @pytest.mark.slow
 def test_a_home_trainer_that_is_lost_repeats_the_turn(tiny_model: Path, tmp_path: Path) -> None:
-    with pool(tmp_path / "one", tiny_model, trainers=1) as (ada, (alone,)):
+    with pool(tmp_path / "one", tiny_model, trainers=1) as (ada, (_alone,)):
         expected = comparable(ada.run(forward_backward(ada.create(), 1, data=batch(1))))
-    with pool(tmp_path / "two", tiny_model) as (ada, (home, helper)):
+    with pool(tmp_path / "two", tiny_model) as (ada, (home, _helper)):
         run = ada.create()
         home.fail_own = LOST
         outcome = ada.outcome(ada.submit(forward_backward(run, 1, data=batch(1))))
