@@ -99,11 +99,23 @@ class ShardedPass:
 
     def run(self, exchange: ShardExchange | None) -> PassReport | None:
         """Compute the pass, with the help that ``exchange`` finds; returns None, with the run unchanged, if a shard failed."""
-        plan, longest = self._plan, 0.0
+        plan = self._plan
         self._home.begin_shards(
             self._job, plan.shards, share_prefixes=self._share_prefixes, threads=plan.threads
         )
+        report: PassReport | None = None
+        try:
+            self._compute(exchange)
+            if not self._has_failed:
+                report = self._home.end_shards()
+        finally:
+            if report is None:
+                self._home.discard_shards()
+        return report
+
+    def _compute(self, exchange: ShardExchange | None) -> None:
         own = self._take_own(0.0)  # before others can take it
+        longest = 0.0
         with exchange.offer(self, self._job.run_id) if exchange is not None else nullcontext():
             while True:
                 if own is not None:
@@ -115,14 +127,10 @@ class ShardedPass:
                 for number, result in self._take_received().items():
                     self._home.add_shard(number, result)
                 if self._is_over:
-                    break
+                    return
                 if exchange is not None and self.has_open:
                     exchange.wake()
                 own = self._take_own(max(MIN_PATIENCE_S, PATIENCE * longest))
-        if self._has_failed:
-            self._home.discard_shards()
-            return None
-        return self._home.end_shards()
 
     @property
     def _is_over(self) -> bool:
@@ -152,6 +160,8 @@ class ShardedPass:
         with self._changed:
             self._received.pop(number, None)
             self._taken.discard(number)
+            if number in self._open:  # another trainer returned it meanwhile
+                self._open.remove(number)
             self._end(number)
 
     def _fail(self) -> None:
@@ -192,12 +202,14 @@ class ShardedPass:
     def copy_adapter(self) -> AdapterCopy | None:
         """The weights of the run; None if the pass is over, or its trainer cannot send them."""
         with self._copying:
-            if self._copy is None and self._takes_help:
+            copy = self._copy
+            if copy is None and self._takes_help:
                 try:
-                    self._copy = self._home.copy_adapter(self._job.run_id, self.adapter.key)
+                    copy = self._home.copy_adapter(self._job.run_id, self.adapter.key)
                 except WorkerLost:  # the home trainer reports it
                     self.refuse_help()
-            return self._copy
+                self._copy = None if self._is_closed else copy
+            return copy
 
     def complete(self, number: int, result: ShardResult) -> None:
         """Hand in a shard; ignored if the pass is over, or the shard was computed elsewhere meanwhile."""
@@ -205,10 +217,8 @@ class ShardedPass:
             self._taken.discard(number)
             if number in self._done or self._is_closed:
                 return
-            if isinstance(
-                result.output, EngineFailure
-            ):  # for lack of memory, which the home trainer may have
-                self._return(number)
+            if isinstance(result.output, EngineFailure):
+                self._return(number)  # it lacked memory, which the home trainer may have
             elif isinstance(result.output, TinkexError):
                 self._has_failed = True
             else:
@@ -235,7 +245,6 @@ class ShardedPass:
         with self._changed:
             self._takes_help, self._is_closed = False, True
             self._received.clear()
-        with self._copying:
             self._copy = None
 
     # ---- with the lock
