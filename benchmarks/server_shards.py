@@ -14,7 +14,7 @@ from typing import Any
 from server_side import Server, connected, forward_backward, served, step
 
 LORA = {"rank": 32, "seed": 1}
-DATUMS, LENGTH = 16, 64
+DATUMS, LENGTH = 32, 96
 SHARD_TOKENS = DATUMS * LENGTH // 4
 
 

@@ -80,6 +80,7 @@ class ShardSum:
         self._outputs: list[ForwardBackwardOutput] = []
         self._gradient: Tensor | None = None
         self._waiting: dict[int, ShardResult] = {}
+        self._own: set[int] = set()
         self.tokens_computed = 0
         """The tokens of the shards that were added."""
 
@@ -96,23 +97,30 @@ class ShardSum:
         )
         if not isinstance(result.output, ForwardBackwardOutput):
             return False
+        self._own.add(number)
         self.add(number, result)
         return True
 
     def add(self, number: int, result: ShardResult) -> None:
         """Adds a shard; one that comes before its predecessors waits for them."""
         self._waiting[number] = result
-        while (following := self._waiting.pop(len(self._outputs), None)) is not None:
+        while (following := self._waiting.pop(place := len(self._outputs), None)) is not None:
             assert isinstance(following.output, ForwardBackwardOutput), "a shard that failed is not added"
             if following.gradient is not None:
-                gradient = torch.from_numpy(following.gradient)
-                if self._gradient is None:
-                    # A copy, so that the sum has torch's alignment wherever the shard was computed.
-                    self._gradient = torch.empty_like(self._state.adapter.params).copy_(gradient)
-                else:
-                    self._gradient.add_(gradient)
+                self._add_gradient(torch.from_numpy(following.gradient), is_own=place in self._own)
             self._outputs.append(following.output)
             self.tokens_computed += following.tokens_computed
+
+    def _add_gradient(self, gradient: Tensor, *, is_own: bool) -> None:
+        if self._gradient is not None:
+            self._gradient.add_(gradient)
+            if is_own:
+                self._trainer.release(gradient)
+        elif is_own:
+            self._gradient = gradient
+        else:
+            # A copy, so that the sum has torch's alignment wherever the shard was computed.
+            self._gradient = torch.empty_like(gradient).copy_(gradient)
 
     def finish(self) -> ForwardBackwardOutput | None:
         """Adds the gradient to the state, and returns the output; or None, with the state unchanged, if the sum is not finite."""
@@ -124,4 +132,5 @@ class ShardSum:
                 self._state.grad = self._gradient
             else:
                 self._state.grad.add_(self._gradient)
+                self._trainer.release(self._gradient)
         return merge_outputs(self._shards, self._outputs)
