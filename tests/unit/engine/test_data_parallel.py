@@ -257,7 +257,9 @@ def test_a_pass_that_is_cut_shares_its_turn_with_no_other_and_the_cut_is_recorde
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("now", [{"data_parallel_tokens": 0}, {"data_parallel_tokens": 90, "trainers": 2}])
+@pytest.mark.parametrize(
+    "now", [{"data_parallel_tokens": 0, "threads": 2}, {"data_parallel_tokens": 90, "trainers": 2}]
+)
 def test_a_replay_cuts_a_pass_as_it_was_cut_whatever_the_settings_are_now(
     tiny_model: Path, tmp_path: Path, now: dict[str, int]
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -24,7 +26,7 @@ from tinkex.engine.trainer.prefixes import count_distinct, order_by_prefix
 from tinkex.engine.trainer.shard_sum import ShardSum, compute_shard
 from tinkex.engine.trainer.shards import ShardResult, count_shards, plan_shards
 from tinkex.engine.trainer.trainer import Trainer, TrainJob, TrainState
-from tinkex.errors import EngineFailure, NumericalError
+from tinkex.errors import EngineFailure, NumericalError, TinkexError
 from tinkex.types.losses import ForwardBackwardOutput
 
 SEQUENCES = st.lists(
@@ -204,6 +206,30 @@ def test_the_sum_is_the_same_to_the_last_bit_wherever_and_in_whatever_order_shar
         metrics.append(output.metrics)
     assert gradients[0] == gradients[1]
     assert metrics[0] == metrics[1]
+
+
+class ThreadsSeen(Trainer):
+    """Records the number of threads of its passes."""
+
+    seen = 0
+
+    def run(
+        self, jobs: Sequence[TrainJob], *, share_prefixes: bool = True
+    ) -> list[ForwardBackwardOutput | TinkexError]:
+        self.seen = torch.get_num_threads()
+        return super().run(jobs, share_prefixes=share_prefixes)
+
+
+@pytest.mark.slow
+def test_a_shard_is_computed_with_the_threads_that_were_recorded(model: Transformer) -> None:
+    trainer, usual = ThreadsSeen(model), torch.get_num_threads()
+    state, examples = trained_state(trainer), examples_of(trainer, "ppo", num=1)
+    for threads in (usual + 1, 0):
+        compute_shard(
+            trainer, state.adapter, examples, "ppo", backward=False, share_prefixes=True, threads=threads
+        )
+        assert trainer.seen == (threads or usual)
+        assert torch.get_num_threads() == usual
 
 
 @pytest.mark.slow
