@@ -11,6 +11,7 @@ bodies      the longest health check while one user sends the largest and most h
 training    steps through the server compared with the same steps of the bare engine, on the default model.
 metrics     recording the metrics of a step compared with the step, on the default model.
 streams     what ten connected pages of the dashboard cost while a run trains, on the default model.
+shards      passes that two trainers compute together compared with the same on one, a thread each, on the default model.
 routes      completions and chats of the OpenAI protocol compared with the same native samples and streams.
 
 CPU times are those of the server's processes and do not depend on other load; the other measurements do.
@@ -33,6 +34,7 @@ sys.path[:0] = [str(Path(__file__).parent)]
 from server_bodies import AIM_MS, health_during_bodies  # noqa: E402
 from server_metrics import measure_metrics  # noqa: E402
 from server_routes import compare_routes  # noqa: E402
+from server_shards import measure_shards  # noqa: E402
 from server_side import Connection, Server, connected, served, step  # noqa: E402
 from server_soak import SHORT_LIVED, soak  # noqa: E402
 from server_streams import measure_streams  # noqa: E402
@@ -40,7 +42,7 @@ from server_training import compare  # noqa: E402
 
 CLIENTS = (1, 4, 16, 64)
 SECONDS, POLLS, PROBES = 5.0, 5000, 50
-CASES = ("operations", "polls", "bodies", "training", "metrics", "streams", "routes")
+CASES = ("operations", "polls", "bodies", "training", "metrics", "streams", "shards", "routes")
 ROUTE_AIM = 1.1
 AIMS = {
     "memory, MB": 300.0,
@@ -49,6 +51,8 @@ AIMS = {
     "CPU, served : bare": 1.05,
     "CPU, recording : step": 0.01,
     "CPU, streams : step": 0.02,
+    "time, shards : whole": 0.6,
+    "CPU, shards : whole": 1.1,
 }
 """Upper limits of measurements."""
 
@@ -221,6 +225,9 @@ def main() -> None:
         if "streams" in options.only:
             found["streams"] = asyncio.run(measure_streams(options.rounds, 2))
             print_table("streams", found["streams"])
+        if "shards" in options.only:
+            found["shards"] = asyncio.run(measure_shards(options.rounds))
+            print_table("shards", found["shards"])
         if "routes" in options.only:
             found["routes"] = compare_routes(options.rounds)
             print_table("routes", found["routes"])

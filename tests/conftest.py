@@ -173,7 +173,7 @@ def served_engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def served_pool(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
     """The same with two trainers and two samplers."""
     options = ("--model", f"tiny/llama={tiny_model}", "--max-live-runs", "2000")
-    pool = ("--trainers", "2", "--samplers", "2", "--threads", "1")
+    pool = ("--trainers", "2", "--samplers", "2", "--threads", "1", "--data-parallel-tokens", "16")
     with serve(tmp_path_factory.mktemp("pool"), *options, *pool) as engine:
         yield engine
 

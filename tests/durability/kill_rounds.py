@@ -36,7 +36,7 @@ POOL_ARMS = (*ARMS, "one", "one")
 """For several workers: also only one of them."""
 RAY_ARMS = (*POOL_ARMS, "actor", "actor")
 """On Ray: also one of the actors that monitor the workers."""
-POOL = ("--trainers", "2", "--samplers", "2", "--threads", "1")
+POOL = ("--trainers", "2", "--samplers", "2", "--threads", "1", "--data-parallel-tokens", "24")
 UNWANTED = ("Traceback", "other digits", "cannot be restored", "failed unexpectedly", "records contradict")
 """Messages that never appear in the log of a server that was only killed."""
 

@@ -190,6 +190,10 @@ SETTINGS: Mapping[str, ServerSetting] = {
         "Number of compute threads of each worker. Default: $OMP_NUM_THREADS, or one per core, divided by the workers.",
     ),
     "max_tokens_per_pass": ServerSetting("integer", "Maximum tokens per training pass.", 2048),
+    "data_parallel_tokens": ServerSetting(
+        "integer",
+        "Number of distinct tokens above which a training pass is cut into shards, which idle trainers help to compute. Default: max_tokens_per_pass with several trainers, else no cut. 0: no cut.",
+    ),
     "max_decode_batch": ServerSetting("integer", "Maximum number of sequences decoded in one batch.", 64),
     "kv_cache_bytes": ServerSetting(
         "bytes", "Size of the KV cache per base model, prefix cache included.", 2048 * 2**20

@@ -183,6 +183,9 @@ class EngineConfig:
     """Bytes of the rollouts of one user that are kept; the oldest are deleted for new ones."""
     max_tokens_per_pass: int = 2048
     """Token budget of one training pass: tenants and chunks are added until it is full. Shared prefixes count once."""
+    data_parallel_tokens: int | None = None
+    """Distinct tokens above which a pass of one operation is cut into shards of about as many; trainers without work of their own
+    compute some of them. None: ``max_tokens_per_pass`` with several trainers, and no cut with one. 0: no cut."""
     max_decode_batch: int = 64
     kv_cache_bytes: int = 2048 * MIB
     """KV cache of one base model, prefix cache included; samples wait while it is full."""
@@ -275,6 +278,10 @@ class EngineConfig:
         ):
             if getattr(self, name) < 1:
                 raise SetupError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.data_parallel_tokens is not None and self.data_parallel_tokens < 0:
+            raise SetupError(
+                f"data_parallel_tokens is {self.data_parallel_tokens}; choose at least 1 token, or 0 to cut no passes."
+            )
         if self.sampler_compute not in SAMPLER_COMPUTES:
             raise SetupError(
                 f"sampler_compute is {self.sampler_compute!r}; choose one of: {', '.join(SAMPLER_COMPUTES)} (it can come "
@@ -324,6 +331,17 @@ class EngineConfig:
     def live_bytes_limit(self) -> int:
         """The memory of runs: ``max_live_bytes``, or a quarter of the machine's memory."""
         return self.max_live_bytes if self.max_live_bytes is not None else memory_bytes() // 4
+
+    @property
+    def shard_tokens(self) -> int | None:
+        """The distinct tokens of a shard of a larger pass; None if no pass is cut.
+
+        >>> EngineConfig().shard_tokens, EngineConfig(trainers=2).shard_tokens, EngineConfig(data_parallel_tokens=9).shard_tokens
+        (None, 2048, 9)
+        """
+        if self.data_parallel_tokens is not None:
+            return self.data_parallel_tokens or None
+        return self.max_tokens_per_pass if self.trainers > 1 else None
 
     @property
     def models_home(self) -> Path:

@@ -26,6 +26,7 @@ from tinkex.engine.running.crashes import CrashTracker, quarantined
 from tinkex.engine.running.feeds import TokenFeeds
 from tinkex.engine.running.placement import Placement
 from tinkex.engine.running.sampling import DecodeBatches, DecodeJob, cancelled
+from tinkex.engine.running.sharded_passes import ShardExchange, ShardJob
 from tinkex.engine.running.supervisor import LoadModelsJob, WorkerSupervisor
 from tinkex.engine.running.table import OperationTable
 from tinkex.engine.running.training import TrainingRuns
@@ -56,6 +57,7 @@ class EngineParts:
     placement: Placement
     router: SampleRouter
     feeds: TokenFeeds
+    exchange: ShardExchange
     has_several_lanes: bool
 
 
@@ -105,7 +107,8 @@ class LaneController:
         self._committer = parts.committer
         self._placement = parts.placement
         self._loop = loop
-        self.runs = TrainingRuns(config, parts.store, parts.models, backend)
+        self._exchange = parts.exchange
+        self.runs = TrainingRuns(config, parts.store, parts.models, backend, parts.exchange)
         self.batches = DecodeBatches(
             name,
             parts.store,
@@ -182,7 +185,7 @@ class LaneController:
         if self._evicts:
             return EvictionJob(self.eviction, self._committer.turn)
         if not wanting:
-            return None
+            return self._find_shards() if Role.TRAIN in self.role else None
         self._shares.waiting(wanting)
         if self._shares.pick(wanting) == DECODE:
             decode, rejected = self.batches.next_job(is_alone=wanting == [DECODE])
@@ -201,6 +204,20 @@ class LaneController:
         assert may_run is not None, "only a trainer has training"
         return self._plan_turns(delayed, may_run)
 
+    def _find_shards(self) -> ShardJob | None:
+        """Shards of a pass of another trainer, if there are some and its adapter and a gradient fit in memory here."""
+        copies = self.runs.copies
+        obsolete = [adapter for adapter in copies if not self._exchange.is_current(adapter)]
+        if obsolete:
+            self.lane.call(lambda: copies.drop(obsolete))
+        sharded = self._exchange.find()
+        if sharded is None:
+            return None
+        num_buffers = 1 if sharded.adapter.key in copies else 2
+        if not self.eviction.has_room(num_buffers * sharded.adapter.num_bytes):
+            return None
+        return ShardJob(sharded, copies)
+
     def _plan_turns(self, delayed: AbstractSet[str], may_run: MayRun) -> TrainingJob | None:
         sharing = self._config.prefix_sharing
         turns = self._table.next_turns(
@@ -211,6 +228,7 @@ class LaneController:
             lane=self.name,
             share_prefixes=sharing
             and not self._config.deterministic,  # which gives every operation its own pass
+            max_shared_tokens=self._config.shard_tokens,
         )
         if not turns:
             return None
@@ -295,6 +313,8 @@ class LaneController:
                 self._loop.commit(Commit(ended))
             case LoadModelsJob():
                 self.supervisor.loaded(job, error)
+            case ShardJob() if error is None:
+                self.supervisor.record_success()
             case _ if error is not None:
                 logger.error("a job of the engine failed", exc_info=error)
 

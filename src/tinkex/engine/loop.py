@@ -28,6 +28,7 @@ from tinkex.engine.running.crashes import CrashTracker
 from tinkex.engine.running.feeds import TokenFeeds
 from tinkex.engine.running.placement import Placement
 from tinkex.engine.running.sampling import cancelled
+from tinkex.engine.running.sharded_passes import ShardExchange
 from tinkex.engine.running.table import OperationTable
 from tinkex.engine.running.waiters import Waiters
 from tinkex.engine.scheduler import GapTimeout, SampleRouter
@@ -81,6 +82,7 @@ class EngineLoop:
             self._placement,
             self._router,
             self.feeds,
+            ShardExchange(self.wake),
             has_several_lanes=len(backends) > 1,
         )
         self.lanes: Mapping[str, LaneController] = {

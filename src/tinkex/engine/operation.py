@@ -155,6 +155,10 @@ class Operation:
     earlier operation of its turn has computed."""
     prefix_sharing: bool = False
     """Whether it ran in a turn whose datums share prefixes, so that a replay repeats it."""
+    num_shards: int = 1
+    """In how many shards its pass was computed, so that a replay cuts it in the same way."""
+    shard_threads: int = 0
+    """The compute threads of its shards, where a pass was cut; 0: those of the lane."""
     num_datums: int = 0
     """How many datums a pass has; once it has run, those that its custom loss was computed for."""
     charged: int = 0

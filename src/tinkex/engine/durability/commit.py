@@ -121,6 +121,8 @@ class Committer:
                     op.request_id,
                     op.succeeded,
                     prefix_sharing=op.prefix_sharing,
+                    num_shards=op.num_shards,
+                    shard_threads=op.shard_threads,
                 )
                 for place, op in enumerate(operations)
                 if op.ran  # a replay repeats it

@@ -85,6 +85,10 @@ class Eviction:
         self._is_trimmed = True
         self._evict_above_limits(self._idle(unfinished), 0, 0, turn)
 
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether so many bytes fit beside the runs in memory; safe on any thread."""
+        return not self._is_exceeded(num_bytes)
+
     def make_room(self, operations: Sequence[Operation], turn: int) -> None:
         """Evict runs until those of the operations fit, with all that are restored together with them.
 
@@ -100,6 +104,8 @@ class Eviction:
         self._load_models(missing)
         creating = {each.run_id: self._runs.new_run_bytes(each) for each in operations if each.seq_id == 0}
         num_bytes = sum(creating.get(run_id, self._runs.run_bytes(run_id)) for run_id in missing)
+        if self._is_exceeded(num_bytes, len(missing)):
+            self._runs.copies.drop(list(self._runs.copies))
         if self._is_exceeded(num_bytes, len(missing)):
             unfinished = self._unfinished_runs()
             idle = list(self._idle(unfinished | used))

@@ -140,7 +140,8 @@ class Replay:
         if kind.packs:
             # Passes without a backward part have no effect.
             if any(operation.kind is Kind.FORWARD_BACKWARD for operation in operations):
-                ended = self._runs.run_pass(operations, prefix_sharing=first.prefix_sharing)
+                cut = first.num_shards, first.shard_threads
+                ended = self._runs.run_pass(operations, prefix_sharing=first.prefix_sharing, cut=cut)
                 while not ended:
                     ended = self._runs.resume_pass()
                 return

@@ -27,6 +27,7 @@ from tinkex.engine.lanes.interface import (
     ModelInfo,
     PassJob,
     PassReport,
+    ShardTask,
     StepResult,
     TokenDelta,
     UploadedLoss,
@@ -37,11 +38,15 @@ from tinkex.types import CreateCustomLossRequest
 
 if TYPE_CHECKING:
     from tinkex.engine.config import EngineConfig
+    from tinkex.engine.model.adapter_copy import AdapterCopy
     from tinkex.engine.model.catalog import LoadedModel, Progress
+    from tinkex.engine.model.lora import Adapter
     from tinkex.engine.sampler.request import Continuation
     from tinkex.engine.sampler.sampler import Sampler
     from tinkex.engine.store import SavepointRow
     from tinkex.engine.trainer.loss_graph import LossGraph
+    from tinkex.engine.trainer.shard_sum import ShardSum
+    from tinkex.engine.trainer.shards import ShardResult
     from tinkex.engine.trainer.state import TrainJob, TrainState
     from tinkex.engine.trainer.trainer import Trainer
     from tinkex.types import AdamParams, ForwardBackwardOutput, LoraConfig, SampleResponse
@@ -76,7 +81,7 @@ class _LoadedRun:
 class LocalBackend:
     """Holds base models, runs and samples, and computes with them on the calling thread.
 
-    Only called on the lane's thread, except ``write_savepoint`` (one other thread) and ``check_loss``, ``import_weights``,
+    Only called on the lane's thread, except ``write_savepoint`` and ``copy_adapter`` (one other thread at a time) and ``check_loss``, ``import_weights``,
     ``check`` and ``status`` (any thread). A call raises what failed; in a worker process, typed as it was there, or :class:`WorkerLost`.
     """
 
@@ -93,6 +98,8 @@ class LocalBackend:
         self._members: dict[str, set[str]] = {}
         self._streams: dict[str, _TokenStream] = {}
         self._suspended: _SuspendedPass | None = None
+        self._sharded: ShardSum | None = None
+        self._copies: dict[str, Adapter] = {}
 
     @property
     def status(self) -> WorkerStatus | None:
@@ -108,6 +115,7 @@ class LocalBackend:
     def close(self) -> None:
         """Release runs and models."""
         self._runs.clear()
+        self._copies.clear()
         self._models.clear()
 
     def load(self, source: str) -> ModelInfo:
@@ -210,6 +218,88 @@ class LocalBackend:
             self._suspended = None
             raise
         return None
+
+    # ---- passes in shards
+
+    def begin_shards(
+        self, job: PassJob, shards: Sequence[Sequence[int]], *, share_prefixes: bool, threads: int
+    ) -> None:
+        """Begin a pass that is computed in shards, of the datums that ``shards`` has; a pass begun before is discarded.
+
+        They are computed with so many threads wherever it is, 0 are those of the lane. The run changes with ``end_shards``.
+        """
+        from tinkex.engine.trainer.shard_sum import ShardSum
+
+        run = self._runs[job.run_id]
+        self._sharded = ShardSum(
+            run.model.trainer,
+            run.state,
+            job.examples,
+            job.loss_fn,
+            shards,
+            backward=job.backward,
+            share_prefixes=share_prefixes,
+            threads=threads,
+        )
+
+    def compute_shard(self, number: int) -> bool:
+        """Compute a shard of the pass that was begun; returns False if it failed."""
+        assert self._sharded is not None, "a pass was begun"
+        return self._sharded.compute(number)
+
+    def add_shard(self, number: int, result: ShardResult) -> None:
+        """Add a shard that another trainer has computed."""
+        assert self._sharded is not None, "a pass was begun"
+        self._sharded.add(number, result)
+
+    def end_shards(self) -> PassReport | None:
+        """Add the gradient of all shards to the run; returns None, with the run unchanged, if it is not finite."""
+        assert self._sharded is not None, "a pass was begun"
+        shards, self._sharded = self._sharded, None
+        output = shards.finish()
+        if output is None:
+            return None
+        encoded = wire_proto.encode_forward_backward_output(output)
+        num_datums = len(output.loss_fn_outputs)
+        return PassReport(encoded, 0, 0, shards.tokens_computed, output.metrics, num_datums)
+
+    def discard_shards(self) -> None:
+        """Discard the pass that was begun, if there is one; never fails."""
+        self._sharded = None
+
+    def copy_adapter(self, run_id: str, key: str) -> AdapterCopy:
+        """The weights of a run, which later steps do not change, by value."""
+        from tinkex.engine.model.adapter_copy import AdapterCopy
+
+        run = self._runs[run_id]
+        return AdapterCopy.of(run.model.trainer.snapshot(run.state), key)
+
+    def keep_copy(self, source: str, copy: AdapterCopy) -> None:
+        """Keep the weights of a run of another trainer, for shards; ``EngineFailure`` if they are not what was sent."""
+        self._copies[copy.key] = copy.adapter(self._models[source].info.arch)
+
+    def drop_copy(self, key: str) -> None:
+        """Drop the weights of a run of another trainer, if they are there; never fails."""
+        self._copies.pop(key, None)
+
+    def run_shard(self, task: ShardTask) -> ShardResult | None:
+        """Compute a shard of another trainer; returns None if the copy of the adapter is not here."""
+        from tinkex.engine.trainer.shard_sum import compute_shard
+
+        adapter = self._copies.get(task.adapter)
+        if adapter is None:
+            return None
+        return compute_shard(
+            self._models[task.source].trainer,
+            adapter,
+            task.examples,
+            task.loss_fn,
+            backward=task.backward,
+            share_prefixes=task.share_prefixes,
+            threads=task.threads,
+        )
+
+    # ---- optimizer steps, and weights
 
     def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:
         """Run one optimizer step of a run; returns its metrics."""

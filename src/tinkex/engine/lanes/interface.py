@@ -168,6 +168,22 @@ class PassReport:
     """The datums that they are of."""
 
 
+@dataclass(frozen=True, eq=False)
+class ShardTask:
+    """Some datums of a pass of a run that another trainer holds."""
+
+    source: str
+    """The base model."""
+    adapter: str
+    """The key of the copy of its adapter."""
+    loss_fn: str
+    examples: Sequence[Example]
+    backward: bool
+    share_prefixes: bool
+    threads: int
+    """Compute threads; 0: those of the lane."""
+
+
 StepResult: TypeAlias = "Mapping[str, float] | Exception"
 """The metrics of an optimizer step, or its error."""
 

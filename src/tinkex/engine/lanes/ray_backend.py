@@ -28,11 +28,19 @@ from tinkex.errors import SetupError
 
 if TYPE_CHECKING:
     from tinkex.engine.config import EngineConfig
-    from tinkex.engine.lanes.interface import DecodeReport, DecodeStep, PassJob, PassReport
+    from tinkex.engine.lanes.interface import (
+        DecodeReport,
+        DecodeStep,
+        PassJob,
+        PassReport,
+        ShardTask,
+    )
     from tinkex.engine.lanes.ray_actor import Beat
     from tinkex.engine.lanes.ray_cluster import RayCluster
+    from tinkex.engine.model.adapter_copy import AdapterCopy
     from tinkex.engine.model.progress import Progress
     from tinkex.engine.store import SavepointRow
+    from tinkex.engine.trainer.shards import ShardResult
     from tinkex.types import AdamParams, CreateCustomLossRequest, LoraConfig
 
 logger = logging.getLogger("tinkex.engine")
@@ -300,6 +308,48 @@ class RayBackend:
         """Continue with the suspended pass."""
         reports: Sequence[PassReport] | None = self.call("compute", "resume_pass")
         return reports
+
+    def begin_shards(
+        self, job: PassJob, shards: Sequence[Sequence[int]], *, share_prefixes: bool, threads: int
+    ) -> None:
+        """Begin a pass that is computed in shards."""
+        self.call("compute", "begin_shards", job, shards, share_prefixes=share_prefixes, threads=threads)
+
+    def compute_shard(self, number: int) -> bool:
+        """Compute a shard of the pass that was begun."""
+        succeeded: bool = self.call("compute", "compute_shard", number)
+        return succeeded
+
+    def add_shard(self, number: int, result: ShardResult) -> None:
+        """Add a shard that another trainer has computed."""
+        self.call("compute", "add_shard", number, result)
+
+    def end_shards(self) -> PassReport | None:
+        """Add the gradient of all shards to the run."""
+        report: PassReport | None = self.call("compute", "end_shards")
+        return report
+
+    def discard_shards(self) -> None:
+        """Discard the pass that was begun."""
+        self._cast("discard_shards")
+
+    def copy_adapter(self, run_id: str, key: str) -> AdapterCopy:
+        """The weights of a run by value."""
+        copy: AdapterCopy = self.call("write", "copy_adapter", run_id, key)
+        return copy
+
+    def keep_copy(self, source: str, copy: AdapterCopy) -> None:
+        """Keep the weights of a run of another trainer on the node."""
+        self.call("compute", "keep_copy", source, copy)
+
+    def drop_copy(self, key: str) -> None:
+        """Drop the weights of a run of another trainer."""
+        self._cast("drop_copy", key)
+
+    def run_shard(self, task: ShardTask) -> ShardResult | None:
+        """Compute a shard of another trainer."""
+        result: ShardResult | None = self.call("compute", "run_shard", task)
+        return result
 
     def optim_steps(self, steps: Sequence[tuple[str, AdamParams]], results: list[StepResult]) -> None:
         """Take optimizer steps on the node; none counts if it is lost before the last."""

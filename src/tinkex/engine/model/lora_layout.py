@@ -15,6 +15,7 @@ from tinkex.types.training import LoraConfig
 __all__ = [
     "ATTENTION_MODULES",
     "MLP_MODULES",
+    "STATE_BUFFERS",
     "UNEMBED_MODULE",
     "LoraLayout",
     "LoraSlot",
@@ -127,7 +128,7 @@ class LoraLayout:
         ]
 
 
-_STATE_BUFFERS = 4  # weights, gradient, and Adam's two moments
+STATE_BUFFERS = 4  # weights, gradient, and Adam's two moments
 _FLOAT32_BYTES = 4
 
 
@@ -145,4 +146,4 @@ def state_bytes(arch: Architecture, lora: LoraConfig) -> int:
 def _state_bytes(arch: Architecture, rank: int, *trains: bool) -> int:
     train_mlp, train_attn, train_unembed = trains
     spec = LoraSpec(rank, train_mlp=train_mlp, train_attn=train_attn, train_unembed=train_unembed)
-    return LoraLayout.of(arch, spec).num_params * _STATE_BUFFERS * _FLOAT32_BYTES
+    return LoraLayout.of(arch, spec).num_params * STATE_BUFFERS * _FLOAT32_BYTES

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import CDLL, c_void_p, cast
 from pathlib import Path
 
 import torch
 
-__all__ = ["compute_with_threads", "torch_team"]
+__all__ = ["compute_with_threads", "threads", "torch_team"]
 
 
 def compute_with_threads(count: int) -> None:
     """Sets the number of math threads of this thread, itself included, for torch and for the compiled core."""
     torch.set_num_threads(count)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Computes with so many threads while the block runs; 0 changes nothing.
+
+    Example:
+        >>> with threads(1):
+        ...     torch.get_num_threads()
+        1
+    """
+    usual = torch.get_num_threads()
+    if count in (0, usual):
+        yield
+        return
+    compute_with_threads(count)
+    try:
+        yield
+    finally:
+        compute_with_threads(usual)
 
 
 def torch_team() -> int | None:

@@ -217,6 +217,7 @@ class OperationTable:
         *,
         lane: str,
         share_prefixes: bool = False,
+        max_shared_tokens: int | None = None,
     ) -> Sequence[Turn]:
         """Start the training turns that are dispatched to a lane next: an interrupted one, or new ones.
 
@@ -238,6 +239,7 @@ class OperationTable:
                     limits,
                     self._after_retried(may_run),
                     share_prefixes=share_prefixes,
+                    max_shared_tokens=max_shared_tokens,
                 )
             for turn in turns:
                 self._start(turn, lane)

@@ -9,15 +9,17 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
+from uuid import uuid4
 
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.encoding import failed, read_request, succeeded
 from tinkex.engine.lanes.interface import Backend, PassJob, PassReport, StepResult
 from tinkex.engine.lookup import check_name_is_free, find_checkpoint, run_lost
-from tinkex.engine.model.lora_layout import state_bytes
+from tinkex.engine.model.lora_layout import STATE_BUFFERS, state_bytes
 from tinkex.engine.operation import CHECKPOINT_KINDS, Kind, Operation, SaveRequest
 from tinkex.engine.passes import digest_of, read_job
 from tinkex.engine.quotas import Quotas
+from tinkex.engine.running.sharded_passes import AdapterCopies, RunAdapter, ShardedPasses, ShardExchange
 from tinkex.engine.served_models import ServedModel, ServedModels
 from tinkex.engine.store import (
     CheckpointKind,
@@ -84,6 +86,14 @@ class LiveRun:
     """Its weights, gradient and moments."""
     used_at: float = field(default_factory=time.monotonic)
     """When an operation of it last ran."""
+    incarnation: str = field(default_factory=lambda: uuid4().hex)
+    """Tells it apart from what was in memory under its name before."""
+
+    @property
+    def adapter(self) -> RunAdapter:
+        """Its weights, as they are now."""
+        key = f"{self.run_id}/{self.incarnation}/{self.version}"
+        return RunAdapter(self.model, key, self.num_bytes // STATE_BUFFERS)
 
 
 OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
@@ -96,18 +106,29 @@ SAVES = frozenset({Kind.SAVE, Kind.SAVE_FOR_SAMPLER, Kind.SAVE_EXTERNAL})
 class TrainingRuns:
     """Executes operations of training runs, and holds the live ones of one lane."""
 
-    def __init__(self, config: EngineConfig, store: Store, models: ServedModels, backend: Backend) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        store: Store,
+        models: ServedModels,
+        backend: Backend,
+        exchange: ShardExchange,
+    ) -> None:
         self._store = store
+        self._shards = ShardedPasses(config, backend, exchange)
+        self._exchange = exchange
         self._quotas = Quotas(config, store)
         self._models = models
         self._backend = backend
         self.live: dict[str, LiveRun] = {}
+        self.copies = AdapterCopies(backend)
+        """Adapters of runs of other trainers, for shards of their passes."""
         self._suspended: Sequence[Operation] = ()
 
     @property
     def live_bytes(self) -> int:
-        """The memory of the live runs: weights, gradients and moments; safe on any thread."""
-        return sum(run.num_bytes for run in tuple(self.live.values()))
+        """The memory of the live runs: weights, gradients and moments; and of adapters of others. Safe on any thread."""
+        return sum(run.num_bytes for run in tuple(self.live.values())) + self.copies.num_bytes
 
     def run_bytes(self, run_id: str) -> int:
         """The memory of a run, live or not; 0 while its base model is not loaded. Safe on any thread."""
@@ -160,15 +181,18 @@ class TrainingRuns:
     def forget(self, run_id: str) -> None:
         """Drop a run from memory, if it is there."""
         if self.live.pop(run_id, None) is not None:
+            self._exchange.retire(run_id)
             self._backend.forget(run_id)
 
     # ---- passes
 
-    def run_pass(self, operations: Sequence[Operation], *, prefix_sharing: bool) -> bool:
+    def run_pass(
+        self, operations: Sequence[Operation], *, prefix_sharing: bool, cut: tuple[int, int] | None = None
+    ) -> bool:
         """Run forward and backward operations of one base model together, and set their outcomes; each fails or succeeds alone.
 
-        Returns False if others should have their turn before it continues with :meth:`resume_pass`; until then the runs are as
-        they were before.
+        ``cut`` is the number of shards, and of their threads, that a turn is repeated with. Returns False if others should have
+        their turn before it continues with :meth:`resume_pass`; until then the runs are as they were before.
         """
         jobs: list[tuple[Operation, PassJob]] = []
         for operation in operations:
@@ -185,9 +209,13 @@ class TrainingRuns:
             except TinkexError as error:
                 operation.outcome = failed(error)
                 self._record_run(operation)
-        results = (
-            self._backend.run_pass([job for _, job in jobs], share_prefixes=prefix_sharing) if jobs else ()
-        )
+        results: Sequence[PassReport] | None = None if jobs else ()
+        if len(jobs) == 1:
+            ((operation, job),) = jobs
+            adapter = self.live[job.run_id].adapter
+            results = self._shards.run(operation, job, adapter, cut, prefix_sharing=prefix_sharing)
+        if results is None:
+            results = self._backend.run_pass([job for _, job in jobs], share_prefixes=prefix_sharing)
         return self._end_pass([operation for operation, _ in jobs], results)
 
     def resume_pass(self) -> bool:
@@ -202,7 +230,9 @@ class TrainingRuns:
 
     def clear(self) -> None:
         """Forget all runs, and the suspended pass: their backend is gone."""
+        self._exchange.retire(*self.live)
         self.live.clear()
+        self.copies.clear()
         self._suspended = ()
 
     def _end_pass(self, operations: Sequence[Operation], results: Sequence[PassReport] | None) -> bool:
@@ -268,6 +298,7 @@ class TrainingRuns:
             assert isinstance(request, OptimStepRequest)
             operation.ran = True
             run.version += 1
+            self._exchange.retire(run.run_id)
             steps.append((operation, request.adam_params or AdamParams()))
         results: list[StepResult] = []
         errors: dict[str, Exception] = {}
@@ -379,6 +410,7 @@ class TrainingRuns:
         owner = self._row(run.run_id).owner
         checkpoint = find_checkpoint(self._store, owner, request.path, request.weights_access_token)
         run.version += 1
+        self._exchange.retire(run.run_id)
         self._load_weights(run.run_id, checkpoint, request)
         operation.loop_event = GradientCleared(run.run_id)
         return LoadWeightsResponse(path=request.path, model_id=run.run_id), []

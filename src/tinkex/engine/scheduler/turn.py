@@ -3,7 +3,7 @@
 ``forward`` and ``forward_backward`` of all runs of one base model share a pass, up to a token budget, which also counts what
 their custom losses cost, and the tokens that passes of one run share only once; within a run they join in order, until its
 first operation of another kind. A pass whose custom loss is costly has a turn of its own: it may be suspended, and nobody else
-should wait with it. Everything else (optim_step, save, load) runs alone: it is a barrier for its own run only. Optimizer steps
+should wait with it. So has one that is large enough to be cut into shards: its numbers depend on no other. Everything else (optim_step, save, load) runs alone: it is a barrier for its own run only. Optimizer steps
 are short, so those of several runs are dispatched and committed together, each in a turn of its own.
 """
 
@@ -51,12 +51,13 @@ def next_turns(
     may_run: MayRun = always,
     *,
     share_prefixes: bool = False,
+    max_shared_tokens: int | None = None,
 ) -> Sequence[Turn]:
     """Take from the queue what runs next: one pass, one barrier, or optimizer steps of several runs; nothing if nothing is ready.
 
     Operations of ``delayed`` users, and of a run those from the first that not ``may_run``, stay in the queue; ``cost`` is what
     an operation costs, in tokens. With ``share_prefixes``, those that it shares with an operation of its run in the same pass
-    are not counted again.
+    are not counted again. An operation that computes more than ``max_shared_tokens`` shares its turn with no other.
     The user served least has the first choice, and every further place goes to the user served least by then. An operation
     larger than the budget runs in a pass of its own. What is taken needs no more runs in memory than ``limits`` allow.
     """
@@ -83,8 +84,16 @@ def next_turns(
     def added_cost(operation: Operation) -> int:
         return cost(operation) - (shared.saved_by(operation) if share_prefixes else 0)
 
+    def is_alone(operation: Operation) -> bool:
+        is_cut = (
+            max_shared_tokens is not None
+            and operation.loss is None
+            and operation.tokens_computed > max_shared_tokens
+        )
+        return is_cut or _is_alone(operation, cost)
+
     def fits(operation: Operation) -> bool:
-        return not chosen or (not _is_alone(operation, cost) and added_cost(operation) <= room)
+        return not chosen or (not is_alone(operation) and added_cost(operation) <= room)
 
     while True:
         eligible = {
@@ -102,7 +111,7 @@ def next_turns(
             shared.add(operation)
         members.add(operation.run_id)
         room -= tokens
-        if _is_alone(operation, cost):
+        if is_alone(operation):
             return [tuple(chosen)]
 
 

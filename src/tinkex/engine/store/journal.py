@@ -47,6 +47,10 @@ class TurnEntry:
     succeeded: bool
     prefix_sharing: bool = False
     """Whether the datums of its turn shared their prefixes."""
+    num_shards: int = 1
+    """In how many shards its pass was computed."""
+    shard_threads: int = 0
+    """The compute threads of the shards, where the pass was cut; 0: those of the lane."""
 
 
 def body_digest(body: bytes) -> bytes:
@@ -98,10 +102,21 @@ class Journal:
             return
         with self._database.transaction() as execute:
             execute.many(
-                "INSERT INTO turns (turn, place, run_id, seq_id, request_id, succeeded, prefix_sharing) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO turns "
+                "(turn, place, run_id, seq_id, request_id, succeeded, prefix_sharing, num_shards, shard_threads) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [
-                    (e.turn, e.place, e.run_id, e.seq_id, e.request_id, e.succeeded, e.prefix_sharing)
+                    (
+                        e.turn,
+                        e.place,
+                        e.run_id,
+                        e.seq_id,
+                        e.request_id,
+                        e.succeeded,
+                        e.prefix_sharing,
+                        e.num_shards,
+                        e.shard_threads,
+                    )
                     for e in entries
                 ],
             )
@@ -177,6 +192,8 @@ class Journal:
                 row["request_id"],
                 bool(row["succeeded"]),
                 prefix_sharing=bool(row["prefix_sharing"]),
+                num_shards=row["num_shards"],
+                shard_threads=row["shard_threads"],
             )
             for run_id in run_ids
             for row in self._database.all("SELECT * FROM turns WHERE run_id = ?", (run_id,))

@@ -424,6 +424,11 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE samplers ADD COLUMN inflight_run_id TEXT; -- the run whose newest inflight weights it samples from
     CREATE INDEX samplers_by_inflight_run ON samplers (inflight_run_id) WHERE inflight_run_id IS NOT NULL;
     """,
+    """
+    -- Passes that ran before were not cut.
+    ALTER TABLE turns ADD COLUMN num_shards INTEGER NOT NULL DEFAULT 1;
+    ALTER TABLE turns ADD COLUMN shard_threads INTEGER NOT NULL DEFAULT 0;
+    """,
 )
 
 

@@ -150,6 +150,10 @@ class Trainer:
         self._buffers.release(gradient)
         return metrics
 
+    def release(self, gradient: Tensor) -> None:
+        """Reuses a gradient's buffer in later passes; there must be no other reference to it."""
+        self._buffers.release(gradient)
+
     def snapshot(self, state: TrainState) -> Adapter:
         """The current adapter, without a copy; later steps do not change it."""
         state.shared = True
