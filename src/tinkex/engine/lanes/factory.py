@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tinkex.engine.lanes.interface import Backend
-from tinkex.engine.lanes.roles import LaneSpec, lane_config, reserved_by_lane
+from tinkex.engine.lanes.roles import LaneSpec, elastic_specs, lane_config, lane_specs, reserved_by
 
 if TYPE_CHECKING:
     from tinkex.engine.config import EngineConfig
@@ -41,12 +41,15 @@ class LaneBackends:
         config = lane_config(self._config, spec)
         on_silence = partial(self._note, f"silence {spec.name}")
         if config.worker == "ray":
-            from tinkex.engine.lanes.ray_backend import RayBackend
+            from tinkex.engine.lanes.ray_backend import Place, RayBackend
             from tinkex.engine.lanes.ray_cluster import RayCluster
 
             if self._cluster is None:
-                self._cluster = RayCluster(config.ray_address, reserved_by_lane(self._config))
-            return RayBackend(self._cluster, spec.name, config, self._progress, self._wake, on_silence)
+                needed = [reserved_by(self._config, each) for each in lane_specs(self._config)]
+                elastic = [reserved_by(self._config, each) for each in elastic_specs(self._config)]
+                self._cluster = RayCluster(config.ray_address, needed, elastic)
+            place = Place(self._cluster, spec, reserved_by(self._config, spec))
+            return RayBackend(place, config, self._progress, self._wake, on_silence)
         if config.worker == "process":
             from tinkex.engine.lanes.worker_process import ProcessBackend
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from tinkex._version import __version__
 from tinkex.engine.config import EngineConfig, tinkex_home
@@ -39,6 +39,10 @@ MAX_LOG_RECORDS = 1000
 FOLDER = "tinkex-lane-"
 LOCK_FILE = "lock"
 SAVEPOINT = "savepoint"
+
+
+Cast: TypeAlias = tuple[str, tuple[Any, ...], Mapping[str, Any]]
+"""A call whose result nobody waits for: its name, arguments and keyword arguments."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class Message:
     name: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    first: Sequence[tuple[str, tuple[Any, ...]]] = ()
+    first: Sequence[Cast] = ()
 
 
 @dataclass(frozen=True)
@@ -130,8 +134,8 @@ class LaneActor:
     def call(self, message: bytes) -> bytes:
         """Makes the calls of a pickled :class:`Message`; returns the kind and content of the last one's result."""
         asked: Message = pickle.loads(message)  # noqa: S301 -- sent by the engine
-        for name, args in asked.first:
-            run_call(self._method(name), args, {})
+        for name, args, kwargs in asked.first:
+            run_call(self._method(name), args, dict(kwargs))
         return pickle.dumps(run_call(self._method(asked.name), asked.args, dict(asked.kwargs)), protocol=5)
 
     def beat(self) -> bytes:

@@ -13,27 +13,36 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinkex.engine.lanes import heartbeat
 from tinkex.engine.lanes.file_values import model_digests, read_files, write_files
-from tinkex.engine.lanes.interface import CorruptState, ModelInfo, StepResult, WorkerLost, WorkerStatus
+from tinkex.engine.lanes.interface import (
+    CorruptState,
+    ModelInfo,
+    NoRoom,
+    StepResult,
+    WorkerLost,
+    WorkerStatus,
+)
 from tinkex.engine.lanes.messages import ERROR
 from tinkex.engine.lanes.ray_actor import Message, MissingAdapters, NodeModel, NodeVersions
 from tinkex.engine.lanes.ray_cluster import ActorLost
+from tinkex.engine.lanes.remote import RemoteBackend
 from tinkex.engine.store import file_digest
 from tinkex.errors import SetupError
 
 if TYPE_CHECKING:
     from tinkex.engine.config import EngineConfig
-    from tinkex.engine.lanes.interface import DecodeReport, DecodeStep, PassJob, PassReport
-    from tinkex.engine.lanes.ray_actor import Beat
+    from tinkex.engine.lanes.interface import DecodeReport, DecodeStep
+    from tinkex.engine.lanes.ray_actor import Beat, Cast
     from tinkex.engine.lanes.ray_cluster import RayCluster
+    from tinkex.engine.lanes.roles import LaneSpec
     from tinkex.engine.model.progress import Progress
     from tinkex.engine.store import SavepointRow
-    from tinkex.types import AdamParams, CreateCustomLossRequest, LoraConfig
+    from tinkex.types import AdamParams, LoraConfig
 
 logger = logging.getLogger("tinkex.engine")
 
@@ -45,6 +54,15 @@ CLOSE_TIMEOUT_S = 5.0
 """How long an actor may take to end its worker and to delete its files."""
 DECODE_S = 0.02
 """How long an actor takes decode steps in one call: a call costs about a millisecond."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A lane's place on a cluster: what it reserves on some node."""
+
+    cluster: RayCluster
+    spec: LaneSpec
+    reserved: Mapping[str, float]
 
 
 @dataclass(eq=False)
@@ -67,13 +85,11 @@ class _Actor:
         return WorkerLost(self.reason, own_fault=False)
 
 
-class RayBackend:
-    """Computes on a node of a cluster; see :class:`~tinkex.engine.lanes.in_process.LocalBackend`.
-
-    ``on_exit`` and ``on_silence`` are called like those of :class:`~tinkex.engine.lanes.worker_process.ProcessBackend`.
+class RayBackend(RemoteBackend):
+    """Computes on a node of a cluster; an elastic lane raises :class:`NoRoom` if no node has room for it now.
 
     Example:
-        >>> backend = RayBackend(cluster, "trainer-0", config, None, on_exit=loop.wake, on_silence=print)
+        >>> backend = RayBackend(Place(cluster, spec, {"CPU": 2.0}), config, None, on_exit=loop.wake, on_silence=print)
         >>> backend.start()
         >>> backend.load("tiny").arch.family
         'llama'
@@ -82,23 +98,18 @@ class RayBackend:
 
     def __init__(
         self,
-        cluster: RayCluster,
-        name: str,
+        place: Place,
         config: EngineConfig,
         progress: Progress | None,
         on_exit: Callable[[], None],
         on_silence: Callable[[str | None], None],
     ) -> None:
-        self._cluster = cluster
-        self._name = name
-        self._config = config
-        self._progress = progress
-        self._on_exit = on_exit
-        self._on_silence = on_silence
+        super().__init__(config, progress, on_exit, on_silence)
+        self._place = place
+        self._cluster = place.cluster
+        self._name = place.spec.name
         self._actor: _Actor | None = None
-        self._num_started = 0
-        self._closed = False
-        self._casts: list[tuple[str, tuple[Any, ...]]] = []
+        self._casts: list[Cast] = []
         """Calls whose results nobody waits for; they travel with the next one."""
 
     # ---- the actor
@@ -106,14 +117,13 @@ class RayBackend:
     @property
     def status(self) -> WorkerStatus:
         """The worker process, and the node it runs on."""
-        actor, restarts = self._actor, max(0, self._num_started - 1)
+        actor = self._actor
         if actor is None or actor.lost.is_set() or actor.worker_lost:
-            return WorkerStatus(None, "restarting" if self._num_started else "starting", restarts)
+            return self._absent
         if actor.beat is None:
-            return WorkerStatus(None, "starting", restarts)
+            return self._status(None, "starting")
         worker = actor.beat.worker
-        state = "silent" if actor.num_missed else worker.state
-        return WorkerStatus(worker.pid, state, restarts, actor.beat.node)
+        return self._status(worker.pid, "silent" if actor.num_missed else worker.state, actor.beat.node)
 
     def start(self) -> None:
         """Start an actor on some node, or only its worker again if the actor is there."""
@@ -126,7 +136,12 @@ class RayBackend:
             actor.worker_lost = False
             return
         try:
-            handle = self._cluster.start_actor(self._name, self._settings())
+            place = self._place
+            handle = self._cluster.start_actor(
+                place.reserved, self._settings(), if_free=place.spec.is_elastic
+            )
+        except NoRoom:
+            raise
         except Exception as error:
             raise WorkerLost(f"its actor cannot be started ({error})", own_fault=False) from error
         actor = self._actor = _Actor(handle, self._num_started)
@@ -148,11 +163,6 @@ class RayBackend:
             with contextlib.suppress(ActorLost):
                 self._cluster.wait(self._cluster.call(actor.handle, "close", "beat"), CLOSE_TIMEOUT_S)
             self._end(actor, "it was closed")
-
-    def _settings(self) -> Mapping[str, Any]:
-        values = {each.name: getattr(self._config, each.name) for each in fields(self._config)}
-        config = {**values, "models": dict(self._config.models)}
-        return {"config": config, "log_level": logger.getEffectiveLevel()}
 
     def _current(self) -> _Actor:
         actor = self._actor
@@ -227,7 +237,7 @@ class RayBackend:
         return self._call(self._current(), connection, name, *args, **kwargs)
 
     def _call(self, actor: _Actor, connection: str, name: str, *args: Any, **kwargs: Any) -> Any:
-        first: Sequence[tuple[str, tuple[Any, ...]]] = ()
+        first: Sequence[Cast] = ()
         if connection == "compute":
             first, self._casts = self._casts, []
         message = pickle.dumps(Message(name, args, kwargs, first), protocol=5)
@@ -245,9 +255,9 @@ class RayBackend:
             raise content
         return content
 
-    def _cast(self, name: str, *args: Any) -> None:
-        """Make a call with the next one, before it."""
-        self._casts.append((name, args))
+    def cast(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Call a method of the worker's backend with the next call, before it."""
+        self._casts.append((name, args, kwargs))
 
     def load(self, source: str) -> ModelInfo:
         """Load a base model on the node, if it is not loaded there; its files must be those that the engine has."""
@@ -277,30 +287,6 @@ class RayBackend:
             )
         return replace(loaded.info, directory=directory)
 
-    def check_loss(self, request: CreateCustomLossRequest) -> None:
-        """Raise ``InvalidInput`` for an uploaded loss that cannot be run."""
-        self.call("check", "check_loss", request)
-
-    def create(self, run_id: str, source: str, lora: LoraConfig) -> None:
-        """Create a run in memory."""
-        self.call("compute", "create", run_id, source, lora)
-
-    def forget(self, run_id: str) -> None:
-        """Drop a run from memory, if it is there."""
-        self._cast("forget", run_id)
-
-    def run_pass(self, jobs: Sequence[PassJob], *, share_prefixes: bool) -> Sequence[PassReport] | None:
-        """Run passes of runs of one base model together."""
-        reports: Sequence[PassReport] | None = self.call(
-            "compute", "run_pass", jobs, share_prefixes=share_prefixes
-        )
-        return reports
-
-    def resume_pass(self) -> Sequence[PassReport] | None:
-        """Continue with the suspended pass."""
-        reports: Sequence[PassReport] | None = self.call("compute", "resume_pass")
-        return reports
-
     def optim_steps(self, steps: Sequence[tuple[str, AdamParams]], results: list[StepResult]) -> None:
         """Take optimizer steps on the node; none counts if it is lost before the last."""
         results += self.call("compute", "optim_steps", steps)
@@ -328,11 +314,6 @@ class RayBackend:
         written = self.call("import", "import_weights", read_files(source), model, base_model, lora)
         write_files(directory, written)
 
-    def capture(self, run_id: str) -> int:
-        """Copy the exact state of a run on the node."""
-        number: int = self.call("compute", "capture", run_id)
-        return number
-
     def write_savepoint(self, capture: int, file: Path) -> bytes:
         """Write a captured state into a file; returns the file's digest."""
         digest, content = self.call("write", "write_savepoint", capture)
@@ -351,14 +332,6 @@ class RayBackend:
         except OSError as error:
             raise CorruptState(f"its savepoint {savepoint.file} cannot be read ({error})") from error
         self.call("compute", "restore", source, savepoint, content)
-
-    def keep_adapter(self, run_id: str, directory: str) -> None:
-        """Cache the current adapter of a run as the contents of a directory."""
-        self._cast("keep_adapter", run_id, directory)
-
-    def drop_adapter(self, directory: str) -> None:
-        """Drop a cached adapter whose directory is being deleted."""
-        self._cast("drop_adapter", directory)
 
     def sample(self, source: str, step: DecodeStep) -> DecodeReport:
         """Take decode steps of a base model for a moment; the files of adapters that the node lacks are sent."""

@@ -8,8 +8,6 @@ one carries heartbeats.
 from __future__ import annotations
 
 import contextlib
-import functools
-import logging
 import queue
 import signal
 import socket
@@ -18,21 +16,20 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tinkex.engine.lanes import heartbeat
 from tinkex.engine.lanes.in_process import LocalBackend
 from tinkex.engine.lanes.interface import ModelInfo, StepResult, WorkerLost, WorkerStatus
 from tinkex.engine.lanes.messages import Channel, Disconnected, RemoteCaller
+from tinkex.engine.lanes.remote import RemoteBackend, called
 
 if TYPE_CHECKING:
     from tinkex.engine.config import EngineConfig
     from tinkex.engine.model.progress import Progress
     from tinkex.types import AdamParams
-
-logger = logging.getLogger("tinkex.engine")
 
 EXIT_TIMEOUT_S = 5.0
 """How long a worker whose connections are closed may take to exit."""
@@ -100,40 +97,8 @@ class _Worker:
         return WorkerLost(f"it was terminated by {name}, probably because memory ran out", own_fault=True)
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _called(
-    connection: str, method: Callable[Concatenate[LocalBackend, P], T]
-) -> Callable[Concatenate[ProcessBackend, P], T]:
-    """The method, called in the worker over a connection."""
-
-    @functools.wraps(method)
-    def call(self: ProcessBackend, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = self.call(connection, method.__name__, *args, **kwargs)
-        return result
-
-    return call
-
-
-def _cast(
-    method: Callable[Concatenate[LocalBackend, P], None],
-) -> Callable[Concatenate[ProcessBackend, P], None]:
-    """The method, called in the worker without waiting for it."""
-
-    @functools.wraps(method)
-    def cast(self: ProcessBackend, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        self.cast(method.__name__, *args, **kwargs)
-
-    return cast
-
-
-class ProcessBackend:
-    """Computes in a worker process; see :class:`~tinkex.engine.lanes.in_process.LocalBackend`.
-
-    ``on_exit`` is called, on another thread, whenever the worker has exited, and ``on_silence`` with a description when its
-    heartbeat is missing, or None when it is back.
+class ProcessBackend(RemoteBackend):
+    """Computes in a worker process.
 
     Example:
         >>> backend = ProcessBackend(config, progress=None, on_exit=loop.wake, on_silence=print)
@@ -150,13 +115,8 @@ class ProcessBackend:
         on_exit: Callable[[], None],
         on_silence: Callable[[str | None], None],
     ) -> None:
-        self._config = config
-        self._progress = progress
-        self._on_exit = on_exit
-        self._on_silence = on_silence
+        super().__init__(config, progress, on_exit, on_silence)
         self._worker: _Worker | None = None
-        self._num_started = 0
-        self._closed = False
         self._spawns: queue.SimpleQueue[tuple[list[socket.socket], Future[subprocess.Popen[bytes]]] | None]
         self._spawns = queue.SimpleQueue()
         # The system kills a worker when the thread that started it exits, so that thread does nothing else.
@@ -168,10 +128,10 @@ class ProcessBackend:
     @property
     def status(self) -> WorkerStatus:
         """The worker process."""
-        worker, restarts = self._worker, max(0, self._num_started - 1)
+        worker = self._worker
         if worker is None or worker.exited.is_set():
-            return WorkerStatus(None, "restarting" if self._num_started else "starting", restarts)
-        return WorkerStatus(worker.process.pid, worker.state, restarts)
+            return self._absent
+        return self._status(worker.process.pid, worker.state)
 
     def start(self) -> None:
         """Start a worker; returns as soon as the process exists."""
@@ -203,7 +163,7 @@ class ProcessBackend:
         self._worker = worker
         # If it has exited already, the next call to it reports that.
         with contextlib.suppress(OSError):
-            channels[0].send(_settings(self._config))
+            channels[0].send(self._settings())
 
     def check(self) -> None:
         """Raise :class:`WorkerLost` if the worker has exited."""
@@ -287,21 +247,13 @@ class ProcessBackend:
 
     # ---- calls, each made in the worker by the method of the same name
 
-    check_loss = _called("check", LocalBackend.check_loss)
-    create = _called("compute", LocalBackend.create)
-    run_pass = _called("compute", LocalBackend.run_pass)
-    resume_pass = _called("compute", LocalBackend.resume_pass)
-    load_weights = _called("compute", LocalBackend.load_weights)
-    save_weights = _called("compute", LocalBackend.save_weights)
-    export_weights = _called("compute", LocalBackend.export_weights)
-    import_weights = _called("import", LocalBackend.import_weights)
-    capture = _called("compute", LocalBackend.capture)
-    write_savepoint = _called("write", LocalBackend.write_savepoint)
-    restore = _called("compute", LocalBackend.restore)
-    sample = _called("compute", LocalBackend.sample)
-    forget = _cast(LocalBackend.forget)
-    keep_adapter = _cast(LocalBackend.keep_adapter)
-    drop_adapter = _cast(LocalBackend.drop_adapter)
+    load_weights = called("compute", LocalBackend.load_weights)
+    save_weights = called("compute", LocalBackend.save_weights)
+    export_weights = called("compute", LocalBackend.export_weights)
+    import_weights = called("import", LocalBackend.import_weights)
+    write_savepoint = called("write", LocalBackend.write_savepoint)
+    restore = called("compute", LocalBackend.restore)
+    sample = called("compute", LocalBackend.sample)
 
 
 def _spawn(ends: Sequence[socket.socket]) -> subprocess.Popen[bytes]:
@@ -323,12 +275,6 @@ def _silent(pid: int) -> str:
 
 def _silence_s(num_missed: int) -> str:
     return f"{num_missed * heartbeat.TIMEOUT_S:g}"
-
-
-def _settings(config: EngineConfig) -> Mapping[str, Any]:
-    """The worker's configuration and log level."""
-    values = {each.name: getattr(config, each.name) for each in fields(config)}
-    return {"config": {**values, "models": dict(config.models)}, "log_level": logger.getEffectiveLevel()}
 
 
 def _out_of_memory_kills() -> int | None:
