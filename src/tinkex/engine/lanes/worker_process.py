@@ -167,10 +167,15 @@ class ProcessBackend(RemoteBackend):
 
     def check(self) -> None:
         """Raise :class:`WorkerLost` if the worker has exited."""
-        if self._worker is None:
+        self._current()
+
+    def _current(self) -> _Worker:
+        worker = self._worker
+        if worker is None:
             raise WorkerLost("it was not started", own_fault=False)
-        if self._worker.exited.is_set():
-            raise self._worker.loss()
+        if worker.exited.is_set():
+            raise worker.loss()
+        return worker
 
     def close(self) -> None:
         """Stop the worker, and wait until it has exited."""
@@ -217,9 +222,7 @@ class ProcessBackend(RemoteBackend):
     @contextlib.contextmanager
     def _calling(self) -> Iterator[_Worker]:
         """Yields the worker for a call; raises :class:`WorkerLost` if it has exited or exits during the call."""
-        self.check()
-        worker = self._worker
-        assert worker is not None
+        worker = self._current()
         try:
             yield worker
         except Disconnected:
@@ -238,9 +241,7 @@ class ProcessBackend(RemoteBackend):
 
     def load(self, source: str) -> ModelInfo:
         """Load a base model in the worker, if it is not loaded there."""
-        self.check()
-        worker = self._worker
-        assert worker is not None
+        worker = self._current()
         if source not in worker.loaded:
             worker.loaded[source] = self.call("compute", "load", source)
         return worker.loaded[source]

@@ -163,4 +163,4 @@ def test_a_call_that_was_cancelled_does_not_run(inbox: Inbox) -> None:
 
 def test_a_call_of_a_lane_that_has_ended_is_made_on_the_thread_of_the_caller(lane: Lane) -> None:
     lane.close()
-    assert lane.call(lambda: threading.current_thread()).result(0) is threading.current_thread()
+    assert lane.call(threading.current_thread).result(0) is threading.current_thread()
