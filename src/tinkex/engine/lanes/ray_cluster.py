@@ -140,7 +140,7 @@ class RayCluster:
                 },
             }
         elif address != "auto":
-            host = _check_reachable(address)
+            host = check_reachable(address)
             if ipaddress.ip_address(host).is_loopback:
                 options["_node_ip_address"] = host
         try:
@@ -193,7 +193,7 @@ class ActorLost(Exception):
     """An actor, its node or the cluster is gone, or cannot be reached."""
 
 
-def _check_reachable(address: str) -> str:
+def check_reachable(address: str) -> str:
     """Returns the IP address of a cluster's head; raises :class:`SetupError` if nothing listens there."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
