@@ -9,7 +9,7 @@ import ipaddress
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,12 +50,9 @@ class Certificates:
 
 
 def certificates(
-    directory: Path,
-    host: str = "localhost",
-    days_valid: tuple[int, int] = (-1, 1),
-    addresses: Sequence[str] = ("127.0.0.1",),
+    directory: Path, host: str = "localhost", days_valid: tuple[int, int] = (-1, 1)
 ) -> Certificates:
-    """Makes an authority, and a certificate for a host and for addresses that is valid between two days from now."""
+    """Makes an authority, and a certificate for a host and for 127.0.0.1 that is valid between two days from now."""
     issuer_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer = _name("Tinkex test authority")
     authority = (
@@ -64,7 +61,7 @@ def certificates(
         .sign(issuer_key, hashes.SHA256())
     )
     names = x509.SubjectAlternativeName(
-        [x509.DNSName(host), *(x509.IPAddress(ipaddress.ip_address(each)) for each in addresses)]
+        [x509.DNSName(host), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     )
     server = (
         _certificate(_name(host), issuer, key.public_key(), days_valid)
