@@ -18,7 +18,7 @@ from tinkex.engine.durability.savepoints import SavepointJob, SavepointWriter
 from tinkex.engine.encoding import failed
 from tinkex.engine.health import Health
 from tinkex.engine.integrity import CheckpointIntegrity
-from tinkex.engine.lanes.interface import Backend, NoRoom, WorkerLost
+from tinkex.engine.lanes.interface import Backend, NoFreeNode, WorkerLost
 from tinkex.engine.lanes.lane import Job, Lane, Report
 from tinkex.engine.lanes.roles import LaneSpec, Role, lane_config, num_lanes
 from tinkex.engine.operation import Kind, Operation
@@ -293,7 +293,7 @@ class LaneController:
     def complete(self, report: Report) -> None:
         """Take the report of a job, and commit what it computed."""
         self.lane.busy = False
-        if isinstance(report.error, NoRoom):
+        if isinstance(report.error, NoFreeNode):
             self.refused = report.error.reason
         elif isinstance(report.error, WorkerLost):
             self._lose(report.error, report.job)

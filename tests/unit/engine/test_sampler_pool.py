@@ -14,7 +14,7 @@ from tests.unit.engine.test_engine import Caller, config, sample
 from tests.unit.engine.test_lanes import PATIENCE_S, GatedBackend
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.engine import Engine
-from tinkex.engine.lanes.interface import NoRoom, WorkerLost
+from tinkex.engine.lanes.interface import NoFreeNode, WorkerLost
 from tinkex.types import SamplingParams
 
 pytestmark = pytest.mark.slow
@@ -127,7 +127,7 @@ def test_without_room_it_says_so_once_and_samples_are_computed_by_those_there(
 
         def start(self) -> None:
             type(self).num_tries += 1
-            raise NoRoom("none of 2 nodes of the cluster has CPU=1 free")
+            raise NoFreeNode("none of 2 nodes of the cluster has CPU=1 free")
 
     with elastic(tmp_path, tiny_model, NoneFits) as (ada, backends):
         requests = submit(ada, 8)

@@ -44,7 +44,7 @@ class WorkerLost(Exception):
         return partial(WorkerLost, own_fault=self.own_fault), (self.reason,)
 
 
-class NoRoom(WorkerLost):
+class NoFreeNode(WorkerLost):
     """A lane that is only there while it is needed cannot be: nothing has room for it at the moment."""
 
     def __init__(self, reason: str) -> None:

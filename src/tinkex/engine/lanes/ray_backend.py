@@ -22,7 +22,7 @@ from tinkex.engine.lanes.file_values import model_digests, read_files, write_fil
 from tinkex.engine.lanes.interface import (
     CorruptState,
     ModelInfo,
-    NoRoom,
+    NoFreeNode,
     StepResult,
     WorkerLost,
     WorkerStatus,
@@ -86,7 +86,7 @@ class _Actor:
 
 
 class RayBackend(RemoteBackend):
-    """Computes on a node of a cluster; an elastic lane raises :class:`NoRoom` if no node has room for it now.
+    """Computes on a node of a cluster; an elastic lane raises :class:`NoFreeNode` if no node has room for it now.
 
     Example:
         >>> backend = RayBackend(Place(cluster, spec, {"CPU": 2.0}), config, None, on_exit=loop.wake, on_silence=print)
@@ -140,7 +140,7 @@ class RayBackend(RemoteBackend):
             handle = self._cluster.start_actor(
                 place.reserved, self._settings(), if_free=place.spec.is_elastic
             )
-        except NoRoom:
+        except NoFreeNode:
             raise
         except Exception as error:
             raise WorkerLost(f"its actor cannot be started ({error})", own_fault=False) from error

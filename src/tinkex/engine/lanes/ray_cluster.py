@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from tinkex.engine.lanes.interface import NoRoom
+from tinkex.engine.lanes.interface import NoFreeNode
 from tinkex.errors import SetupError
 
 LOCAL_HEAD = "127.0.0.2"
@@ -65,7 +65,7 @@ class RayCluster:
     def start_actor(self, wanted: Reserved, settings: Mapping[str, Any], *, if_free: bool = False) -> Any:
         """Starts an actor on some node with what it reserves; returns its handle immediately.
 
-        With ``if_free`` it waits until the actor runs, and raises :class:`NoRoom` if no node has room for it at the moment.
+        With ``if_free`` it waits until the actor runs, and raises :class:`NoFreeNode` if no node has room for it at the moment.
         """
         if not if_free:
             return self._start(wanted, settings)
@@ -75,7 +75,7 @@ class RayCluster:
             placed, _ = self._ray.wait([handle.__ray_ready__.remote()], timeout=PLACE_TIMEOUT_S)
             if not placed:
                 self.end_actor(handle)
-                raise NoRoom(f"no node had room for it within {PLACE_TIMEOUT_S:g} s")
+                raise NoFreeNode(f"no node had room for it within {PLACE_TIMEOUT_S:g} s")
             return handle
 
     def _start(self, wanted: Reserved, settings: Mapping[str, Any]) -> Any:
@@ -168,7 +168,7 @@ class RayCluster:
         nodes: Mapping[str, Mapping[str, float]] = available_resources_per_node()
         if all(_missing(wanted, free) for free in nodes.values()):
             amounts = ", ".join(f"{name}={amount:g}" for name, amount in wanted.items())
-            raise NoRoom(f"none of {len(nodes)} nodes of the cluster has {amounts} free")
+            raise NoFreeNode(f"none of {len(nodes)} nodes of the cluster has {amounts} free")
 
 
 def _total(lanes: Iterable[Reserved]) -> dict[str, float]:

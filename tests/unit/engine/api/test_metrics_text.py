@@ -48,6 +48,7 @@ FAMILIES = {
     "tinkex_request_duration_seconds": ("histogram", {"endpoint"}),
 }
 """What servers have offered since metrics exist."""
+SAMPLERS = SamplerCounts(running=2, starting=1, draining=0, fewest=1, most=4)
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def text() -> str:
     return page()
 
 
-def page(num_workers: int = 2, samplers: SamplerCounts | None = SamplerCounts(2, 1, 0, 1, 4)) -> str:
+def page(num_workers: int = 2, samplers: SamplerCounts | None = SAMPLERS) -> str:
     model = ModelStats('a "b"\n\\c', "compiled core", BatchStats(3, 4096, 1))
     worker = WorkerStatus(os.getpid(), "running", 2)
     lanes = [LaneStats(f"trainer-{n}", is_busy=False, worker=worker) for n in range(num_workers)]

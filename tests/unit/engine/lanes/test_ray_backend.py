@@ -22,7 +22,7 @@ from tinkex.engine.config import EngineConfig
 from tinkex.engine.durability.replay import same_result
 from tinkex.engine.engine import Engine
 from tinkex.engine.lanes.file_values import read_files, write_files
-from tinkex.engine.lanes.interface import NoRoom, WorkerLost
+from tinkex.engine.lanes.interface import NoFreeNode, WorkerLost
 from tinkex.engine.lanes.ray_actor import Beat, LaneActor, NodeVersions
 from tinkex.engine.lanes.ray_backend import Place, RayBackend
 from tinkex.engine.lanes.ray_cluster import GROUPS, ActorLost
@@ -70,7 +70,7 @@ class Machines:
         self, wanted: Mapping[str, float], settings: Mapping[str, Any], *, if_free: bool = False
     ) -> Node:
         if if_free and self.is_full:
-            raise NoRoom("no node has room for it")
+            raise NoFreeNode("no node has room for it")
         actor = LaneActor(pickle.dumps(settings))
         self.nodes.append(Node(actor, {name: ThreadPoolExecutor(1, name) for name in GROUPS}))
         return self.nodes[-1]
@@ -258,7 +258,7 @@ def test_only_a_lane_that_may_be_missing_is_refused_for_lack_of_room(
 ) -> None:
     machines.is_full = True
     settings = EngineConfig(home=tmp_path, data_dir=tmp_path / "data", threads=1)
-    with pytest.raises(NoRoom, match="no node has room"):
+    with pytest.raises(NoFreeNode, match="no node has room"):
         _backend(settings, machines, is_elastic=True).start()
     waiting = _backend(settings, machines)
     waiting.start()
