@@ -39,24 +39,26 @@ class LaneBackends:
     def make(self, spec: LaneSpec) -> Backend:
         """Returns the backend of a lane; the first one on a cluster joins it."""
         config = lane_config(self._config, spec)
-        on_silence = partial(self._note, f"silence {spec.name}")
+        if config.worker == "thread":
+            from tinkex.engine.lanes.in_process import LocalBackend
+
+            return LocalBackend(config, self._progress)
+        from tinkex.engine.lanes.remote import Callbacks
+
+        callbacks = Callbacks(self._progress, self._wake, partial(self._note, f"silence {spec.name}"))
         if config.worker == "ray":
-            from tinkex.engine.lanes.ray_backend import Place, RayBackend
-            from tinkex.engine.lanes.ray_cluster import RayCluster
+            from tinkex.engine.lanes.ray_backend import RayBackend
+            from tinkex.engine.lanes.ray_cluster import Place, RayCluster
 
             if self._cluster is None:
                 needed = [reserved_by(self._config, each) for each in lane_specs(self._config)]
                 elastic = [reserved_by(self._config, each) for each in elastic_specs(self._config)]
                 self._cluster = RayCluster(config.ray_address, needed, elastic)
             place = Place(self._cluster, spec, reserved_by(self._config, spec))
-            return RayBackend(place, config, self._progress, self._wake, on_silence)
-        if config.worker == "process":
-            from tinkex.engine.lanes.worker_process import ProcessBackend
+            return RayBackend(place, config, callbacks)
+        from tinkex.engine.lanes.worker_process import ProcessBackend
 
-            return ProcessBackend(config, self._progress, self._wake, on_silence)
-        from tinkex.engine.lanes.in_process import LocalBackend
-
-        return LocalBackend(config, self._progress)
+        return ProcessBackend(config, callbacks)
 
     def close(self) -> None:
         """Leave the cluster, if one was joined, after the backends are closed."""

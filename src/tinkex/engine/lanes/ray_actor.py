@@ -28,6 +28,7 @@ from tinkex.engine.config import EngineConfig, tinkex_home
 from tinkex.engine.lanes.file_values import model_digests, read_files, write_files
 from tinkex.engine.lanes.interface import DecodeReport, DecodeStep, ModelInfo, StepResult, WorkerStatus
 from tinkex.engine.lanes.messages import record_values, run_call
+from tinkex.engine.lanes.remote import Callbacks
 from tinkex.engine.lanes.worker_process import ProcessBackend
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class LaneActor:
         self._progress: tuple[str, int, int | None] | None = None
         self._node = _node_address()
         self._versions = NodeVersions.here()
-        self._backend = ProcessBackend(config, self._show, lambda: None, self._silence)
+        self._backend = ProcessBackend(config, Callbacks(self._show, lambda: None, self._silence))
         self._files = NodeFiles(self._backend, self._folder, config.models_home)
 
     def call(self, message: bytes) -> bytes:

@@ -12,25 +12,18 @@ import logging
 import pickle
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinkex.engine.lanes import heartbeat
 from tinkex.engine.lanes.file_values import model_digests, read_files, write_files
-from tinkex.engine.lanes.interface import (
-    CorruptState,
-    ModelInfo,
-    NoFreeNode,
-    StepResult,
-    WorkerLost,
-    WorkerStatus,
-)
+from tinkex.engine.lanes.interface import CorruptState, ModelInfo, StepResult, WorkerLost, WorkerStatus
 from tinkex.engine.lanes.messages import ERROR
 from tinkex.engine.lanes.ray_actor import Message, MissingAdapters, NodeModel, NodeVersions
 from tinkex.engine.lanes.ray_cluster import ActorLost
-from tinkex.engine.lanes.remote import RemoteBackend
+from tinkex.engine.lanes.remote import Callbacks, RemoteBackend
 from tinkex.engine.store import file_digest
 from tinkex.errors import SetupError
 
@@ -38,9 +31,7 @@ if TYPE_CHECKING:
     from tinkex.engine.config import EngineConfig
     from tinkex.engine.lanes.interface import DecodeReport, DecodeStep
     from tinkex.engine.lanes.ray_actor import Beat, Cast
-    from tinkex.engine.lanes.ray_cluster import RayCluster
-    from tinkex.engine.lanes.roles import LaneSpec
-    from tinkex.engine.model.progress import Progress
+    from tinkex.engine.lanes.ray_cluster import Place
     from tinkex.engine.store import SavepointRow
     from tinkex.types import AdamParams, LoraConfig
 
@@ -54,15 +45,6 @@ CLOSE_TIMEOUT_S = 5.0
 """How long an actor may take to end its worker and to delete its files."""
 DECODE_S = 0.02
 """How long an actor takes decode steps in one call: a call costs about a millisecond."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A lane's place on a cluster: what it reserves on some node."""
-
-    cluster: RayCluster
-    spec: LaneSpec
-    reserved: Mapping[str, float]
 
 
 @dataclass(eq=False)
@@ -89,22 +71,15 @@ class RayBackend(RemoteBackend):
     """Computes on a node of a cluster; an elastic lane raises :class:`NoFreeNode` if no node has room for it now.
 
     Example:
-        >>> backend = RayBackend(Place(cluster, spec, {"CPU": 2.0}), config, None, on_exit=loop.wake, on_silence=print)
+        >>> backend = RayBackend(Place(cluster, spec, {"CPU": 2.0}), config, Callbacks(None, loop.wake, print))
         >>> backend.start()
         >>> backend.load("tiny").arch.family
         'llama'
         >>> backend.close()
     """
 
-    def __init__(
-        self,
-        place: Place,
-        config: EngineConfig,
-        progress: Progress | None,
-        on_exit: Callable[[], None],
-        on_silence: Callable[[str | None], None],
-    ) -> None:
-        super().__init__(config, progress, on_exit, on_silence)
+    def __init__(self, place: Place, config: EngineConfig, callbacks: Callbacks) -> None:
+        super().__init__(config, callbacks)
         self._place = place
         self._cluster = place.cluster
         self._name = place.spec.name
@@ -136,11 +111,8 @@ class RayBackend(RemoteBackend):
             actor.worker_lost = False
             return
         try:
-            place = self._place
-            handle = self._cluster.start_actor(
-                place.reserved, self._settings(), if_free=place.spec.is_elastic
-            )
-        except NoFreeNode:
+            handle = self._place.start_actor(self._settings())
+        except WorkerLost:
             raise
         except Exception as error:
             raise WorkerLost(f"its actor cannot be started ({error})", own_fault=False) from error
@@ -194,7 +166,7 @@ class RayBackend(RemoteBackend):
             elif content is None:
                 actor.num_missed += 1
                 if actor.num_missed == 1:
-                    self._on_silence(
+                    self._callbacks.on_silence(
                         f"the lane {self._name} on node {actor.beat.node if actor.beat else ''} does not respond"
                     )
                 if actor.num_missed >= heartbeat.MAX_MISSED:
@@ -202,9 +174,9 @@ class RayBackend(RemoteBackend):
             else:
                 self._take_beat(actor, content)
         if actor.num_missed:
-            self._on_silence(None)
+            self._callbacks.on_silence(None)
         if not self._closed:
-            self._on_exit()
+            self._callbacks.on_exit()
 
     def _wait_for_beat(self, actor: _Actor) -> bytes | None:
         reference = self._cluster.call(actor.handle, "beat", "beat")
@@ -219,16 +191,16 @@ class RayBackend(RemoteBackend):
         beat: Beat = pickle.loads(content)  # noqa: S301 -- sent by our actor
         if actor.num_missed:
             actor.num_missed = 0
-            self._on_silence(None)
+            self._callbacks.on_silence(None)
         had_worker = actor.beat is None or actor.beat.worker.state != "restarting"
         progress = actor.beat.progress if actor.beat is not None else None
         actor.beat = beat
         for values in beat.logs:
             logging.getLogger(values["name"]).handle(logging.makeLogRecord({**values, "lane": self._name}))
-        if self._progress is not None and beat.progress is not None and beat.progress != progress:
-            self._progress(*beat.progress)
+        if self._callbacks.progress is not None and beat.progress is not None and beat.progress != progress:
+            self._callbacks.progress(*beat.progress)
         if had_worker and beat.worker.state == "restarting":
-            self._on_exit()
+            self._callbacks.on_exit()
 
     # ---- calls
 
@@ -275,7 +247,7 @@ class RayBackend(RemoteBackend):
             raise SetupError(
                 f"{node} has {actor.beat.versions}, and the server {here}; install the same versions on both"
             )
-        directory = resolve(source, self._config.models_home, self._progress)
+        directory = resolve(source, self._config.models_home, self._callbacks.progress)
         ours = model_digests(directory)
         different = sorted(
             name for name in {*ours, *loaded.digests} if ours.get(name) != loaded.digests.get(name)

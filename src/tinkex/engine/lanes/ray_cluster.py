@@ -12,10 +12,14 @@ import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tinkex.engine.lanes.interface import NoFreeNode
 from tinkex.errors import SetupError
+
+if TYPE_CHECKING:
+    from tinkex.engine.lanes.roles import LaneSpec
 
 LOCAL_HEAD = "127.0.0.2"
 """Ray replaces 127.0.0.1 by the address of the machine; with this one the traffic of a local cluster stays on loopback."""
@@ -169,6 +173,19 @@ class RayCluster:
         if all(_missing(wanted, free) for free in nodes.values()):
             amounts = ", ".join(f"{name}={amount:g}" for name, amount in wanted.items())
             raise NoFreeNode(f"none of {len(nodes)} nodes of the cluster has {amounts} free")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A lane's place on a cluster: what it reserves on some node. An elastic lane does not wait for a node with room."""
+
+    cluster: RayCluster
+    spec: LaneSpec
+    reserved: Reserved
+
+    def start_actor(self, settings: Mapping[str, Any]) -> Any:
+        """Starts its actor; see :meth:`RayCluster.start_actor`."""
+        return self.cluster.start_actor(self.reserved, settings, if_free=self.spec.is_elastic)
 
 
 def _total(lanes: Iterable[Reserved]) -> dict[str, float]:

@@ -6,7 +6,7 @@ import functools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from tinkex.engine.lanes.in_process import LocalBackend
@@ -45,24 +45,24 @@ def _cast(
     return cast
 
 
+@dataclass(frozen=True)
+class Callbacks:
+    """What a backend reports, on other threads."""
+
+    progress: Progress | None
+    """The progress of a download or of loading a model."""
+    on_exit: Callable[[], None]
+    """The worker has exited."""
+    on_silence: Callable[[str | None], None]
+    """Its heartbeat is missing, with a description, or is back: None."""
+
+
 class RemoteBackend(ABC):
-    """A backend whose methods are those of a worker elsewhere; see :class:`~tinkex.engine.lanes.in_process.LocalBackend`.
+    """A backend whose methods are those of a worker elsewhere; see :class:`~tinkex.engine.lanes.in_process.LocalBackend`."""
 
-    ``on_exit`` is called, on another thread, whenever the worker has exited, and ``on_silence`` with a description when its
-    heartbeat is missing, or None when it is back.
-    """
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        progress: Progress | None,
-        on_exit: Callable[[], None],
-        on_silence: Callable[[str | None], None],
-    ) -> None:
+    def __init__(self, config: EngineConfig, callbacks: Callbacks) -> None:
         self._config = config
-        self._progress = progress
-        self._on_exit = on_exit
-        self._on_silence = on_silence
+        self._callbacks = callbacks
         self._num_started = 0
         self._closed = False
 

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +24,10 @@ from tinkex.engine.lanes import heartbeat
 from tinkex.engine.lanes.in_process import LocalBackend
 from tinkex.engine.lanes.interface import ModelInfo, StepResult, WorkerLost, WorkerStatus
 from tinkex.engine.lanes.messages import Channel, Disconnected, RemoteCaller
-from tinkex.engine.lanes.remote import RemoteBackend, called
+from tinkex.engine.lanes.remote import Callbacks, RemoteBackend, called
 
 if TYPE_CHECKING:
     from tinkex.engine.config import EngineConfig
-    from tinkex.engine.model.progress import Progress
     from tinkex.types import AdamParams
 
 EXIT_TIMEOUT_S = 5.0
@@ -101,21 +100,15 @@ class ProcessBackend(RemoteBackend):
     """Computes in a worker process.
 
     Example:
-        >>> backend = ProcessBackend(config, progress=None, on_exit=loop.wake, on_silence=print)
+        >>> backend = ProcessBackend(config, Callbacks(None, on_exit=loop.wake, on_silence=print))
         >>> backend.start()
         >>> backend.load("tiny").arch.family
         'llama'
         >>> backend.close()
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        progress: Progress | None,
-        on_exit: Callable[[], None],
-        on_silence: Callable[[str | None], None],
-    ) -> None:
-        super().__init__(config, progress, on_exit, on_silence)
+    def __init__(self, config: EngineConfig, callbacks: Callbacks) -> None:
+        super().__init__(config, callbacks)
         self._worker: _Worker | None = None
         self._spawns: queue.SimpleQueue[tuple[list[socket.socket], Future[subprocess.Popen[bytes]]] | None]
         self._spawns = queue.SimpleQueue()
@@ -154,7 +147,8 @@ class ProcessBackend(RemoteBackend):
         *ours, beats = [pair[0] for pair in pairs]
         channels = [Channel(connection) for connection in ours]
         callers = {
-            name: RemoteCaller(each, self._progress) for name, each in zip(CONNECTIONS, channels, strict=True)
+            name: RemoteCaller(each, self._callbacks.progress)
+            for name, each in zip(CONNECTIONS, channels, strict=True)
         }
         worker = _Worker(process, channels, callers, num_oom_kills, beats)
         threading.Thread(target=self._wait, args=(worker,), name="tinkex-wait", daemon=True).start()
@@ -199,7 +193,7 @@ class ProcessBackend(RemoteBackend):
         worker.process.wait()
         worker.exited.set()
         if not self._closed:
-            self._on_exit()
+            self._callbacks.on_exit()
 
     def _monitor(self, worker: _Worker) -> None:
         def on_change(num_missed: int) -> None:
@@ -207,12 +201,12 @@ class ProcessBackend(RemoteBackend):
             if num_missed >= heartbeat.MAX_MISSED:
                 worker.process.kill()
             elif num_missed <= 1:
-                self._on_silence(_silent(worker.process.pid) if num_missed else None)
+                self._callbacks.on_silence(_silent(worker.process.pid) if num_missed else None)
 
         with worker.beats:
             heartbeat.monitor(worker.beats, worker.exited, on_change)
         if worker.num_missed:
-            self._on_silence(None)  # it has exited, which is reported separately
+            self._callbacks.on_silence(None)  # it has exited, which is reported separately
 
     def call(self, connection: str, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the worker's backend over one of the connections."""

@@ -24,8 +24,9 @@ from tinkex.engine.engine import Engine
 from tinkex.engine.lanes.file_values import read_files, write_files
 from tinkex.engine.lanes.interface import NoFreeNode, WorkerLost
 from tinkex.engine.lanes.ray_actor import Beat, LaneActor, NodeVersions
-from tinkex.engine.lanes.ray_backend import Place, RayBackend
-from tinkex.engine.lanes.ray_cluster import GROUPS, ActorLost
+from tinkex.engine.lanes.ray_backend import RayBackend
+from tinkex.engine.lanes.ray_cluster import GROUPS, ActorLost, Place
+from tinkex.engine.lanes.remote import Callbacks
 from tinkex.engine.lanes.roles import LaneSpec, Role
 from tinkex.errors import InvalidInput, SetupError
 from tinkex.types import SamplingParams, SaveWeightsForSamplerRequest
@@ -288,4 +289,4 @@ def _lora() -> Any:
 def _backend(engine_config: EngineConfig, machines: Machines, *, is_elastic: bool = False) -> RayBackend:
     spec = LaneSpec("lane-0", Role.BOTH, is_elastic=is_elastic)
     place = Place(machines, spec, {"CPU": 1.0})  # type: ignore[arg-type]  # the same methods
-    return RayBackend(place, engine_config, None, lambda: None, lambda _: None)
+    return RayBackend(place, engine_config, Callbacks(None, lambda: None, lambda _: None))
