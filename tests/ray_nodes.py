@@ -49,6 +49,7 @@ class Nodes:
     """A cluster of nodes, each a tree of processes; end one with :meth:`kill`."""
 
     folder: Path
+    environment: Mapping[str, str] = field(default_factory=lambda: ENVIRONMENT)
     address: str = ""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
@@ -68,7 +69,7 @@ class Nodes:
         log = self.folder / f"{host}.log"
         with log.open("wb") as output:
             self.processes[host] = subprocess.Popen(
-                command, stdout=output, stderr=output, env={**os.environ, **ENVIRONMENT}
+                command, stdout=output, stderr=output, env={**os.environ, **self.environment}
             )
         deadline = time.monotonic() + 120
         while not JOINED.search(log.read_text()):
@@ -110,9 +111,11 @@ def ray_actors(pid: int) -> list[psutil.Process]:
 
 
 @contextlib.contextmanager
-def nodes(folder: Path, cpus: Mapping[str, int]) -> Iterator[Nodes]:
+def nodes(
+    folder: Path, cpus: Mapping[str, int], environment: Mapping[str, str] = ENVIRONMENT
+) -> Iterator[Nodes]:
     """A cluster with these nodes; the first is the head."""
-    cluster = Nodes(folder)
+    cluster = Nodes(folder, environment)
     try:
         for host, num_cpus in cpus.items():
             cluster.start(host, num_cpus=num_cpus)

@@ -13,6 +13,7 @@ import pytest
 from tests.cli.commands import Done, tinkex
 from tests.servers import ServedEngine, serve
 from tests.unit.engine.store.test_space import old_database
+from tinkex.cli.doctor import configured_lanes
 from tinkex.engine.store import Store
 
 pytestmark = pytest.mark.slow
@@ -191,6 +192,39 @@ def test_the_doctor_reports_findings_and_fixes(server: tuple[ServedEngine, Path]
     keyless = tinkex("doctor", "--base-url", engine.url, home=tmp_path)
     assert keyless.code == 1
     assert "✗ key: none" in keyless.out
+
+
+@pytest.mark.parametrize(
+    ("settings", "state", "expected"),
+    [
+        ({}, "ok", "starts 1 worker for training and sampling, on this machine"),
+        ({"TRAINERS": "2", "SAMPLERS": "3"}, "ok", "starts 2 trainers, 3 samplers, on this machine"),
+        ({"MAX_SAMPLERS": "4"}, "ok", "starts 1 trainer, 1 to 4 samplers, on this machine"),
+        ({"RAY": "10.0.0.1:6379"}, "ok", "on the Ray cluster 10.0.0.1:6379"),
+        ({"SAMPLERS": "1", "MAX_SAMPLERS": "4"}, "problem", "choose a fixed number"),
+    ],
+)
+def test_the_doctor_reports_the_workers_of_the_configuration(
+    settings: dict[str, str], state: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in settings.items():
+        monkeypatch.setenv(f"TINKEX_SERVE_{name}", value)
+    found = {finding.check: finding for finding in configured_lanes()}
+    assert found["workers"].state == state
+    assert expected in found["workers"].detail
+    if "RAY" in settings:  # which is not installed where these tests run
+        assert found["Ray cluster"].state == "problem"
+        assert found["Ray cluster"].fix == "pip install 'tinkex[ray]'"
+
+
+@pytest.mark.slow
+def test_the_doctor_reports_the_lanes_of_a_server(tiny_model: Path, tmp_path: Path) -> None:
+    limits = ("--min-samplers", "1", "--max-samplers", "3", "--threads", "1")
+    with serve(tmp_path, "--model", f"tiny={tiny_model}", *limits) as engine:
+        well = tinkex("doctor", "--port", "0", "--json", server=engine, home=tmp_path).json
+        found = {check["check"]: check for check in well["checks"]}
+        assert found["lane trainer-0"]["detail"] == found["lane sampler-0"]["detail"] == "running, 0 restarts"
+        assert found["samplers"]["detail"] == "1 running, 0 starting, 0 draining; 1 to 3 with the load"
 
 
 def test_the_doctor_reports_an_unusable_data_directory(tmp_path: Path) -> None:

@@ -49,6 +49,10 @@ PARSED = {
 }
 
 
+COMPANIONS = {"min_samplers": "max_samplers", "sampler_idle_s": "max_samplers"}
+"""Settings that need another one."""
+
+
 @pytest.mark.parametrize("name", [n for n, s in SETTINGS.items() if s.engine and s.kind != "text"])
 @pytest.mark.parametrize("source", ["flag", "environment", "file"])
 def test_a_setting_reaches_the_engine_from_every_source(name: str, source: str, tmp_path: Path) -> None:
@@ -56,8 +60,9 @@ def test_a_setting_reaches_the_engine_from_every_source(name: str, source: str, 
     file = tmp_path / "server.toml"
     file.write_text(f"{name} = {json.dumps(VALUES[kind])}\n" if source == "file" else "")
     variable = SETTINGS[name].variable or f"TINKEX_SERVE_{name.upper()}"
+    companion = {COMPANIONS[name]: 7} if name in COMPANIONS else {}
     settings = read_settings(
-        {name: VALUES[kind]} if source == "flag" else {},
+        companion | ({name: VALUES[kind]} if source == "flag" else {}),
         {variable: str(VALUES[kind])} if source == "environment" else {},
         file,
     )
@@ -160,3 +165,21 @@ def test_resources_without_a_cluster_are_rejected(name: str) -> None:
     with pytest.raises(SetupError, match=f"{name} is 'CPU=2'.*add --ray"):
         engine_config(read_settings({name: "CPU=2"}, {}))
     assert getattr(engine_config(read_settings({name: "CPU=2", "ray": "local"}, {})), name) == "CPU=2"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"min_samplers": 2}, "set max_samplers too"),
+        ({"sampler_idle_s": 5}, "set max_samplers too"),
+        ({"samplers": 2, "max_samplers": 4}, "choose a fixed number"),
+        ({"min_samplers": 3, "max_samplers": 2}, "min_samplers from 0 to that"),
+        ({"max_samplers": 0}, "max_samplers from 1 to 256"),
+        ({"min_samplers": -1, "max_samplers": 2}, "min_samplers from 0 to that"),
+    ],
+)
+def test_limits_of_a_number_of_samplers_that_contradict_each_other_are_rejected(
+    flags: dict[str, int], message: str
+) -> None:
+    with pytest.raises(SetupError, match=message):
+        engine_config(read_settings(flags, {}))

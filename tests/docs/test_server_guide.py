@@ -58,7 +58,9 @@ def test_the_settings_file_of_the_guide_is_valid(tmp_path: Path) -> None:
 
 
 def test_the_guide_lists_all_metrics(tmp_path: Path) -> None:
-    engine = Engine(EngineConfig(home=tmp_path, models={"tiny": str(tmp_path)}, worker="process"))
+    engine = Engine(
+        EngineConfig(home=tmp_path, models={"tiny": str(tmp_path)}, worker="process", max_samplers=2)
+    )
     text = metrics_text(engine.stats(), RequestMetrics(), "0")
     engine.close()
     listed = {

@@ -36,7 +36,10 @@ POOL_ARMS = (*ARMS, "one", "one")
 """For several workers: also only one of them."""
 RAY_ARMS = (*POOL_ARMS, "actor", "actor")
 """On Ray: also one of the actors that monitor the workers."""
-POOL = ("--trainers", "2", "--samplers", "2", "--threads", "1", "--data-parallel-tokens", "24")
+TRAINERS = ("--trainers", "2", "--threads", "1", "--data-parallel-tokens", "24")
+POOL = (*TRAINERS, "--samplers", "2")
+ELASTIC = (*TRAINERS, "--min-samplers", "0", "--max-samplers", "2", "--sampler-idle-s", "0.3")
+"""Samplers are added for the first sample after a pause, and removed soon after the last."""
 UNWANTED = ("Traceback", "other digits", "cannot be restored", "failed unexpectedly", "records contradict")
 """Messages that never appear in the log of a server that was only killed."""
 
@@ -272,11 +275,15 @@ def main() -> int:
     parser.add_argument(
         "--ray", action="store_true", help="the same on a Ray cluster, of which also actors are killed"
     )
+    parser.add_argument(
+        "--elastic", action="store_true", help="samplers that are added and removed all the time"
+    )
     parser.add_argument("--each", type=int, default=30, help="kills of one server before the next one")
     parser.add_argument(
         "--keep", type=Path, help="a directory for data and logs of the servers, kept afterwards"
     )
     options = parser.parse_args()
+    has_lanes = options.pool or options.ray or options.elastic
     tally, began = Tally(), time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         place = options.keep or Path(scratch)
@@ -294,9 +301,9 @@ def main() -> int:
                     seed=options.seed + number,
                     exact=bool(number % 3),
                     tally=tally,
-                    arms=RAY_ARMS if options.ray else POOL_ARMS if options.pool else options.arms,
+                    arms=RAY_ARMS if options.ray else POOL_ARMS if has_lanes else options.arms,
                     say=True,
-                    more=POOL if options.pool or options.ray else (),
+                    more=ELASTIC if options.elastic else POOL if has_lanes else (),
                     on_ray=options.ray,
                 )
             )

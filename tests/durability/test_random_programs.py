@@ -26,8 +26,9 @@ from tests.durability.programs import DIALECTS, KINDS, make_program
         (False, 12, 2, kill_rounds.ARMS, (), False),
         (True, 13, 3, kill_rounds.POOL_ARMS, kill_rounds.POOL, False),
         (True, 14, 3, kill_rounds.RAY_ARMS, kill_rounds.POOL, True),
+        (True, 15, 3, kill_rounds.POOL_ARMS, kill_rounds.ELASTIC, False),
     ],
-    ids=["alone", "packed", "pool", "ray"],
+    ids=["alone", "packed", "pool", "ray", "elastic"],
 )
 def test_random_programs_give_the_same_results_when_the_server_is_killed(
     tiny_model: Path,

@@ -18,10 +18,11 @@ import psutil
 import pytest
 
 from tests.durability.execution import differences, execute
-from tests.durability.killable import KillableServer
+from tests.durability.killable import MODEL, KillableServer
 from tests.durability.programs import make_program
 from tests.durability.retrying_client import RetryingClient
 from tests.ray_nodes import ENVIRONMENT, HEAD, Nodes, nodes, ray_python
+from tinkex import ModelInput, SamplingParams, ServiceClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -129,6 +130,39 @@ def test_lanes_are_placed_by_what_they_reserve_and_shown(cluster: Nodes, server:
     wait_until(is_running)
     assert sorted(shown) == ["sampler-0", "sampler-1", "trainer-0"]
     assert sorted(lane["node"] for lane in shown.values()) == [TRAINER, SAMPLERS, SAMPLERS]
+
+
+def test_samplers_are_added_as_far_as_nodes_have_room_and_removed_when_they_are_idle(
+    cluster: Nodes, tiny_model: Path, tmp_path: Path
+) -> None:
+    limits = ("--min-samplers", "1", "--max-samplers", "5", "--sampler-idle-s", "2", "--threads", "1")
+    options = ("--ray", cluster.address, *limits, "--max-decode-batch", "1")
+    server = KillableServer(tmp_path, tiny_model, *options, python=ray_python(), env=ENVIRONMENT)
+    with server, ServiceClient(base_url=server.url, api_key=server.key) as service:
+        sampling = service.create_sampling_client(base_model=MODEL)
+        prompt, params = ModelInput.from_ints([1, 2, 3]), SamplingParams(max_tokens=100, seed=7, stop=[])
+        alone = sampling.sample(prompt, 1, params).result().sequences[0]
+        futures: list[Any] = []
+
+        def is_full() -> bool:
+            while sum(not future.done() for future in futures) < 50:
+                futures.append(sampling.sample(prompt, 1, params))
+            # Of five: the nodes have no room for more.
+            return samplers(server)["running"] == 2 and "no sampler can be added" in server.log
+
+        wait_until(is_full)
+        found = {tuple(future.result().sequences[0].tokens) for future in futures}
+        assert found == {tuple(alone.tokens)}
+        wait_until(lambda: samplers(server) == {**samplers(server), "running": 1, "draining": 0})
+        wait_until(lambda: len(cluster.actors(SAMPLERS)) + len(cluster.actors(TRAINER)) == 2)
+        assert server.log.count("no sampler can be added") == 1
+        server.stop()
+
+
+def samplers(server: KillableServer) -> dict[str, int]:
+    with urllib.request.urlopen(f"{server.url}/api/v1/healthz", timeout=30) as response:
+        found: dict[str, int] = json.load(response)["samplers"]
+    return found
 
 
 def test_a_program_without_the_token_cannot_use_the_cluster(cluster: Nodes) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -31,6 +31,7 @@ EXTRAS = {
     "hub": (("huggingface_hub",), "download models from the hub and push to it"),
     "plots": (("matplotlib",), "draw loss curves as PNG"),
     "kimi": (("tiktoken",), "tokenize for Kimi models"),
+    "ray": (("ray",), "run the workers of a server on a cluster"),
 }
 
 
@@ -92,6 +93,8 @@ def _check_all(invocation: Invocation, port: int, *, compact: bool) -> Iterator[
         yield compiled_core()
         yield cached_model()
         yield data_directory(compact=compact)
+    if find_spec("torch") is not None and find_spec("uvicorn") is not None:
+        yield from configured_lanes()
     yield port_free(port)
     yield free_space(_home())
     yield from server(invocation)
@@ -180,6 +183,52 @@ def data_directory(*, compact: bool = False) -> Finding:
         fix = "restore engine.db from a backup, or set TINKEX_DATA_DIR to an empty directory"
         return Finding("data directory", "problem", f"{directory / 'engine.db'}: {corruption}", fix)
     return Finding("data directory", "ok", f"{directory} is not in use")
+
+
+def configured_lanes() -> Iterator[Finding]:
+    """The workers that 'tinkex serve' starts with the settings of the environment, and whether their cluster can be reached."""
+    from tinkex.cli.server import engine_config
+    from tinkex.cli.server_settings import read_settings
+
+    try:
+        config = engine_config(read_settings({}))
+    except SetupError as error:
+        yield Finding("workers", "problem", str(error), "fix the setting, or unset it")
+        return
+    where = f"on the Ray cluster {config.ray_address}" if config.worker == "ray" else "on this machine"
+    if config.most_samplers:
+        fewest, most = config.fewest_samplers, config.most_samplers
+        number = str(most) if fewest == most else f"{fewest} to {most}"
+        what = f"{_count(config.trainers, 'trainer')}, {number} samplers"
+    else:
+        what = f"{_count(config.trainers, 'worker')} for training and sampling"
+    yield Finding("workers", "ok", f"'tinkex serve' starts {what}, {where}")
+    if config.worker == "ray":
+        yield _cluster(config.ray_address)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _cluster(address: str) -> Finding:
+    """Whether the configured Ray cluster can be joined, as far as that shows without joining it."""
+    from tinkex.engine.lanes.ray_cluster import check_reachable
+
+    if find_spec("ray") is None:
+        return Finding("Ray cluster", "problem", "Ray is not installed", "pip install 'tinkex[ray]'")
+    if address == "local":
+        return Finding("Ray cluster", "ok", "is started with the server, on this machine")
+    if address == "auto":
+        return Finding(
+            "Ray cluster", "ok", "the one of this machine, which the server looks for at its start"
+        )
+    try:
+        check_reachable(address)
+    except SetupError as error:
+        fix = "start it, check the address (TINKEX_SERVE_RAY), and that no firewall is in between"
+        return Finding("Ray cluster", "problem", str(error), fix)
+    return Finding("Ray cluster", "ok", f"{address} accepts connections")
 
 
 def _database_size(path: Path, *, compact: bool) -> Finding:
@@ -304,12 +353,13 @@ def _check_server(config: object) -> Iterator[Finding]:
     assert isinstance(config, Config)
     rest = RestClient(config=config)
     try:
-        rest.get_health().result()
+        health = rest.get("/api/v1/healthz").result()
     except TinkexError as error:
         fix = "check the address (--base-url, TINKER_BASE_URL) and that the server is running"
         yield Finding("server", "problem", f"{config.base_url} does not respond: {error}", fix)
         return
     yield Finding("server", "ok", f"{config.base_url} responds")
+    yield from _running_lanes(health)
     try:
         rest.list_training_runs(limit=1).result()
     except AuthenticationError:
@@ -320,6 +370,27 @@ def _check_server(config: object) -> Iterator[Finding]:
         yield Finding("key", "problem", f"it could not be checked: {error}", "see the message")
     else:
         yield Finding("key", "ok", "accepted")
+
+
+def _running_lanes(health: Mapping[str, Any]) -> Iterator[Finding]:
+    """The workers of a running server, as its health has them."""
+    lanes: Mapping[str, Mapping[str, Any]] = health.get("lanes") or {}
+    workers = {f"lane {name}": lane for name, lane in lanes.items()}
+    if health.get("worker"):
+        workers["worker"] = health["worker"]
+    for check, worker in workers.items():
+        state = worker.get("state", "in the server's process")
+        node = f" on node {worker['node']}" if worker.get("node") else ""
+        detail = f"{state}{node}, {_count(worker.get('restarts', 0), 'restart')}"
+        if state in {"silent", "restarting"}:
+            fix = f"see the server's log; its health is {health.get('status')}"
+            yield Finding(check, "note", detail, fix)
+        else:
+            yield Finding(check, "ok", detail)
+    if samplers := health.get("samplers"):
+        counts = ", ".join(f"{samplers[state]} {state}" for state in ("running", "starting", "draining"))
+        limits = f"{samplers['fewest']} to {samplers['most']} with the load"
+        yield Finding("samplers", "ok", f"{counts}; {limits}")
 
 
 def _home() -> Path:

@@ -185,6 +185,16 @@ SETTINGS: Mapping[str, ServerSetting] = {
         "integer", "Number of workers that train; without samplers they sample too.", 1
     ),
     "samplers": ServerSetting("integer", "Number of workers that only sample. 0: the trainers do it.", 0),
+    "min_samplers": ServerSetting(
+        "integer", "Minimum number of workers that only sample, if it follows the load. Default: 1."
+    ),
+    "max_samplers": ServerSetting(
+        "integer",
+        "Maximum of that number: samplers are added while samples wait for a place in a batch. Default: the number is fixed.",
+    ),
+    "sampler_idle_s": ServerSetting(
+        "seconds", "How long fewer samplers must have been enough before one is removed.", 60.0
+    ),
     "threads": ServerSetting(
         "integer",
         "Number of compute threads of each worker. Default: $OMP_NUM_THREADS, or one per core, divided by the workers.",

@@ -204,6 +204,12 @@ class EngineConfig:
     """Workers that train; each holds its share of the runs. Without samplers they sample too."""
     samplers: int = 0
     """Workers that only sample. 0: the trainers do it."""
+    min_samplers: int | None = None
+    """The fewest workers that only sample, if their number follows the load. None: 1, if ``max_samplers`` is set."""
+    max_samplers: int | None = None
+    """The most of them: samplers are added while samples wait for a place. None: there are always ``samplers``."""
+    sampler_idle_s: float = 60.0
+    """How long fewer samplers must have been enough before one is removed."""
     threads: int | None = None
     """Compute threads of each worker; None: ``$OMP_NUM_THREADS``, or one per core, which several workers divide."""
     snapshots_in_memory: int = 16
@@ -243,6 +249,7 @@ class EngineConfig:
             "upload_retention_s",
             "maintenance_interval_s",
             "savepoint_after_s",
+            "sampler_idle_s",
         ):
             if not 0 < getattr(self, name) <= MAX_DURATION_S:
                 raise SetupError(
@@ -300,6 +307,7 @@ class EngineConfig:
                 f"trainers is {self.trainers} and samplers is {self.samplers}; choose 1 to {MAX_WORKERS} trainers, and 0 to "
                 f"{MAX_WORKERS} samplers (0: the trainers sample too)."
             )
+        self._check_scaling()
         for name in (
             "max_live_bytes",
             "max_live_runs",
@@ -321,6 +329,42 @@ class EngineConfig:
                 f"a server without authentication on host {self.host} is open to everyone who can reach it; "
                 "drop --no-auth, or listen on 127.0.0.1."
             )
+
+    def _check_scaling(self) -> None:
+        if self.max_samplers is None:
+            default = type(self).sampler_idle_s
+            for name, is_set in (
+                ("min_samplers", self.min_samplers is not None),
+                ("sampler_idle_s", self.sampler_idle_s != default),
+            ):
+                if is_set:
+                    raise SetupError(
+                        f"{name} is {getattr(self, name):g}, and applies only to samplers whose number follows the load; set "
+                        "max_samplers too, or remove it."
+                    )
+            return
+        if self.samplers:
+            raise SetupError(
+                f"samplers is {self.samplers} and max_samplers is {self.max_samplers}; choose a fixed number (samplers), or one that "
+                "follows the load (min_samplers, max_samplers)."
+            )
+        if not 1 <= self.max_samplers <= MAX_WORKERS or not 0 <= self.fewest_samplers <= self.max_samplers:
+            raise SetupError(
+                f"min_samplers is {self.fewest_samplers} and max_samplers is {self.max_samplers}; choose max_samplers from 1 to "
+                f"{MAX_WORKERS}, and min_samplers from 0 to that."
+            )
+
+    @property
+    def fewest_samplers(self) -> int:
+        """The samplers that there are without load."""
+        if self.max_samplers is None:
+            return self.samplers
+        return 1 if self.min_samplers is None else self.min_samplers
+
+    @property
+    def most_samplers(self) -> int:
+        """The samplers that there are with enough load."""
+        return self.samplers if self.max_samplers is None else self.max_samplers
 
     @property
     def engine_dir(self) -> Path:

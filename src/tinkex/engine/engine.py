@@ -26,7 +26,7 @@ from tinkex.engine.integrity import CheckpointIntegrity
 from tinkex.engine.lanes.factory import LaneBackends
 from tinkex.engine.lanes.interface import Backend, BatchStats, WorkerLost, WorkerStatus
 from tinkex.engine.lanes.lane import Inbox
-from tinkex.engine.lanes.roles import lane_specs
+from tinkex.engine.lanes.roles import LaneSpec, lane_specs, num_lanes
 from tinkex.engine.loop import EngineLoop
 from tinkex.engine.operation import Kind
 from tinkex.engine.running import spans
@@ -34,6 +34,7 @@ from tinkex.engine.running.crashes import CrashTracker
 from tinkex.engine.running.feeds import TokenFeed
 from tinkex.engine.running.table import Budgets, OperationTable, QueueState
 from tinkex.engine.running.waiters import set_outcome
+from tinkex.engine.sampler_pool import SamplerCounts
 from tinkex.engine.served_models import ServedModel, ServedModels
 from tinkex.engine.store import CheckpointRow, FinishedRow, FutureRow, FutureStatus, Outcome, Store, UsageKind
 from tinkex.engine.user_threads import UserThreads
@@ -99,10 +100,14 @@ class EngineStats:
     database_bytes: int
     free_disk_bytes: int
     lanes: Sequence[LaneStats]
+    samplers: SamplerCounts | None = None
+    """How many samplers there are, if their number follows the load."""
 
 
 class Engine:
     """Trains and samples for any number of users; owns one data directory. Safe to use from any thread.
+
+    ``backends`` are those of its lanes, and then of the samplers that are added; without them the configuration decides.
 
     Example:
         >>> engine = Engine(EngineConfig(models={"tiny": "/models/tiny"}))
@@ -123,10 +128,14 @@ class Engine:
         self.api_key = self.store.local_key(time.time())
         self.health = Health()
         self._inbox = inbox = Inbox()
-        specs = lane_specs(config)
         self._backends = LaneBackends(config, progress, inbox.wake, self.health.note)
-        made = backends or [self._backends.make(spec) for spec in specs]
-        self.backend = made[0]
+        given = iter(backends or ())
+
+        def make(spec: LaneSpec) -> Backend:
+            return self._backends.make(spec) if backends is None else next(given)
+
+        made = {spec: make(spec) for spec in lane_specs(config)}
+        self.backend = next(iter(made.values()))
         """The backend of the first lane."""
         self.models = ServedModels(config, progress)
         self._table = OperationTable(
@@ -157,7 +166,8 @@ class Engine:
             crashes,
             self.integrity,
             inbox,
-            dict(zip(specs, made, strict=True)),
+            made,
+            make,
         )
         self._intake = ThreadPoolExecutor(1, thread_name_prefix="tinkex-intake")
         self._threads = UserThreads(THREADS, "tinkex-user")
@@ -418,7 +428,18 @@ class Engine:
                 LaneStats(each.name, each.lane.busy, each.lane.backend.status)
                 for each in self._loop.lanes.values()
             ],
+            samplers=self.samplers,
         )
+
+    @property
+    def has_several_lanes(self) -> bool:
+        """Whether there are, or may be, several lanes."""
+        return num_lanes(self.config) > 1
+
+    @property
+    def samplers(self) -> SamplerCounts | None:
+        """How many samplers there are, or None if their number is fixed."""
+        return self._loop.sampler_counts
 
     @property
     def workers(self) -> Mapping[str, WorkerStatus | None]:

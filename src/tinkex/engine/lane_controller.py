@@ -18,9 +18,9 @@ from tinkex.engine.durability.savepoints import SavepointJob, SavepointWriter
 from tinkex.engine.encoding import failed
 from tinkex.engine.health import Health
 from tinkex.engine.integrity import CheckpointIntegrity
-from tinkex.engine.lanes.interface import Backend, WorkerLost
+from tinkex.engine.lanes.interface import Backend, NoFreeNode, WorkerLost
 from tinkex.engine.lanes.lane import Job, Lane, Report
-from tinkex.engine.lanes.roles import LaneSpec, Role, lane_config
+from tinkex.engine.lanes.roles import LaneSpec, Role, lane_config, num_lanes
 from tinkex.engine.operation import Kind, Operation
 from tinkex.engine.running.crashes import CrashTracker, quarantined
 from tinkex.engine.running.feeds import TokenFeeds
@@ -58,7 +58,6 @@ class EngineParts:
     router: SampleRouter
     feeds: TokenFeeds
     exchange: ShardExchange
-    has_several_lanes: bool
 
 
 class LoopCalls(Protocol):
@@ -97,6 +96,7 @@ class LaneController:
         on_report: Callable[[Report], None],
     ) -> None:
         config, name = lane_config(parts.config, spec), spec.name
+        has_several_lanes = num_lanes(parts.config) > 1
         self.name = name
         self.role = spec.role
         self.lane = Lane(name, backend, on_report)
@@ -123,7 +123,7 @@ class LaneController:
         self.savepoints = SavepointWriter(config, parts.store, backend, self.runs.live, parts.health)
         self.eviction = Eviction(config, parts.store, self.runs, self.savepoints, parts.table.unfinished_runs)
         self._replay = Replay(parts.store, self.runs, self.savepoints)
-        subject = f"worker {name}" if parts.has_several_lanes else "worker"
+        subject = f"worker {name}" if has_several_lanes else "worker"
         self.supervisor = WorkerSupervisor(self.lane, parts.models, parts.health, subject)
         self._shares = FairShare[str]()
         self._job: Job | None = None
@@ -136,6 +136,29 @@ class LaneController:
         self._evicts = False
         """Whether the last job evicted runs."""
         self._deferred: deque[Callable[[], None]] = deque()
+        self.refused: str | None = None
+        """Why the lane cannot be started, so that it is removed."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the lane gets no more samples, because it is removed when it has finished those that it has."""
+        return self.batches.is_closed
+
+    @is_draining.setter
+    def is_draining(self, value: bool) -> None:
+        self.batches.is_closed = value
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the lane computes nothing and holds no samples."""
+        return not self.lane.busy and not self._table.running_samples(self.name)
+
+    def end(self) -> None:
+        """End the lane and its worker, after its last job; called on any other thread."""
+        self.supervisor.close()
+        self.lane.close()
+        self.savepoints.close()
+        self.lane.backend.close()
 
     @property
     def is_occupied(self) -> bool:
@@ -158,6 +181,8 @@ class LaneController:
 
     def dispatch_next(self, now: float, *, is_paused: bool) -> None:
         """Dispatch what the lane does next, if there is something."""
+        if self.refused is not None:
+            return
         job = self._plan(now, is_paused=is_paused)
         if job is not None:
             self._job = job
@@ -286,7 +311,9 @@ class LaneController:
     def complete(self, report: Report) -> None:
         """Take the report of a job, and commit what it computed."""
         self.lane.busy = False
-        if isinstance(report.error, WorkerLost):
+        if isinstance(report.error, NoFreeNode):
+            self.refused = report.error.reason
+        elif isinstance(report.error, WorkerLost):
             self._lose(report.error, report.job)
         else:
             self._complete(report.job, report)

@@ -31,6 +31,7 @@ from tinkex.engine.running.sampling import cancelled
 from tinkex.engine.running.sharded_passes import ShardExchange
 from tinkex.engine.running.table import OperationTable
 from tinkex.engine.running.waiters import Waiters
+from tinkex.engine.sampler_pool import SamplerCounts, SamplerPool
 from tinkex.engine.scheduler import GapTimeout, SampleRouter
 from tinkex.engine.served_models import ServedModels
 from tinkex.engine.store import RunStatus, Store
@@ -59,6 +60,7 @@ class EngineLoop:
         integrity: CheckpointIntegrity,
         inbox: Inbox,
         backends: Mapping[LaneSpec, Backend],
+        make_backend: Callable[[LaneSpec], Backend],
     ) -> None:
         self._store = store
         self._table = table
@@ -68,9 +70,12 @@ class EngineLoop:
         self._placement = Placement(
             store, [spec.name for spec in backends if Role.TRAIN in spec.role], table.unfinished_runs
         )
-        self._router = SampleRouter([spec.name for spec in backends if Role.SAMPLE in spec.role])
+        self._router = SampleRouter(
+            [spec.name for spec in backends if Role.SAMPLE in spec.role],
+            can_grow=config.max_samplers is not None,
+        )
         self.feeds = TokenFeeds()
-        parts = EngineParts(
+        self._parts = EngineParts(
             config,
             store,
             health,
@@ -83,12 +88,13 @@ class EngineLoop:
             self._router,
             self.feeds,
             ShardExchange(self.wake),
-            has_several_lanes=len(backends) > 1,
         )
         self.lanes: Mapping[str, LaneController] = {
-            spec.name: LaneController(spec, backend, parts, self, self._report)
-            for spec, backend in backends.items()
+            spec.name: self._controller(spec, backend) for spec, backend in backends.items()
         }
+        """Replaced when samplers are added or removed, never changed, so any thread may read it."""
+        self._make_backend = make_backend
+        self._samplers = SamplerPool(config, table, self._router, self._start_sampler)
         self.unrecoverable = UnrecoverableRuns(config, store, health)
         self.retention = Retention(
             config,
@@ -127,6 +133,8 @@ class EngineLoop:
             for each in self.lanes.values():
                 if each.lane.busy:
                     each.lane.is_wanted = True  # something may have arrived for it
+        if now >= self._samplers.due and not self._stopping:
+            self.lanes = self._samplers.adjust(self.lanes, now)
         idle = [each for each in self.lanes.values() if not each.lane.busy]
         if idle and not self._stopping:
             if now >= self.retention.due:
@@ -139,10 +147,21 @@ class EngineLoop:
         """Pin new runs to trainers, and tell the router which samplers can be used."""
         if not (self._placement.has_choice or self._router.has_choice):
             return
-        ready = [each.name for each in self.lanes.values() if each.supervisor.is_ready]
+        ready = [
+            each.name for each in self.lanes.values() if each.supervisor.is_ready and not each.is_draining
+        ]
         if self._placement.has_choice:
             self._placement.place(self._table.ready_runs(), ready)
         self._router.set_available(ready, [each.name for each in self.lanes.values() if each.is_occupied])
+
+    def _controller(self, spec: LaneSpec, backend: Backend) -> LaneController:
+        return LaneController(spec, backend, self._parts, self, self._report)
+
+    def _start_sampler(self, spec: LaneSpec) -> LaneController:
+        added = self._controller(spec, self._make_backend(spec))
+        added.supervisor.start_later(time.monotonic())
+        added.lane.start()
+        return added
 
     def _report(self, report: Report) -> None:
         """Take a report; called on the thread of its lane."""
@@ -250,6 +269,11 @@ class EngineLoop:
         remove()
 
     @property
+    def sampler_counts(self) -> SamplerCounts | None:
+        """How many samplers there are, or None if their number is fixed; safe on any thread."""
+        return self._samplers.counts(self.lanes.values())
+
+    @property
     def live_runs(self) -> tuple[int, int]:
         """How many runs are in memory, and how many bytes they take; safe on any thread."""
         lanes = self.lanes.values()
@@ -264,6 +288,8 @@ class EngineLoop:
         is_sample = operation is not None and operation.kind is Kind.SAMPLE
         role = Role.SAMPLE if is_sample else Role.TRAIN
         lanes = [each for each in self.lanes.values() if role in each.role]
+        if not lanes:
+            return "a sampler is being added"
         if operation is not None and operation.lane:
             lanes = [each for each in lanes if each.name == operation.lane] or lanes
         statuses = [each.lane.backend.status for each in lanes]
@@ -297,6 +323,7 @@ class EngineLoop:
             each.supervisor.close()
             each.lane.close()
             each.savepoints.close()
+        self._samplers.close()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -327,6 +354,8 @@ class EngineLoop:
         if self.committer.waiting:
             return COMMIT_RETRY_S
         deadlines = [self._table.next_gap_deadline()]
+        if not self._stopping:
+            deadlines.append(self._samplers.due)
         idle = [each for each in self.lanes.values() if not each.lane.busy]
         if idle:
             deadlines += [self.retention.due, self._crashes.next_deadline]

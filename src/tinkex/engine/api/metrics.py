@@ -19,6 +19,8 @@ from tinkex.engine.store import UsageKind
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
+    from tinkex.engine.sampler_pool import SamplerCounts
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 STATES = ("starting", "ready", "degraded")
@@ -96,7 +98,17 @@ def _engine(stats: EngineStats, version: str) -> Iterator[Metric]:
     memory = _resident_bytes("self")
     if memory is not None:
         yield _metric("tinkex_resident_memory_bytes", "gauge", "Resident memory of the process.", memory)
+    if stats.samplers is not None:
+        yield from _samplers(stats.samplers)
     yield from _worker(stats)
+
+
+def _samplers(counts: SamplerCounts) -> Iterator[Metric]:
+    """The samplers whose number follows the load."""
+    states = [({"state": state}, getattr(counts, state)) for state in ("running", "starting", "draining")]
+    yield _metric("tinkex_samplers", "gauge", "Samplers, if their number follows the load.", states)
+    limits = [({"limit": "min"}, counts.fewest), ({"limit": "max"}, counts.most)]
+    yield _metric("tinkex_samplers_limit", "gauge", "Limits of their number.", limits)
 
 
 def _worker(stats: EngineStats) -> Iterator[Metric]:
@@ -104,7 +116,7 @@ def _worker(stats: EngineStats) -> Iterator[Metric]:
     workers = [(lane.name, lane.worker) for lane in stats.lanes if lane.worker is not None]
     if not workers:
         return
-    several = len(stats.lanes) > 1
+    several = len(stats.lanes) > 1 or stats.samplers is not None
     labels = {name: {"lane": name} if several else {} for name, _ in workers}
     running = [(labels[name], int(worker.state == "running")) for name, worker in workers]
     yield _metric("tinkex_worker_up", "gauge", "Whether the worker process runs.", running)

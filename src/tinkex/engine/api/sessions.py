@@ -59,12 +59,15 @@ async def client_dynamic_config(_call: Call) -> Reply:
 async def healthz(call: Call) -> Reply:
     """Returns the health of the server, with the reasons if it is degraded; 503 while it starts.
 
-    ``worker`` is the status of the worker process, if there is one; ``lanes`` are those of several.
+    ``worker`` is the status of the worker process, if there is one; ``lanes`` are those of several, and ``samplers`` counts those
+    whose number follows the load.
     """
-    health, lanes = call.engine.health, call.engine.workers
+    health, lanes, samplers = call.engine.health, call.engine.workers, call.engine.samplers
     status, state = health.status, health.state
     content: dict[str, Any] = {"status": status}
-    if len(lanes) == 1:
+    if samplers is not None:
+        content["samplers"] = asdict(samplers)
+    if not call.engine.has_several_lanes:
         (worker,) = lanes.values()
         content |= {"worker": asdict(worker)} if worker is not None else {}
     else:

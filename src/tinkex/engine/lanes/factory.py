@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tinkex.engine.lanes.interface import Backend
-from tinkex.engine.lanes.roles import LaneSpec, lane_config, reserved_by_lane
+from tinkex.engine.lanes.roles import LaneSpec, elastic_specs, lane_config, lane_specs, reserved_by
 
 if TYPE_CHECKING:
     from tinkex.engine.config import EngineConfig
@@ -39,21 +39,26 @@ class LaneBackends:
     def make(self, spec: LaneSpec) -> Backend:
         """Returns the backend of a lane; the first one on a cluster joins it."""
         config = lane_config(self._config, spec)
-        on_silence = partial(self._note, f"silence {spec.name}")
+        if config.worker == "thread":
+            from tinkex.engine.lanes.in_process import LocalBackend
+
+            return LocalBackend(config, self._progress)
+        from tinkex.engine.lanes.remote import Callbacks
+
+        callbacks = Callbacks(self._progress, self._wake, partial(self._note, f"silence {spec.name}"))
         if config.worker == "ray":
             from tinkex.engine.lanes.ray_backend import RayBackend
-            from tinkex.engine.lanes.ray_cluster import RayCluster
+            from tinkex.engine.lanes.ray_cluster import Place, RayCluster
 
             if self._cluster is None:
-                self._cluster = RayCluster(config.ray_address, reserved_by_lane(self._config))
-            return RayBackend(self._cluster, spec.name, config, self._progress, self._wake, on_silence)
-        if config.worker == "process":
-            from tinkex.engine.lanes.worker_process import ProcessBackend
+                needed = [reserved_by(self._config, each) for each in lane_specs(self._config)]
+                elastic = [reserved_by(self._config, each) for each in elastic_specs(self._config)]
+                self._cluster = RayCluster(config.ray_address, needed, elastic)
+            place = Place(self._cluster, spec, reserved_by(self._config, spec))
+            return RayBackend(place, config, callbacks)
+        from tinkex.engine.lanes.worker_process import ProcessBackend
 
-            return ProcessBackend(config, self._progress, self._wake, on_silence)
-        from tinkex.engine.lanes.in_process import LocalBackend
-
-        return LocalBackend(config, self._progress)
+        return ProcessBackend(config, callbacks)
 
     def close(self) -> None:
         """Leave the cluster, if one was joined, after the backends are closed."""

@@ -44,6 +44,13 @@ class WorkerLost(Exception):
         return partial(WorkerLost, own_fault=self.own_fault), (self.reason,)
 
 
+class NoFreeNode(WorkerLost):
+    """A lane that is only there while it is needed cannot be: nothing has room for it at the moment."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, own_fault=False)
+
+
 class CorruptState(TinkexError):
     """What a run would be restored from is not what was written."""
 

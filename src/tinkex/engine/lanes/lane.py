@@ -110,6 +110,8 @@ class Lane:
         self._on_report = on_report
         self._inbox = Inbox()
         self._closing = False
+        self._calling = threading.Lock()
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name=f"tinkex-{name}", daemon=True)
 
     def start(self) -> None:
@@ -130,9 +132,13 @@ class Lane:
         self._inbox.put(lambda: self._execute(job))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run a function on the lane's thread between two jobs."""
-        future = self._inbox.call(function)
+        """Run a function on the lane's thread between two jobs, or on this one if the lane has ended."""
+        with self._calling:
+            inbox = Inbox() if self._ended else self._inbox
+            future = inbox.call(function)
         self.is_wanted = True
+        if inbox is not self._inbox:
+            _make_calls(inbox, 0)
         return future
 
     def _execute(self, job: Job) -> None:
@@ -146,5 +152,12 @@ class Lane:
         closing = False
         while not closing:
             closing = self._closing
-            for call in self._inbox.take(0 if closing else threading.TIMEOUT_MAX):
-                call()
+            _make_calls(self._inbox, 0 if closing else threading.TIMEOUT_MAX)
+        with self._calling:
+            self._ended = True
+        _make_calls(self._inbox, 0)
+
+
+def _make_calls(inbox: Inbox, timeout: float) -> None:
+    for call in inbox.take(timeout):
+        call()

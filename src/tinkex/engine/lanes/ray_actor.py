@@ -21,13 +21,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from tinkex._version import __version__
 from tinkex.engine.config import EngineConfig, tinkex_home
 from tinkex.engine.lanes.file_values import model_digests, read_files, write_files
 from tinkex.engine.lanes.interface import DecodeReport, DecodeStep, ModelInfo, StepResult, WorkerStatus
 from tinkex.engine.lanes.messages import record_values, run_call
+from tinkex.engine.lanes.remote import Callbacks
 from tinkex.engine.lanes.worker_process import ProcessBackend
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ MAX_LOG_RECORDS = 1000
 FOLDER = "tinkex-lane-"
 LOCK_FILE = "lock"
 SAVEPOINT = "savepoint"
+
+
+Cast: TypeAlias = tuple[str, tuple[Any, ...], Mapping[str, Any]]
+"""A call whose result nobody waits for: its name, arguments and keyword arguments."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class Message:
     name: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    first: Sequence[tuple[str, tuple[Any, ...]]] = ()
+    first: Sequence[Cast] = ()
 
 
 @dataclass(frozen=True)
@@ -124,14 +129,14 @@ class LaneActor:
         self._progress: tuple[str, int, int | None] | None = None
         self._node = _node_address()
         self._versions = NodeVersions.here()
-        self._backend = ProcessBackend(config, self._show, lambda: None, self._silence)
+        self._backend = ProcessBackend(config, Callbacks(self._show, lambda: None, self._silence))
         self._files = NodeFiles(self._backend, self._folder, config.models_home)
 
     def call(self, message: bytes) -> bytes:
         """Makes the calls of a pickled :class:`Message`; returns the kind and content of the last one's result."""
         asked: Message = pickle.loads(message)  # noqa: S301 -- sent by the engine
-        for name, args in asked.first:
-            run_call(self._method(name), args, {})
+        for name, args, kwargs in asked.first:
+            run_call(self._method(name), args, dict(kwargs))
         return pickle.dumps(run_call(self._method(asked.name), asked.args, dict(asked.kwargs)), protocol=5)
 
     def beat(self) -> bytes:

@@ -12,8 +12,8 @@ import logging
 import pickle
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,25 +23,17 @@ from tinkex.engine.lanes.interface import CorruptState, ModelInfo, StepResult, W
 from tinkex.engine.lanes.messages import ERROR
 from tinkex.engine.lanes.ray_actor import Message, MissingAdapters, NodeModel, NodeVersions
 from tinkex.engine.lanes.ray_cluster import ActorLost
+from tinkex.engine.lanes.remote import Callbacks, RemoteBackend
 from tinkex.engine.store import file_digest
 from tinkex.errors import SetupError
 
 if TYPE_CHECKING:
     from tinkex.engine.config import EngineConfig
-    from tinkex.engine.lanes.interface import (
-        DecodeReport,
-        DecodeStep,
-        PassJob,
-        PassReport,
-        ShardTask,
-    )
-    from tinkex.engine.lanes.ray_actor import Beat
-    from tinkex.engine.lanes.ray_cluster import RayCluster
-    from tinkex.engine.model.adapter_copy import AdapterCopy
-    from tinkex.engine.model.progress import Progress
+    from tinkex.engine.lanes.interface import DecodeReport, DecodeStep
+    from tinkex.engine.lanes.ray_actor import Beat, Cast
+    from tinkex.engine.lanes.ray_cluster import Place
     from tinkex.engine.store import SavepointRow
-    from tinkex.engine.trainer.shards import ShardResult
-    from tinkex.types import AdamParams, CreateCustomLossRequest, LoraConfig
+    from tinkex.types import AdamParams, LoraConfig
 
 logger = logging.getLogger("tinkex.engine")
 
@@ -75,38 +67,24 @@ class _Actor:
         return WorkerLost(self.reason, own_fault=False)
 
 
-class RayBackend:
-    """Computes on a node of a cluster; see :class:`~tinkex.engine.lanes.in_process.LocalBackend`.
-
-    ``on_exit`` and ``on_silence`` are called like those of :class:`~tinkex.engine.lanes.worker_process.ProcessBackend`.
+class RayBackend(RemoteBackend):
+    """Computes on a node of a cluster; an elastic lane raises :class:`NoFreeNode` if no node has room for it now.
 
     Example:
-        >>> backend = RayBackend(cluster, "trainer-0", config, None, on_exit=loop.wake, on_silence=print)
+        >>> backend = RayBackend(Place(cluster, spec, {"CPU": 2.0}), config, Callbacks(None, loop.wake, print))
         >>> backend.start()
         >>> backend.load("tiny").arch.family
         'llama'
         >>> backend.close()
     """
 
-    def __init__(
-        self,
-        cluster: RayCluster,
-        name: str,
-        config: EngineConfig,
-        progress: Progress | None,
-        on_exit: Callable[[], None],
-        on_silence: Callable[[str | None], None],
-    ) -> None:
-        self._cluster = cluster
-        self._name = name
-        self._config = config
-        self._progress = progress
-        self._on_exit = on_exit
-        self._on_silence = on_silence
+    def __init__(self, place: Place, config: EngineConfig, callbacks: Callbacks) -> None:
+        super().__init__(config, callbacks)
+        self._place = place
+        self._cluster = place.cluster
+        self._name = place.spec.name
         self._actor: _Actor | None = None
-        self._num_started = 0
-        self._closed = False
-        self._casts: list[tuple[str, tuple[Any, ...]]] = []
+        self._casts: list[Cast] = []
         """Calls whose results nobody waits for; they travel with the next one."""
 
     # ---- the actor
@@ -114,14 +92,13 @@ class RayBackend:
     @property
     def status(self) -> WorkerStatus:
         """The worker process, and the node it runs on."""
-        actor, restarts = self._actor, max(0, self._num_started - 1)
+        actor = self._actor
         if actor is None or actor.lost.is_set() or actor.worker_lost:
-            return WorkerStatus(None, "restarting" if self._num_started else "starting", restarts)
+            return self._absent
         if actor.beat is None:
-            return WorkerStatus(None, "starting", restarts)
+            return self._status(None, "starting")
         worker = actor.beat.worker
-        state = "silent" if actor.num_missed else worker.state
-        return WorkerStatus(worker.pid, state, restarts, actor.beat.node)
+        return self._status(worker.pid, "silent" if actor.num_missed else worker.state, actor.beat.node)
 
     def start(self) -> None:
         """Start an actor on some node, or only its worker again if the actor is there."""
@@ -134,7 +111,9 @@ class RayBackend:
             actor.worker_lost = False
             return
         try:
-            handle = self._cluster.start_actor(self._name, self._settings())
+            handle = self._place.start_actor(self._settings())
+        except WorkerLost:
+            raise
         except Exception as error:
             raise WorkerLost(f"its actor cannot be started ({error})", own_fault=False) from error
         actor = self._actor = _Actor(handle, self._num_started)
@@ -156,11 +135,6 @@ class RayBackend:
             with contextlib.suppress(ActorLost):
                 self._cluster.wait(self._cluster.call(actor.handle, "close", "beat"), CLOSE_TIMEOUT_S)
             self._end(actor, "it was closed")
-
-    def _settings(self) -> Mapping[str, Any]:
-        values = {each.name: getattr(self._config, each.name) for each in fields(self._config)}
-        config = {**values, "models": dict(self._config.models)}
-        return {"config": config, "log_level": logger.getEffectiveLevel()}
 
     def _current(self) -> _Actor:
         actor = self._actor
@@ -192,7 +166,7 @@ class RayBackend:
             elif content is None:
                 actor.num_missed += 1
                 if actor.num_missed == 1:
-                    self._on_silence(
+                    self._callbacks.on_silence(
                         f"the lane {self._name} on node {actor.beat.node if actor.beat else ''} does not respond"
                     )
                 if actor.num_missed >= heartbeat.MAX_MISSED:
@@ -200,9 +174,9 @@ class RayBackend:
             else:
                 self._take_beat(actor, content)
         if actor.num_missed:
-            self._on_silence(None)
+            self._callbacks.on_silence(None)
         if not self._closed:
-            self._on_exit()
+            self._callbacks.on_exit()
 
     def _wait_for_beat(self, actor: _Actor) -> bytes | None:
         reference = self._cluster.call(actor.handle, "beat", "beat")
@@ -217,16 +191,16 @@ class RayBackend:
         beat: Beat = pickle.loads(content)  # noqa: S301 -- sent by our actor
         if actor.num_missed:
             actor.num_missed = 0
-            self._on_silence(None)
+            self._callbacks.on_silence(None)
         had_worker = actor.beat is None or actor.beat.worker.state != "restarting"
         progress = actor.beat.progress if actor.beat is not None else None
         actor.beat = beat
         for values in beat.logs:
             logging.getLogger(values["name"]).handle(logging.makeLogRecord({**values, "lane": self._name}))
-        if self._progress is not None and beat.progress is not None and beat.progress != progress:
-            self._progress(*beat.progress)
+        if self._callbacks.progress is not None and beat.progress is not None and beat.progress != progress:
+            self._callbacks.progress(*beat.progress)
         if had_worker and beat.worker.state == "restarting":
-            self._on_exit()
+            self._callbacks.on_exit()
 
     # ---- calls
 
@@ -235,7 +209,7 @@ class RayBackend:
         return self._call(self._current(), connection, name, *args, **kwargs)
 
     def _call(self, actor: _Actor, connection: str, name: str, *args: Any, **kwargs: Any) -> Any:
-        first: Sequence[tuple[str, tuple[Any, ...]]] = ()
+        first: Sequence[Cast] = ()
         if connection == "compute":
             first, self._casts = self._casts, []
         message = pickle.dumps(Message(name, args, kwargs, first), protocol=5)
@@ -253,9 +227,9 @@ class RayBackend:
             raise content
         return content
 
-    def _cast(self, name: str, *args: Any) -> None:
-        """Make a call with the next one, before it."""
-        self._casts.append((name, args))
+    def cast(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Call a method of the worker's backend with the next call, before it."""
+        self._casts.append((name, args, kwargs))
 
     def load(self, source: str) -> ModelInfo:
         """Load a base model on the node, if it is not loaded there; its files must be those that the engine has."""
@@ -273,7 +247,7 @@ class RayBackend:
             raise SetupError(
                 f"{node} has {actor.beat.versions}, and the server {here}; install the same versions on both"
             )
-        directory = resolve(source, self._config.models_home, self._progress)
+        directory = resolve(source, self._config.models_home, self._callbacks.progress)
         ours = model_digests(directory)
         different = sorted(
             name for name in {*ours, *loaded.digests} if ours.get(name) != loaded.digests.get(name)
@@ -284,72 +258,6 @@ class RayBackend:
                 "to the node, or download the same revision on both"
             )
         return replace(loaded.info, directory=directory)
-
-    def check_loss(self, request: CreateCustomLossRequest) -> None:
-        """Raise ``InvalidInput`` for an uploaded loss that cannot be run."""
-        self.call("check", "check_loss", request)
-
-    def create(self, run_id: str, source: str, lora: LoraConfig) -> None:
-        """Create a run in memory."""
-        self.call("compute", "create", run_id, source, lora)
-
-    def forget(self, run_id: str) -> None:
-        """Drop a run from memory, if it is there."""
-        self._cast("forget", run_id)
-
-    def run_pass(self, jobs: Sequence[PassJob], *, share_prefixes: bool) -> Sequence[PassReport] | None:
-        """Run passes of runs of one base model together."""
-        reports: Sequence[PassReport] | None = self.call(
-            "compute", "run_pass", jobs, share_prefixes=share_prefixes
-        )
-        return reports
-
-    def resume_pass(self) -> Sequence[PassReport] | None:
-        """Continue with the suspended pass."""
-        reports: Sequence[PassReport] | None = self.call("compute", "resume_pass")
-        return reports
-
-    def begin_shards(
-        self, job: PassJob, shards: Sequence[Sequence[int]], *, share_prefixes: bool, threads: int
-    ) -> None:
-        """Begin a pass that is computed in shards."""
-        self.call("compute", "begin_shards", job, shards, share_prefixes=share_prefixes, threads=threads)
-
-    def compute_shard(self, number: int) -> bool:
-        """Compute a shard of the pass that was begun."""
-        succeeded: bool = self.call("compute", "compute_shard", number)
-        return succeeded
-
-    def add_shard(self, number: int, result: ShardResult) -> None:
-        """Add a shard that another trainer has computed."""
-        self.call("compute", "add_shard", number, result)
-
-    def end_shards(self) -> PassReport | None:
-        """Add the gradient of all shards to the run."""
-        report: PassReport | None = self.call("compute", "end_shards")
-        return report
-
-    def discard_shards(self) -> None:
-        """Discard the pass that was begun."""
-        self._cast("discard_shards")
-
-    def copy_adapter(self, run_id: str, key: str) -> AdapterCopy:
-        """The weights of a run by value."""
-        copy: AdapterCopy = self.call("write", "copy_adapter", run_id, key)
-        return copy
-
-    def keep_copy(self, source: str, copy: AdapterCopy) -> None:
-        """Keep the weights of a run of another trainer on the node."""
-        self.call("compute", "keep_copy", source, copy)
-
-    def drop_copy(self, key: str) -> None:
-        """Drop the weights of a run of another trainer."""
-        self._cast("drop_copy", key)
-
-    def run_shard(self, task: ShardTask) -> ShardResult | None:
-        """Compute a shard of another trainer."""
-        result: ShardResult | None = self.call("compute", "run_shard", task)
-        return result
 
     def optim_steps(self, steps: Sequence[tuple[str, AdamParams]], results: list[StepResult]) -> None:
         """Take optimizer steps on the node; none counts if it is lost before the last."""
@@ -378,11 +286,6 @@ class RayBackend:
         written = self.call("import", "import_weights", read_files(source), model, base_model, lora)
         write_files(directory, written)
 
-    def capture(self, run_id: str) -> int:
-        """Copy the exact state of a run on the node."""
-        number: int = self.call("compute", "capture", run_id)
-        return number
-
     def write_savepoint(self, capture: int, file: Path) -> bytes:
         """Write a captured state into a file; returns the file's digest."""
         digest, content = self.call("write", "write_savepoint", capture)
@@ -401,14 +304,6 @@ class RayBackend:
         except OSError as error:
             raise CorruptState(f"its savepoint {savepoint.file} cannot be read ({error})") from error
         self.call("compute", "restore", source, savepoint, content)
-
-    def keep_adapter(self, run_id: str, directory: str) -> None:
-        """Cache the current adapter of a run as the contents of a directory."""
-        self._cast("keep_adapter", run_id, directory)
-
-    def drop_adapter(self, directory: str) -> None:
-        """Drop a cached adapter whose directory is being deleted."""
-        self._cast("drop_adapter", directory)
 
     def sample(self, source: str, step: DecodeStep) -> DecodeReport:
         """Take decode steps of a base model for a moment; the files of adapters that the node lacks are sent."""

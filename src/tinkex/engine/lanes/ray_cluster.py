@@ -11,28 +11,40 @@ import socket
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from tinkex.engine.lanes.interface import NoFreeNode
 from tinkex.errors import SetupError
+
+if TYPE_CHECKING:
+    from tinkex.engine.lanes.roles import LaneSpec
 
 LOCAL_HEAD = "127.0.0.2"
 """Ray replaces 127.0.0.1 by the address of the machine; with this one the traffic of a local cluster stays on loopback."""
 CONNECT_TIMEOUT_S = 5.0
+PLACE_TIMEOUT_S = 30.0
+"""How long the actor of an elastic lane may take to start on a node that had room for it."""
 GROUPS = ("compute", "write", "check", "import", "beat")
 """The concurrency groups of an actor: calls of one group are made one after the other, those of several at the same time."""
+
+Reserved: TypeAlias = Mapping[str, float]
+"""What a lane reserves on its node, by the name of the resource."""
 
 
 class RayCluster:
     """Starts actors on a cluster. One of a process; made before the first lane starts, closed after the last.
 
+    ``needed`` is what the lanes reserve that there are always, ``elastic`` what those reserve that come and go.
+
     Example:
-        >>> cluster = RayCluster("local", {"trainer-0": {"CPU": 1.0}})
-        >>> handle = cluster.start_actor("trainer-0", {"config": {}, "log_level": "WARNING"})
+        >>> cluster = RayCluster("local", needed=[{"CPU": 1.0}])
+        >>> handle = cluster.start_actor({"CPU": 1.0}, {"config": {}, "log_level": "WARNING"})
         >>> cluster.close()
     """
 
-    def __init__(self, address: str, lanes: Mapping[str, Mapping[str, float]]) -> None:
+    def __init__(self, address: str, needed: Sequence[Reserved], elastic: Sequence[Reserved] = ()) -> None:
         try:
             import ray  # pyright: ignore[reportMissingImports]
             import ray.exceptions  # pyright: ignore[reportMissingImports]  # a folder named ray is not enough
@@ -41,7 +53,10 @@ class RayCluster:
                 "a Ray cluster needs Ray, which is not installed; run: pip install 'tinkex[ray]'"
             ) from error
         self._ray = ray
-        self._lanes = lanes
+        self._needed = needed
+        self._elastic = elastic
+        self._placing = threading.Lock()
+        """Held while an elastic lane gets its place, so that two do not count on the same one."""
         self._joined = not ray.is_initialized()
         if self._joined:
             self._connect(address)
@@ -51,11 +66,26 @@ class RayCluster:
             self.close()
             raise
 
-    def start_actor(self, lane: str, settings: Mapping[str, Any]) -> Any:
-        """Starts the actor of a lane on some node with what it reserves; returns its handle immediately."""
+    def start_actor(self, wanted: Reserved, settings: Mapping[str, Any], *, if_free: bool = False) -> Any:
+        """Starts an actor on some node with what it reserves; returns its handle immediately.
+
+        With ``if_free`` it waits until the actor runs, and raises :class:`NoFreeNode` if no node has room for it at the moment.
+        """
+        if not if_free:
+            return self._start(wanted, settings)
+        with self._placing:
+            self._check_free(wanted)
+            handle = self._start(wanted, settings)
+            placed, _ = self._ray.wait([handle.__ray_ready__.remote()], timeout=PLACE_TIMEOUT_S)
+            if not placed:
+                self.end_actor(handle)
+                raise NoFreeNode(f"no node had room for it within {PLACE_TIMEOUT_S:g} s")
+            return handle
+
+    def _start(self, wanted: Reserved, settings: Mapping[str, Any]) -> Any:
         from tinkex.engine.lanes.ray_actor import LaneActor
 
-        reserved = dict(self._lanes[lane])
+        reserved = dict(wanted)
         options: dict[str, Any] = {
             "num_cpus": reserved.pop("CPU", 0),
             "num_gpus": reserved.pop("GPU", 0),
@@ -104,7 +134,7 @@ class RayCluster:
         if address == "local":
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to anybody
             os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray's ports are open to all interfaces
-            wanted = self._wanted()
+            wanted = _total([*self._needed, *self._elastic])
             options |= {
                 "_node_ip_address": LOCAL_HEAD,
                 # The user's number of workers and threads decides, not the number of cores.
@@ -114,7 +144,7 @@ class RayCluster:
                 },
             }
         elif address != "auto":
-            host = _check_reachable(address)
+            host = check_reachable(address)
             if ipaddress.ip_address(host).is_loopback:
                 options["_node_ip_address"] = host
         try:
@@ -126,32 +156,61 @@ class RayCluster:
                 "(ray start --address=HEAD:PORT), with the same versions of Python and Ray everywhere; or use --ray local."
             ) from error
 
-    def _wanted(self) -> dict[str, float]:
-        wanted: dict[str, float] = defaultdict(float)
-        for reserved in self._lanes.values():
-            for name, amount in reserved.items():
-                wanted[name] += amount
-        return wanted
-
     def _check_resources(self) -> None:
-        available = self._ray.cluster_resources()
-        missing = [
-            f"{name}={amount:g} of {available.get(name, 0):g}"
-            for name, amount in self._wanted().items()
-            if amount > available.get(name, 0)
-        ]
+        missing = _missing(_total(self._needed), self._ray.cluster_resources())
         if missing:
             raise SetupError(
-                f"the Ray cluster has too few resources for {len(self._lanes)} lanes: they reserve {', '.join(missing)}. Add nodes, "
+                f"the Ray cluster has too few resources for {len(self._needed)} lanes: they reserve {', '.join(missing)}. Add nodes, "
                 "start fewer trainers or samplers, or reserve less with --threads, --trainer-resources and --sampler-resources."
             )
+
+    def _check_free(self, wanted: Reserved) -> None:
+        from ray._private.state import (  # pyright: ignore[reportMissingImports]
+            available_resources_per_node,
+        )
+
+        nodes: Mapping[str, Mapping[str, float]] = available_resources_per_node()
+        if all(_missing(wanted, free) for free in nodes.values()):
+            amounts = ", ".join(f"{name}={amount:g}" for name, amount in wanted.items())
+            raise NoFreeNode(f"none of {len(nodes)} nodes of the cluster has {amounts} free")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A lane's place on a cluster: what it reserves on some node. An elastic lane does not wait for a node with room."""
+
+    cluster: RayCluster
+    spec: LaneSpec
+    reserved: Reserved
+
+    def start_actor(self, settings: Mapping[str, Any]) -> Any:
+        """Starts its actor; see :meth:`RayCluster.start_actor`."""
+        return self.cluster.start_actor(self.reserved, settings, if_free=self.spec.is_elastic)
+
+
+def _total(lanes: Iterable[Reserved]) -> dict[str, float]:
+    """What several lanes reserve together."""
+    total: dict[str, float] = defaultdict(float)
+    for reserved in lanes:
+        for name, amount in reserved.items():
+            total[name] += amount
+    return total
+
+
+def _missing(wanted: Reserved, there: Reserved) -> Sequence[str]:
+    """Of which resources there is less than wanted."""
+    return [
+        f"{name}={amount:g} of {there.get(name, 0):g}"
+        for name, amount in wanted.items()
+        if amount > there.get(name, 0)
+    ]
 
 
 class ActorLost(Exception):
     """An actor, its node or the cluster is gone, or cannot be reached."""
 
 
-def _check_reachable(address: str) -> str:
+def check_reachable(address: str) -> str:
     """Returns the IP address of a cluster's head; raises :class:`SetupError` if nothing listens there."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():

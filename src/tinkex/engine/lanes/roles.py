@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Flag, auto
 
 from tinkex.engine.config import EngineConfig, parse_resources
@@ -24,21 +24,42 @@ class LaneSpec:
 
     name: str
     role: Role
+    is_elastic: bool = field(default=False, repr=False)
+    """Whether it is there only while it is needed."""
 
 
 def lane_specs(config: EngineConfig) -> Sequence[LaneSpec]:
-    """The lanes of a configuration: trainers, which also sample if there are no samplers, and samplers.
+    """The lanes that a configuration always has: trainers, which also sample if there are no samplers, and samplers.
 
     >>> [spec.name for spec in lane_specs(EngineConfig(trainers=1, samplers=2))]
     ['trainer-0', 'sampler-0', 'sampler-1']
     >>> lane_specs(EngineConfig())
     [LaneSpec(name='lane-0', role=<Role.BOTH: 3>)]
     """
-    if config.trainers == 1 and not config.samplers:
+    if num_lanes(config) == 1:
         return [LaneSpec("lane-0", Role.BOTH)]
-    role = Role.TRAIN if config.samplers else Role.BOTH
+    role = Role.TRAIN if config.most_samplers else Role.BOTH
     trainers = [LaneSpec(f"trainer-{number}", role) for number in range(config.trainers)]
-    return [*trainers, *(LaneSpec(f"sampler-{number}", Role.SAMPLE) for number in range(config.samplers))]
+    return [*trainers, *(LaneSpec(f"sampler-{n}", Role.SAMPLE) for n in range(config.fewest_samplers))]
+
+
+def elastic_specs(config: EngineConfig) -> Sequence[LaneSpec]:
+    """The samplers that there are only while they are needed.
+
+    >>> [spec.name for spec in elastic_specs(EngineConfig(min_samplers=1, max_samplers=3))]
+    ['sampler-1', 'sampler-2']
+    """
+    numbers = range(config.fewest_samplers, config.most_samplers)
+    return [LaneSpec(f"sampler-{number}", Role.SAMPLE, is_elastic=True) for number in numbers]
+
+
+def num_lanes(config: EngineConfig) -> int:
+    """The most lanes that there can be.
+
+    >>> num_lanes(EngineConfig(trainers=2, max_samplers=4))
+    6
+    """
+    return config.trainers + config.most_samplers
 
 
 def lane_config(config: EngineConfig, spec: LaneSpec) -> EngineConfig:
@@ -50,11 +71,10 @@ def lane_config(config: EngineConfig, spec: LaneSpec) -> EngineConfig:
     >>> lane_config(config, LaneSpec("trainer-0", Role.TRAIN)).max_live_bytes
     500
     """
-    num_lanes = config.trainers + config.samplers
-    if num_lanes == 1 and config.worker != "ray":
+    if num_lanes(config) == 1 and config.worker != "ray":
         return config
     reserved = resources_of(config, spec).get("CPU", 0) if config.worker == "ray" else 0
-    threads = config.threads or int(reserved) or max((os.cpu_count() or 1) // num_lanes, 1)
+    threads = config.threads or int(reserved) or max((os.cpu_count() or 1) // num_lanes(config), 1)
     max_live_runs = config.max_live_runs
     return replace(
         config,
@@ -74,13 +94,10 @@ def resources_of(config: EngineConfig, spec: LaneSpec) -> Mapping[str, float]:
     return parse_resources(config.trainer_resources if is_trainer else config.sampler_resources)
 
 
-def reserved_by_lane(config: EngineConfig) -> Mapping[str, Mapping[str, float]]:
-    """What every lane reserves on its node: a CPU for each of its threads, and what the configuration says.
+def reserved_by(config: EngineConfig, spec: LaneSpec) -> Mapping[str, float]:
+    """What a lane reserves on its node: a CPU for each of its threads, and what the configuration says.
 
-    >>> reserved_by_lane(EngineConfig(worker="ray", threads=2))
-    {'lane-0': {'CPU': 2.0}}
+    >>> reserved_by(EngineConfig(worker="ray", threads=2), LaneSpec("lane-0", Role.BOTH))
+    {'CPU': 2.0}
     """
-    return {
-        spec.name: {"CPU": float(lane_config(config, spec).threads or 1), **resources_of(config, spec)}
-        for spec in lane_specs(config)
-    }
+    return {"CPU": float(lane_config(config, spec).threads or 1), **resources_of(config, spec)}

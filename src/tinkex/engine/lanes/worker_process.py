@@ -8,31 +8,27 @@ one carries heartbeats.
 from __future__ import annotations
 
 import contextlib
-import functools
-import logging
 import queue
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tinkex.engine.lanes import heartbeat
 from tinkex.engine.lanes.in_process import LocalBackend
 from tinkex.engine.lanes.interface import ModelInfo, StepResult, WorkerLost, WorkerStatus
 from tinkex.engine.lanes.messages import Channel, Disconnected, RemoteCaller
+from tinkex.engine.lanes.remote import Callbacks, RemoteBackend, called
 
 if TYPE_CHECKING:
     from tinkex.engine.config import EngineConfig
-    from tinkex.engine.model.progress import Progress
     from tinkex.types import AdamParams
-
-logger = logging.getLogger("tinkex.engine")
 
 EXIT_TIMEOUT_S = 5.0
 """How long a worker whose connections are closed may take to exit."""
@@ -100,63 +96,20 @@ class _Worker:
         return WorkerLost(f"it was terminated by {name}, probably because memory ran out", own_fault=True)
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _called(
-    connection: str, method: Callable[Concatenate[LocalBackend, P], T]
-) -> Callable[Concatenate[ProcessBackend, P], T]:
-    """The method, called in the worker over a connection."""
-
-    @functools.wraps(method)
-    def call(self: ProcessBackend, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = self.call(connection, method.__name__, *args, **kwargs)
-        return result
-
-    return call
-
-
-def _cast(
-    method: Callable[Concatenate[LocalBackend, P], None],
-) -> Callable[Concatenate[ProcessBackend, P], None]:
-    """The method, called in the worker without waiting for it."""
-
-    @functools.wraps(method)
-    def cast(self: ProcessBackend, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        self.cast(method.__name__, *args, **kwargs)
-
-    return cast
-
-
-class ProcessBackend:
-    """Computes in a worker process; see :class:`~tinkex.engine.lanes.in_process.LocalBackend`.
-
-    ``on_exit`` is called, on another thread, whenever the worker has exited, and ``on_silence`` with a description when its
-    heartbeat is missing, or None when it is back.
+class ProcessBackend(RemoteBackend):
+    """Computes in a worker process.
 
     Example:
-        >>> backend = ProcessBackend(config, progress=None, on_exit=loop.wake, on_silence=print)
+        >>> backend = ProcessBackend(config, Callbacks(None, on_exit=loop.wake, on_silence=print))
         >>> backend.start()
         >>> backend.load("tiny").arch.family
         'llama'
         >>> backend.close()
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        progress: Progress | None,
-        on_exit: Callable[[], None],
-        on_silence: Callable[[str | None], None],
-    ) -> None:
-        self._config = config
-        self._progress = progress
-        self._on_exit = on_exit
-        self._on_silence = on_silence
+    def __init__(self, config: EngineConfig, callbacks: Callbacks) -> None:
+        super().__init__(config, callbacks)
         self._worker: _Worker | None = None
-        self._num_started = 0
-        self._closed = False
         self._spawns: queue.SimpleQueue[tuple[list[socket.socket], Future[subprocess.Popen[bytes]]] | None]
         self._spawns = queue.SimpleQueue()
         # The system kills a worker when the thread that started it exits, so that thread does nothing else.
@@ -168,10 +121,10 @@ class ProcessBackend:
     @property
     def status(self) -> WorkerStatus:
         """The worker process."""
-        worker, restarts = self._worker, max(0, self._num_started - 1)
+        worker = self._worker
         if worker is None or worker.exited.is_set():
-            return WorkerStatus(None, "restarting" if self._num_started else "starting", restarts)
-        return WorkerStatus(worker.process.pid, worker.state, restarts)
+            return self._absent
+        return self._status(worker.process.pid, worker.state)
 
     def start(self) -> None:
         """Start a worker; returns as soon as the process exists."""
@@ -194,7 +147,8 @@ class ProcessBackend:
         *ours, beats = [pair[0] for pair in pairs]
         channels = [Channel(connection) for connection in ours]
         callers = {
-            name: RemoteCaller(each, self._progress) for name, each in zip(CONNECTIONS, channels, strict=True)
+            name: RemoteCaller(each, self._callbacks.progress)
+            for name, each in zip(CONNECTIONS, channels, strict=True)
         }
         worker = _Worker(process, channels, callers, num_oom_kills, beats)
         threading.Thread(target=self._wait, args=(worker,), name="tinkex-wait", daemon=True).start()
@@ -203,14 +157,19 @@ class ProcessBackend:
         self._worker = worker
         # If it has exited already, the next call to it reports that.
         with contextlib.suppress(OSError):
-            channels[0].send(_settings(self._config))
+            channels[0].send(self._settings())
 
     def check(self) -> None:
         """Raise :class:`WorkerLost` if the worker has exited."""
-        if self._worker is None:
+        self._current()
+
+    def _current(self) -> _Worker:
+        worker = self._worker
+        if worker is None:
             raise WorkerLost("it was not started", own_fault=False)
-        if self._worker.exited.is_set():
-            raise self._worker.loss()
+        if worker.exited.is_set():
+            raise worker.loss()
+        return worker
 
     def close(self) -> None:
         """Stop the worker, and wait until it has exited."""
@@ -234,7 +193,7 @@ class ProcessBackend:
         worker.process.wait()
         worker.exited.set()
         if not self._closed:
-            self._on_exit()
+            self._callbacks.on_exit()
 
     def _monitor(self, worker: _Worker) -> None:
         def on_change(num_missed: int) -> None:
@@ -242,12 +201,12 @@ class ProcessBackend:
             if num_missed >= heartbeat.MAX_MISSED:
                 worker.process.kill()
             elif num_missed <= 1:
-                self._on_silence(_silent(worker.process.pid) if num_missed else None)
+                self._callbacks.on_silence(_silent(worker.process.pid) if num_missed else None)
 
         with worker.beats:
             heartbeat.monitor(worker.beats, worker.exited, on_change)
         if worker.num_missed:
-            self._on_silence(None)  # it has exited, which is reported separately
+            self._callbacks.on_silence(None)  # it has exited, which is reported separately
 
     def call(self, connection: str, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the worker's backend over one of the connections."""
@@ -257,9 +216,7 @@ class ProcessBackend:
     @contextlib.contextmanager
     def _calling(self) -> Iterator[_Worker]:
         """Yields the worker for a call; raises :class:`WorkerLost` if it has exited or exits during the call."""
-        self.check()
-        worker = self._worker
-        assert worker is not None
+        worker = self._current()
         try:
             yield worker
         except Disconnected:
@@ -278,39 +235,20 @@ class ProcessBackend:
 
     def load(self, source: str) -> ModelInfo:
         """Load a base model in the worker, if it is not loaded there."""
-        self.check()
-        worker = self._worker
-        assert worker is not None
+        worker = self._current()
         if source not in worker.loaded:
             worker.loaded[source] = self.call("compute", "load", source)
         return worker.loaded[source]
 
     # ---- calls, each made in the worker by the method of the same name
 
-    check_loss = _called("check", LocalBackend.check_loss)
-    create = _called("compute", LocalBackend.create)
-    run_pass = _called("compute", LocalBackend.run_pass)
-    resume_pass = _called("compute", LocalBackend.resume_pass)
-    begin_shards = _called("compute", LocalBackend.begin_shards)
-    compute_shard = _called("compute", LocalBackend.compute_shard)
-    add_shard = _called("compute", LocalBackend.add_shard)
-    end_shards = _called("compute", LocalBackend.end_shards)
-    copy_adapter = _called("write", LocalBackend.copy_adapter)
-    keep_copy = _called("compute", LocalBackend.keep_copy)
-    run_shard = _called("compute", LocalBackend.run_shard)
-    load_weights = _called("compute", LocalBackend.load_weights)
-    save_weights = _called("compute", LocalBackend.save_weights)
-    export_weights = _called("compute", LocalBackend.export_weights)
-    import_weights = _called("import", LocalBackend.import_weights)
-    capture = _called("compute", LocalBackend.capture)
-    write_savepoint = _called("write", LocalBackend.write_savepoint)
-    restore = _called("compute", LocalBackend.restore)
-    sample = _called("compute", LocalBackend.sample)
-    forget = _cast(LocalBackend.forget)
-    discard_shards = _cast(LocalBackend.discard_shards)
-    drop_copy = _cast(LocalBackend.drop_copy)
-    keep_adapter = _cast(LocalBackend.keep_adapter)
-    drop_adapter = _cast(LocalBackend.drop_adapter)
+    load_weights = called("compute", LocalBackend.load_weights)
+    save_weights = called("compute", LocalBackend.save_weights)
+    export_weights = called("compute", LocalBackend.export_weights)
+    import_weights = called("import", LocalBackend.import_weights)
+    write_savepoint = called("write", LocalBackend.write_savepoint)
+    restore = called("compute", LocalBackend.restore)
+    sample = called("compute", LocalBackend.sample)
 
 
 def _spawn(ends: Sequence[socket.socket]) -> subprocess.Popen[bytes]:
@@ -332,12 +270,6 @@ def _silent(pid: int) -> str:
 
 def _silence_s(num_missed: int) -> str:
     return f"{num_missed * heartbeat.TIMEOUT_S:g}"
-
-
-def _settings(config: EngineConfig) -> Mapping[str, Any]:
-    """The worker's configuration and log level."""
-    values = {each.name: getattr(config, each.name) for each in fields(config)}
-    return {"config": {**values, "models": dict(config.models)}, "log_level": logger.getEffectiveLevel()}
 
 
 def _out_of_memory_kills() -> int | None:

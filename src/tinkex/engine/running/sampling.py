@@ -79,6 +79,8 @@ class DecodeBatches:
         self._feeds = feeds
         self._max_batch = max_batch
         self._shares = FairShare[str]()
+        self.is_closed = False
+        """Whether no more samples join."""
         self.stats: Mapping[str, BatchStats] = {}
         """The batch of each base model; replaced, never changed, so any thread may read it."""
 
@@ -145,7 +147,7 @@ class DecodeBatches:
     def _join(self, source: str, rejected: list[Operation]) -> Iterator[AddRequest]:
         """Start the samples that join the batch with this step: those that were interrupted, then those that wait."""
         room = self._max_batch - self.stats.get(source, BatchStats()).num_sequences
-        while room > 0:
+        while room > 0 and not self.is_closed:
             running = self._table.running_samples(self._lane, source)
             retried = self._table.peek_retried_sample(source)
             if any(self._crashes.runs_alone(each.request_id) for each in running):

@@ -63,6 +63,10 @@ class WorkerSupervisor:
         except WorkerLost as lost:
             raise SetupError(f"the worker process did not start: {lost.reason}.") from lost
 
+    def start_later(self, now: float) -> None:
+        """Have the lane start the worker for the first time, with the models that are in use, as its first job."""
+        self.restart_at = now
+
     def load_models(self) -> Future[None]:
         """Load every served model before anything else runs; safe on any thread."""
         self._health.starting("models are being loaded")
@@ -71,7 +75,8 @@ class WorkerSupervisor:
         return loading
 
     def close(self) -> None:
-        """Cancel the loading of models, and notify its waiters."""
+        """Cancel the loading of models, and notify its waiters; the worker is not missed any more."""
+        self._health.fine(self._subject)
         if self._loading is not None:
             self._loading.cancel()
 

@@ -257,6 +257,11 @@ class OperationTable:
                 if number or self._running_samples.get((lane, model))
             }
 
+    def waiting_samples(self) -> Mapping[str, int]:
+        """How many samples are queued, by base model, whatever lane they may join."""
+        with self._lock:
+            return {model: len(queue) for model, queue in self._samples.items() if len(queue)}
+
     def peek_retried_sample(self, model: str) -> Operation | None:
         """The interrupted sample that runs before all queued ones, or None."""
         with self._lock:

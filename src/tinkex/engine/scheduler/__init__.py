@@ -11,11 +11,13 @@ from tinkex.engine.scheduler.rate_limit import TokenRate
 from tinkex.engine.scheduler.run_limits import NO_LIMITS, RunLimits
 from tinkex.engine.scheduler.sample_queue import SampleQueue
 from tinkex.engine.scheduler.sample_router import SampleRouter
+from tinkex.engine.scheduler.sampler_scaling import Demand, SamplerScaling
 from tinkex.engine.scheduler.turn import MayRun, Turn, always, next_turns
 
 __all__ = [
     "NO_LIMITS",
     "CrashBackoff",
+    "Demand",
     "FairShare",
     "GapTimeout",
     "LossCosts",
@@ -24,6 +26,7 @@ __all__ = [
     "RunLimits",
     "SampleQueue",
     "SampleRouter",
+    "SamplerScaling",
     "TokenRate",
     "Turn",
     "always",

@@ -29,7 +29,8 @@ class SampleRouter:
     ['sampler-0', 'sampler-1', 'sampler-0']
     """
 
-    def __init__(self, lanes: Sequence[str]) -> None:
+    def __init__(self, lanes: Sequence[str], *, can_grow: bool = False) -> None:
+        self._can_grow = can_grow
         self._available = list(lanes)
         self._occupied: Collection[str] = ()
         self._load = dict.fromkeys(lanes, 0)
@@ -38,8 +39,19 @@ class SampleRouter:
 
     @property
     def has_choice(self) -> bool:
-        """Whether there are several samplers."""
-        return len(self._load) > 1
+        """Whether there are several samplers, or may be."""
+        return self._can_grow or len(self._load) > 1
+
+    def add(self, lane: str) -> None:
+        """Add a sampler; it gets samples as soon as it is available."""
+        self._load[lane] = 0
+        self._prefixes[lane] = OrderedDict()
+
+    def remove(self, lane: str) -> None:
+        """Remove a sampler; what waits for it is assigned again."""
+        del self._load[lane], self._prefixes[lane]
+        self._available = [each for each in self._available if each != lane]
+        self._assigned = {name: found for name, found in self._assigned.items() if found[0] != lane}
 
     def set_available(self, lanes: Collection[str], occupied: Collection[str] = ()) -> None:
         """Set which samplers run, and which of them do something else; what waits for others may be assigned again."""

@@ -379,6 +379,26 @@ def test_the_overview_says_who_waits_for_what_and_why(
     assert "Nothing waits." in operator.text("/")
 
 
+def test_the_overview_and_the_health_count_samplers_whose_number_follows_the_load(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    config = EngineConfig(
+        home=tmp_path, models={"tiny": str(tiny_model)}, threads=1, min_samplers=2, max_samplers=5
+    )
+    engine = Engine(config)
+    try:
+        engine.start()
+        engine.load_models().result(120)
+        browser = Browser(build_app(engine, dashboard=True))
+        browser.sign_in(engine.api_key)
+        assert "Samplers: 2 running; 2 to 5 with the load" in browser.text("/")
+        health = json.loads(browser.text("/api/v1/healthz"))
+        assert sorted(health["lanes"]) == ["sampler-0", "sampler-1", "trainer-0"]
+        assert health["samplers"] == {"running": 2, "starting": 0, "draining": 0, "fewest": 2, "most": 5}
+    finally:
+        engine.close()
+
+
 def test_the_files_of_another_version_are_rejected_by_the_read_only_pages(tmp_path: Path) -> None:
     Store(tmp_path).close()
     with open_reader(tmp_path) as reader:

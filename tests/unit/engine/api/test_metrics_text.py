@@ -13,6 +13,7 @@ from tinkex.engine.api.request_metrics import BOUNDS_S, RequestMetrics
 from tinkex.engine.engine import EngineStats, LaneStats, ModelStats
 from tinkex.engine.lanes.interface import BatchStats, WorkerStatus
 from tinkex.engine.operation import Kind
+from tinkex.engine.sampler_pool import SamplerCounts
 from tinkex.engine.store import UsageKind
 
 FAMILIES = {
@@ -37,6 +38,8 @@ FAMILIES = {
     "tinkex_savepoints": ("gauge", set()),
     "tinkex_disk_bytes": ("gauge", {"what"}),
     "tinkex_resident_memory_bytes": ("gauge", set()),
+    "tinkex_samplers": ("gauge", {"state"}),
+    "tinkex_samplers_limit": ("gauge", {"limit"}),
     "tinkex_worker_up": ("gauge", {"lane"}),
     "tinkex_worker_restarts_total": ("counter", {"lane"}),
     "tinkex_worker_resident_memory_bytes": ("gauge", {"lane"}),
@@ -45,6 +48,7 @@ FAMILIES = {
     "tinkex_request_duration_seconds": ("histogram", {"endpoint"}),
 }
 """What servers have offered since metrics exist."""
+SAMPLERS = SamplerCounts(running=2, starting=1, draining=0, fewest=1, most=4)
 
 
 @pytest.fixture
@@ -52,7 +56,7 @@ def text() -> str:
     return page()
 
 
-def page(num_workers: int = 2) -> str:
+def page(num_workers: int = 2, samplers: SamplerCounts | None = SAMPLERS) -> str:
     model = ModelStats('a "b"\n\\c', "compiled core", BatchStats(3, 4096, 1))
     worker = WorkerStatus(os.getpid(), "running", 2)
     lanes = [LaneStats(f"trainer-{n}", is_busy=False, worker=worker) for n in range(num_workers)]
@@ -60,7 +64,7 @@ def page(num_workers: int = 2) -> str:
         state="degraded", troubles=["disk"], uptime_s=12.5, operations={(Kind.SAMPLE, True): 7}, models=[model],
         kv_limit_bytes=2**31, used=dict.fromkeys(UsageKind, 5), live_runs=2, live_bytes=100, live_limit_bytes=200,
         evictions=3, polls=4, journal_rows=6, savepoints=1, stored_bytes={"checkpoints": 2**40}, database_bytes=4096,
-        free_disk_bytes=10**12, lanes=lanes,
+        free_disk_bytes=10**12, lanes=lanes, samplers=samplers,
     )  # fmt: skip
     requests = RequestMetrics()
     for seconds in (0.001, 0.2, 100.0):
@@ -82,6 +86,8 @@ def test_every_family_has_the_name_type_and_labels_that_scrapers_know(text: str)
 def test_the_page_is_one_that_a_strict_scraper_reads(text: str) -> None:
     series = read_exposition(text)
     assert series["tinkex_evictions_total"] == 3
+    assert series['tinkex_samplers{state="running"}'] == 2
+    assert series['tinkex_samplers_limit{limit="max"}'] == 4
     assert series['tinkex_operations{kind="sample",state="running"}'] == 7
     assert series['tinkex_disk_bytes{what="checkpoints"}'] == 2**40
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
@@ -99,6 +105,6 @@ def test_buckets_count_up_to_their_bounds(text: str) -> None:
 
 
 def test_a_single_worker_has_no_label() -> None:
-    assert "tinkex_worker_up 1" in page(num_workers=1)
-    assert "tinkex_worker_up{" not in page(num_workers=1)
+    assert "tinkex_worker_up 1" in page(num_workers=1, samplers=None)
+    assert "tinkex_worker_up{" not in page(num_workers=1, samplers=None)
     assert "tinkex_worker_up" not in page(num_workers=0)

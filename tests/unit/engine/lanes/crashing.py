@@ -12,6 +12,7 @@ from typing import Any
 from tests.unit.engine.test_engine import config
 from tinkex.engine.engine import Engine
 from tinkex.engine.lanes.interface import DecodeReport, DecodeStep, PassJob, PassReport, StepResult
+from tinkex.engine.lanes.remote import Callbacks
 from tinkex.engine.lanes.worker_process import ProcessBackend
 from tinkex.types import AdamParams
 
@@ -27,7 +28,7 @@ class CrashingBackend(ProcessBackend):
     """
 
     def __init__(self, engine_config: Any) -> None:
-        super().__init__(engine_config, None, lambda: None, lambda _: None)
+        super().__init__(engine_config, Callbacks(None, lambda: None, lambda _: None))
         self.crashes: Condition = lambda call, argument: False
         self.number = signal.SIGSEGV
         self.killed: list[int] = []

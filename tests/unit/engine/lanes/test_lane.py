@@ -159,3 +159,8 @@ def test_a_call_that_was_cancelled_does_not_run(inbox: Inbox) -> None:
     (call,) = inbox.take(0)
     call()
     assert ran == []
+
+
+def test_a_call_of_a_lane_that_has_ended_is_made_on_the_thread_of_the_caller(lane: Lane) -> None:
+    lane.close()
+    assert lane.call(threading.current_thread).result(0) is threading.current_thread()

@@ -22,10 +22,12 @@ from tinkex.engine.config import EngineConfig
 from tinkex.engine.durability.replay import same_result
 from tinkex.engine.engine import Engine
 from tinkex.engine.lanes.file_values import read_files, write_files
-from tinkex.engine.lanes.interface import WorkerLost
+from tinkex.engine.lanes.interface import NoFreeNode, WorkerLost
 from tinkex.engine.lanes.ray_actor import Beat, LaneActor, NodeVersions
 from tinkex.engine.lanes.ray_backend import RayBackend
-from tinkex.engine.lanes.ray_cluster import GROUPS, ActorLost
+from tinkex.engine.lanes.ray_cluster import GROUPS, ActorLost, Place
+from tinkex.engine.lanes.remote import Callbacks
+from tinkex.engine.lanes.roles import LaneSpec, Role
 from tinkex.errors import InvalidInput, SetupError
 from tinkex.types import SamplingParams, SaveWeightsForSamplerRequest
 
@@ -63,8 +65,13 @@ class Machines:
     def __init__(self, versions: NodeVersions | None = None) -> None:
         self.nodes: list[Node] = []
         self._versions = versions
+        self.is_full = False
 
-    def start_actor(self, lane: str, settings: Mapping[str, Any]) -> Node:
+    def start_actor(
+        self, wanted: Mapping[str, float], settings: Mapping[str, Any], *, if_free: bool = False
+    ) -> Node:
+        if if_free and self.is_full:
+            raise NoFreeNode("no node has room for it")
         actor = LaneActor(pickle.dumps(settings))
         self.nodes.append(Node(actor, {name: ThreadPoolExecutor(1, name) for name in GROUPS}))
         return self.nodes[-1]
@@ -106,14 +113,7 @@ def machines() -> Iterator[Machines]:
 
 def open_engine(home: Path, model: Path, machines: Machines, **settings: Any) -> tuple[Engine, RayBackend]:
     engine_config = config(home, model, worker="process", **{**ALIKE, **settings})
-    backend = RayBackend(
-        machines,  # type: ignore[arg-type]  # the same methods
-        "lane-0",
-        engine_config,
-        None,
-        lambda: None,
-        lambda _: None,
-    )
+    backend = _backend(engine_config, machines)
     engine = Engine(engine_config, backends=[backend])
     engine.start()
     engine.load_models().result(PATIENCE_S)
@@ -206,9 +206,11 @@ def test_a_node_with_other_files_of_a_model_is_rejected_with_their_names(
     monkeypatch.setenv("TINKEX_HOME", str(theirs))  # of the node, which has not the server's directories
 
     class OtherLayout(Machines):
-        def start_actor(self, lane: str, settings: Mapping[str, Any]) -> Node:
+        def start_actor(
+            self, wanted: Mapping[str, float], settings: Mapping[str, Any], *, if_free: bool = False
+        ) -> Node:
             home = {"home": tmp_path / "not on the node"}
-            return super().start_actor(lane, {**settings, "config": {**settings["config"], **home}})
+            return super().start_actor(wanted, {**settings, "config": {**settings["config"], **home}})
 
     other = OtherLayout()
     backend = _backend(EngineConfig(home=ours, data_dir=tmp_path / "data", threads=1), other)
@@ -252,6 +254,18 @@ def test_a_call_to_a_lost_node_says_so(tiny_model: Path, tmp_path: Path, machine
     backend.close()
 
 
+def test_only_a_lane_that_may_be_missing_is_refused_for_lack_of_room(
+    tmp_path: Path, machines: Machines
+) -> None:
+    machines.is_full = True
+    settings = EngineConfig(home=tmp_path, data_dir=tmp_path / "data", threads=1)
+    with pytest.raises(NoFreeNode, match="no node has room"):
+        _backend(settings, machines, is_elastic=True).start()
+    waiting = _backend(settings, machines)
+    waiting.start()
+    waiting.close()
+
+
 def test_files_stay_in_their_directory(tmp_path: Path) -> None:
     files = {"adapter_config.json": b"{}", "deep/weights": b"\0\1"}
     write_files(tmp_path / "made", files)
@@ -272,5 +286,7 @@ def _lora() -> Any:
     return LoraConfig(rank=2)
 
 
-def _backend(engine_config: EngineConfig, machines: Machines) -> RayBackend:
-    return RayBackend(machines, "lane-0", engine_config, None, lambda: None, lambda _: None)  # type: ignore[arg-type]
+def _backend(engine_config: EngineConfig, machines: Machines, *, is_elastic: bool = False) -> RayBackend:
+    spec = LaneSpec("lane-0", Role.BOTH, is_elastic=is_elastic)
+    place = Place(machines, spec, {"CPU": 1.0})  # type: ignore[arg-type]  # the same methods
+    return RayBackend(place, engine_config, Callbacks(None, lambda: None, lambda _: None))

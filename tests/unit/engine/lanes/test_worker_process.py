@@ -24,6 +24,7 @@ from tinkex._wire import proto as wire_proto
 from tinkex.engine.durability.replay import same_result
 from tinkex.engine.engine import Engine
 from tinkex.engine.lanes.interface import WorkerLost
+from tinkex.engine.lanes.remote import Callbacks
 from tinkex.engine.lanes.worker_process import ProcessBackend
 from tinkex.engine.running.feeds import StreamedToken, TokenFeed
 from tinkex.engine.store import Outcome
@@ -352,7 +353,9 @@ def test_an_engine_with_a_worker_needs_no_torch_and_the_worker_does_not_outlive_
 
 def test_the_error_says_why_a_worker_exited(tiny_model: Path, tmp_path: Path) -> None:
     deaths = threading.Event()
-    backend = ProcessBackend(config(tmp_path, tiny_model, worker="process"), None, deaths.set, print)
+    backend = ProcessBackend(
+        config(tmp_path, tiny_model, worker="process"), Callbacks(None, deaths.set, print)
+    )
     with pytest.raises(WorkerLost, match="was not started"):
         backend.check()
     for number, own_fault, reason in (

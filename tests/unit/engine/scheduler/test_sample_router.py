@@ -76,3 +76,19 @@ def test_a_request_that_is_only_on_disk_goes_to_the_least_loaded() -> None:
     router = SampleRouter(LANES)
     assert router.assign(Operation("r1", "ada", "tiny", "a", 0, Kind.SAMPLE, 10)) == "s0"
     assert router.assign(Operation("r2", "ada", "tiny", "a", 0, Kind.SAMPLE, 10)) == "s1"
+
+
+def test_a_sampler_that_is_removed_leaves_its_samples_to_others_and_one_that_is_added_gets_some() -> None:
+    router = SampleRouter(["s0", "s1"], can_grow=True)
+    first, second = sample("r1", [1]), sample("r2", [2])
+    assert [router.assign(first), router.assign(second)] == ["s0", "s1"]
+    router.remove("s0")
+    assert router.assign(first) == "s1"
+    router.add("s2")
+    router.set_available(["s1", "s2"])
+    assert router.assign(sample("r3", [3])) == "s2"
+    router.end([first, second])
+    assert router.has_choice
+    router.remove("s1")
+    router.remove("s2")
+    assert router.assign(sample("r4", [4])) is None
