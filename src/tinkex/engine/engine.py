@@ -30,9 +30,10 @@ from tinkex.engine.lanes.roles import LaneSpec, lane_specs, num_lanes
 from tinkex.engine.loop import EngineLoop
 from tinkex.engine.operation import Kind
 from tinkex.engine.running import spans
+from tinkex.engine.running.budgets import Budgets
 from tinkex.engine.running.crashes import CrashTracker
 from tinkex.engine.running.feeds import TokenFeed
-from tinkex.engine.running.table import Budgets, OperationTable, QueueState
+from tinkex.engine.running.table import OperationTable, QueueState
 from tinkex.engine.running.waiters import set_outcome
 from tinkex.engine.sampler_pool import SamplerCounts
 from tinkex.engine.served_models import ServedModel, ServedModels

@@ -202,7 +202,7 @@ class LaneController:
             return SavepointJob(self.savepoints, self._committer.turn)
         delayed = self._crashes.delayed_users
         may_run = self._may_run() if Role.TRAIN in self.role else None
-        has_turn = may_run is not None and self._table.has_training(delayed, may_run)
+        has_turn = may_run is not None and self._table.has_training(delayed, may_run, self._own_runs())
         has_training = has_turn or self._suspended is not None
         has_samples = Role.SAMPLE in self.role and bool(self._table.queued_samples(self.name))
         wanting = [TRAIN] * has_training + [DECODE] * has_samples
@@ -248,9 +248,10 @@ class LaneController:
         turns = self._table.next_turns(
             self._config.max_tokens_per_pass,
             delayed,
-            self.eviction.limits(self._table.ready_runs()),
+            self.eviction.limits(self._table.ready_runs(self._own_runs())),
             may_run,
             lane=self.name,
+            among=self._own_runs(),
             share_prefixes=sharing
             and not self._config.deterministic,  # which gives every operation its own pass
             max_shared_tokens=self._config.shard_tokens,
@@ -267,13 +268,13 @@ class LaneController:
             turns, first, self.runs, self._replay, self.savepoints, self.eviction, prefix_sharing=sharing
         )
 
+    def _own_runs(self) -> AbstractSet[str] | None:
+        """The runs that are pinned to this lane; None if all are."""
+        return self._placement.runs_on(self.name) if self._placement.has_choice else None
+
     def _may_run(self) -> MayRun:
-        """Which operations this lane may run now: of the runs that are pinned to it, and that a suspended pass allows."""
-        here = self._placement.is_on(self.name) if self._placement.has_choice else always
-        if self._suspended is None:
-            return here
-        beside = self._beside_suspended()
-        return lambda operation: here(operation) and beside(operation)
+        """Which operations may run now: all, or those that a suspended pass allows."""
+        return always if self._suspended is None else self._beside_suspended()
 
     def _beside_suspended(self) -> MayRun:
         """Which operations may run while a pass is suspended: of other runs, and without a custom loss.
@@ -281,7 +282,9 @@ class LaneController:
         A run that is not in memory is restored with all that shared turns with it, which must not be those of the pass.
         """
         suspended, live = self.runs.suspended_runs, self.runs.live
-        missing = [run_id for run_id in self._table.ready_runs() if run_id not in live][:MAX_RUNS_EXAMINED]
+        missing = [run_id for run_id in self._table.ready_runs(self._own_runs()) if run_id not in live][
+            :MAX_RUNS_EXAMINED
+        ]
         sharing = self._store.journal.runs_sharing_turns
         may_be_restored = {run_id for run_id in missing if not sharing([run_id]) & suspended}
 

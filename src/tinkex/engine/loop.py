@@ -145,14 +145,17 @@ class EngineLoop:
 
     def _place(self) -> None:
         """Pin new runs to trainers, and tell the router which samplers can be used."""
+        new_ready = self._table.take_new_ready()
         if not (self._placement.has_choice or self._router.has_choice):
             return
         ready = [
             each.name for each in self.lanes.values() if each.supervisor.is_ready and not each.is_draining
         ]
         if self._placement.has_choice:
-            self._placement.place(self._table.ready_runs(), ready)
-        self._router.set_available(ready, [each.name for each in self.lanes.values() if each.is_occupied])
+            self._placement.place(new_ready, ready)
+        occupied = [each.name for each in self.lanes.values() if each.is_occupied]
+        if self._router.set_available(ready, occupied):
+            self._table.assign_samples_again()
 
     def _controller(self, spec: LaneSpec, backend: Backend) -> LaneController:
         return LaneController(spec, backend, self._parts, self, self._report)

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
-from tinkex.engine.operation import Operation
 from tinkex.engine.store import Store
 
 logger = logging.getLogger("tinkex.engine")
@@ -30,6 +29,7 @@ class Placement:
         self._lanes = lanes
         self._unfinished_runs = unfinished_runs
         self._pins: dict[str, str] = {}
+        self._runs: dict[str, set[str]] = {lane: set() for lane in lanes}
 
     @property
     def has_choice(self) -> bool:
@@ -53,37 +53,41 @@ class Placement:
             return
         unfinished = self._unfinished_runs()
         # Runs with operations count most; of equally busy trainers the one with fewer runs is chosen.
-        load = Counter(self._pins.values())
-        for run_id, lane in self._pins.items():
-            load[lane] += BUSY_WEIGHT * (run_id in unfinished)
+        load = Counter(
+            {lane: len(runs) + BUSY_WEIGHT * len(runs & unfinished) for lane, runs in self._runs.items()}
+        )
         for run_id in new:
             if run_id in self._pins:
                 continue  # with one that shared a pass with it
             members = self._store.journal.runs_sharing_turns([run_id])
             lane = self._choose(members, load, available)
-            self._pins.update(dict.fromkeys(members, lane))
+            for member in members:
+                self._pin(member, lane)
             load[lane] += len(members) + BUSY_WEIGHT * len(members & unfinished)
             self._record(members, lane)
 
-    def is_on(self, lane: str) -> Callable[[Operation], bool]:
-        """Returns whether operations belong to a trainer; of runs that are placed."""
-        pins = self._pins
-
-        def is_pinned(operation: Operation) -> bool:
-            return pins.get(operation.run_id) == lane
-
-        return is_pinned
+    def runs_on(self, lane: str) -> AbstractSet[str]:
+        """The runs that are pinned to a trainer; it changes with them."""
+        return self._runs[lane]
 
     def release(self, lane: str, keep: AbstractSet[str]) -> None:
         """Have the runs of a trainer that was lost placed again, except those to ``keep``.
 
         Those are of interrupted turns, which run again as they were, and may be what crashed it.
         """
-        self._pins = {run_id: pin for run_id, pin in self._pins.items() if pin != lane or run_id in keep}
+        for run_id in self._runs.get(lane, set()) - keep:
+            self.forget(run_id)
 
     def forget(self, run_id: str) -> None:
         """Forget a run that has ended."""
-        self._pins.pop(run_id, None)
+        lane = self._pins.pop(run_id, None)
+        if lane is not None:
+            self._runs[lane].discard(run_id)
+
+    def _pin(self, run_id: str, lane: str) -> None:
+        self.forget(run_id)
+        self._pins[run_id] = lane
+        self._runs[lane].add(run_id)
 
     def _choose(self, members: AbstractSet[str], load: Counter[str], available: Collection[str]) -> str:
         pinned = next((pin for member in members if (pin := self._pins.get(member)) is not None), None)

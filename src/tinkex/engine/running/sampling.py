@@ -154,7 +154,9 @@ class DecodeBatches:
                 return
             if retried is not None and running and self._crashes.runs_alone(retried.request_id):
                 return
-            operation = self._next(source, is_idle=not running)
+            operation = start_sample(
+                self._table, self._router, self._lane, source, self._max_batch, is_idle=not running
+            )
             if operation is None:
                 return
             try:
@@ -164,23 +166,6 @@ class DecodeBatches:
                 continue
             room -= len(request.sequence_ids)
             yield request
-
-    def _next(self, source: str, *, is_idle: bool) -> Operation | None:
-        """Start the next sample: with several samplers, one that is assigned to this lane, or else one that others cannot take soon."""
-        if not self._router.has_choice:
-            return self._table.start_sample(self._lane, source)
-
-        def is_assigned(operation: Operation) -> bool:
-            return self._router.assign(operation) == self._lane
-
-        operation = self._table.start_sample(self._lane, source, is_assigned)
-        if operation is None and is_idle:
-            operation = self._table.start_sample(
-                self._lane, source, lambda waiting: self._router.may_take(waiting, self._max_batch)
-            )
-        if operation is not None:
-            self._router.move(operation, self._lane)
-        return operation
 
     def _add_request(self, operation: Operation) -> AddRequest:
         request = operation.request = read_request(self._store, operation)
@@ -198,6 +183,23 @@ class DecodeBatches:
             directory=operation.directory,
             stream=self._feeds.join(operation.request_id),
         )
+
+
+def start_sample(
+    table: OperationTable, router: SampleRouter, lane: str, source: str, max_batch: int, *, is_idle: bool
+) -> Operation | None:
+    """Start the sample that joins a lane's batch next, or None.
+
+    With several samplers it is one that is assigned to the lane, or for an ``is_idle`` lane one that others cannot take soon.
+    """
+    if not router.has_choice:
+        return table.start_sample(lane, source)
+    operation = table.start_assigned_sample(lane, source, router.assign)
+    if operation is None and is_idle and router.may_take_any(max_batch):
+        operation = table.start_sample(lane, source, lambda waiting: router.may_take(waiting, max_batch))
+    if operation is not None:
+        router.move(operation, lane)
+    return operation
 
 
 def _with_context(request: SampleRequest, max_context: int | None) -> SampleRequest:

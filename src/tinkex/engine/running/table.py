@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from tinkex.engine.operation import Kind, Operation, State
 from tinkex.engine.running import spans
+from tinkex.engine.running.budgets import Budgets
+from tinkex.engine.running.samples import Samples
 from tinkex.engine.scheduler import (
     NO_LIMITS,
     FairShare,
@@ -19,7 +21,6 @@ from tinkex.engine.scheduler import (
     MayRun,
     Queue,
     RunLimits,
-    SampleQueue,
     TokenRate,
     Turn,
     always,
@@ -27,7 +28,6 @@ from tinkex.engine.scheduler import (
 )
 from tinkex.engine.scheduler.turn import BARRIER_COST
 from tinkex.engine.store import Outcome
-from tinkex.errors import Busy, OverQuota
 
 
 @dataclass(frozen=True)
@@ -38,47 +38,42 @@ class QueueState:
     reason: str
 
 
-@dataclass(frozen=True)
-class Budgets:
-    """Limits for operations that have no outcome yet; see :class:`~tinkex.engine.config.EngineConfig`."""
-
-    max_operations: int = 20_000
-    """Of one user."""
-    max_bytes_per_user: int = 256 * 2**20
-    max_bytes: int = 1024 * 2**20
-    reserve_bytes: int = 64 * 2**20
-    """What may exceed them for operations that others wait for; such an operation can run now, and makes room."""
-    max_held_bytes: int = 64 * 2**20
-    """Memory of the requests of waiting operations; those of further ones are only on disk."""
-    max_tokens_per_s: int | None = None
-    """Of one user."""
-
-
 class OperationTable:
     """Owns every unfinished operation; only its methods change a state. Every method is safe to call from any thread.
 
     Each method takes the lock once, and nothing outside this class is called under it. ``on_ready`` is called when there may
-    be something to run.
+    be something to run; ``clock`` is the one by which operations start.
     """
 
-    def __init__(self, *, gap_timeout_s: float, budgets: Budgets, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        *,
+        gap_timeout_s: float,
+        budgets: Budgets,
+        on_ready: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._lock = threading.Lock()
         self._operations: dict[str, Operation] = {}
         self._queue = Queue(gap_timeout_s)
-        self._samples: dict[str, SampleQueue] = {}
-        self._running_samples: dict[tuple[str, str], dict[str, Operation]] = {}
-        """By lane and base model."""
+        self._samples = Samples()
         self._retried_turns: deque[Turn] = deque()
         self._num_pending: Counter[str] = Counter()
         self._num_bytes: Counter[str] = Counter()
+        self._total_bytes = 0
+        self._num_training = 0
+        self._new_ready: dict[str, None] = {}
+        """Runs of which something has become ready."""
         self._held_bytes = 0
         self._parked: dict[str, Operation] = {}
         """Operations in memory that wait for an earlier number."""
         self._budgets = budgets
         self._rate = TokenRate[str](budgets.max_tokens_per_s)
-        self._shares = FairShare[str]()
+        self._shares: defaultdict[str, FairShare[str]] = defaultdict(FairShare[str])
+        """By lane: its users share the lane, however fast others are."""
         self._costs = LossCosts()
         self._on_ready = on_ready
+        self._clock = clock
         self.intake_lock = threading.Lock()
         """Held while a submission is checked, recorded and added, and while a run is closed."""
 
@@ -96,38 +91,19 @@ class OperationTable:
 
         One that others wait for may exceed the budgets by the reserve.
         """
-        budgets = self._budgets
         with self._lock:
             is_missing = self._queue.is_missing(run_id, seq_id)
             num_pending, wait_s = self._num_pending[owner], self._rate.wait_s(owner)
-            own, total = self._num_bytes[owner], self._num_bytes.total()
+            own, total = self._num_bytes[owner], self._total_bytes
         for operation in also:
             total += operation.num_bytes
             if operation.owner == owner:
                 own, num_pending = own + operation.num_bytes, num_pending + 1
-        if not is_missing and num_pending >= budgets.max_operations:
-            raise OverQuota(
-                f"{budgets.max_operations} operations of yours are waiting already; fetch their results, then submit more."
-            )
-        more = num_bytes - budgets.reserve_bytes if is_missing else num_bytes
-        # One operation of any size is accepted, or it never could be.
-        if own and own + more > budgets.max_bytes_per_user:
-            raise OverQuota(
-                f"your waiting operations have {own} bytes, this one has {num_bytes}, and {budgets.max_bytes_per_user} is the limit "
-                "per user; submit it again when some have ended."
-            )
-        if total and total + more > budgets.max_bytes:
-            raise Busy(
-                f"the waiting operations of all users have {total} bytes, this one has {num_bytes}, and {budgets.max_bytes} is this "
-                "server's limit; submit it again later."
-            )
-        if wait_s > 0 and not is_missing:
-            error = OverQuota(
-                f"a user may have {budgets.max_tokens_per_s} tokens computed in a second, and yours are used up for "
-                f"{wait_s:.1f} s; submit it again then."
-            )
-            error.retry_after_s = wait_s
-            raise error
+        if not is_missing:
+            self._budgets.check_operations(num_pending)
+        self._budgets.check_bytes(num_bytes, own, total, others_wait=is_missing)
+        if not is_missing:
+            self._budgets.check_rate(wait_s)
 
     def add(self, operation: Operation, now: float) -> None:
         """Add a sample, an operation of a run, or the one that creates its run."""
@@ -136,7 +112,7 @@ class OperationTable:
             self._add(operation)
             ready: Sequence[Operation] = [operation]
             if operation.kind is Kind.SAMPLE:
-                self._samples.setdefault(operation.model, SampleQueue()).put(operation)
+                self._samples.put(operation)
             elif operation.seq_id == 0:
                 self._queue.open(operation.run_id, first=operation)
             else:
@@ -188,20 +164,31 @@ class OperationTable:
 
     # ---- running
 
-    def has_training(self, delayed: Container[str] = (), may_run: MayRun = always) -> bool:
-        """Whether a training turn of users that are not ``delayed`` can run, of operations that ``may_run``."""
+    def has_training(
+        self,
+        delayed: Container[str] = (),
+        may_run: MayRun = always,
+        among: AbstractSet[str] | None = None,
+    ) -> bool:
+        """Whether a training turn of users that are not ``delayed`` can run, of operations that ``may_run`` and runs ``among`` these."""
         with self._lock:
-            is_retried = self._next_retried(delayed, may_run) is not None
+            if self._next_retried(delayed, may_run, among) is not None:
+                return True
             may_run = self._after_retried(may_run)
-            return is_retried or any(
-                may_run(self._queue.ready(run_id)[0]) for run_id in self._queue.runs(delayed)
-            )
+            return any(map(may_run, self._queue.next_operations(delayed, among)))
 
-    def ready_runs(self) -> Sequence[str]:
-        """The runs with an operation that can run, those of interrupted turns first."""
+    def ready_runs(self, among: AbstractSet[str] | None = None) -> Sequence[str]:
+        """The runs with an operation that can run, of ``among`` if they are given, those of interrupted turns first."""
         with self._lock:
             interrupted = [each.run_id for turn in self._retried_turns for each in turn]
-            return list(dict.fromkeys([*interrupted, *self._queue.runs()]))
+            found = dict.fromkeys([*interrupted, *self._queue.runs(among=among)])
+            return [run_id for run_id in found if among is None or run_id in among]
+
+    def take_new_ready(self) -> Sequence[str]:
+        """The runs of which something has become ready since the last call; all that are ready after a lane was lost."""
+        with self._lock:
+            taken, self._new_ready = self._new_ready, {}
+            return list(taken)
 
     def unfinished_runs(self) -> AbstractSet[str]:
         """The runs with operations that have not ended."""
@@ -216,15 +203,16 @@ class OperationTable:
         may_run: MayRun = always,
         *,
         lane: str,
+        among: AbstractSet[str] | None = None,
         share_prefixes: bool = False,
         max_shared_tokens: int | None = None,
     ) -> Sequence[Turn]:
         """Start the training turns that are dispatched to a lane next: an interrupted one, or new ones.
 
-        They have no operations of users that are ``delayed``, and only such that ``may_run``.
+        They have no operations of users that are ``delayed``, and only such that ``may_run``, of runs ``among`` these.
         """
         with self._lock:
-            retried = self._next_retried(delayed, may_run)
+            retried = self._next_retried(delayed, may_run, among)
             turns: Sequence[Turn]
             if retried is not None:
                 self._retried_turns.remove(retried)
@@ -232,12 +220,13 @@ class OperationTable:
             else:
                 turns = next_turns(
                     self._queue,
-                    self._shares,
+                    self._shares[lane],
                     token_budget,
                     self._costs.estimate,
                     delayed,
                     limits,
                     self._after_retried(may_run),
+                    among=among,
                     share_prefixes=share_prefixes,
                     max_shared_tokens=max_shared_tokens,
                 )
@@ -250,43 +239,46 @@ class OperationTable:
     def queued_samples(self, lane: str) -> Mapping[str, int]:
         """How many samples are queued, for every base model that has samples that are queued, or run on a lane."""
         with self._lock:
-            queued = {model: len(queue) for model, queue in self._samples.items()}
-            return {
-                model: number
-                for model, number in queued.items()
-                if number or self._running_samples.get((lane, model))
-            }
+            return self._samples.num_queued(lane)
 
     def waiting_samples(self) -> Mapping[str, int]:
         """How many samples are queued, by base model, whatever lane they may join."""
         with self._lock:
-            return {model: len(queue) for model, queue in self._samples.items() if len(queue)}
+            return self._samples.waiting()
 
     def peek_retried_sample(self, model: str) -> Operation | None:
         """The interrupted sample that runs before all queued ones, or None."""
         with self._lock:
-            return self._samples[model].retried
+            return self._samples.retried(model)
 
     def start_sample(self, lane: str, model: str, accepts: MayRun | None = None) -> Operation | None:
         """Start the sample that joins a lane's batch next: one that was interrupted, or the next in the queue that it accepts."""
+        return self._start_sample(lane, lambda: self._samples.take(lane, model, accepts))
+
+    def start_assigned_sample(
+        self, lane: str, model: str, assign: Callable[[Operation], str | None]
+    ) -> Operation | None:
+        """Start the sample that joins a lane's batch next: one that was interrupted, or the next one that is assigned to the lane."""
+        return self._start_sample(lane, lambda: self._samples.take_assigned(lane, model, assign))
+
+    def _start_sample(self, lane: str, take: Callable[[], Operation | None]) -> Operation | None:
         with self._lock:
-            operation = self._samples[model].take(accepts)
+            operation = take()
             if operation is not None:
                 self._start([operation], lane)
-                self._running_samples.setdefault((lane, model), {})[operation.request_id] = operation
         if operation is not None:
             spans.started([operation])
         return operation
 
+    def assign_samples_again(self) -> None:
+        """Forget which lanes the queued samples are assigned to: other lanes run now."""
+        with self._lock:
+            self._samples.assign_again()
+
     def running_samples(self, lane: str, model: str | None = None) -> Sequence[Operation]:
         """The samples in the decode batch of a model on a lane, or in all batches of the lane."""
         with self._lock:
-            return [
-                operation
-                for (where, source), members in self._running_samples.items()
-                if where == lane and model in (source, None)
-                for operation in members.values()
-            ]
+            return self._samples.running(lane, model)
 
     def cancel(self, request_id: str) -> Operation | None:
         """Cancel a sample: returns it if it had not started; a running one is marked, and leaves its batch with the next step."""
@@ -297,7 +289,7 @@ class OperationTable:
             operation.cancelled = True
             if operation.state is State.QUEUED:
                 # It leaves the queue here, so that it cannot start before it has its outcome.
-                self._samples[operation.model].remove(operation)
+                self._samples.remove(operation)
                 return operation
         self._on_ready()
         return None
@@ -335,11 +327,9 @@ class OperationTable:
                 elif operation.kind.packs:
                     self._costs.record(operation, operation.loss_tokens)
                     cost = max(operation.tokens_computed + operation.loss_tokens, BARRIER_COST)
-                    self._shares.charge(operation.owner, cost - operation.charged)
+                    self._shares[operation.lane].charge(operation.owner, cost - operation.charged)
                 if operation.kind is Kind.SAMPLE:
-                    self._running_samples.get((operation.lane, operation.model), {}).pop(
-                        operation.request_id, None
-                    )
+                    self._samples.end(operation)
         return operations
 
     def end(self, operations: Iterable[Operation]) -> None:
@@ -348,11 +338,13 @@ class OperationTable:
             for operation in operations:
                 operation.move(State.ENDED)
                 del self._operations[operation.request_id]
+                self._num_training -= operation.kind is not Kind.SAMPLE
                 if operation.kind is Kind.SAMPLE:
                     # It was admitted for all the tokens it might take.
                     self._rate.charge(operation.owner, sum(operation.usage.values()) - operation.num_tokens)
                 self._num_pending[operation.owner] -= 1
                 self._num_bytes[operation.owner] -= operation.num_bytes
+                self._total_bytes -= operation.num_bytes
                 if not self._num_pending[operation.owner]:
                     del self._num_pending[operation.owner], self._num_bytes[operation.owner]
 
@@ -364,8 +356,8 @@ class OperationTable:
                 self._retried_turns.appendleft(turn)
             for operation in reversed(samples):
                 _retry([operation])
-                del self._running_samples[operation.lane, operation.model][operation.request_id]
-                self._samples[operation.model].put_back(operation)
+                self._samples.put_back(operation)
+            self._new_ready.update(dict.fromkeys(self._queue.runs()))
 
     # ---- views
 
@@ -388,7 +380,7 @@ class OperationTable:
     @property
     def num_bytes(self) -> int:
         """The size of the requests of all unfinished operations."""
-        return self._num_bytes.total()
+        return self._total_bytes
 
     def find(self, request_id: str) -> Operation | None:
         """An unfinished operation, or None."""
@@ -413,7 +405,7 @@ class OperationTable:
             if operation is None or operation.state in {State.RUNNING, State.COMPUTED}:
                 return QueueState("active", "running now")
             if operation.kind is Kind.SAMPLE:
-                num_waiting = len(self._samples[operation.model])
+                num_waiting = self._samples.num_waiting(operation.model)
                 return QueueState(
                     "paused_capacity", f"{num_waiting} samples wait for a place in the decode batch"
                 )
@@ -422,15 +414,20 @@ class OperationTable:
                 return QueueState(
                     "active", f"waits for operation {missing} of its run, which has not arrived"
                 )
-            ahead = sum(other.kind is not Kind.SAMPLE for other in self._operations.values()) - 1
+            ahead = self._num_training - 1
             return QueueState("active", f"in line with {ahead} other training operations")
 
     # ---- with the lock held
 
-    def _next_retried(self, delayed: Container[str], may_run: MayRun) -> Turn | None:
+    def _next_retried(
+        self, delayed: Container[str], may_run: MayRun, among: AbstractSet[str] | None
+    ) -> Turn | None:
         """The interrupted turn that runs next."""
         for turn in self._retried_turns:
-            if any(each.owner not in delayed for each in turn) and all(map(may_run, turn)):
+            is_delayed = all(each.owner in delayed for each in turn)
+            if not is_delayed and all(
+                may_run(each) and (among is None or each.run_id in among) for each in turn
+            ):
                 return turn
         return None
 
@@ -445,6 +442,8 @@ class OperationTable:
         self._operations[operation.request_id] = operation
         self._num_pending[operation.owner] += 1
         self._num_bytes[operation.owner] += operation.num_bytes
+        self._total_bytes += operation.num_bytes
+        self._num_training += operation.kind is not Kind.SAMPLE
 
     def _hold(self, operation: Operation, ready: Sequence[Operation]) -> None:
         """Keep the request of a new operation in memory if there is room; those that run later make room for it.
@@ -466,12 +465,14 @@ class OperationTable:
         for operation in operations:
             operation.move(State.QUEUED)
             self._parked.pop(operation.request_id, None)
+            if operation.kind is not Kind.SAMPLE:
+                self._new_ready[operation.run_id] = None
 
     def _start(self, operations: Iterable[Operation], lane: str) -> None:
         for operation in operations:
             operation.move(State.RUNNING)
             operation.lane = lane
-            operation.started_at = operation.started_at or time.time()
+            operation.started_at = operation.started_at or self._clock()
             self._held_bytes -= operation.held_bytes
             operation.held_bytes = 0
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import count
 
 from tinkex.engine.operation import Kind, Operation
 from tinkex.errors import InvalidInput
@@ -22,7 +24,9 @@ MAX_NUMBERS_AHEAD = 100_000
 class _Line:
     """The operations of one run that have not run yet."""
 
-    next_seq: int = 1
+    next_seq: int
+    position: int
+    """Its place among the runs: one that was served goes to the end, so that the runs of one user take turns."""
     ready: deque[Operation] = field(default_factory=deque)
     parked: dict[int, Operation] = field(default_factory=dict)
     rejected: set[int] = field(default_factory=set)
@@ -52,18 +56,25 @@ class Queue:
     def __init__(self, gap_timeout_s: float) -> None:
         self._gap_timeout_s = gap_timeout_s
         self._lines: dict[str, _Line] = {}
+        self._positions = count()
+        self._ready: set[str] = set()
+        """The runs that have something ready."""
         self._gaps: dict[str, float] = {}
         """The runs with a missing number, and since when."""
 
     def open(self, run_id: str, *, first: Operation | None = None, next_seq: int = 1) -> None:
         """Start a run; ``first`` is the operation that creates it, ``next_seq`` the number it continues with."""
-        line = self._lines.setdefault(run_id, _Line(next_seq))
+        line = self._lines.get(run_id)
+        if line is None:
+            line = self._lines[run_id] = _Line(next_seq, next(self._positions))
         if first is not None:
             line.ready.append(first)
+            self._ready.add(run_id)
 
     def close(self, run_id: str) -> Sequence[Operation]:
         """End a run; returns what had not run yet."""
         self._gaps.pop(run_id, None)
+        self._ready.discard(run_id)
         line = self._lines.pop(run_id, None)
         if line is None:
             return []
@@ -117,25 +128,32 @@ class Queue:
         line.rejected.add(seq_id)
         return self._advance(run_id, line, now)
 
-    def ready(self, run_id: str) -> Sequence[Operation]:
-        """What can run now, in order."""
-        return tuple(self._lines[run_id].ready)
+    def first(self, run_id: str) -> Operation | None:
+        """What a run does next, or None if nothing is ready."""
+        line = self._lines.get(run_id)
+        return line.ready[0] if line is not None and line.ready else None
 
-    def runs(self, delayed: Container[str] = ()) -> Iterator[str]:
-        """The runs that have something ready, longest in the queue first, without those of ``delayed`` users."""
-        return (
-            run_id
-            for run_id, line in self._lines.items()
-            if line.ready and line.ready[0].owner not in delayed
-        )
+    def next_operations(
+        self, delayed: Container[str] = (), among: AbstractSet[str] | None = None
+    ) -> Iterator[Operation]:
+        """What is ready first in every run, in no order, of runs ``among`` these, without those of ``delayed`` users."""
+        ready = self._ready if among is None else self._ready & among
+        firsts = (self._lines[run_id].ready[0] for run_id in ready)
+        return (first for first in firsts if first.owner not in delayed)
+
+    def runs(self, delayed: Container[str] = (), among: AbstractSet[str] | None = None) -> Sequence[str]:
+        """The runs that have something ready, longest in the queue first; of those, and of users, as in :meth:`next_operations`."""
+        found = [operation.run_id for operation in self.next_operations(delayed, among)]
+        return sorted(found, key=lambda run_id: self._lines[run_id].position)
 
     def take(self, operation: Operation) -> None:
         """Remove an operation that is about to run; it is the first of its run."""
         line = self._lines[operation.run_id]
         assert line.ready[0] is operation, "operations of a run are taken in order"
         line.ready.popleft()
-        # A run that was served goes to the end, so that the runs of one user take turns.
-        self._lines[operation.run_id] = self._lines.pop(operation.run_id)
+        line.position = next(self._positions)
+        if not line.ready:
+            self._ready.discard(operation.run_id)
 
     def missing_number(self, run_id: str, seq_id: int) -> int | None:
         """The number an operation waits for that has not arrived, or None if none is missing."""
@@ -181,6 +199,8 @@ class Queue:
             line.rejected.discard(line.next_seq)
             line.next_seq += 1
         line.ready.extend(moved)
+        if line.ready:
+            self._ready.add(run_id)
         if not line.parked:
             self._gaps.pop(run_id, None)
         elif line.next_seq > before or run_id not in self._gaps:

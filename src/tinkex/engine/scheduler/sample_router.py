@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from typing import TypeAlias
@@ -31,11 +33,20 @@ class SampleRouter:
 
     def __init__(self, lanes: Sequence[str], *, can_grow: bool = False) -> None:
         self._can_grow = can_grow
-        self._available = list(lanes)
+        self._next_number = itertools.count(len(lanes))
+        self._numbers = {lane: number for number, lane in enumerate(lanes)}
+        self._available = frozenset(lanes)
+        self._was_removed = False
+        """Whether an available sampler was removed since :meth:`set_available`."""
         self._occupied: Collection[str] = ()
         self._load = dict.fromkeys(lanes, 0)
         self._assigned: dict[str, tuple[str, int]] = {}
         self._prefixes: dict[str, OrderedDict[_Prefix, None]] = {lane: OrderedDict() for lane in lanes}
+        self._having: dict[_Prefix, set[str]] = {}
+        """The samplers that have a prefix."""
+        self._order: list[tuple[int, int, str]] = []
+        """Available samplers by load; entries with another load than that of their sampler are obsolete."""
+        self._enter(lanes)
 
     @property
     def has_choice(self) -> bool:
@@ -44,19 +55,30 @@ class SampleRouter:
 
     def add(self, lane: str) -> None:
         """Add a sampler; it gets samples as soon as it is available."""
+        self._numbers[lane] = next(self._next_number)
         self._load[lane] = 0
         self._prefixes[lane] = OrderedDict()
 
     def remove(self, lane: str) -> None:
         """Remove a sampler; what waits for it is assigned again."""
-        del self._load[lane], self._prefixes[lane]
-        self._available = [each for each in self._available if each != lane]
+        self.forget(lane)
+        del self._load[lane], self._prefixes[lane], self._numbers[lane]
         self._assigned = {name: found for name, found in self._assigned.items() if found[0] != lane}
+        if lane in self._available:
+            self._available -= {lane}
+            self._was_removed = True
+        self._order = []
+        self._enter(self._available)
 
-    def set_available(self, lanes: Collection[str], occupied: Collection[str] = ()) -> None:
-        """Set which samplers run, and which of them do something else; what waits for others may be assigned again."""
-        self._available = [lane for lane in self._load if lane in lanes]
-        self._occupied = occupied
+    def set_available(self, lanes: Collection[str], occupied: Collection[str] = ()) -> bool:
+        """Set which samplers run, and which of them do something else; returns whether waiting samples have to be assigned again."""
+        self._occupied = frozenset(occupied)
+        available = frozenset(self._load.keys() & lanes)
+        if available == self._available and not self._was_removed:
+            return False
+        self._available, self._order, self._was_removed = available, [], False
+        self._enter(available)
+        return True
 
     def assign(self, operation: Operation) -> str | None:
         """The sampler that a sample should join; None if none runs."""
@@ -65,20 +87,40 @@ class SampleRouter:
             return lane
         if not self._available:
             return None
-        prefix = _prefix(operation)
-        least = min(self._available, key=self._load.__getitem__)
+        least = self._least_loaded()
         limit = MAX_IMBALANCE * self._load[least] + 1
-        having = [
-            lane for lane in self._available if prefix in self._prefixes[lane] and self._load[lane] <= limit
-        ]
-        chosen = min(having, key=self._load.__getitem__) if having else least
+        prefix = _prefix(operation)
+        having = self._having.get(prefix, ()) if prefix is not None else ()
+        usable = [lane for lane in having if lane in self._available and self._load[lane] <= limit]
+        chosen = min(usable, key=self._rank) if usable else least
         self.move(operation, chosen)
         return chosen
+
+    def _rank(self, lane: str) -> tuple[int, int]:
+        return self._load[lane], self._numbers[lane]
+
+    def _least_loaded(self) -> str:
+        """The available sampler with the fewest sequences; ties go to the first."""
+        while self._order[0][0] != self._load[self._order[0][2]]:
+            heapq.heappop(self._order)
+        return self._order[0][2]
+
+    def _enter(self, lanes: Collection[str]) -> None:
+        """Put available samplers in order after their load has changed."""
+        if len(self._order) > 8 * len(self._load):
+            self._order, lanes = [], self._available
+        for lane in lanes:
+            if lane in self._available:
+                heapq.heappush(self._order, (*self._rank(lane), lane))
 
     def may_take(self, operation: Operation, max_load: int) -> bool:
         """Whether an idle sampler may take a sample that is assigned to another: that one is occupied or full."""
         lane = self.assign(operation)
         return lane is None or lane in self._occupied or self._load[lane] > max_load
+
+    def may_take_any(self, max_load: int) -> bool:
+        """Whether there is a sampler whose samples another may take."""
+        return bool(self._occupied) or any(load > max_load for load in self._load.values())
 
     def move(self, operation: Operation, lane: str) -> None:
         """Assign a sample to a sampler, whatever it was assigned to before."""
@@ -87,13 +129,16 @@ class SampleRouter:
         num_sequences = request.num_samples if isinstance(request, SampleRequest) else 1
         self._assigned[operation.request_id] = lane, num_sequences
         self._load[lane] += num_sequences
+        self._enter([lane])
         prefix = _prefix(operation)
         if prefix is not None:
             known = self._prefixes[lane]
             known[prefix] = None
             known.move_to_end(prefix)
+            self._having.setdefault(prefix, set()).add(lane)
             if len(known) > MAX_PREFIXES:
-                known.popitem(last=False)
+                oldest, _ = known.popitem(last=False)
+                self._drop(oldest, lane)
 
     def end(self, operations: Collection[Operation]) -> None:
         """Forget samples that have ended, or have to be assigned again."""
@@ -101,10 +146,20 @@ class SampleRouter:
             lane, num_sequences = self._assigned.pop(operation.request_id, (None, 0))
             if lane is not None:
                 self._load[lane] -= num_sequences
+                self._enter([lane])
 
     def forget(self, lane: str) -> None:
         """Forget the prefixes of a lane that has lost its memory; one that only trains has none."""
-        self._prefixes.get(lane, OrderedDict()).clear()
+        known = self._prefixes.get(lane, OrderedDict())
+        for prefix in known:
+            self._drop(prefix, lane)
+        known.clear()
+
+    def _drop(self, prefix: _Prefix, lane: str) -> None:
+        lanes = self._having[prefix]
+        lanes.discard(lane)
+        if not lanes:
+            del self._having[prefix]
 
 
 def _prefix(operation: Operation) -> _Prefix | None:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Set as AbstractSet
 from operator import attrgetter
 from typing import TypeAlias
 
 from tinkex.engine.operation import Kind, Operation
-from tinkex.engine.scheduler.fairness import FairShare
+from tinkex.engine.scheduler.fairness import FairShare, Round
 from tinkex.engine.scheduler.queue import Queue
 from tinkex.engine.scheduler.run_limits import NO_LIMITS, RunLimits, RunMembers
 from tinkex.engine.scheduler.shared_tokens import SharedTokens
@@ -50,26 +50,29 @@ def next_turns(
     limits: RunLimits = NO_LIMITS,
     may_run: MayRun = always,
     *,
+    among: AbstractSet[str] | None = None,
     share_prefixes: bool = False,
     max_shared_tokens: int | None = None,
 ) -> Sequence[Turn]:
     """Take from the queue what runs next: one pass, one barrier, or optimizer steps of several runs; nothing if nothing is ready.
 
-    Operations of ``delayed`` users, and of a run those from the first that not ``may_run``, stay in the queue; ``cost`` is what
-    an operation costs, in tokens. With ``share_prefixes``, those that it shares with an operation of its run in the same pass
-    are not counted again. An operation that computes more than ``max_shared_tokens`` shares its turn with no other.
+    Operations of ``delayed`` users, and of a run those from the first that not ``may_run``, stay in the queue, and so do runs
+    that are not ``among`` those given; ``cost`` is what an operation costs, in tokens. With ``share_prefixes``, those that it shares
+    with an operation of its run in the same pass are not counted again. An operation that computes more than ``max_shared_tokens``
+    shares its turn with no other.
     The user served least has the first choice, and every further place goes to the user served least by then. An operation
     larger than the budget runs in a pass of its own. What is taken needs no more runs in memory than ``limits`` allow.
     """
-    lines: dict[str, deque[deque[Operation]]] = {}
-    for run_id in list(queue.runs(delayed)):
-        ready = deque(takewhile(may_run, queue.ready(run_id)))
-        if ready:
-            lines.setdefault(ready[0].owner, deque()).append(ready)
+    lines: dict[str, list[str]] = {}
+    for run_id in queue.runs(delayed, among):
+        operation = queue.first(run_id)
+        if operation is not None and may_run(operation):
+            lines.setdefault(operation.owner, []).append(run_id)
     if not lines:
         return ()
     shares.waiting(lines.keys())
-    first = lines[shares.pick(lines)][0][0]
+    first = queue.first(lines[shares.pick(lines)][0])
+    assert first is not None
     members = RunMembers(limits)
     if first.kind is Kind.OPTIM_STEP:
         return [(step,) for step in _take_steps(queue, shares, lines, members)]
@@ -92,18 +95,23 @@ def next_turns(
         )
         return is_cut or _is_alone(operation, cost)
 
-    def fits(operation: Operation) -> bool:
-        return not chosen or (not is_alone(operation) and added_cost(operation) <= room)
+    def joins(operation: Operation | None) -> bool:
+        return (
+            operation is not None
+            and operation.kind.packs
+            and operation.model == first.model
+            and may_run(operation)
+            and (not chosen or (not is_alone(operation) and added_cost(operation) <= room))
+            and members.admits(operation.run_id)
+        )
 
-    while True:
-        eligible = {
-            owner: line
-            for owner, runs in lines.items()
-            if (line := _joining(runs, first.model, fits, members))
-        }
-        if not eligible:
-            return [tuple(chosen)]
-        operation = eligible[shares.pick(eligible)].popleft()
+    order = Round(shares, lines)
+    while (owner := order.next()) is not None:
+        # A user none of whose runs can join now has none that can later: the room only shrinks.
+        operation = next((each for run in lines[owner] if joins(each := queue.first(run))), None)
+        if operation is None:
+            continue
+        shares.pick([owner])
         tokens = added_cost(operation)
         _take(queue, shares, operation, tokens)
         chosen.append(operation)
@@ -112,44 +120,37 @@ def next_turns(
         members.add(operation.run_id)
         room -= tokens
         if is_alone(operation):
-            return [tuple(chosen)]
+            break
+        order.again()
+    return [tuple(chosen)]
 
 
 def _take_steps(
     queue: Queue,
     shares: FairShare[str],
-    lines: Mapping[str, deque[deque[Operation]]],
+    lines: Mapping[str, Sequence[str]],
     members: RunMembers,
 ) -> Sequence[Operation]:
     """Take optimizer steps that are next in their runs, one of each run."""
     steps: list[Operation] = []
     waiting = {
-        owner: deque(run[0] for run in runs if run[0].kind is Kind.OPTIM_STEP)
+        owner: deque(
+            step for run in runs if (step := queue.first(run)) is not None and step.kind is Kind.OPTIM_STEP
+        )
         for owner, runs in lines.items()
     }
-    while len(steps) < MAX_STEPS and (eligible := {owner: line for owner, line in waiting.items() if line}):
-        step = eligible[shares.pick(eligible)].popleft()
+    order = Round(shares, waiting)
+    while len(steps) < MAX_STEPS and (owner := order.next()) is not None:
+        if not waiting[owner]:
+            continue
+        shares.pick([owner])
+        step = waiting[owner].popleft()
         if members.admits(step.run_id):
             members.add(step.run_id)
             _take(queue, shares, step, step.num_tokens)
             steps.append(step)
+        order.again()
     return steps
-
-
-def _joining(
-    runs: deque[deque[Operation]], model: str, fits: Callable[[Operation], bool], members: RunMembers
-) -> deque[Operation] | None:
-    """The first run of a user whose next operation can join the pass."""
-    for line in runs:
-        if (
-            line
-            and line[0].kind.packs
-            and line[0].model == model
-            and fits(line[0])
-            and members.admits(line[0].run_id)
-        ):
-            return line
-    return None
 
 
 def _is_alone(operation: Operation, cost: Callable[[Operation], int]) -> bool:

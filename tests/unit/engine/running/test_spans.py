@@ -14,8 +14,9 @@ from opentelemetry.trace import StatusCode, set_span_in_context
 from tests.traces import Traces, traced
 from tinkex.engine.operation import Kind, Operation
 from tinkex.engine.running import spans
+from tinkex.engine.running.budgets import Budgets
 from tinkex.engine.running.spans import call_context
-from tinkex.engine.running.table import Budgets, OperationTable
+from tinkex.engine.running.table import OperationTable
 from tinkex.engine.store import Outcome, ResultFormat
 
 DONE = Outcome.done(b"result", ResultFormat.JSON)

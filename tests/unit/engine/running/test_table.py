@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tinkex.engine.operation import Kind, Operation, State
-from tinkex.engine.running.table import Budgets, OperationTable
+from tinkex.engine.running.budgets import Budgets
+from tinkex.engine.running.table import OperationTable
 from tinkex.engine.scheduler import Turn
 from tinkex.engine.store import Outcome, ResultFormat
 from tinkex.errors import Busy, InvalidInput, OverQuota
@@ -398,3 +399,52 @@ def test_nothing_of_a_run_runs_before_its_interrupted_operation(table: Operation
     assert not table.has_training(may_run=lambda operation: operation.seq_id == 2)
     assert not table.next_turns(64, may_run=lambda operation: operation.seq_id == 2, lane=LANE)
     assert table.next_turns(64, lane=LANE) == [turn]
+
+
+def test_users_of_a_slow_lane_share_its_tokens_however_fast_another_lane_is(table: OperationTable) -> None:
+    tokens = {"large": 100, "small": 20, "fast": 100}
+    seq_ids = dict.fromkeys(tokens, 0)
+
+    def add(run_id: str) -> None:
+        seq_ids[run_id] += 1
+        number = seq_ids[run_id]
+        name = f"{run_id}-{number}"
+        table.add(Operation(name, run_id, "tiny", run_id, number, Kind.FORWARD_BACKWARD, tokens[run_id]), 0.0)
+
+    for run_id in tokens:
+        table.resume_run(run_id, 1, [], [], 0.0)
+        for _ in range(60):
+            add(run_id)
+    served = Counter[str]()
+    for _ in range(60):
+        for lane, runs in (("trainer-0", {"fast"}), ("trainer-1", {"large", "small"})):
+            (turn,) = table.next_turns(20, lane=lane, among=runs)
+            for operation in turn:
+                served[operation.owner] += operation.num_tokens
+    assert served["large"] == pytest.approx(served["small"], abs=100)
+
+
+def test_a_lane_only_gets_its_own_runs_and_interrupted_turns(table: OperationTable) -> None:
+    for run_id in ("r1", "r2"):
+        table.resume_run(run_id, 1, [], [], 0.0)
+        table.add(Operation(f"{run_id}-1", "ada", "tiny", run_id, 1, Kind.FORWARD_BACKWARD, 5), 0.0)
+    assert table.take_new_ready() == ["r1", "r2"]
+    assert table.take_new_ready() == []
+    assert not table.has_training(among={"r3"})
+    (turn,) = table.next_turns(64, lane="trainer-0", among={"r1"})
+    assert [each.run_id for each in turn] == ["r1"]
+    table.requeue([turn], [])
+    assert table.take_new_ready() == ["r2"], "after a lost lane all that wait are placed"
+    assert table.ready_runs({"r2"}) == ["r2"]
+    assert table.has_training(among={"r1"})
+    assert [
+        each.run_id for turn in table.next_turns(64, lane="trainer-1", among={"r2"}) for each in turn
+    ] == ["r2"]
+
+
+def test_operations_start_by_the_clock_of_the_table() -> None:
+    table = OperationTable(gap_timeout_s=GAP_S, budgets=BUDGETS, on_ready=lambda: None, clock=lambda: 42.0)
+    table.add(sample("one"), 0.0)
+    started = table.start_sample(LANE, "tiny")
+    assert started is not None
+    assert started.started_at == 42.0

@@ -33,11 +33,11 @@ def test_operations_wait_for_the_numbers_before_them() -> None:
     queue = opened()
     queue.put(step(2), now=0.0)
     queue.put(step(3), now=0.0)
-    assert queue.ready("run") == ()
+    assert queue.first("run") is None
     assert queue.missing_number("run", 3) == 1
     queue.put(step(1), now=1.0)
-    assert [w.seq_id for w in queue.ready("run")] == [1, 2, 3]
     assert queue.missing_number("run", 3) is None
+    assert drain(queue) == ["run#1", "run#2", "run#3"]
 
 
 def test_the_operation_that_creates_a_run_comes_first() -> None:
@@ -52,7 +52,7 @@ def test_a_rejected_number_is_used_up() -> None:
     queue.put(step(3), now=0.0)
     queue.reject("run", 2, now=0.0)
     queue.reject("run", 1, now=0.0)
-    assert [w.seq_id for w in queue.ready("run")] == [3]
+    assert drain(queue) == ["run#3"]
     with pytest.raises(InvalidInput, match="used up"):
         queue.check_number("run", 2)
 
@@ -192,3 +192,18 @@ def test_nothing_is_lost_and_nothing_runs_twice(data: st.DataObject) -> None:
     for run in runs:
         order = [w.seq_id for w in done if w.run_id == run]
         assert order == sorted(order)
+
+
+def test_runs_are_those_named_longest_in_the_queue_first() -> None:
+    queue = opened("a", "b", "c")
+    for run in "abc":
+        queue.put(step(1, run=run), now=0.0)
+        queue.put(step(2, run=run), now=0.0)
+    first = queue.first("a")
+    assert first is not None
+    queue.take(first)
+    assert queue.runs() == ["b", "c", "a"]
+    assert queue.runs(among={"a", "c", "unknown"}) == ["c", "a"]
+    assert [each.request_id for each in queue.next_operations(among={"b"})] == ["b#1"]
+    queue.close("b")
+    assert queue.runs() == ["c", "a"]

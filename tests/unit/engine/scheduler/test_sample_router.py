@@ -83,6 +83,8 @@ def test_a_sampler_that_is_removed_leaves_its_samples_to_others_and_one_that_is_
     first, second = sample("r1", [1]), sample("r2", [2])
     assert [router.assign(first), router.assign(second)] == ["s0", "s1"]
     router.remove("s0")
+    assert router.set_available(["s1"]), "its samples have to be assigned again"
+    assert not router.set_available(["s1"])
     assert router.assign(first) == "s1"
     router.add("s2")
     router.set_available(["s1", "s2"])
@@ -92,3 +94,25 @@ def test_a_sampler_that_is_removed_leaves_its_samples_to_others_and_one_that_is_
     router.remove("s1")
     router.remove("s2")
     assert router.assign(sample("r4", [4])) is None
+
+
+def test_samples_are_assigned_again_when_other_samplers_run() -> None:
+    router = SampleRouter(LANES)
+    assert not router.set_available(LANES)
+    assert router.set_available(["s1", "s2"])
+    assert not router.set_available(["s2", "s1"], occupied=["s1"])
+    assert router.may_take_any(max_load=4)
+    assert router.set_available(LANES)
+    assert not router.may_take_any(max_load=4)
+    router.assign(sample("r1", [1], number=5))
+    assert router.may_take_any(max_load=4)
+
+
+def test_a_sampler_that_returns_counts_what_it_has() -> None:
+    router = SampleRouter(LANES)
+    router.move(sample("large", [1], number=3), "s0")
+    router.set_available(["s1", "s2"])
+    assert [router.assign(sample(f"r{n}", [2, n])) for n in range(2)] == ["s1", "s2"]
+    router.set_available(LANES)
+    assert [router.assign(sample(f"q{n}", [3, n])) for n in range(4)] == ["s1", "s2", "s1", "s2"]
+    assert router.assign(sample("last", [4])) == "s0"

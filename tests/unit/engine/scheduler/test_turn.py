@@ -214,3 +214,15 @@ def test_operations_that_may_not_run_stay_with_all_that_follow_them_in_their_run
     assert {each.request_id for each in turn} == {"a#1", "b#1"}
     assert not next_turns(queue, FairShare[str](), 100, may_run=lambda each: each.request_id != "a#2")
     assert plans(queue, 100) == [["a#2", "a#3"]]
+
+
+def test_planning_looks_only_at_the_runs_it_may_take() -> None:
+    queue = queue_of(*(operation(f"r{number}", 1) for number in range(200)))
+    seen = set[str]()
+
+    def may_run(each: Operation) -> bool:
+        seen.add(each.run_id)
+        return True
+
+    (turn,) = next_turns(queue, FairShare[str](), 100, may_run=may_run, among={"r7", "r9", "elsewhere"})
+    assert {each.run_id for each in turn} == seen == {"r7", "r9"}
