@@ -20,6 +20,9 @@ from tinkex.engine.engine import Engine
 from tinkex.engine.lanes.in_process import LocalBackend
 from tinkex.engine.lanes.interface import PassJob, PassReport, ShardTask, WorkerLost
 from tinkex.engine.lanes.ray_backend import RayBackend
+from tinkex.engine.lanes.ray_cluster import Place
+from tinkex.engine.lanes.remote import Callbacks
+from tinkex.engine.lanes.roles import LaneSpec, Role
 from tinkex.engine.lanes.worker_process import ProcessBackend
 from tinkex.engine.model.adapter_copy import AdapterCopy
 from tinkex.engine.trainer.shards import ShardResult
@@ -174,11 +177,13 @@ class CountingNode(RayBackend):
 
 
 def workers(kind: str, settings: EngineConfig, machines: Machines) -> list[CountingProcess | CountingNode]:
+    callbacks = Callbacks(None, lambda: None, lambda _: None)
     if kind == "process":
-        return [CountingProcess(settings, None, lambda: None, lambda _: None) for _ in range(2)]
+        return [CountingProcess(settings, callbacks) for _ in range(2)]
+    specs = [LaneSpec(f"trainer-{n}", Role.TRAIN) for n in range(2)]
     return [
-        CountingNode(machines, f"trainer-{n}", settings, None, lambda: None, lambda _: None)  # type: ignore[arg-type]  # the same methods
-        for n in range(2)
+        CountingNode(Place(machines, spec, {"CPU": 1.0}), settings, callbacks)  # type: ignore[arg-type]  # the same methods
+        for spec in specs
     ]
 
 
