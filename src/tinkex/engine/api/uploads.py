@@ -2,7 +2,7 @@
 
 A PUT whose connection broke off is resumed as in Google Cloud Storage: an empty PUT with ``Content-Range: bytes */<total>``
 returns 308 and ``Range: bytes=0-<last>`` with what the server has, and one with ``Content-Range: bytes <first>-<last>/<total>``
-sends the rest.
+sends the rest. What follows ``<first>`` is replaced: bytes of the broken connection may arrive after that reply.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def upload_file(call: Call) -> Reply:
         raise Unsupported("files of weights are stored as they are sent; send them without Content-Encoding.")
     extent = _extent(call.headers)
     received = await asyncio.to_thread(uploads.received, upload, name)
-    if extent.first is None or extent.first not in {0, received.received_bytes}:
+    if extent.first is None or extent.first > received.received_bytes:
         return _state(received)
     # On threads: writing and flushing would block the event loop.
     writer = await asyncio.to_thread(uploads.open, upload, name, extent.first, extent.total)

@@ -128,7 +128,7 @@ class WeightUploads:
             if previous is not None:
                 previous.close()
             received = self.received(upload, name).received_bytes
-            if start and start != received:
+            if start > received:
                 raise Conflict(f"{name} of {upload.upload_id} has changed since; send the whole file.")
             if total is not None:  # rejected before it is sent
                 check_new_bytes(self._config, self._store, upload.owner, total - received)

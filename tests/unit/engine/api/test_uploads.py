@@ -125,6 +125,19 @@ def test_a_part_that_arrived_is_not_sent_again(
     assert upload.finish().status == 200
 
 
+def test_the_rest_of_a_file_replaces_what_arrived_after_its_offset_was_requested(
+    engine: Engine, ada: Client, files: Mapping[str, bytes]
+) -> None:
+    upload, content = start(ada), files[WEIGHTS]
+    total, half = len(content), len(content) // 2
+    upload.put(WEIGHTS, content[:half] + b"late", content_range=f"bytes 0-{half + 3}/{total}")
+    rest = upload.put(WEIGHTS, content[half:], content_range=f"bytes {half}-{total - 1}/{total}")
+    assert (rest.status, rest.headers["range"]) == (200, f"bytes=0-{total - 1}")
+    assert upload.put(CONFIG, files[CONFIG]).status == 200
+    path = upload.finish().json["tinker_path"]
+    assert fetch(engine, urls(ada, path).json["urls"][WEIGHTS]).body == content
+
+
 def test_a_file_may_be_sent_again_and_the_last_one_counts(
     engine: Engine, ada: Client, files: Mapping[str, bytes]
 ) -> None:
