@@ -13,7 +13,7 @@ from tinkex import __version__
 
 ROOT = Path(__file__).parents[2]
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"(?ms)^## \[([^\]]+)\] - \S+\n(.*?)(?=^## |\Z)", CHANGELOG))
+SECTIONS = dict(re.findall(r"(?ms)^## \[([^\]]+)\](?: - \S+)?\n(.*?)(?=^## |\Z)", CHANGELOG))
 GROUPS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
