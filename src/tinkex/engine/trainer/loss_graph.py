@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tinkex.engine.model.memory import is_out_of_memory
 from tinkex.engine.trainer.loss_arguments import INTEGER_LIMIT, substitute
 from tinkex.engine.trainer.loss_effort import PassEffort
 from tinkex.engine.trainer.loss_parsing import GraphNode, ParsedGraph, graph_error, read_graph
@@ -108,7 +109,7 @@ def _compute(node: GraphNode, values: Mapping[str, Any], effort: PassEffort) -> 
         result = node.op.call(*args, **kwargs)
         _check_result(result)
     except OP_ERRORS as error:
-        if "can't allocate memory" in str(error):
+        if is_out_of_memory(error):
             raise
         shapes = ", ".join(_describe(value) for value in (*args, *kwargs.values()))
         reason = str(error).strip().partition("\n")[0][:300]
@@ -122,7 +123,7 @@ def _differentiate(loss: Tensor, leaf: Tensor) -> Tensor:
     try:
         (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True)
     except RuntimeError as error:
-        if "can't allocate memory" in str(error):
+        if is_out_of_memory(error):
             raise
         raise graph_error(
             f"its loss cannot be differentiated: {str(error).partition(chr(10))[0][:300]}"
