@@ -101,7 +101,7 @@ class _Executor:
         if step.kind == "load" and step.after is not None:
             saved = await asyncio.shield(results[step.after])
             assert saved is not None
-            path = saved.json["path"]
+            path = _path(saved)
 
         def make() -> Body:
             match step.kind:
@@ -134,13 +134,13 @@ class _Executor:
     async def _sample(
         self, run: Run, step: Step, results: dict[int | None, asyncio.Future[Answer | None]]
     ) -> None:
-        sampler = None
+        sampler, path = None, None
         if step.after is not None:
             saved = await asyncio.shield(results[step.after])
             assert saved is not None
             sampler = saved.json.get("sampling_session_id")
+            path = _path(saved) if sampler is None else None
         if sampler is None:
-            path = saved.json["path"] if step.after is not None else None
             sampler = await self._new_sampler(path)
         await self._draw(run, step.place, sampler, step.draw)
 
@@ -220,6 +220,13 @@ class _Executor:
         output = proto.decode_forward_backward_output(answer.content)
         arrays = [record[name].to_numpy() for record in output.loss_fn_outputs for name in sorted(record)]
         return ("pass", dict(output.metrics), arrays)
+
+
+def _path(saved: Answer) -> str:
+    path = saved.json.get("path")
+    if path is None:
+        raise UnexpectedResponseError(f"a checkpoint was not saved: {saved.json}")
+    return str(path)
 
 
 def _body(endpoint: str, **content: Any) -> Body:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from tinkex.engine.intake.admission import Admission, Arrival
@@ -34,7 +34,11 @@ class Arrivals:
 
     def _admit(self, loop: asyncio.AbstractEventLoop) -> None:
         for group in _groups(self._waiting.pop(loop)):
-            results = self._admission.submit_all([arrival for arrival, _ in group])
+            results: Sequence[UntypedAPIFuture | Exception]
+            try:
+                results = self._admission.submit_all([arrival for arrival, _ in group])
+            except Exception as error:  # noqa: BLE001 -- raised where the answers are awaited
+                results = [error] * len(group)
             for (_, answer), result in zip(group, results, strict=True):
                 if answer.done():
                     continue  # its client has disconnected

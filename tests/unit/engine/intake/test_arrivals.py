@@ -110,3 +110,15 @@ def test_a_caller_that_has_disconnected_does_not_affect_the_others() -> None:
 
     assert asyncio.run(run()).request_id == "here"
     assert admission.groups == [["gone", "here"]]
+
+
+def test_a_failure_of_a_group_is_raised_for_each_of_its_callers() -> None:
+    class FailingAdmission(RecordingAdmission):
+        def submit_all(self, arrivals: Sequence[Arrival]) -> Sequence[UntypedAPIFuture | Exception]:
+            results = super().submit_all(arrivals)
+            if len(self.groups) == 1:
+                raise OSError("the database cannot be read")
+            return results
+
+    answers = submit_together(FailingAdmission(), step("a"), step("b"), create())
+    assert [type(answer) for answer in answers] == [OSError, OSError, UntypedAPIFuture]
