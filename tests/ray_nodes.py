@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from tests.other_clients.environments import python_of
+from tests.processes import wait_ended
 
 ROOT = Path(__file__).parents[1]
 HEAD = "127.0.0.2"
@@ -92,7 +93,7 @@ class Nodes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
         process.wait()
-        psutil.wait_procs(tree, timeout=30)
+        wait_ended(tree, timeout_s=30)
 
     def actors(self, host: str) -> list[psutil.Process]:
         """The actors of lanes on a node."""

@@ -29,6 +29,7 @@ from tests.durability.killable import KillableServer
 from tests.durability.programs import Program, make_program
 from tests.durability.retrying_client import PATIENCE_S, RetryingClient
 from tests.models import tiny_llama
+from tests.processes import wait_ended
 from tests.ray_nodes import ENVIRONMENT, ray_actors, ray_python
 
 ARMS = ("api", "worker", "both")
@@ -151,7 +152,7 @@ class Rounds:
         await asyncio.to_thread(self._server.wait)
         await asyncio.to_thread(self._server.stop)
         wrong = [line for line in self._server.log.splitlines() if any(word in line for word in UNWANTED)]
-        _, alive = psutil.wait_procs(self._orphans, timeout=10)
+        alive = wait_ended(self._orphans, timeout_s=10)
         wrong += [f"process {orphan.pid} outlived its server" for orphan in alive]
         return wrong + inspect(self._server.home / "engine")
 
