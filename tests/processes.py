@@ -21,6 +21,6 @@ def wait_ended(processes: Sequence[psutil.Process], timeout_s: float) -> Sequenc
 
 def _runs(process: psutil.Process) -> bool:
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
