@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from tinkex.errors import InvalidInput
+from tinkex.errors import EngineError, InvalidInput, Unsupported
 
 _PATH = re.compile(r" - at `\$?\.?([^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
@@ -26,15 +26,19 @@ class InvalidField(InvalidInput):
         self.field = field
 
 
-def rename_field(error: InvalidInput, names: Mapping[str, str]) -> InvalidInput:
+def rename_field(error: EngineError, names: Mapping[str, str]) -> EngineError:
     """An error of a native field as one of the client's field that it was made of; ``names`` maps native to client's.
+
+    Errors that name none of these fields stay as they are.
 
     >>> rename_field(InvalidInput("prompt is too long"), {"prompt": "messages"}).args[0]
     'messages is too long'
     """
+    if isinstance(error, InvalidField) or not isinstance(error, InvalidInput | Unsupported):
+        return error
     message = str(error)
     for native, field in names.items():
-        if message.startswith(native) and not isinstance(error, InvalidField):
+        if message.startswith(native):
             first, *quoted = message.removeprefix(native).split(
                 "\n"
             )  # lines of a grammar that the client did not write

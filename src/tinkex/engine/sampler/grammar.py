@@ -173,7 +173,9 @@ class GrammarState:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         problem = _problem(self._matcher)
         if problem:
-            raise InvalidInput(f"structured_output is too complex to follow: {problem}; simplify it")
+            raise InvalidInput(
+                f"structured_output is too complex to follow: {problem}; simplify the schema or grammar"
+            )
         allowed_V = np.zeros(self._vocab_size, np.bool_)
         known = np.unpackbits(bits, count=min(self._vocab_size, 8 * len(bits)), bitorder="little")
         allowed_V[: len(known)] = known

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.chat_templates import write_chat_models
+from tests.engines import started_engine
 from tests.unit.engine.api.asgi import Client
 from tests.unit.engine.api.test_anthropic import ask, events
 from tests.unit.engine.api.test_openai_chat import HELLO, chat, chat_engine, chunks, cleo, error, prompt_text
+from tinkex.engine.api.app import build_app
+from tinkex.engine.config import EngineConfig
 from tinkex.engine.engine import Engine
 
 pytestmark = pytest.mark.slow
@@ -199,3 +205,36 @@ def test_sampling_options_of_the_openai_protocol_are_native_ones(cleo: Client) -
     assert routed["choices"][0]["token_ids"] == result["sequences"][0]["tokens"]
     banned = cleo.call("POST", "/v1/completions", {**body, "temperature": 0, "logit_bias": {"9": 100}}).json
     assert set(banned["choices"][0]["token_ids"]) == {9}
+
+
+def test_a_grammar_that_becomes_too_complex_is_named_as_the_client_s_field(cleo: Client) -> None:
+    hostile = {"regex": "(\\p{L}|\\p{N}|\\p{P})*" * 200}
+    answer = chat(cleo, structured_output=hostile, max_completion_tokens=60)
+    assert (answer.status, error(answer)["param"]) == (400, "structured_output")
+    streamed = chat(cleo, structured_output=hostile, max_completion_tokens=60, stream=True)
+    last = json.loads(streamed.body.strip().splitlines()[-1].removeprefix(b"data: "))
+    assert last["error"]["param"] == "structured_output"
+
+
+def test_without_the_extra_the_field_that_needs_it_is_rejected(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)  # importing it fails as if it were not installed
+    models = write_chat_models(tiny_model, tmp_path)
+    with started_engine(EngineConfig(home=tmp_path / "home", models=models)) as engine:
+        client = Client(build_app(engine), engine.api_key)
+        for fields, field in (
+            ({"response_format": {"type": "json_object"}}, "response_format"),
+            ({"structured_output": {"regex": "a"}}, "structured_output"),
+            ({"tools": [NOTHING], "tool_choice": "required"}, "tool_choice"),
+            ({"tools": [FORECAST]}, "tools"),
+        ):
+            for stream in (False, True):
+                answer = chat(client, "hermes", stream=stream, **fields)
+                assert (answer.status, error(answer)["param"]) == (400, field)
+                assert error(answer)["message"].startswith(f"{field} needs llguidance")
+        tools = [{"name": "f", "input_schema": {}}]
+        answer = ask(client, "hermes", tools=tools, tool_choice={"type": "any"})
+        assert answer.status == 400
+        assert answer.json["error"]["message"].startswith("tool_choice needs llguidance")
+        assert chat(client, "hermes", tools=[NOTHING]).status == 200

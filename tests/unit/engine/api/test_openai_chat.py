@@ -336,6 +336,16 @@ def test_an_answer_is_as_long_as_the_context_by_default(cleo: Client) -> None:
 )
 def test_a_field_that_cannot_be_honoured_is_a_400_that_names_it(
     cleo: Client, model: str, fields: dict[str, Any], field: str
+        (
+            "tiny",
+            {"response_format": {"type": "text", "json_schema": {"name": "a"}}},
+            "response_format.json_schema",
+        ),
+        (
+            "tiny",
+            {"response_format": {"type": "json_object", "json_schema": {"name": "a"}}},
+            "response_format.json_schema",
+        ),
 ) -> None:
     answer = chat(cleo, model, **fields)
     assert answer.status == 400, answer.body

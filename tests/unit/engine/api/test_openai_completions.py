@@ -188,6 +188,7 @@ def test_sixteen_tokens_are_the_default(ada: Client) -> None:
         ({"logit_bias": {"9999999": 1}}, "logit_bias"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logprobs": 0, "echo": True, "stream": True}, "echo"),
         ({"n": 0}, "n"),
         ({"n": 10_000}, "n"),

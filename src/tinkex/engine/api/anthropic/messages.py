@@ -89,8 +89,8 @@ async def messages(call: Call) -> Reply:
     names = {**chat.field_names, "stop": "stop_sequences"}
     accepted = await submit(call, [sample_request(model, chat.prompt, params)], names)
     if request.stream:
-        return EventStream(_events(plan, stream_samples(call, accepted)), headers)
-    (response,) = await await_responses(call, accepted)
+        return EventStream(_events(plan, stream_samples(call, accepted), names), headers)
+    (response,) = await await_responses(call, accepted, names)
     (sequence,) = response.sequences
     parser = chat.new_parser()
     parts = [*parser.add(text_of(model, params, sequence)), *parser.finish()]
@@ -143,7 +143,7 @@ def _block(plan: MessagePlan, part: Part) -> dict[str, Any]:
 
 
 async def _events(
-    plan: MessagePlan, samples: AsyncGenerator[tuple[int, Any], None]
+    plan: MessagePlan, samples: AsyncGenerator[tuple[int, Any], None], names: Mapping[str, str]
 ) -> AsyncGenerator[bytes, None]:
     """Yields the events of a stream; a failure is an ``error`` event, and ends it."""
     answer = StreamedAnswer(plan)
@@ -160,7 +160,7 @@ async def _events(
                 elif block := _encode(answer.add(item)):  # empty while a tool call is incomplete
                     yield block
         except TinkexError as error:
-            yield _event(error_data(ANTHROPIC, error))
+            yield _event(error_data(ANTHROPIC, error, names))
 
 
 class StreamedAnswer:

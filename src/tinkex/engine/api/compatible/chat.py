@@ -80,6 +80,8 @@ class PreparedChat:
     is_forced: bool
     schema_path: str
     """The field that the structured output was made of."""
+    form_field: str
+    """The field that asks for a structured output."""
 
     @property
     def field_names(self) -> Mapping[str, str]:
@@ -88,7 +90,7 @@ class PreparedChat:
         return {
             "structured_output.json_schema": path,
             "structured_output.grammar": path,
-            "structured_output": path,
+            "structured_output": self.form_field,
             "prompt": "messages",
         }
 
@@ -115,6 +117,7 @@ async def prepare(
     if is_forced:
         assert tool_format is not None
         schema, schema_path = call_schema(_forced_tools(options), tool_format), "tools"
+        form_field = options.choice_field
     try:
         structured = StructuredOutput(json_schema=schema) if schema is not None else options.output
     except ValueError as error:
@@ -142,8 +145,9 @@ async def prepare(
     if options.separate_reasoning and not has_form:
         thinking = "open" if is_open else "maybe" if template.knows_thinking else None
     if tool_format is not None and not is_forced and any(tool.strict for tool in options.tools):
-        structured, schema_path = _strict_calls(model, tool_format, options), "tools"
-    return PreparedChat(prompt, structured, tool_format, thinking, is_forced, schema_path)
+        structured = _strict_calls(model, tool_format, options)
+        schema_path = form_field = "tools"
+    return PreparedChat(prompt, structured, tool_format, thinking, is_forced, schema_path, form_field)
 
 
 def rendered_tools(options: ChatOptions) -> Sequence[Mapping[str, Any]]:

@@ -83,7 +83,7 @@ def sampling_params(**fields: Any) -> SamplingParams:
         return SamplingParams(**given)
     except ValueError as error:
         message = str(error).replace("SamplingParams.", "")
-        name = message.partition(" ")[0].partition("[")[0]
+        name = message.partition(" ")[0].partition("[")[0].removesuffix(":")
         raise InvalidField(name if name in fields else "", message) from error
 
 
@@ -123,13 +123,13 @@ async def submit(
     if rejected is not None:
         for each in accepted:
             cancel_sample(engine, owner, each.request_id)
-        if isinstance(rejected, InvalidInput):
-            raise rename_field(rejected, {**SAMPLING_NAMES, **names})
-        raise rejected
+        raise _renamed(rejected, names) if isinstance(rejected, EngineError) else rejected
     return accepted
 
 
-async def await_responses(call: Call, accepted: Sequence[UntypedAPIFuture]) -> Sequence[SampleResponse]:
+async def await_responses(
+    call: Call, accepted: Sequence[UntypedAPIFuture], names: Mapping[str, str]
+) -> Sequence[SampleResponse]:
     """The responses of submitted samples, in their order; they are cancelled if the caller is."""
     waiting = {each.request_id for each in accepted}
     try:
@@ -139,24 +139,28 @@ async def await_responses(call: Call, accepted: Sequence[UntypedAPIFuture]) -> S
             waiting.discard(each.request_id)
             responses.append(read_response(each, outcome))
     except RequestFailedError as error:
-        raise as_engine_error(error) from error
+        raise as_engine_error(error, names) from error
     finally:
         for request_id in waiting:
             cancel_sample(call.engine, call.owner, request_id)
     return responses
 
 
-def as_engine_error(error: RequestFailedError) -> InvalidInput | EngineFailure:
+def as_engine_error(error: RequestFailedError, names: Mapping[str, str]) -> EngineError:
     """The failure of a sample as an error of the request that waits for it."""
     if error.category is RequestErrorCategory.User:
-        return InvalidInput(error.message)
+        return _renamed(InvalidInput(error.message), names)
     return EngineFailure(error.message)
 
 
-def error_data(dialect: Dialect, error: TinkexError) -> Mapping[str, Any]:
+def _renamed(error: EngineError, names: Mapping[str, str]) -> EngineError:
+    return rename_field(error, {**SAMPLING_NAMES, **names})
+
+
+def error_data(dialect: Dialect, error: TinkexError, names: Mapping[str, str]) -> Mapping[str, Any]:
     """The data of the event that ends a stream with a failure."""
     if isinstance(error, RequestFailedError):
-        error = as_engine_error(error)
+        error = as_engine_error(error, names)
     if not isinstance(error, EngineError):
         error = EngineFailure(str(error))
     return dialect.error_body(status_of(error), {"detail": str(error)}, error)

@@ -83,8 +83,9 @@ async def chat_completions(call: Call) -> Reply:
         names["max_tokens"] = "max_completion_tokens"
     accepted = await submit(call, [sample], names)
     if request.stream:
-        return EventStream(encode_stream(stream_samples(call, accepted), ChatChunks(plan)), headers)
-    (response,) = await await_responses(call, accepted)
+        stream = stream_samples(call, accepted)
+        return EventStream(encode_stream(stream, ChatChunks(plan), names), headers)
+    (response,) = await await_responses(call, accepted, names)
     choices = [partial(_choice, plan, index, sequence) for index, sequence in enumerate(response.sequences)]
     usage = {"usage": plan.usage(response)}
     return await choices_reply(

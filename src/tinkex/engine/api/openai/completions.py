@@ -99,8 +99,8 @@ async def completions(call: Call) -> Reply:
     accepted = await submit(call, plan.samples(), NAMES)
     if request.stream:
         stream = stream_samples(call, accepted)
-        return EventStream(encode_stream(stream, CompletionChunks(plan)), headers)
-    responses = await await_responses(call, accepted)
+        return EventStream(encode_stream(stream, CompletionChunks(plan), NAMES), headers)
+    responses = await await_responses(call, accepted, NAMES)
     choices = [
         partial(_choice, plan, number, index, response, sequence)
         for number, response in enumerate(responses)

@@ -149,7 +149,15 @@ def _thinking_field(request: ChatRequest, template: ChatTemplate) -> str | None:
 
 def _schema(request: ChatRequest) -> Any:
     form = request.response_format
-    if form is None or form.type == "text":
+    if form is None:
+        return None
+    if form.json_schema is not None and form.type != "json_schema":
+        raise InvalidField(
+            "response_format.json_schema",
+            f"response_format.json_schema belongs to the type json_schema, and the type is {form.type}; change the type, "
+            "or remove the schema.",
+        )
+    if form.type == "text":
         return None
     if form.type == "json_object":
         return True

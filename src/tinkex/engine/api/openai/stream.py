@@ -42,9 +42,9 @@ class ChunkEncoder(Protocol):
 
 
 async def encode_stream(
-    samples: AsyncGenerator[tuple[int, Any], None], chunks: ChunkEncoder
+    samples: AsyncGenerator[tuple[int, Any], None], chunks: ChunkEncoder, names: Mapping[str, str]
 ) -> AsyncGenerator[bytes, None]:
-    """Yields the events of a stream; a failure is an event with an error, and ends it."""
+    """Yields the events of a stream; a failure is an event with an error, which names the client's fields, and ends it."""
     async with contextlib.aclosing(samples):
         await anext(samples)
         yield _events(chunks.start(), chunks) or KEEP_ALIVE
@@ -65,7 +65,7 @@ async def encode_stream(
                     if found:
                         yield _events(found, chunks)
         except TinkexError as error:
-            yield _event(error_data(OPENAI, error))
+            yield _event(error_data(OPENAI, error, names))
             return
         if chunks.include_usage:
             yield _event(chunks.usage())
