@@ -114,6 +114,21 @@ class EngineTokenizer:
         )
 
     @cached_property
+    def end_of_turn_id(self) -> int | None:
+        """The special token that the chat template puts after an answer, if it puts one there.
+
+        Base models often have a template whose turns do not end with their end-of-text token.
+        """
+        answer = "answer"
+        chat = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
+        try:
+            rendered = self.render_chat_template(chat, add_generation_prompt=False)
+        except InvalidInput:  # there is no template, or it rejects this chat
+            return None
+        after = self.encode(rendered.rpartition(answer)[2], add_special_tokens=False)
+        return after[0] if after and after[0] in self.special_token_ids else None
+
+    @cached_property
     def special_token_ids(self) -> list[int]:
         """The tokens that are not text, such as ``<|im_end|>``."""
         added = self._tokenizer.get_added_tokens_decoder()

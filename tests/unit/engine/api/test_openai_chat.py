@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from starlette.requests import Request
 
 from tests.chat_templates import write_chat_models
@@ -226,6 +229,48 @@ def test_a_checkpoint_of_another_base_model_is_rejected_by_their_names(
 
 def test_an_answer_is_as_long_as_the_context_by_default(cleo: Client) -> None:
     answer = chat(cleo, max_completion_tokens=None, temperature=0, logit_bias=None, stop=None).json
+def test_an_answer_ends_where_the_template_ends_a_turn(tmp_path: Path) -> None:
+    model = tiny_llama(tmp_path / "model")  # its text ends with <|im_end|>
+    weights = model / "model.safetensors"
+    save_file({name: np.zeros_like(value) for name, value in load_file(weights).items()}, weights)
+    settings = model / "tokenizer_config.json"
+    template = "{% for m in messages %}{{ m.role + m.content + '<|endoftext|>' }}{% endfor %}"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": template}))
+    config = EngineConfig(home=tmp_path / "home", models={"base": str(model)})
+    with started_engine(config) as engine:
+        client = Client(build_app(engine), engine.api_key)
+        for stop in (None, [], "never", ["never", "ever"]):
+            asked = {"temperature": 0, "stop": stop, "return_token_ids": True}
+            [choice] = chat(client, "base", **asked).json["choices"]
+            assert (choice["message"]["content"], choice["finish_reason"]) == ("", "stop")
+            assert choice["token_ids"] == [0]
+            deltas = [chunk["choices"][0] for chunk in chunks(chat(client, "base", stream=True, **asked))]
+            assert "".join(each["delta"].get("content", "") for each in deltas) == ""
+            assert deltas[-1]["finish_reason"] == "stop"
+        for stops in ([], ["never"]):
+            body = {
+                "model": "base",
+                "max_tokens": 9,
+                "temperature": 0,
+                "messages": HELLO,
+                "stop_sequences": stops,
+            }
+            message = client.call("POST", "/v1/messages", body).json
+            assert (message["content"], message["stop_reason"], message["stop_sequence"]) == (
+                [],
+                "end_turn",
+                None,
+            )
+        body = {
+            "model": "base",
+            "prompt": "Hello",
+            "temperature": 0,
+            "max_tokens": 3,
+            "return_token_ids": True,
+        }
+        assert client.call("POST", "/v1/completions", body).json["choices"][0]["token_ids"] == [0, 0, 0]
+
+
     total, (choice,) = answer["usage"]["total_tokens"], answer["choices"]
     assert (total, choice["finish_reason"]) == (512, "length") or choice["finish_reason"] == "stop"
 

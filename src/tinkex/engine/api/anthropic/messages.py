@@ -13,7 +13,7 @@ from tinkex._wire import json as wire_json
 from tinkex.engine.api.anthropic.prompts import ignored_fields, prepare_prompt
 from tinkex.engine.api.anthropic.requests import MessageRequest, PromptRequest
 from tinkex.engine.api.call import Call, Reply
-from tinkex.engine.api.compatible.chat import PreparedChat
+from tinkex.engine.api.compatible.chat import PreparedChat, chat_stop
 from tinkex.engine.api.compatible.chat_template import find_template
 from tinkex.engine.api.compatible.fields import ignored_header
 from tinkex.engine.api.compatible.models import ModelChoice, find_model
@@ -71,7 +71,7 @@ class MessagePlan:
         if stop_reason == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
         stop = find_stop(self.model, self.params, tokens)
-        if stop is not None:
+        if stop in (self.request.stop_sequences or ()):
             return {"stop_reason": "stop_sequence", "stop_sequence": stop}
         return {"stop_reason": "tool_use" if parser.has_calls else "end_turn", "stop_sequence": None}
 
@@ -82,8 +82,8 @@ async def messages(call: Call) -> Reply:
     params = _params(request)
     model = await find_model(call.engine, call.owner, request.model)
     chat = await prepare_prompt(model, request, body_size(call.body))
-    if chat.structured_output is not None:
-        params = params.model_copy(update={"structured_output": chat.structured_output})
+    stop = chat_stop(model, request.stop_sequences)
+    params = params.model_copy(update={"stop": stop, "structured_output": chat.structured_output})
     plan = MessagePlan(f"msg_{secrets.token_hex(16)}", request, model, chat, params)
     headers = ignored_header(ignored_fields(request, find_template(model)))
     names = {**chat.field_names, "stop": "stop_sequences"}
@@ -119,7 +119,6 @@ def _params(request: MessageRequest) -> SamplingParams:
         )
     return sampling_params(
         max_tokens=request.max_tokens,
-        stop=request.stop_sequences or None,
         temperature=request.temperature,
         top_p=request.top_p,
         top_k=request.top_k,

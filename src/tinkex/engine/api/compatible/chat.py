@@ -150,6 +150,17 @@ async def prepare(
     return PreparedChat(prompt, structured, tool_format, thinking, is_forced, schema_path, form_field)
 
 
+def chat_stop(model: ModelChoice, given: str | Sequence[str] | None) -> Sequence[str | int] | None:
+    """What ends an answer: the strings of the request, and the end of a turn where that is not an end of text."""
+    strings = [given] if isinstance(given, str) else list(given or ())
+    token = model.tokenizer.end_of_turn_id
+    if token is None or token in model.tokenizer.eos_token_ids or token >= model.served.info.arch.vocab_size:
+        return strings or None  # an empty list never stops in the native API
+    if strings:  # the native API takes strings or tokens
+        return [*strings, model.tokenizer.decode_bytes([token]).decode("utf-8", "replace")]
+    return [token]
+
+
 def rendered_tools(options: ChatOptions) -> Sequence[Mapping[str, Any]]:
     """The tools in the form that templates read; none if they may not be called."""
     return [] if options.choice.mode == "none" else [tool.definition() for tool in options.tools]

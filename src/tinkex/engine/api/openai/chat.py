@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from tinkex.engine.api.call import Call, Reply
-from tinkex.engine.api.compatible.chat import PreparedChat, prepare, rendered_tools
+from tinkex.engine.api.compatible.chat import PreparedChat, chat_stop, prepare, rendered_tools
 from tinkex.engine.api.compatible.chat_template import Chat, ChatTemplate, find_template
 from tinkex.engine.api.compatible.fields import given_fields, ignored_header
 from tinkex.engine.api.compatible.models import ModelChoice, find_model
@@ -114,7 +114,12 @@ async def _plan(call: Call, request: ChatRequest) -> ChatPlan:
         num_bytes=body_size(call.body),
     )
     prepared = await prepare(model, template, chat, options)
-    params = native_params(request, max_tokens=max_tokens, structured_output=prepared.structured_output)
+    params = native_params(
+        request,
+        max_tokens=max_tokens,
+        stop=chat_stop(model, request.stop),
+        structured_output=prepared.structured_output,
+    )
     return ChatPlan(new_id("chatcmpl-"), request, model, prepared, params, num_samples)
 
 

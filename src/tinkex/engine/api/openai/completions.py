@@ -127,7 +127,7 @@ async def _plan(call: Call, request: CompletionRequest) -> CompletionPlan:
         )
     model = await find_model(call.engine, call.owner, request.model)
     form = structured_output(request)
-    params = native_params(request, max_tokens=max(max_tokens, 1), structured_output=form)
+    params = native_params(request, max_tokens=max(max_tokens, 1), stop=request.stop, structured_output=form)
     given = split_prompts(request.prompt)
     if len(given) > MAX_PROMPTS:
         raise InvalidField(

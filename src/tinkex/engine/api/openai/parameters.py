@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tinkex.engine.api.compatible.samples import sampling_params
@@ -11,7 +12,9 @@ from tinkex.engine.sampler.job import MAX_BIASED_TOKENS
 from tinkex.types import SamplingParams, StructuredOutput
 
 
-def native_params(request: SamplingFields, *, max_tokens: int | None, **more: Any) -> SamplingParams:
+def native_params(
+    request: SamplingFields, *, max_tokens: int | None, stop: str | Sequence[str | int] | None, **more: Any
+) -> SamplingParams:
     """The native parameters of a request; raises :class:`InvalidField`."""
     if request.stream_options is not None and not request.stream:
         raise InvalidField("stream_options", "stream_options needs stream; set stream, or remove it.")
@@ -20,7 +23,7 @@ def native_params(request: SamplingFields, *, max_tokens: int | None, **more: An
     return sampling_params(
         max_tokens=max_tokens,
         seed=request.seed,
-        stop=request.stop or None,  # an empty list is OpenAI's default, and never stops in the native API
+        stop=stop or None,  # an empty list is OpenAI's default, and never stops in the native API
         temperature=request.temperature,
         top_p=request.top_p,
         top_k=request.top_k,
