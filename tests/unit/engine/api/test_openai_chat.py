@@ -112,6 +112,8 @@ def test_a_stream_has_the_parts_of_the_response(cleo: Client, model: str) -> Non
             joined = "".join(part["delta"].get(name) or "" for part in mine)
             assert joined == (choice["message"].get(name) or "")
         assert [token for part in mine for token in part.get("token_ids", [])] == choice["token_ids"]
+        prompts = [part["prompt_token_ids"] for part in mine if "prompt_token_ids" in part]
+        assert prompts == [choice["prompt_token_ids"]]
         entries = [entry for part in mine for entry in (part["logprobs"] or {"content": []})["content"]]
         assert entries == choice["logprobs"]["content"]
         assert mine[-1]["finish_reason"] == choice["finish_reason"]
@@ -227,8 +229,6 @@ def test_a_checkpoint_of_another_base_model_is_rejected_by_their_names(
     assert "trained on tiny, which is another model than hermes." in error(answer)["message"]
 
 
-def test_an_answer_is_as_long_as_the_context_by_default(cleo: Client) -> None:
-    answer = chat(cleo, max_completion_tokens=None, temperature=0, logit_bias=None, stop=None).json
 def test_an_answer_ends_where_the_template_ends_a_turn(tmp_path: Path) -> None:
     model = tiny_llama(tmp_path / "model")  # its text ends with <|im_end|>
     weights = model / "model.safetensors"
@@ -271,6 +271,8 @@ def test_an_answer_ends_where_the_template_ends_a_turn(tmp_path: Path) -> None:
         assert client.call("POST", "/v1/completions", body).json["choices"][0]["token_ids"] == [0, 0, 0]
 
 
+def test_an_answer_is_as_long_as_the_context_by_default(cleo: Client) -> None:
+    answer = chat(cleo, max_completion_tokens=None, temperature=0, logit_bias=None, stop=None).json
     total, (choice,) = answer["usage"]["total_tokens"], answer["choices"]
     assert (total, choice["finish_reason"]) == (512, "length") or choice["finish_reason"] == "stop"
 
@@ -334,6 +336,16 @@ def test_an_answer_ends_where_the_template_ends_a_turn(tmp_path: Path) -> None:
         ("hermes", {"tools": [WEATHER], "response_format": {"type": "json_object"}}, "response_format"),
         ("tiny", {"response_format": {"type": "xml"}}, "response_format.type"),
         ("tiny", {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            "tiny",
+            {"response_format": {"type": "text", "json_schema": {"name": "a"}}},
+            "response_format.json_schema",
+        ),
+        (
+            "tiny",
+            {"response_format": {"type": "json_object", "json_schema": {"name": "a"}}},
+            "response_format.json_schema",
+        ),
         ("tiny", {"functions": [{"name": "a"}]}, "functions"),
         ("tiny", {"function_call": "auto"}, "function_call"),
         ("tiny", {"modalities": ["text", "audio"]}, "modalities"),
@@ -381,16 +393,6 @@ def test_an_answer_ends_where_the_template_ends_a_turn(tmp_path: Path) -> None:
 )
 def test_a_field_that_cannot_be_honoured_is_a_400_that_names_it(
     cleo: Client, model: str, fields: dict[str, Any], field: str
-        (
-            "tiny",
-            {"response_format": {"type": "text", "json_schema": {"name": "a"}}},
-            "response_format.json_schema",
-        ),
-        (
-            "tiny",
-            {"response_format": {"type": "json_object", "json_schema": {"name": "a"}}},
-            "response_format.json_schema",
-        ),
 ) -> None:
     answer = chat(cleo, model, **fields)
     assert answer.status == 400, answer.body

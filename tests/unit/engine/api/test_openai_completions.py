@@ -82,6 +82,8 @@ def test_a_stream_has_the_text_tokens_logprobs_and_usage_of_the_response(ada: Cl
         mine = [part for part in parts if part["index"] == choice["index"]]
         assert "".join(part["text"] for part in mine) == choice["text"]
         assert [token for part in mine for token in part["token_ids"]] == choice["token_ids"]
+        prompts = [part["prompt_token_ids"] for part in mine if "prompt_token_ids" in part]
+        assert prompts == [choice["prompt_token_ids"]]
         assert mine[-1]["finish_reason"] == choice["finish_reason"]
         assert all(part["finish_reason"] is None for part in mine[:-1])
         assert all(len(top) >= max(1, num_top // 2) for top in choice["logprobs"]["top_logprobs"])
@@ -186,9 +188,9 @@ def test_sixteen_tokens_are_the_default(ada: Client) -> None:
         ({"logit_bias": {"5": "big"}}, "logit_bias"),
         ({"logit_bias": {"5": 200}}, "logit_bias"),
         ({"logit_bias": {"9999999": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
-        ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logprobs": 0, "echo": True, "stream": True}, "echo"),
         ({"n": 0}, "n"),
         ({"n": 10_000}, "n"),

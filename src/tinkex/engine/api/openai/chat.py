@@ -208,10 +208,14 @@ class ChatChunks:
 
     def start(self) -> Sequence[Mapping[str, Any]]:
         """The chunks before the first token: the roles."""
-        return [
+        chunks = [
             self._chunk(index, {"role": "assistant", "content": ""})
             for index in range(self._plan.num_samples)
         ]
+        if self._plan.request.return_token_ids:
+            for chunk in chunks:
+                chunk["choices"][0] |= {"token_ids": [], "prompt_token_ids": list(self._plan.chat.prompt)}
+        return chunks
 
     def tokens(self, number: int, sample: int, batch: Sequence[StreamedToken]) -> Sequence[Mapping[str, Any]]:
         """The chunks for new tokens of one answer."""

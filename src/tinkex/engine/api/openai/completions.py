@@ -244,9 +244,14 @@ class CompletionChunks:
         plan = self._plan
         index = number * plan.num_samples + sample
         if plan.request.max_tokens == 0:
-            finished = batch[-1].stop_reason is not None
-            return [plan.envelope([self._choice(index, "", None, "length")])] if finished else []
+            if batch[-1].stop_reason is None:
+                return []
+            choice = self._choice(index, "", None, "length")
+            if plan.request.return_token_ids:
+                choice |= {"token_ids": [], "prompt_token_ids": list(plan.prompts[number].tokens)}
+            return [plan.envelope([choice])]
         detokenizer = self._detokenizers.get(index)
+        is_first = detokenizer is None
         if detokenizer is None:
             detokenizer = self._detokenizers[index] = new_detokenizer(plan.model, plan.params)
         text = "".join([detokenizer.add(token.token, token.stop_reason) for token in batch])
@@ -257,6 +262,8 @@ class CompletionChunks:
         choice = self._choice(index, text, logprobs, batch[-1].stop_reason)
         if plan.request.return_token_ids:
             choice["token_ids"] = [token.token for token in batch]
+            if is_first:
+                choice["prompt_token_ids"] = list(plan.prompts[number].tokens)
         return [plan.envelope([choice])]
 
     def end(self, number: int, response: SampleResponse) -> Sequence[Mapping[str, Any]]:
