@@ -234,13 +234,17 @@ def test_an_answer_ends_where_the_template_ends_a_turn(tmp_path: Path) -> None:
     weights = model / "model.safetensors"
     save_file({name: np.zeros_like(value) for name, value in load_file(weights).items()}, weights)
     settings = model / "tokenizer_config.json"
-    template = "{% for m in messages %}{{ m.role + m.content + '<|endoftext|>' }}{% endfor %}"
+    template = (
+        "{% if tools %}{{ 'Answer with <tool_call>' }}{% endif %}"
+        "{% for m in messages %}{{ m.role + m.content + '<|endoftext|>' }}{% endfor %}"
+    )
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": template}))
     config = EngineConfig(home=tmp_path / "home", models={"base": str(model)})
     with started_engine(config) as engine:
         client = Client(build_app(engine), engine.api_key)
-        for stop in (None, [], "never", ["never", "ever"]):
-            asked = {"temperature": 0, "stop": stop, "return_token_ids": True}
+        strict = [{"type": "function", "function": {**WEATHER["function"], "strict": True}}]
+        for fields in ({}, {"stop": []}, {"stop": "never"}, {"stop": ["never", "ever"]}, {"tools": strict}):
+            asked: dict[str, Any] = {"temperature": 0, "return_token_ids": True, **fields}
             [choice] = chat(client, "base", **asked).json["choices"]
             assert (choice["message"]["content"], choice["finish_reason"]) == ("", "stop")
             assert choice["token_ids"] == [0]

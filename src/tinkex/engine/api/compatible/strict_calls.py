@@ -28,7 +28,9 @@ def strict_calls(
     check_keywords(schema)
     body = {**bound_values(schema), "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}}
     marks = _Marks(tokenizer)
-    rules = [*_rules(tool_format, marks), r"WS: /[ \n]?/", f"body: %json {json.dumps(body)}"]
+    end = tokenizer.end_of_turn_id  # which may not be an end of text, which can always follow
+    start = "start: answer" if end is None or end in tokenizer.eos_token_ids else f"start: answer <[{end}]>?"
+    rules = [start, *_rules(tool_format, marks), r"WS: /[ \n]?/", f"body: %json {json.dumps(body)}"]
     return StructuredOutput(grammar="\n".join(["%llguidance {}", *rules]))
 
 
@@ -52,7 +54,7 @@ def _rules(tool_format: ToolFormat, marks: _Marks) -> Sequence[str]:
         tag = marks.special(PYTHON_TAG)
         calls = rf'{f"{tag}? " if tag else ""}body (";" WS body)*'
         start = r"[^{ \t\n]" if tag else r"[^{< \t\n]"
-        return [f"start: TEXT | {calls}", rf"TEXT: /([ \t\n]*{start}(.|\n)*)?/"]
+        return [f"answer: TEXT | {calls}", rf"TEXT: /([ \t\n]*{start}(.|\n)*)?/"]
     special = marks.special(tool_format.start)
     trigger = (
         [f"trigger: TEXT {special}"] if special else [f"trigger[lazy]: TEXT {json.dumps(tool_format.start)}"]
@@ -61,8 +63,8 @@ def _rules(tool_format: ToolFormat, marks: _Marks) -> Sequence[str]:
     thoughts = " | ".join(mark for mark in map(marks.special, (THINK, END_THINK)) if mark)
     before = f"(TEXT ({thoughts}))* " if thoughts else ""
     if tool_format is MISTRAL:
-        rules = [f"start: {before}(TEXT | call)", r'call: trigger WS "[" body ("," WS body)* "]"']
+        rules = [f"answer: {before}(TEXT | call)", r'call: trigger WS "[" body ("," WS body)* "]"']
     else:
         assert tool_format.end is not None, "calls within a text have an end"
-        rules = [f"start: {before}call* TEXT", f"call: trigger WS body WS {marks(tool_format.end)}"]
+        rules = [f"answer: {before}call* TEXT", f"call: trigger WS body WS {marks(tool_format.end)}"]
     return [*rules, *trigger, r"TEXT: /(.|\n)*/"]
