@@ -122,6 +122,18 @@ def test_seeds_limits_and_scorers(served_engine: ServedEngine, tmp_path: Path) -
     assert run("--seed", "7")[1] != answers
 
 
+@pytest.mark.parametrize(
+    "more", [{"answer": "b"}, {"choices": ["b", "c"], "answer": "b"}], ids=["sampled", "ranked"]
+)
+def test_an_item_that_does_not_fit_is_named(
+    served_engine: ServedEngine, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    task = write(tmp_path / "long.jsonl", {"prompt": "a", **more}, {"prompt": "a " * 9000, **more})
+    done = tinkex("eval", task, server=served_engine, cwd=tmp_path)
+    assert done.code == 1
+    assert "long.jsonl:2: prompt has" in done.err
+
+
 def test_the_embedded_engine_evaluates_too(tiny_model: Path, tmp_path: Path) -> None:
     task = write(tmp_path / "task.jsonl", {"prompt": "Where?", "pattern": ""})
     models = f"tiny/llama={tiny_model}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tinkex.errors import ConfigError
+from tinkex.errors import BadRequestError, ConfigError
 from tinkex.evaluation.results import ItemResult, TaskResult
 from tinkex.evaluation.tasks import Prompt, Task, TaskItem
 from tinkex.tokenizers.conversation import end_of_turn
@@ -90,7 +90,9 @@ def _sampled(
             ModelInput.from_ints(prompt), options.num_samples, params.model_copy(update={"seed": seed})
         )
 
-    for item, response in zip(items, in_order(submit, range(len(items))), strict=True):
+    responses = in_order(submit, range(len(items)))
+    for item in items:
+        response = _next_of(item, responses)
         answers = [
             tokenizer.decode(sequence.tokens, skip_special_tokens=True) for sequence in response.sequences
         ]
@@ -129,7 +131,7 @@ def _ranked(
     for item in items:
         totals: list[float] = []
         for _ in item.choices:
-            found = next(logprobs)[-lengths[position] :]
+            found = _next_of(item, logprobs)[-lengths[position] :]
             totals.append(sum(logprob for logprob in found if logprob is not None))
             position += 1
         per_character = [total / len(choice) for total, choice in zip(totals, item.choices, strict=True)]
@@ -195,6 +197,15 @@ def in_order(submit: Callable[[Any], APIFuture[T]], values: Iterable[Any]) -> It
     finally:
         for future in pending:
             future.future().cancel()
+
+
+def _next_of(item: TaskItem, results: Iterator[T]) -> T:
+    """The next result, which is one of this item; a rejection by the server names the item."""
+    try:
+        return next(results)
+    except BadRequestError as error:
+        reason = error.body.get("detail", error) if isinstance(error.body, Mapping) else error
+        raise ConfigError(f"{item.where}: {reason}") from error
 
 
 def _prompt_tokens(renderer: Renderer, item: TaskItem) -> list[int]:
