@@ -42,7 +42,10 @@ def wilson_interval(num_right: int, num_items: int) -> Interval:
         / (1 + z2 / num_items)
         * math.sqrt(share * (1 - share) / num_items + z2 / (4 * num_items * num_items))
     )
-    return Interval(max(0.0, centre - half), min(1.0, centre + half))
+    # At both ends the bound is exact, which rounding would miss.
+    low = centre - half if num_right else 0.0
+    high = centre + half if num_right < num_items else 1.0
+    return Interval(low, high)
 
 
 def bootstrap_interval(scores: Sequence[float], *, seed: int = 0) -> Interval:

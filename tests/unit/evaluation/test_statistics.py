@@ -25,6 +25,12 @@ def test_the_bounds_of_wilson_are_the_shares_that_a_score_test_just_accepts(
             assert abs(share - bound) == pytest.approx(Z_95 * error, rel=1e-6, abs=1e-8)
 
 
+@pytest.mark.parametrize("num_items", [1, 7, 53, 1000])
+def test_an_interval_of_nothing_or_everything_reaches_the_end(num_items: int) -> None:
+    assert wilson_interval(0, num_items).low == 0
+    assert wilson_interval(num_items, num_items).high == 1
+
+
 @pytest.mark.slow
 def test_intervals_contain_the_true_mean_about_as_often_as_they_say() -> None:
     rng = np.random.default_rng(1)
