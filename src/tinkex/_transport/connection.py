@@ -162,6 +162,8 @@ class Connection(asyncio.Protocol):
                     self._finish(keep=len(buffer) == end + 4)
                 elif (stop := buffer.find(b"\r\n\r\n", end)) >= 0:
                     self._finish(keep=len(buffer) == stop + 4)
+                elif len(buffer) > MAX_HEAD_BYTES:
+                    raise ValueError("its trailers do not end")
                 return
             if size > MAX_BODY_BYTES - len(self._body):
                 raise ValueError(f"its body is larger than {MAX_BODY_BYTES:,} bytes")
@@ -169,6 +171,8 @@ class Connection(asyncio.Protocol):
                 return
             self._body += buffer[end + 2 : end + 2 + size]
             del buffer[: end + 2 + size + 2]
+        if len(buffer) > MAX_HEAD_BYTES:
+            raise ValueError("the size of a chunk does not end")
 
     def _finish(self, *, keep: bool) -> None:
         waiter, self._waiter = self._waiter, None

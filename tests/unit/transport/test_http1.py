@@ -91,6 +91,14 @@ async def test_a_reply_without_a_body_needs_no_length(tls: ssl.SSLContext | None
         (writes(b"HTTP/1.1 200 OK\r\nContent-Length: -3\r\n\r\n"), "not a number"),
         (writes(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffff\r\n"), "larger than"),
         (writes(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nsoup\r\n"), "not HTTP"),
+        (
+            writes(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;" + b"x" * 100_000),
+            "a chunk does not end",
+        ),
+        (
+            writes(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"A: b\r\n" * 20_000),
+            "trailers do not end",
+        ),
         (writes(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhello"), "longer than its content-length"),
         (writes(b"HTTP/1.1 200 OK\r\nno colon here\r\n\r\n"), "without a colon"),
         (writes(b"HTTP/1.1 2x0 OK\r\n\r\n"), "no status line"),
