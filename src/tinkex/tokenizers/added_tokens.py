@@ -143,6 +143,6 @@ def read_json_object(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SetupError(f"{path} cannot be read as JSON ({error}); download the model again") from error
     return value if isinstance(value, dict) else {}

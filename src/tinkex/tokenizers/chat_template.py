@@ -69,12 +69,12 @@ def template_variables(template: str) -> frozenset[str]:
     >>> sorted(template_variables("{% if tools %}{{ tools|tojson }}{% endif %}{{ messages }}"))
     ['messages', 'tools']
     """
-    from jinja2 import TemplateError, meta
+    from jinja2 import meta
 
     environment = _environment()
     try:
         names = meta.find_undeclared_variables(environment.parse(template))
-    except TemplateError as error:
+    except Exception as error:  # Jinja bounds neither nesting nor the length of numbers
         raise InvalidInput(f"the model's chat template cannot be parsed: {error}") from error
     return frozenset(names) - frozenset(environment.globals)
 

@@ -109,3 +109,11 @@ def test_a_list_that_cannot_be_followed_is_rejected(
     directory = _write(tmp_path, {"tokenizer_config.json": {"added_tokens_decoder": listed}})
     with pytest.raises(SetupError, match=words):
         reader(directory)
+
+
+@pytest.mark.parametrize("reader", [EngineTokenizer, LightTokenizer.from_directory])
+def test_a_file_that_is_nested_too_deeply_is_rejected(tmp_path: Path, reader: Any) -> None:
+    directory = _write(tmp_path, {})
+    (directory / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(SetupError, match=r"tokenizer_config\.json cannot be read as JSON"):
+        reader(directory)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.errors import InvalidInput, SetupError
-from tinkex.tokenizers.chat_template import chat_template_of, render_chat
+from tinkex.tokenizers.chat_template import chat_template_of, render_chat, template_variables
 
 
 def test_a_template_sees_its_variables() -> None:
@@ -52,6 +52,16 @@ def test_a_template_can_tell_the_date() -> None:
 def test_a_template_that_fails_or_reaches_out_is_an_input_error(template: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         render_chat(template, messages=[{"content": "x"}])
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{% if %}", "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{{ " + "1" * 5000 + " }}"],
+    ids=["syntax", "nested", "digits"],
+)
+def test_a_template_that_cannot_be_parsed_is_an_input_error(template: str) -> None:
+    with pytest.raises(InvalidInput, match="cannot be parsed"):
+        template_variables(template)
 
 
 PIECES = st.sampled_from(

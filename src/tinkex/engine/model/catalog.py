@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shutil
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tinkex.engine.model.architecture import Architecture
 from tinkex.engine.model.cache import ModelCache
+from tinkex.engine.model.config_fields import read_json
 from tinkex.engine.model.gguf import CONVERSION, convert_gguf, read_config
 from tinkex.engine.model.hub import HubUnavailable, cached_snapshot, download
 from tinkex.engine.model.progress import Progress, report
@@ -140,7 +140,7 @@ def describe(source: str, models_home: Path) -> ModelDescription:
     directory = find_local(source, models_home)
     path = Path(source).expanduser()
     if directory is not None:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        config = read_json(directory / "config.json")
     elif path.suffix == ".gguf" and path.is_file():
         config = read_config(path)
     else:

@@ -1,19 +1,41 @@
-"""Typed fields of a model's ``config.json``; a field that is not valid raises a ``SetupError`` that names it.
+"""Reads a model's ``config.json``, and its typed fields; a field that is not valid raises a ``SetupError`` that names it.
 
 Null counts as absent, as in the tools that write these files.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tinkex.errors import SetupError
 
-__all__ = ["flag", "integer", "mapping", "number", "strings"]
+__all__ = ["flag", "integer", "mapping", "number", "read_json", "strings"]
 
 _MAX_INTEGER = 2**31 - 1
+
+
+def read_json(path: Path, *, optional: bool = False) -> Mapping[str, Any]:
+    """The object in a JSON file of a model directory; empty if the file is optional and does not exist.
+
+    Example:
+        >>> read_json(Path("models/SmolLM2-135M-Instruct/config.json"))["model_type"]
+        'llama'
+    """
+    if optional and not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise SetupError(f"{path.parent} is not a model directory: it has no {path.name}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise SetupError(f"{path} cannot be read as JSON ({error}); download the model again") from error
+    if not isinstance(value, dict):
+        raise SetupError(f"{path} must contain a JSON object; download the model again")
+    return value
 
 
 def integer(

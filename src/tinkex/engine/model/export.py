@@ -20,9 +20,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from tinkex.engine.model.config_fields import read_json
 from tinkex.engine.model.lora import UNEMBED_MODULE, Adapter, LoraLayout
 from tinkex.engine.model.progress import Progress, report
-from tinkex.engine.model.stored_tensors import StoredTensors, read_architecture, read_json, tensor_names
+from tinkex.engine.model.stored_tensors import StoredTensors, read_architecture, tensor_names
 from tinkex.engine.model.weight_files import WeightEntry, write_weights
 from tinkex.errors import InvalidInput, SetupError
 

@@ -7,7 +7,8 @@ interleaved for its rotary order; the conversion restores the order of halves.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,12 +63,8 @@ def convert_gguf(source: Path, directory: Path, progress: Progress | None = None
         >>> convert_gguf(Path("SmolLM2-135M-Instruct.Q4_1.gguf"), Path("SmolLM2-135M-Instruct"))
     """
     report(progress, f"reading {source.name}")
-    try:
+    with _consistent(source):
         _convert(source, directory, progress)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise SetupError(
-            f"{source} is not consistent as a GGUF file ({type(error).__name__}: {error}); download it again"
-        ) from error
 
 
 def _convert(source: Path, directory: Path, progress: Progress | None) -> None:
@@ -93,8 +90,20 @@ def _convert(source: Path, directory: Path, progress: Progress | None) -> None:
 
 
 def read_config(source: Path) -> dict[str, Any]:
-    """The ``config.json`` of the model in a GGUF file, without its weights."""
-    return _config(*_read(source))
+    """The ``config.json`` of the model in a GGUF file, without its weights; raises as :func:`convert_gguf` does."""
+    with _consistent(source):
+        return _config(*_read(source))
+
+
+@contextmanager
+def _consistent(source: Path) -> Iterator[None]:
+    """Raises ``SetupError`` where values of the file do not fit together."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise SetupError(
+            f"{source} is not consistent as a GGUF file ({type(error).__name__}: {error}); download it again"
+        ) from error
 
 
 def _read(source: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tinkex.engine.model.architecture import Architecture
+from tinkex.engine.model.config_fields import read_json
 from tinkex.engine.model.progress import Progress, report, report_size
 from tinkex.errors import SetupError
 
@@ -54,7 +54,7 @@ def missing_files(directory: Path) -> list[str]:
         return missing
     if not index.is_file():
         return [*missing, "model.safetensors"]
-    shards = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
+    shards = set(read_json(index).get("weight_map", {}).values())
     return missing + sorted(shard for shard in shards if not (directory / shard).is_file())
 
 
@@ -92,7 +92,7 @@ def download(name: str, revision: str | None, directory: Path, progress: Progres
 
     with _library_bars_off():
         fetch("config.json")
-        Architecture.from_config(json.loads((directory / "config.json").read_text(encoding="utf-8")))
+        Architecture.from_config(read_json(directory / "config.json"))
         with report_size(progress, f"downloading {name}", directory, sum(sizes.values())):
             for file in sorted(sizes):
                 fetch(file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from tinkex.engine.model.architecture import Architecture
 from tinkex.engine.model.cache import ModelCache
 from tinkex.engine.model.catalog import DEFAULT_MODEL, find_local
+from tinkex.engine.model.config_fields import read_json
 from tinkex.errors import SetupError
 
 __all__ = ["KNOWN_MODELS", "KnownModel", "ListedModel", "list_known_models", "num_parameters"]
@@ -87,8 +87,8 @@ def list_known_models(models_home: Path) -> list[ListedModel]:
         if key in keys or directory is None:
             continue
         try:
-            arch = Architecture.from_config(json.loads((directory / "config.json").read_text("utf-8")))
-        except (SetupError, OSError, ValueError):  # not a model that the engine loads
+            arch = Architecture.from_config(read_json(directory / "config.json"))
+        except SetupError:  # not a model that the engine loads
             continue
         listed.append(_listed(key.replace("--", "/"), arch, directory, None, None))
     return listed

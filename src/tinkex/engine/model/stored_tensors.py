@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tinkex.engine.model.architecture import Architecture
+from tinkex.engine.model.config_fields import read_json
 from tinkex.errors import SetupError
 
-__all__ = ["StoredTensors", "read_architecture", "read_json", "tensor_names"]
+__all__ = ["StoredTensors", "read_architecture", "tensor_names"]
 
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32}
 
@@ -157,21 +157,6 @@ def tensor_names(arch: Architecture) -> Iterator[str]:
     yield "norm.weight"
     if not arch.tie_embeddings:
         yield "lm_head.weight"
-
-
-def read_json(path: Path, *, optional: bool = False) -> Mapping[str, Any]:
-    """The object in a JSON file of a model directory; empty if the file is optional and does not exist."""
-    if optional and not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise SetupError(f"{path.parent} is not a model directory: it has no {path.name}") from error
-    except (OSError, ValueError) as error:
-        raise SetupError(f"{path} cannot be read as JSON ({error}); download the model again") from error
-    if not isinstance(value, dict):
-        raise SetupError(f"{path} must contain a JSON object; download the model again")
-    return value
 
 
 def _weight_files(directory: Path) -> list[Path]:

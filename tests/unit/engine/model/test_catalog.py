@@ -307,3 +307,15 @@ def test_a_model_is_described_without_its_weights(source: str, tiny: Path, tmp_p
     expected = {"default": ModelDescription("llama", 8192), "unknown": ModelDescription()}
     described = describe(sources.get(source, str(gguf)), home)
     assert described == expected.get(source, ModelDescription("llama", 512))
+
+
+def test_a_damaged_model_cannot_be_described(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/config.json").write_text("[" * 100_000)
+    with pytest.raises(SetupError, match="cannot be read as JSON"):
+        describe(str(tmp_path / "deep"), tmp_path / "home")
+    odd = write_gguf(
+        tiny_llama(tmp_path / "whole"), tmp_path / "odd.gguf", extra={"llama.attention.head_count_kv": "many"}
+    )
+    with pytest.raises(SetupError, match="not consistent as a GGUF file"):
+        describe(str(odd), tmp_path / "home")

@@ -159,6 +159,7 @@ def test_a_truncated_file_is_a_setup_error(tmp_path: Path) -> None:
     [
         ("config.json", None, r"it has no config\.json"),
         ("config.json", "{", "cannot be read as JSON"),
+        ("config.json", "[" * 100_000, "cannot be read as JSON"),
         ("config.json", "[]", "must contain a JSON object"),
         ("model.safetensors", None, "only safetensors weights are read"),
     ],
