@@ -71,6 +71,10 @@ class Quotas:
         if problem is not None:
             raise problem
 
+    def has_room(self, owner: str) -> bool:
+        """Whether a user may store anything more."""
+        return _problem(self._config, self._store, owner, 1) is None
+
     def crowded_users(self) -> Collection[str]:
         """Returns the users who have nearly used up their quota, or all if the server has: less is kept for them."""
         share, budget = self._config.max_disk_bytes_per_user, self._config.max_disk_bytes

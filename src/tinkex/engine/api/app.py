@@ -123,7 +123,7 @@ def build_app(engine: Engine, *, dashboard: bool = False) -> ASGIApp:
     Example:
         >>> uvicorn.run(build_app(engine, dashboard=True), host="127.0.0.1", port=8787)
     """
-    failed_logins = audit.FailedLogins()
+    failed_logins, audited_calls = audit.FailedLogins(), audit.AuditedCalls()
     request_metrics, tracing, storage = RequestMetrics(), CallTracing(), StorageErrors(engine)
     bodies, replies = (
         RequestBodyReader(engine.config.max_body_bytes),
@@ -143,6 +143,7 @@ def build_app(engine: Engine, *, dashboard: bool = False) -> ASGIApp:
             handler,
             identify,
             failed_logins,
+            audited_calls,
             request_metrics,
             tracing,
             storage,
@@ -181,6 +182,7 @@ def _serve(
     handler: Handler,
     identify: Identify,
     failed_logins: audit.FailedLogins,
+    audited_calls: audit.AuditedCalls,
     request_metrics: RequestMetrics,
     tracing: CallTracing,
     storage: StorageErrors,
@@ -240,7 +242,7 @@ def _serve(
                 key=caller.key,
             )
             reply = await (cancel_on_disconnect(request, handler(call)) if is_long_poll else handler(call))
-            audit.record(endpoint.name, call)
+            audited_calls.record(endpoint.name, call)
             response = (
                 reply if isinstance(reply, Response) else json_response(reply if reply is not None else {})
             )

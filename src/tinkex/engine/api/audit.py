@@ -7,6 +7,7 @@ import json
 import logging
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
@@ -17,6 +18,7 @@ from starlette.requests import Request
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.engine import Engine
 from tinkex.engine.lookup import checkpoint_of_url
+from tinkex.engine.quotas import Quotas
 from tinkex.engine.store import LOCAL_USER, AuditRow, Store
 from tinkex.errors import InvalidInput
 from tinkex.types import AuditLogEntry, AuditLogResponse
@@ -28,9 +30,11 @@ CATEGORIES = ("checkpoints", "projects", "teams", "organizations")
 MAX_ENTRIES = 10_000
 MAX_FIELD_CHARS = 512
 """Longer values of an entry are cut."""
-FAILED_LOGIN_INTERVAL_S = 60.0
+INTERVAL_S = 60.0
 MAX_FAILED_LOGINS = 20
 """Entries per interval for requests without a valid key; the others are counted in one further entry."""
+MAX_ENTRIES_WITHOUT_ROOM = 20
+"""The same for each kind of request of a user who may store nothing more."""
 
 
 @dataclass(frozen=True)
@@ -119,10 +123,23 @@ AUDITED: Mapping[str, Audited] = {
 """The endpoints whose successful requests are recorded; submissions are recorded when they are accepted."""
 
 
-def record(endpoint: str, call: Call) -> None:
-    """Add an entry for a successful request, if its endpoint is audited."""
-    audited = AUDITED.get(endpoint)
-    if audited is not None:
+class AuditedCalls:
+    """Records successful requests.
+
+    A user who may store nothing more cannot fill the log by requests that store nothing else: per interval, at most
+    ``max_entries`` of each kind are recorded, and at its end the number of the others.
+    """
+
+    def __init__(self, interval_s: float = INTERVAL_S, max_entries: int = MAX_ENTRIES_WITHOUT_ROOM) -> None:
+        self._interval_s, self._max_entries = interval_s, max_entries
+        self._without_room: Counter[tuple[str, Audited]] = Counter()
+        self._ends_at = 0.0
+
+    def record(self, endpoint: str, call: Call) -> None:
+        """Add an entry for a request, if its endpoint is audited; on the event loop."""
+        audited = AUDITED.get(endpoint)
+        if audited is None or not self._is_listed(call, audited):
+            return
         details = audited.details(call)
         _add(
             call.engine,
@@ -139,6 +156,26 @@ def record(endpoint: str, call: Call) -> None:
                 },
             ),
         )
+
+    def _is_listed(self, call: Call, audited: Audited) -> bool:
+        """Whether a request has an entry of its own."""
+        if Quotas(call.engine.config, call.engine.store).has_room(call.owner):
+            return True
+        if time.monotonic() >= self._ends_at:
+            self._end_interval(call.engine)
+            self._ends_at = time.monotonic() + self._interval_s
+            # The number is recorded even if no further request comes.
+            asyncio.get_running_loop().call_later(self._interval_s, self._end_interval, call.engine)
+        self._without_room[call.owner, audited] += 1
+        return self._without_room[call.owner, audited] <= self._max_entries
+
+    def _end_interval(self, engine: Engine) -> None:
+        counts, self._without_room = self._without_room, Counter()
+        for (owner, audited), count in counts.items():
+            if count > self._max_entries and not engine.closed:
+                further = {"further_requests": count - self._max_entries, "seconds": self._interval_s}
+                details = {"user": owner, **further}
+                _add(engine, AuditRow(owner, time.time(), audited.category, audited.event, details=details))
 
 
 def _add(engine: Engine, row: AuditRow) -> None:
@@ -179,9 +216,7 @@ class FailedLogins:
     requests that have none of their own.
     """
 
-    def __init__(
-        self, interval_s: float = FAILED_LOGIN_INTERVAL_S, max_entries: int = MAX_FAILED_LOGINS
-    ) -> None:
+    def __init__(self, interval_s: float = INTERVAL_S, max_entries: int = MAX_FAILED_LOGINS) -> None:
         self._interval_s, self._max_entries = interval_s, max_entries
         self._hosts: set[str] = set()
         self._num_dropped = 0

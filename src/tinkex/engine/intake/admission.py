@@ -208,9 +208,9 @@ class Admission:
         return resolve_sampler(self._store, self._models, self._integrity, owner, request)
 
     def reject(self, owner: str, run_id: str, seq_id: int) -> None:
-        """Use up the number of a submission whose body could not be decoded."""
+        """Use up the number of a submission whose body could not be decoded, if its user may store that."""
         row = self._store.runs.get(run_id)
-        if row is not None and row.owner == owner:
+        if row is not None and row.owner == owner and self._quotas.has_room(owner):
             self._use_number(run_id, seq_id)
 
     # ---- what each kind of request has to pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from tests.engines import started_engine
 from tests.unit.engine.api.asgi import Answer, Client
@@ -16,6 +18,8 @@ from tests.unit.engine.api.test_custom_losses import definition
 from tests.unit.engine.api.test_downloads import save
 from tests.unit.engine.api.test_training import optim_step, pass_body, send_pass
 from tinkex.engine.api.app import build_app
+from tinkex.engine.api.audit import MAX_ENTRIES_WITHOUT_ROOM, AuditedCalls
+from tinkex.engine.api.call import Call
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.engine import Engine
 
@@ -186,6 +190,54 @@ def test_finishing_and_unloading_work_when_the_quota_is_used_up(engine: Engine) 
     assert client.result(unloaded).json["model_id"] == run
     body: dict[str, Any] = {"reason": {"type": "success"}}
     assert client.post(f"sessions/{session}/finish", body).status == 200
+
+
+def test_requests_that_store_nothing_else_are_bounded_when_the_quota_is_used_up(engine: Engine) -> None:
+    client = user(engine, "caller")
+    run = client.create()
+    for body in ({"tags": ["y" * 9000]}, {}):
+        while client.post("create_session", body).status == 200:
+            pass
+    before = engine.store.disk_usage.total("caller")
+    for _ in range(3 * MAX_ENTRIES_WITHOUT_ROOM):
+        assert client.post("auth/token", {}).status == 200
+    tokens = [
+        row
+        for row in engine.store.audit.between("caller", 0, time.time() + 1, None, 1000)
+        if row.event == "token_create"
+    ]
+    assert len(tokens) == MAX_ENTRIES_WITHOUT_ROOM
+    for number in range(1, 60):
+        assert (
+            client.post("optim_step", b'{"model_id": "%s", "seq_id": %d, ' % (run.encode(), number)).status
+            == 400
+        )
+    assert engine.store.journal.used_numbers(run) == []
+    assert engine.store.disk_usage.total("caller") < before + 1000 * MAX_ENTRIES_WITHOUT_ROOM
+
+
+async def test_audited_calls_beyond_the_limit_are_counted_in_one_entry(engine: Engine) -> None:
+    client = user(engine, "counted")
+    for body in ({"tags": ["y" * 9000]}, {}):
+        while (await client.acall("POST", "/api/v1/create_session", body)).status == 200:
+            pass
+    owner, audited_calls = "counted", AuditedCalls(interval_s=0.2, max_entries=2)
+
+    def log() -> list[object]:
+        rows = engine.store.audit.between(owner, 0, time.time() + 1, None, 1000)
+        return [row.details.get("further_requests") for row in rows if row.event == "token_create"]
+
+    request = Request({"type": "http", "path": "/", "headers": [], "query_string": b""})
+    call = Call(
+        engine=engine, owner=owner, request=None, body=b"", headers={}, http=request, is_embedded=False
+    )
+    for _ in range(5):
+        audited_calls.record("auth_token", call)
+    while len(log()) < 3:  # noqa: ASYNC110 -- waits for a row of the database
+        await asyncio.sleep(0.01)
+    assert log() == [None, None, 3]
+    audited_calls.record("auth_token", call)
+    assert log() == [None, None, 3, None]
 
 
 @pytest.mark.slow
