@@ -140,12 +140,13 @@ class Eviction:
         total = self._log_limit.count(self._evict(evicted, turn)) if evicted else 0
         if total:
             logger.warning(
-                "evicted %d runs to disk to make room for others; %d runs with %d bytes are in memory, and %d bytes are allowed "
-                "(max_live_bytes)",
+                "evicted %d runs to disk to make room for others; %d runs with %d bytes are in memory (max_live_bytes: %d, "
+                "max_live_runs: %s)",
                 total,
                 len(self._runs.live),
                 self._runs.live_bytes,
                 self._max_bytes,
+                "no limit" if self._max_runs is None else self._max_runs,
             )
 
     def _evict(self, run_ids: Iterable[str], turn: int) -> int:
