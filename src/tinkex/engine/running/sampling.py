@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -18,6 +19,7 @@ from tinkex.engine.operation import Operation
 from tinkex.engine.running.crashes import CrashTracker
 from tinkex.engine.running.feeds import TokenFeeds
 from tinkex.engine.running.table import OperationTable
+from tinkex.engine.sampler.batch_places import EXTRA_PLACES, admits
 from tinkex.engine.sampler.job import max_new_tokens
 from tinkex.engine.scheduler import FairShare, SampleRouter
 from tinkex.engine.served_models import ServedModel, ServedModels, context_length
@@ -145,17 +147,37 @@ class DecodeBatches:
         return self._table.compute(operations, outcome)
 
     def _join(self, source: str, rejected: list[Operation]) -> Iterator[AddRequest]:
-        """Start the samples that join the batch with this step: those that were interrupted, then those that wait."""
-        room = self._max_batch - self.stats.get(source, BatchStats()).num_sequences
-        while room > 0 and not self.is_closed:
+        """Start the samples that join the batch with this step: those that were interrupted, then those that wait.
+
+        A full batch still accepts samples of users who have none in it.
+        """
+        num_taken = self.stats.get(source, BatchStats()).num_sequences
+        while not self.is_closed:
             running = self._table.running_samples(self._lane, source)
             retried = self._table.peek_retried_sample(source)
             if any(self._crashes.runs_alone(each.request_id) for each in running):
                 return
             if retried is not None and running and self._crashes.runs_alone(retried.request_id):
                 return
+            users = {each.owner for each in running}
+            if num_taken >= self._max_batch and (
+                retried is not None or self._router.has_choice or len(users) > EXTRA_PLACES
+            ):
+                return
+
+            def may_join(
+                waiting: Operation, users: AbstractSet[str] = users, num_taken: int = num_taken
+            ) -> bool:
+                return admits(num_taken, users, waiting.owner, self._max_batch)
+
             operation = start_sample(
-                self._table, self._router, self._lane, source, self._max_batch, is_idle=not running
+                self._table,
+                self._router,
+                self._lane,
+                source,
+                self._max_batch,
+                is_idle=not running,
+                may_join=may_join,
             )
             if operation is None:
                 return
@@ -164,7 +186,7 @@ class DecodeBatches:
             except TinkexError as error:
                 rejected += self._end([operation], failed(error))
                 continue
-            room -= len(request.sequence_ids)
+            num_taken += len(request.sequence_ids)
             yield request
 
     def _add_request(self, operation: Operation) -> AddRequest:
@@ -186,14 +208,22 @@ class DecodeBatches:
 
 
 def start_sample(
-    table: OperationTable, router: SampleRouter, lane: str, source: str, max_batch: int, *, is_idle: bool
+    table: OperationTable,
+    router: SampleRouter,
+    lane: str,
+    source: str,
+    max_batch: int,
+    *,
+    is_idle: bool,
+    may_join: Callable[[Operation], bool] | None = None,
 ) -> Operation | None:
     """Start the sample that joins a lane's batch next, or None.
 
-    With several samplers it is one that is assigned to the lane, or for an ``is_idle`` lane one that others cannot take soon.
+    With one sampler it is one that ``may_join``. With several samplers it is one that is assigned to the lane, or for an
+    ``is_idle`` lane one that others cannot take soon.
     """
     if not router.has_choice:
-        return table.start_sample(lane, source)
+        return table.start_sample(lane, source, may_join)
     operation = table.start_assigned_sample(lane, source, router.assign)
     if operation is None and is_idle and router.may_take_any(max_batch):
         operation = table.start_sample(lane, source, lambda waiting: router.may_take(waiting, max_batch))

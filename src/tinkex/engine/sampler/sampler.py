@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from tinkex.engine.model.memory import is_out_of_memory
+from tinkex.engine.sampler.batch_places import admits, count_places, next_ready
 from tinkex.engine.sampler.compute import choose_compute, warn_without_core
 from tinkex.engine.sampler.grammar import GrammarCompiler
 from tinkex.engine.sampler.job import SampleJob
@@ -223,17 +224,15 @@ class Sampler:
 
     def _admit(self) -> None:
         """Admits requests while the batch and the memory have room for them."""
-        in_flight = (
-            len(self._decoding) + len(self._ready) + sum(len(p.continuations) for p in self._prefilling)
-        )
-        if not in_flight:
+        places = count_places([*self._decoding, *(ready for ready, _ in self._ready)], self._prefilling)
+        if not places:
             self._kv_limit_bytes = self._kv_budget_bytes
         still_waiting: list[Prefill] = []
         for index, prefill in enumerate(self._waiting):
-            if in_flight >= self._max_batch:
-                still_waiting += self._waiting[index:]
-                break
-            in_flight += len(prefill.continuations)
+            if not admits(places.total(), places, prefill.owner, self._max_batch):
+                still_waiting.append(prefill)
+                continue
+            places[prefill.owner] += len(prefill.continuations)
             match = prefill.match_in(self._prompts)
             if match.worth_waiting:
                 still_waiting.append(prefill)  # a prefill in flight computes its prefix
@@ -353,8 +352,8 @@ class Sampler:
 
     def _fill_slots(self) -> None:
         """Moves continuations that are ready into the decode batch while it and the memory have room."""
-        while self._ready and len(self._decoding) < self._max_batch:
-            continuation, prompt = self._ready[0]
+        while (place := next_ready(self._ready, self._decoding, self._max_batch)) is not None:
+            continuation, prompt = self._ready[place]
             own_length = self._slots.sizes.own_length(prompt.kv.length)
             if self._decoding and not self._make_room(self._slots.cost(own_length)):
                 break  # until a decoding sequence has ended
@@ -362,7 +361,7 @@ class Sampler:
                 continue
             continuation.slot = self._slots.add(prompt.kv)
             insort(self._decoding, continuation, key=lambda other: id(other.request.job.adapter))
-            self._ready.popleft()
+            del self._ready[place]
             if continuation.slot.shared is None:
                 self._prompts.release(prompt)
             else:

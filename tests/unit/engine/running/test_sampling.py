@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -137,3 +138,13 @@ def test_weights_that_are_not_as_they_were_written_are_never_sampled_from(
             file.write_bytes(whole)
         assert ada.logprobs(sampler) == pytest.approx(expected, nan_ok=True, abs=0)
         assert ada.run(SaveWeightsRequest(model_id=run, seq_id=7, path="still-there"))
+
+
+def test_a_sample_of_another_user_joins_a_batch_that_one_user_fills(tiny_model: Path, tmp_path: Path) -> None:
+    with running(tmp_path, tiny_model, max_decode_batch=2) as ada:
+        bob = Caller(ada.engine, "bob", "s-bob")
+        long = SamplingParams(max_tokens=300, stop=[], seed=1)
+        many = ada.submit(sample(ada.sampler(base_model="tiny"), sampling_params=long, num_samples=60))
+        bob.run(sample(bob.sampler(base_model="tiny"), sampling_params=FIRST))
+        assert asyncio.run(ada.engine.wait(ada.owner, many, 0.0)) is None, "thousands of steps are left"
+        ada.engine.cancel(ada.owner, many)

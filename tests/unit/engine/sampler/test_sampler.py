@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -248,6 +249,28 @@ def test_the_number_of_sequences_counts_those_in_line(model: Transformer, tokeni
     assert (sampler.busy, sampler.num_sequences) == (True, 5)
     finish(sampler)
     assert (sampler.busy, sampler.num_sequences) == (False, 0)
+
+
+def test_a_user_with_many_sequences_does_not_keep_another_one_waiting(
+    model: Transformer, tokenizer: EngineTokenizer
+) -> None:
+    options: dict[str, Any] = {"stop": [], "seed": 1}
+    many = job([5, 6], num_samples=30, max_tokens=40, owner="ada", **options)
+    few = job([7, 8], num_samples=2, max_tokens=4, owner="bob", **options)
+    sampler = Sampler(model, tokenizer, max_batch=2)
+    sampler.add(many)
+    for _ in range(5):
+        assert not sampler.step()
+    sampler.add(few)
+    results: dict[str, object] = {}
+    for _ in range(90):  # one of the first two sequences ends meanwhile; all of them take 600 steps
+        results.update(sampler.step())
+    assert set(results) == {few.request_id}
+    results.update(finish(sampler))
+    for each in (many, few):
+        alone = finish(Sampler(model, tokenizer), [each])[each.request_id]
+        got = [sequence.tokens for sequence in of(results[each.request_id]).sequences]
+        assert got == [sequence.tokens for sequence in of(alone).sequences]
 
 
 def test_a_request_id_in_use_is_rejected(sampler: Sampler) -> None:
