@@ -204,7 +204,11 @@ SETTINGS: Mapping[str, ServerSetting] = {
         "integer",
         "Number of distinct tokens above which a training pass is cut into shards, which idle trainers help to compute. Default: max_tokens_per_pass with several trainers, else no cut. 0: no cut.",
     ),
-    "max_decode_batch": ServerSetting("integer", "Maximum number of sequences decoded in one batch.", 64),
+    "max_decode_batch": ServerSetting(
+        "integer",
+        "Maximum number of sequences decoded in one batch, besides up to 8 of users who have none in it.",
+        64,
+    ),
     "kv_cache_bytes": ServerSetting(
         "bytes", "Size of the KV cache per base model, prefix cache included.", 2048 * 2**20
     ),

@@ -53,6 +53,8 @@ def next_ready(
         >>> next_ready(ready, decoding, max_batch=64)
         0
     """
+    if not ready:
+        return None
     return next_place(
         [each.request.job.owner for each, _ in ready],
         [each.request.job.owner for each in decoding],

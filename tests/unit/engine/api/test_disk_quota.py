@@ -223,9 +223,9 @@ async def test_audited_calls_beyond_the_limit_are_counted_in_one_entry(engine: E
             pass
     owner, audited_calls = "counted", AuditedCalls(interval_s=0.2, max_entries=2)
 
-    def log() -> list[object]:
+    def num_recorded() -> int:
         rows = engine.store.audit.between(owner, 0, time.time() + 1, None, 1000)
-        return [row.details.get("further_requests") for row in rows if row.event == "token_create"]
+        return sum(row.details.get("further_requests", 1) for row in rows if row.event == "token_create")
 
     request = Request({"type": "http", "path": "/", "headers": [], "query_string": b""})
     call = Call(
@@ -233,11 +233,10 @@ async def test_audited_calls_beyond_the_limit_are_counted_in_one_entry(engine: E
     )
     for _ in range(5):
         audited_calls.record("auth_token", call)
-    while len(log()) < 3:  # noqa: ASYNC110 -- waits for a row of the database
+    while num_recorded() < 5:  # noqa: ASYNC110 -- waits for a row of the database
         await asyncio.sleep(0.01)
-    assert log() == [None, None, 3]
     audited_calls.record("auth_token", call)
-    assert log() == [None, None, 3, None]
+    assert num_recorded() == 6
 
 
 @pytest.mark.slow
