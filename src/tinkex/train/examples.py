@@ -135,13 +135,17 @@ def _read(
     problems: dict[str, list[str]] = {}  # where each of them is
     other_recipes: set[str | None] = set()
     for row in read_rows(source):
+        layout = ""
         try:
             if row.problem is not None:
                 raise InvalidRow(row.problem)
             layout, fields = recognise(rename_columns(row.fields, columns or {}), layouts)
             found.append(make(row.where, layout, fields))
         except InvalidRow as wrong:
-            problems.setdefault(str(wrong), []).append(row.where)
+            problem = str(wrong)
+            if layout and _names_no_column(problem, row.fields):
+                problem += f" (the row has {layout})"
+            problems.setdefault(problem, []).append(row.where)
             other_recipes.add(wrong.other_recipe)
     if problems:
         message = _describe_problems(problems)
@@ -151,6 +155,16 @@ def _read(
     if not found:
         raise ConfigError(f"{source} contains no examples; it needs at least one row")
     return found
+
+
+def _names_no_column(problem: str, row: Mapping[str, Any]) -> bool:
+    """Returns whether a problem is that of a column which the row has under another name.
+
+    >>> _names_no_column("'prompt' is empty", {"question": ""}), _names_no_column("'prompt' is empty", {"prompt": ""})
+    (True, False)
+    """
+    parts = problem.split("'")
+    return len(parts) > 2 and not parts[0] and parts[1] not in row
 
 
 def _describe_problems(problems: Mapping[str, Sequence[str]]) -> str:
@@ -194,7 +208,10 @@ def _preference(where: str, layout: str, line: dict[str, Any]) -> Preference:
                 "'chosen' and 'rejected' must start with the same messages if there is no 'prompt'"
             )
     else:
-        raise InvalidRow("there is no 'prompt'")
+        raise InvalidRow(
+            "there is no 'prompt'; add that column, name yours with --columns prompt=…, or write 'chosen' and 'rejected' as "
+            "messages that start with the prompt"
+        )
     pair = _answer(chosen, "chosen"), _answer(rejected, "rejected")
     if pair[0] == pair[1]:
         raise InvalidRow("'chosen' and 'rejected' are equal")

@@ -94,18 +94,19 @@ PROMPTS: Sequence[Layout] = (
 
 
 def recognise(row: Fields, layouts: Sequence[Layout]) -> tuple[str, Fields]:
-    """Returns the name of the layout of a row, and the row in canonical form.
+    """Returns the name of the layout of a row, and the row in canonical form; case and spaces around names do not matter.
 
     >>> recognise({"question": "2+2?", "answer": "4"}, CONVERSATIONS)[1]["completion"]
     '4'
     """
+    named = {**{name.strip().lower(): value for name, value in row.items()}, **row}
     for layout in layouts:
-        if all(name in row for name in layout.required):
-            return layout.name, layout.convert(row)
+        if all(name in named for name in layout.required):
+            return layout.name, layout.convert(named)
     known = "; ".join(layout.name for layout in layouts)
     has = ", ".join(sorted(row)) or "none"
     message = f"the columns are not recognised: it has {has}. Expected: {known}. Map others with --columns."
-    raise InvalidRow(message, other_recipe=_recipe_of(row))
+    raise InvalidRow(message, other_recipe=_recipe_of(named))
 
 
 def _recipe_of(row: Fields) -> str | None:

@@ -22,6 +22,8 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 """``owner/name`` or ``owner/name:split``."""
 FILE_SUFFIXES = frozenset({".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".txt", ".parquet"})
 EXPECTED = "a JSON lines, JSON, CSV or Parquet file, a dataset directory, or the name of a dataset of the Hub"
+WRAPPERS = ("data", "rows", "examples", "train")
+"""Names under which a JSON object holds the list of rows."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ def read_rows(source: Path) -> Iterator[Row]:
         return _parquet_rows(source)
     text = _read_text(source)
     if source.suffix in {".csv", ".tsv"}:
-        return _csv_rows(source, text, "\t" if source.suffix == ".tsv" else ",")
-    return _json_rows(source, text) if text.lstrip().startswith("[") else _json_line_rows(source, text)
+        return _csv_rows(source, text)
+    return _json_rows(source, text)
 
 
 def _read_text(path: Path) -> str:
@@ -61,14 +63,32 @@ def _read_text(path: Path) -> str:
     except FileNotFoundError:
         raise ConfigError(f"there is no file {path}; pass {EXPECTED}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as UTF-8 text ({error})") from error
+        raise ConfigError(
+            f"{path} cannot be read as UTF-8 text ({error}); save it as UTF-8, or pass {EXPECTED}"
+        ) from error
+
+
+def _json_rows(path: Path, text: str) -> Iterator[Row]:
+    try:
+        value = json.loads(text)
+    except (RecursionError, json.JSONDecodeError):  # usually at the second line
+        return _json_line_rows(path, text)
+    if isinstance(value, dict):
+        lists = [value[name] for name in WRAPPERS if isinstance(value.get(name), list)]
+        if not lists:
+            return iter([_object_row(f"{path}:1", value)])
+        value = lists[0]
+    if not isinstance(value, list):
+        return _json_line_rows(path, text)  # which names the line that is not an object
+    return (_object_row(f"{path}, entry {number}", one) for number, one in enumerate(value, 1))
 
 
 def _json_line_rows(path: Path, text: str) -> Iterator[Row]:
     # Not splitlines(): JSON strings may contain U+2028 and other Unicode line breaks.
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            yield _json_row(f"{path}:{number}", line)
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if lines and not any(line.lstrip().startswith(("{", "[")) for _, line in lines):
+        raise ConfigError(f"{path} contains no JSON objects; pass {EXPECTED}")
+    return (_json_row(f"{path}:{number}", line) for number, line in lines)
 
 
 def _json_row(where: str, line: str) -> Row:
@@ -91,15 +111,9 @@ def _object_row(where: str, value: Any) -> Row:
     return Row(where, value)
 
 
-def _json_rows(path: Path, text: str) -> Iterator[Row]:
-    try:
-        values = json.loads(text)
-    except (RecursionError, json.JSONDecodeError):
-        return _json_line_rows(path, text)  # which names each line that is not an object
-    return (_object_row(f"{path}, entry {number}", value) for number, value in enumerate(values, 1))
-
-
-def _csv_rows(path: Path, text: str, delimiter: str) -> Iterator[Row]:
+def _csv_rows(path: Path, text: str) -> Iterator[Row]:
+    header = text.split("\n", 1)[0]
+    delimiter = "\t" if path.suffix == ".tsv" else max(",;\t", key=header.count)  # as spreadsheets write it
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         for cells in reader:

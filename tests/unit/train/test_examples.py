@@ -85,7 +85,16 @@ def test_prompts_keep_the_whole_line_for_the_reward(tmp_path: Path) -> None:
             {"prompt": "x", "chosen": "a"},
             "it has chosen, prompt. Expected: prompt/chosen/rejected",
         ),
-        (read_preferences, {"chosen": "a", "rejected": "b"}, "no 'prompt'"),
+        (
+            read_conversations,
+            {"question": 2, "answer": "4"},
+            "'prompt' must be a string or a list of messages, got 2 (the row has question/answer)",
+        ),
+        (
+            read_preferences,
+            {"chosen": "a", "rejected": "b"},
+            "no 'prompt'; add that column, name yours with --columns prompt=",
+        ),
         (read_preferences, {"prompt": "x", "chosen": "a", "rejected": "a"}, "are equal"),
         (read_preferences, {"chosen": [USER, REPLY], "rejected": [REPLY, REPLY]}, "same messages"),
         (read_prompts, {"text": "x"}, "it has text. Expected: prompt; messages; question"),

@@ -33,7 +33,11 @@ def as_lines(rows: list[dict[str, Any]]) -> str:
         ("a.jsonl", as_lines(ROWS)),
         ("a.json", json.dumps(ROWS, indent=2)),
         ("lines.json", as_lines(ROWS)),
+        ("a.json", json.dumps({"version": 1, "data": ROWS}, indent=2)),
+        ("a.jsonl", json.dumps({"train": ROWS, "test": []})),
         ("a.csv", 'prompt,completion\n2 + 2?,4\n"a ""b"",\nc",ü\n'),
+        ("a.csv", 'prompt;completion\n2 + 2?;4\n"a ""b"",\nc";ü\n'),
+        ("a.csv", 'Prompt, Completion \n2 + 2?,4\n"a ""b"",\nc",ü\n'),
         ("a.tsv", 'prompt\tcompletion\n2 + 2?\t4\n"a ""b"",\nc"\tü\n'),
     ],
 )
@@ -75,6 +79,23 @@ def test_usual_columns_are_recognised_and_named(
     file.write_text(as_lines([row]))
     (one,) = found = read(file)
     assert (describe(found), one.prompt) == (layout, prompt)
+
+
+def test_one_object_over_several_lines_is_one_row(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"Question": "Hi", "Answer": "Hello"}, indent=2))
+    (one,) = read_conversations(file)
+    assert (one.prompt, one.answer, one.layout) == ("Hi", "Hello", "question/answer")
+    file.write_text(json.dumps({"question": "Hi"}, indent=2))
+    with pytest.raises(ConfigError, match=r"a\.json:1: the columns are not recognised: it has question\."):
+        read_conversations(file)
+
+
+def test_a_reward_finds_columns_under_the_names_of_the_data(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("Question;Answer\n2+2?;4\n")
+    (one,) = read_prompts(file)
+    assert (one.prompt, one.fields["Answer"]) == ("2+2?", "4")
 
 
 def test_other_columns_are_mapped(tmp_path: Path) -> None:
@@ -160,3 +181,11 @@ def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     for source, said in (("empty", "holds no data"), ("none.parquet", "no file"), ("none.csv", "no file")):
         with pytest.raises(ConfigError, match=said):
             list(read_rows(tmp_path / source))
+    for name, content, said in (
+        ("a.csv", "prompt,completion\nWo?,Köln\n".encode("utf-16"), "save it as UTF-8"),
+        ("notes.txt", b"Hello.\nThis is text.\n", "contains no JSON objects; pass a JSON lines, JSON, CSV"),
+        ("3.json", b"3", "contains no JSON objects"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigError, match=said):
+            list(read_rows(tmp_path / name))
