@@ -79,7 +79,7 @@ def on_a_terminal(*arguments: str, env: dict[str, str], cwd: Path) -> str:
         stdout=child,
         stderr=child,
         cwd=cwd,
-        env={**os.environ, **env},
+        env={**os.environ, "TERM": "xterm", **env},
     )
     os.close(child)
     shown = b""

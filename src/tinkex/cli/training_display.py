@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tinkex.observability.terminal import LoadingLine, TrainingLine, counts
+from tinkex.observability.terminal import LoadingLine, TrainingLine, counts, is_live
 from tinkex.train import TrainingCallback
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class TrainingDisplay(TrainingCallback):
 
     def working(self, phase: str, done: int, total: int) -> None:
         """Shows the phase; off a terminal only before the first step, once per phase."""
-        if not self._silent and (sys.stderr.isatty() or not self._has_stepped):
+        if not self._silent and (is_live(sys.stderr) or not self._has_stepped):
             self._phase.show(phase, done, total)
 
     def started(self, total_steps: int, first_step: int, headline: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from tinkex.observability.terminal.training import duration
 from tinkex.train.data import TrainingData
 from tinkex.train.loop import num_steps, step_batches
 from tinkex.train.packing import FIRST_PLACEHOLDER, Packing, describe, pack
@@ -67,7 +68,7 @@ class TrainingPlan:
             ("Tokens", f"{self.num_tokens:,} in all steps; the longest example has {self.longest_example:,}"),
             ("Steps", steps),
             ("Packing", packing),
-            ("Time", f"about {_duration(self.seconds)}, without evaluation and samples"),
+            ("Time", f"about {duration(self.seconds)}, without evaluation and samples"),
             ("Memory", memory),
         )  # fmt: skip
         return "\n".join(f"{name:<9} {value}" for name, value in rows) + "\nNothing was started."
@@ -159,14 +160,3 @@ def _peak_memory() -> int | None:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _duration(seconds: float) -> str:
-    """Formats a time for people.
-
-    >>> _duration(42.3), _duration(600), _duration(8000)
-    ('42 s', '10 min', '2.2 h')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -6,8 +6,9 @@
      └── 2 points
 """
 
+from tinkex.observability.terminal.live import is_live
 from tinkex.observability.terminal.loading import LoadingLine, counts
 from tinkex.observability.terminal.plot import text_plot
 from tinkex.observability.terminal.training import TrainingLine, training_line
 
-__all__ = ["LoadingLine", "TrainingLine", "counts", "text_plot", "training_line"]
+__all__ = ["LoadingLine", "TrainingLine", "counts", "is_live", "text_plot", "training_line"]

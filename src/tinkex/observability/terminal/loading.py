@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import TextIO
 
+from tinkex.observability.terminal.live import CLEAR, fitted, is_live
+
 MEBIBYTE = 1024 * 1024
 
 _quiet = threading.Event()
@@ -72,7 +74,7 @@ class LoadingLine:
         self._amount = amount
         self._lock = threading.Lock()
         self._phase = ""
-        self._live = stream.isatty()
+        self._live = is_live(stream)
 
     def show(self, phase: str, done: int, total: int | None) -> None:
         """Shows the current phase and its progress; an empty phase clears the line."""
@@ -83,7 +85,8 @@ class LoadingLine:
             return
         with self._lock:
             if self._live:
-                self._stream.write(f"\r\x1b[2K{phase}  {self._amount(done, total)}".rstrip(" "))
+                line = f"{phase}  {self._amount(done, total)}".rstrip(" ")
+                self._stream.write(CLEAR + fitted(line, self._stream))
             elif phase != self._phase:
                 self._stream.write(f"{phase}\n")
             self._phase = phase
@@ -93,6 +96,6 @@ class LoadingLine:
         """Clears the line."""
         with self._lock:
             if self._live and self._phase:
-                self._stream.write("\r\x1b[2K")
+                self._stream.write(CLEAR)
                 self._stream.flush()
             self._phase = ""

@@ -8,7 +8,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from tinkex.observability.terminal.live import CLEAR, fitted, is_live
+
 _PLAIN_LINE_EVERY_S = 5.0
+
+
+def duration(seconds: float) -> str:
+    """Formats a time for people.
+
+    >>> duration(42.3), duration(600), duration(8000)
+    ('42 s', '10 min', '2.2 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 class TrainingLine:
@@ -32,7 +45,7 @@ class TrainingLine:
         self._last_shown = float("-inf")
         self._tokens = 0
         self._done = first_step
-        self._live = stream.isatty()
+        self._live = is_live(stream)
 
     def update(self, *, loss: float, num_tokens: int) -> None:
         """Reports one finished step."""
@@ -40,7 +53,10 @@ class TrainingLine:
         self._tokens += num_tokens
         now = self._clock()
         if self._live:
-            self._stream.write("\r\x1b[2K" + self.text(loss, now))
+            text = self.text(loss, now)
+            if fitted(text, self._stream) != text:
+                _, _, text = text.partition(" ")  # without the bar
+            self._stream.write(CLEAR + fitted(text, self._stream))
         elif self._done == self._total or now - self._last_shown >= _PLAIN_LINE_EVERY_S:
             self._last_shown = now
             self._stream.write(self.text(loss, now) + "\n")
@@ -54,13 +70,13 @@ class TrainingLine:
         bar = "━" * filled + "╌" * (20 - filled)
         return (
             f"{bar} step {self._done}/{self._total}  {self._label} {loss:.3f}  "
-            f"{self._tokens / elapsed:.0f} tokens/s  {left:.0f} s left"
+            f"{self._tokens / elapsed:.0f} tokens/s  {duration(left)} left"
         )
 
     def interrupt(self) -> None:
         """Clears the line so that something else can be written; the next update restores it."""
         if self._live:
-            self._stream.write("\r\x1b[2K")
+            self._stream.write(CLEAR)
             self._stream.flush()
 
     def close(self) -> None:
