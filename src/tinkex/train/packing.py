@@ -103,10 +103,10 @@ def describe(packings: Sequence[Packing]) -> str:
         for name in ("num_tokens", "different_tokens", "computed_tokens")
     )
     passes = "1 pass" if len(packings) == 1 else f"{len(packings):,} passes"
-    sequences = _range([one.num_sequences for one in packings])
-    sizes = _range([one.num_tokens for one in packings])
+    sequences = _count([one.num_sequences for one in packings], "sequence")
+    sizes = _count([one.num_tokens for one in packings], "token")
     return (
-        f"{passes} of {sequences} sequences, {sizes} tokens; of {tokens:,} tokens {different:,} are different, "
+        f"{passes} of {sequences}, {sizes}; of {tokens:,} tokens {different:,} are different, "
         f"{tokens - different:,} shared; {computed:,} computed"
     )
 
@@ -116,9 +116,15 @@ def from_metrics(metrics: Sequence[Mapping[str, Any]]) -> list[Packing]:
     return [Packing(**one) for line in metrics for one in line.get("packing", ())]
 
 
-def _range(numbers: Sequence[int]) -> str:
+def _count(numbers: Sequence[int], noun: str) -> str:
+    """Returns the range of numbers of something.
+
+    >>> _count([1, 1], "token"), _count([1, 2], "token")
+    ('1 token', '1 to 2 tokens')
+    """
     low, high = min(numbers), max(numbers)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    shown = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    return f"{shown} {noun}{'' if high == 1 else 's'}"
 
 
 def _common_length(one: Sequence[int], other: Sequence[int]) -> int:

@@ -46,6 +46,6 @@ def test_the_packing_of_a_run_is_read_from_its_metrics_and_described() -> None:
     assert from_metrics(metrics) == [first, second]
     assert (
         describe([second])
-        == "1 pass of 1 sequences, 1 tokens; of 1 tokens 1 are different, 0 shared; 1 computed"
+        == "1 pass of 1 sequence, 1 token; of 1 tokens 1 are different, 0 shared; 1 computed"
     )
     assert describe([]) == "no passes: nothing was trained on"
