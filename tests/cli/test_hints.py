@@ -9,6 +9,8 @@ import pytest
 from tests.cli.commands import tinkex
 from tests.cli.test_interrupts import interrupted
 from tests.servers import ServedEngine
+from tinkex.cli.failures import failure_of
+from tinkex.errors import APIConnectionError, ConfigError
 
 pytestmark = pytest.mark.slow
 
@@ -22,14 +24,16 @@ MISSING = (
 
 
 @pytest.mark.parametrize("command", MISSING, ids=" ".join)
-def test_something_missing_is_explained_with_commands(
-    served_engine: ServedEngine, command: tuple[str, ...]
+def test_something_missing_is_explained_with_commands_for_its_server(
+    served_engine: ServedEngine, command: tuple[str, ...], tmp_path: Path
 ) -> None:
     done = tinkex(*command, server=served_engine)
     assert done.code == 1
     for python in ("()", "RestClient", "create_session", "client."):
         assert python not in done.err
-    assert "Hint: see what this key has with: tinkex run list" in done.err
+    assert "Hint: see what this key has with: tinkex run list," in done.err
+    named = tinkex(*command, "--base-url", served_engine.url, home=tmp_path, TINKER_API_KEY=served_engine.key)
+    assert f"Hint: see what this key has with: tinkex run list --base-url {served_engine.url}," in named.err
 
 
 def test_on_this_machine_nothing_is_said_about_servers_keys_and_statuses(
@@ -73,3 +77,12 @@ def test_a_checkpoint_that_is_missing_on_this_machine_is_listed_there(
     done = tinkex(*command, home=tmp_path, TINKEX_MODELS=f"tiny/llama={tiny_model}")
     assert done.code == 1
     assert "list yours with: tinkex checkpoint list --local\n" in done.err
+
+
+def test_a_run_whose_server_fails_says_how_to_resume_it() -> None:
+    command = "Resume with: tinkex train sft --resume run"
+    failure = failure_of(APIConnectionError(), interrupt_hint=command)
+    assert failure.hint is not None
+    assert failure.hint.endswith(f"--local needs no server. {command}")
+    rejected = failure_of(ConfigError("no"), interrupt_hint=command)
+    assert rejected.hint is None

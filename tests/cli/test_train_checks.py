@@ -116,6 +116,8 @@ def test_a_missing_reward_is_explained_by_its_options(chats: Path, tmp_path: Pat
     assert done.code == 2
     assert "--reward FILE.PY:FUNCTION" in done.err
     assert "--reward-regex PATTERN" in done.err
+    assert "reward=" not in done.err
+    assert "reward_regex=" not in done.err
 
 
 def test_an_output_directory_that_cannot_be_used_is_found_first(chats: Path, tmp_path: Path) -> None:
@@ -176,6 +178,13 @@ def test_data_for_another_recipe_names_the_command_with_its_server(tmp_path: Pat
     pairs.write_text('{"prompt": "Q", "chosen": "a", "rejected": "b"}\n')
     done = tinkex("train", "sft", str(pairs), "--local", cwd=tmp_path, home=tmp_path)
     assert f"Train on it with: tinkex train dpo '{pairs}' --local" in done.err
+    prompts = tmp_path / "titles.csv"
+    prompts.write_text("title,body\nQ,A\n")
+    done = tinkex(
+        "train", "sft", "titles.csv", "--columns", "prompt=title", "--local", cwd=tmp_path, home=tmp_path
+    )
+    advised = "tinkex train grpo titles.csv --columns prompt=title --reward FILE.PY:FUNCTION --local"
+    assert f"Train on it with: {advised}" in done.err
 
 
 def trained(server: ServedEngine, data: Path, *options: str, cwd: Path) -> Done:

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tinkex.config import DEFAULT_BASE_URL
 from tinkex.errors import SetupError
 
 if TYPE_CHECKING:
     from tinkex.clients.rest import RestClient
+    from tinkex.config import Config
 
 __all__ = ["is_reference", "is_run_directory", "resolve_checkpoint", "resolve_run"]
 
@@ -61,7 +63,7 @@ def resolve_checkpoint(reference: str, rest: RestClient, kinds: Sequence[str] = 
         wanted = (
             "no checkpoint" if reference == "@last" else f"no checkpoint whose path starts with {reference!r}"
         )
-        command = f"tinkex checkpoint list{' --local' if rest.config.is_local else ''}"
+        command = f"tinkex checkpoint list{_server_options(rest.config)}"
         raise SetupError(f"there is {wanted} ({' or '.join(kinds)}); list yours with: {command}")
     newest = max(found, key=lambda one: one.time).tinker_path
     run, _, name = newest.removeprefix(SCHEME).split("/")
@@ -86,7 +88,9 @@ def resolve_run(reference: str, rest: RestClient) -> str:
     if reference == "@last":
         newest = rest.list_training_runs(1).result().training_runs
         if not newest:
-            raise SetupError("there is no training run yet; start one with: tinkex train")
+            raise SetupError(
+                f"there is no training run yet; start one with: tinkex train sft DATA{_server_options(rest.config)}"
+            )
         return newest[0].training_run_id
     found = [
         one.training_run_id for one in rest.iter_training_runs() if one.training_run_id.startswith(reference)
@@ -94,6 +98,13 @@ def resolve_run(reference: str, rest: RestClient) -> str:
     if len(found) > 1 and reference not in found:
         raise _ambiguous(reference, found)
     return found[0] if len(found) == 1 else reference
+
+
+def _server_options(config: Config) -> str:
+    """Returns the options with which a command reaches the same server."""
+    if config.is_local:
+        return " --local"
+    return "" if config.base_url == DEFAULT_BASE_URL else f" --base-url {config.base_url}"
 
 
 def _ambiguous(reference: str, runs: Iterable[str]) -> SetupError:

@@ -76,7 +76,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 -- every error becomes one line and an exit code
         from tinkex.cli.failures import failure_of
 
-        failure = failure_of(error, interrupt_hint=invocation.interrupt_hint, is_local=invocation.is_local)
+        failure = failure_of(
+            error,
+            interrupt_hint=invocation.interrupt_hint,
+            is_local=invocation.is_local,
+            server_options=invocation.server_options,
+        )
         failure.show(as_json=invocation.as_json or _wants_json(arguments))
         return failure.exit_code
     finally:

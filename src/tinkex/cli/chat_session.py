@@ -147,7 +147,9 @@ class ChatSession:
         try:
             action(*arguments)
         except (TinkexError, click.ClickException, OSError) as error:
-            failure_of(error, is_local=self._invocation.is_local).show(as_json=self._invocation.as_json)
+            options = self._invocation.server_options
+            failure = failure_of(error, is_local=self._invocation.is_local, server_options=options)
+            failure.show(as_json=self._invocation.as_json)
         except KeyboardInterrupt:
             self._say("(stopped)", before="\n")
 

@@ -203,7 +203,8 @@ def info(invocation: Invocation, path: str) -> None:
     found = next((one for one in listed if one.tinker_path == path), None)
     if found is None:
         raise SetupError(
-            f"run {run_id} has no checkpoint {path}; see tinkex checkpoint list --run-id {run_id}"
+            f"run {run_id} has no checkpoint {path}; list them with: "
+            f"tinkex checkpoint list --run-id {run_id}{invocation.server_options}"
         )
     weights = pending.result()
     value = {**found.model_dump(mode="json"), **weights.model_dump(mode="json")}

@@ -27,30 +27,36 @@ HINTS: tuple[tuple[type[TinkexError], str], ...] = (
     (
         AuthenticationError,
         (
-            "give the key with --api-key or TINKER_API_KEY, or store it with: tinkex auth login. "
+            "give the key with --api-key or TINKER_API_KEY, or store it with: tinkex auth login{server}. "
             "'tinkex serve' prints its key when it starts"
         ),
     ),
-    (PermissionDeniedError, "see whose key this is with: tinkex auth whoami"),
-    (BillingError, "the account of this key cannot pay; see its usage with: tinkex billing usage -h"),
+    (PermissionDeniedError, "see whose key this is with: tinkex auth whoami{server}"),
+    (BillingError, "the account of this key cannot pay; see its usage with: tinkex billing usage{server} -h"),
     (
         NotFoundError,
-        "see what this key has with: tinkex run list, tinkex checkpoint list, tinkex session list or tinkex model list",
+        (
+            "see what this key has with: tinkex run list{server}, tinkex checkpoint list{server}, "
+            "tinkex session list{server} or tinkex model list{server}"
+        ),
     ),
     (RateLimitError, "the server is at capacity; try again later"),
     (
         InternalServerError,
-        "the server failed; see its log. Try again, and check it with: tinkex doctor",
+        "the server failed; see its log. Try again, and check it with: tinkex doctor{server}",
     ),
     (
         APIConnectionError,
         (
-            "check the address (--base-url, TINKER_BASE_URL) and that the server runs, with: tinkex doctor. "
+            "check the address (--base-url, TINKER_BASE_URL) and that the server runs, with: tinkex doctor{server}. "
             "--local needs no server"
         ),
     ),
 )
-"""The next step for each type of error; the first match counts. Other errors have it in their message."""
+"""The next step for each type of error; the first match counts. Other errors have it in their message.
+
+``{server}`` stands for the options that reach the same server.
+"""
 
 LOCAL_HINTS: tuple[tuple[type[TinkexError], str], ...] = (
     (
@@ -62,8 +68,14 @@ LOCAL_HINTS: tuple[tuple[type[TinkexError], str], ...] = (
 )
 """The same for the engine in the command's own process."""
 
+RESUMABLE = (APIConnectionError, InternalServerError, RateLimitError)
+"""Errors of a server that may pass: what has been done until then is kept."""
+
 _PYTHON_CALL = re.compile(r"\w\(\)|\w\(['\"]|\bcreate_\w+")
 """Advice that only a program can follow."""
+
+_ARGUMENT = re.compile(r"(--[a-z-]+(?: [A-Z.:]+)?) \(\w+=[^)]*\)")
+"""An option, and the argument of a program that is the same."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +98,17 @@ class Failure:
             click.echo(self.hint if interrupted else f"Hint: {self.hint}", err=True)
 
 
-def failure_of(error: BaseException, *, interrupt_hint: str | None = None, is_local: bool = False) -> Failure:
-    """The failure for an error; ``interrupt_hint`` says how to resume after a Ctrl-C.
+def failure_of(
+    error: BaseException,
+    *,
+    interrupt_hint: str | None = None,
+    is_local: bool = False,
+    server_options: str = "",
+) -> Failure:
+    """The failure for an error; ``interrupt_hint`` says how to resume after a Ctrl-C, or when the server can be reached again.
 
-    With ``is_local`` there is no server, so nothing is said about addresses, keys and statuses.
+    With ``is_local`` there is no server, so nothing is said about addresses, keys and statuses. ``server_options`` are those
+    of the failed command, which the commands of the hint have too.
 
     >>> failure_of(click.UsageError("no such option")).exit_code
     2
@@ -102,7 +121,7 @@ def failure_of(error: BaseException, *, interrupt_hint: str | None = None, is_lo
         )
     if isinstance(error, click.UsageError):
         hint = None if error.ctx is None else f"see: {error.ctx.command_path} -h"
-        return Failure("UsageError", error.format_message(), hint, error.exit_code)
+        return Failure("UsageError", _options_only(error.format_message()), hint, error.exit_code)
     if isinstance(error, click.ClickException):
         return Failure(type(error).__name__, error.format_message(), None, error.exit_code)
     if isinstance(error, OSError):
@@ -111,6 +130,9 @@ def failure_of(error: BaseException, *, interrupt_hint: str | None = None, is_lo
         return _unexpected(error)
     hints = LOCAL_HINTS if is_local else HINTS
     hint = next((hint for kind, hint in hints if isinstance(error, kind)), None)
+    hint = None if hint is None else hint.replace("{server}", server_options)
+    if hint is not None and interrupt_hint is not None and isinstance(error, RESUMABLE):
+        hint = f"{hint}. {interrupt_hint[0].upper()}{interrupt_hint[1:]}"
     return Failure(type(error).__name__, _message(error, is_local=is_local), hint, 1)
 
 
@@ -141,4 +163,13 @@ def _message(error: BaseException, *, is_local: bool) -> str:
             shown = "; ".join(part for part in parts if not _PYTHON_CALL.search(part)) or detail
             where = f" from {error.request.url}" if error.request is not None else ""
             return shown if is_local else f"{shown} ({error.status_code}{where})"
-    return str(error) or type(error).__name__
+    return _options_only(str(error)) or type(error).__name__
+
+
+def _options_only(message: str) -> str:
+    """The message without the arguments of programs beside options.
+
+    >>> _options_only("remove --chat (chat=True), or give --reward FILE.PY:FUNCTION (reward=)")
+    'remove --chat, or give --reward FILE.PY:FUNCTION'
+    """
+    return _ARGUMENT.sub(r"\1", message)

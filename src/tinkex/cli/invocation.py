@@ -44,7 +44,7 @@ class Invocation:
     as_json: bool = False
     quiet: bool = False
     interrupt_hint: str | None = None
-    """How to resume after a Ctrl-C; set by commands that can be resumed."""
+    """How to resume after a Ctrl-C or a failure of the server; set by commands that can be resumed."""
     _level: int | None = None
     _light: bool = False
     _announced: bool = False
@@ -162,9 +162,10 @@ class Invocation:
                 base_url=self.base_url, api_key=self.api_key, timeout=self.timeout, max_retries=max_retries
             )
         except MissingApiKeyError as error:
+            here = "" if self.base_url else "run on this machine with --local, which needs no key, "
             raise SetupError(
-                "no API key for this server. Log in with: tinkex auth login. "
-                "Or set TINKER_API_KEY, or run on this machine with --local, which needs no key."
+                f"no API key for {self.base_url or 'this server'}. Set TINKER_API_KEY, {here}"
+                f"or log in with: tinkex auth login{self.server_options}"
             ) from error
 
     def wait(self, future: APIFuture[T_co], what: str) -> T_co:

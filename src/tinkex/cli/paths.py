@@ -45,13 +45,17 @@ class CheckpointPath(PathType):
         if not text.startswith("tinker://") or len(parts) != 3 or not all(parts) or parts[1] not in KINDS:
             self.fail(
                 f"{text!r} is not a checkpoint; write tinker://<run>/weights/<name>, @last, @best, or the directory of a "
-                "run. List checkpoints with: tinkex checkpoint list",
+                f"run. List checkpoints with: tinkex checkpoint list{_server_options(ctx)}",
                 param,
                 ctx,
             )
         if parts[1] not in self.kinds:
             self.fail(f"{text!r} has the kind {parts[1]}, not {' or '.join(self.kinds)}", param, ctx)
         return text
+
+
+def _server_options(ctx: click.Context | None) -> str:
+    return "" if ctx is None else ctx.ensure_object(Invocation).server_options
 
 
 def _is_short(text: str) -> bool:
@@ -71,7 +75,10 @@ class ObjectId(PathType):
         text = str(value)
         if not text or set(text) & set("/?#\\ "):
             self.fail(
-                f"{text!r} is not an id; list ids with: tinkex run list, tinkex session list", param, ctx
+                f"{text!r} is not an id; list ids with: tinkex run list{_server_options(ctx)}, "
+                f"tinkex session list{_server_options(ctx)}",
+                param,
+                ctx,
             )
         return text
 

@@ -117,7 +117,13 @@ def _read_data(invocation: Invocation, settings: Settings) -> TrainingData[Any]:
     try:
         return read_data(settings)
     except OtherRecipeError as error:
-        command = f"tinkex train {error.recipe} {shlex.quote(str(settings.data))}{invocation.server_options}"
+        command = f"tinkex train {error.recipe} {shlex.quote(str(settings.data))}"
+        if settings.columns:
+            named = ",".join(f"{name}={column}" for name, column in settings.columns.items())
+            command += f" --columns {shlex.quote(named)}"
+        if error.recipe == "grpo":
+            command += " --reward FILE.PY:FUNCTION"
+        command += invocation.server_options
         raise ConfigError(f"{error}\nTrain on it with: {command}") from error
 
 

@@ -295,7 +295,8 @@ class _Run:
             for name, value in found.items():
                 if not math.isfinite(value):
                     raise ConfigError(
-                        f"{name} is {value} after step {step}; resume from an earlier checkpoint with a lower learning rate"
+                        f"{name} is {value} after step {step}; start a new run with a lower --learning-rate (learning_rate=), "
+                        "from an earlier checkpoint with --model-path (start_from=)"
                     )
             with self._critical:  # recorded exactly once
                 self._directory.add_step(step, {**found, "packing": [one.as_json() for one in packing]})

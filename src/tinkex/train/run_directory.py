@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -48,12 +49,21 @@ class RunDirectory:
         """Raises ``SetupError`` if the directory contains a run, or cannot be one."""
         if any((directory / name).exists() for name in (CONFIG, OLD_CONFIG)):
             raise SetupError(
-                f"{directory} already contains a run; resume it with --resume {directory}, or choose another --output"
+                f"{directory} already contains a run; choose another --output (output=){cls._resuming(directory)}"
             )
         existing = next((path for path in (directory, *directory.parents) if path.exists()), Path())
         if not existing.is_dir() or not os.access(existing, os.W_OK):
             cause = "cannot be written" if existing.is_dir() else "is not a directory"
             raise SetupError(f"{existing} {cause}; choose another --output")
+
+    @classmethod
+    def _resuming(cls, directory: Path) -> str:
+        """Returns how to resume the run in a directory, for messages; nothing if its settings cannot be read."""
+        try:
+            recipe = cls.read(directory).settings.recipe
+        except (ConfigError, SetupError):
+            return ""
+        return f", or resume it with: tinkex train {recipe} --resume {shlex.quote(str(directory))}"
 
     @classmethod
     def new(cls, settings: Settings, base_model: str, server: str) -> RunDirectory:

@@ -16,9 +16,15 @@ def nobody_is_logged_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 
 def test_a_missing_key_names_the_command_that_stores_one() -> None:
-    with pytest.raises(SetupError, match="tinkex auth login") as raised:
+    with pytest.raises(SetupError) as raised:
         Invocation(base_url="http://127.0.0.1:1").config()
+    assert str(raised.value).endswith("or log in with: tinkex auth login --base-url http://127.0.0.1:1")
+    assert "--local" not in str(raised.value), "what is on that server is not on this machine"
     assert isinstance(raised.value.__cause__, MissingApiKeyError)
+    with pytest.raises(
+        SetupError, match=r"with --local, which needs no key, or log in with: tinkex auth login$"
+    ):
+        Invocation().config()
 
 
 def test_other_wrong_settings_stay_what_they_are() -> None:

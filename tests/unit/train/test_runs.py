@@ -104,7 +104,8 @@ def test_an_interrupted_run_continues_as_if_it_had_never_stopped(
     chats.write_text(chats.read_text() + chats.read_text())
     with pytest.raises(ConfigError, match="has changed since this run started"):
         train.resume(service, tmp_path / "parts")
-    with pytest.raises(SetupError, match="already contains a run"):
+    advice = f"or resume it with: tinkex train sft --resume {tmp_path / 'parts'}$"
+    with pytest.raises(SetupError, match=advice):
         train.run(service, sft(chats, tmp_path / "parts"))
     with pytest.raises(SetupError, match="contains no run"):
         train.resume(service, tmp_path / "nothing")
