@@ -416,11 +416,13 @@ def test_known_models_are_listed_without_a_server(tiny_model: Path, tmp_path: Pa
     shutil.copytree(tiny_model, models / "HuggingFaceTB--SmolLM2-135M-Instruct")
     shutil.copytree(tiny_model, models / "me--mine")
     (models / "half").mkdir()
-    listed = tinkex("model", "list", "--known", "--json", home=tmp_path).json["models"]
+    env = {"TINKEX_MODELS": f"my/other={tiny_model}"}
+    listed = tinkex("model", "list", "--known", "--json", home=tmp_path, **env).json["models"]
     here = {one["model"]: one["directory"] for one in listed if one["directory"]}
     assert here == {
         "HuggingFaceTB/SmolLM2-135M-Instruct": str(models / "HuggingFaceTB--SmolLM2-135M-Instruct"),
         "me/mine": str(models / "me--mine"),
+        "my/other": str(tiny_model),
     }
     assert [one["model"] for one in listed if one["tested"]] == ["HuggingFaceTB/SmolLM2-135M-Instruct"]
     assert {one["licence"] for one in listed if one["model"] == "me/mine"} == {None}
@@ -437,7 +439,7 @@ def test_a_model_is_exported_as_gguf_and_read_again(tiny_model: Path, tmp_path: 
     wrote = tinkex("model", "export", str(tiny_model), "tiny.gguf", home=tmp_path, cwd=tmp_path, process=True)
     assert wrote.out.startswith("Wrote tiny.gguf (")
     assert "F16). Run it with: llama-cli -m tiny.gguf" in wrote.out
-    assert wrote.err == "reading the tokenizer\nmerging weights\n"
+    assert wrote.err == f"opening {tiny_model}\nreading the tokenizer\nmerging weights\n"
     again = tinkex("model", "pull", "tiny.gguf", "--json", home=tmp_path, cwd=tmp_path, process=True).json
     assert (Path(again["directory"]) / "config.json").is_file()
 

@@ -55,6 +55,25 @@ def test_the_first_line_comes_before_heavy_imports_and_the_model(
     in_order(done.stderr, "Reading ", "11 examples", "starting the engine in this process", "loading tiny", "step 2/2")  # fmt: skip
 
 
+def test_an_export_says_what_it_opens_before_heavy_imports(tiny_model: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "tinkex", "model", "export", "tiny/llama", "mine.gguf"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "TINKEX_HOME": str(tmp_path / "home"),
+            "TINKEX_MODELS": f"tiny/llama={tiny_model}",
+        },
+    )
+    first = done.stderr.partition("opening tiny/llama\n")[0]
+    for heavy in ("| torch", "tinkex.engine", "numpy", "tokenizers"):
+        assert heavy not in first
+    in_order(done.stderr, "opening tiny/llama\n", "merging weights\n")
+
+
 @pytest.mark.parametrize(
     ("recipe", "options", "phases"),
     [

@@ -326,7 +326,7 @@ def merge(
 ) -> None:
     """Merge a checkpoint into its base model. The result is a Hugging Face model directory or a GGUF file.
 
-    SOURCE is a checkpoint path or the directory of a PEFT adapter. The base model is downloaded if it is not on this
+    SOURCE is a checkpoint path, a short name such as @last, or the directory of a PEFT adapter. The base model is downloaded if it is not on this
     machine. OUTPUT must not exist.
 
     \b

@@ -40,13 +40,13 @@ def _check_output(output: Path, gguf_type: str | None) -> None:
 def export_base(invocation: Invocation, source: str, output: Path, gguf_type: Any) -> Path:
     """Writes a base model as a GGUF file and returns where it was written."""
     _check_output(output, gguf_type)
-    try:
-        from tinkex.engine.config import tinkex_home
-        from tinkex.engine.model.catalog import resolve
-        from tinkex.engine.model.gguf_export import export_gguf
-    except ModuleNotFoundError as error:
-        raise SetupError(NEEDED.format(missing=error.name)) from error
-    with _loading_line(invocation) as show:
+    with _loading_line(invocation, source) as show:
+        try:
+            from tinkex.engine.config import tinkex_home
+            from tinkex.engine.model.catalog import resolve
+            from tinkex.engine.model.gguf_export import export_gguf
+        except ModuleNotFoundError as error:
+            raise SetupError(NEEDED.format(missing=error.name)) from error
         base = resolve(_source_of(source), tinkex_home() / "models", show)
         return export_gguf(base, output, gguf_type=gguf_type, progress=show)
 
@@ -63,13 +63,21 @@ def gguf_result(invocation: Invocation, source: str, file: Path, gguf_type: str)
 
 
 @contextmanager
-def _loading_line(invocation: Invocation) -> Iterator[Callable[[str, int, int | None], None] | None]:
-    """Yields a callback that shows progress, or None for a quiet command; the line is cleared at the end."""
+def _loading_line(
+    invocation: Invocation, source: str
+) -> Iterator[Callable[[str, int, int | None], None] | None]:
+    """Yields a callback that shows progress, or None for a quiet command; the line is cleared at the end.
+
+    It says first what is opened, before anything heavy is imported.
+    """
     from tinkex.observability.terminal import LoadingLine
 
     line = LoadingLine(sys.stderr)
+    show = None if invocation.quiet or invocation.as_json else line.show
     try:
-        yield None if invocation.quiet or invocation.as_json else line.show
+        if show is not None:
+            show(f"opening {source}", 0, None)
+        yield show
     finally:
         line.clear()
 
@@ -79,23 +87,24 @@ def merge_adapter(
 ) -> Path:
     """Merges a checkpoint or an adapter directory into its base model and returns where it was written."""
     _check_output(output, gguf_type)
-    try:
-        from tinkex.engine.checkpoint_export import export_checkpoint
-        from tinkex.engine.config import tinkex_home
-        from tinkex.engine.model.catalog import resolve
-    except ModuleNotFoundError as error:
-        raise SetupError(NEEDED.format(missing=error.name)) from error
+    from tinkex.checkpoints.references import is_run_directory
+
+    adapter_dir, path = Path(source), None
+    if not adapter_dir.is_dir() or is_run_directory(adapter_dir):
+        path = CheckpointPath().convert(source, None, click.get_current_context())
     with (
-        _loading_line(invocation) as show,
+        _loading_line(invocation, source) as show,
         tempfile.TemporaryDirectory(prefix="tinkex-merge-") as folder,
     ):
-        adapter_dir = Path(source)
-        from tinkex.checkpoints.references import is_run_directory
-
-        if not adapter_dir.is_dir() or is_run_directory(adapter_dir):
+        try:
+            from tinkex.engine.checkpoint_export import export_checkpoint
+            from tinkex.engine.config import tinkex_home
+            from tinkex.engine.model.catalog import resolve
+        except ModuleNotFoundError as error:
+            raise SetupError(NEEDED.format(missing=error.name)) from error
+        if path is not None:
             from tinkex.checkpoints import download_checkpoint
 
-            path = CheckpointPath().convert(source, None, click.get_current_context())
             found = download_checkpoint(path, Path(folder), config=invocation.verified_config())
             adapter_dir = found.directory
             if base_model is None:

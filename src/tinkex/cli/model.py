@@ -65,11 +65,12 @@ def _list_known(invocation: Invocation, substring: str) -> None:
 
     from tinkex.cli.render import or_missing, size
 
-    _catalog("tinkex model list --known")
-    from tinkex.engine.config import tinkex_home
+    catalog = _catalog("tinkex model list --known")
+    from tinkex.engine.config import models_from_env, tinkex_home
     from tinkex.engine.model.known_models import list_known_models
 
-    listed = list_known_models(tinkex_home() / "models")
+    configured = dict(map(catalog.parse_model_flag, models_from_env()))
+    listed = list_known_models(tinkex_home() / "models", configured)
     found = [one for one in listed if substring.lower() in one.model.lower()]
     if not found:
         raise SetupError(

@@ -63,7 +63,7 @@ def recipe_options(learning_rate: float, epochs: int, schedule: str) -> Callable
                      help="Stop after this many evaluations without improvement. Default: train to the end."),
         click.option("--save-every", type=POSITIVE, metavar="STEPS", help="Steps between checkpoints. Default: save only at the end."),
         click.option("--ttl", "ttl_seconds", type=POSITIVE, metavar="SECONDS",
-                     help="Expire after this many seconds (intermediate checkpoints). Default: never."),
+                     help="Expire after this many seconds. For the checkpoints of --save-every. Default: never."),
         click.option("--seed", type=int, default=0, show_default=True, help="Random seed for adapter and shuffling."),
         click.option("--sample-prompt", "sample_prompts", multiple=True, metavar="TEXT",
                      help="Prompt to sample before and after training; repeatable. Default: three from the data."),

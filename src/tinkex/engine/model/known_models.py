@@ -66,31 +66,35 @@ def num_parameters(arch: Architecture) -> int:
     return arch.num_layers * layer + embeddings + hidden
 
 
-def list_known_models(models_home: Path) -> list[ListedModel]:
+def list_known_models(models_home: Path, configured: Mapping[str, str] | None = None) -> list[ListedModel]:
     """The known models, and below them those on this machine that are not among them.
+
+    ``configured`` maps further names to their sources, as ``$TINKEX_MODELS`` does.
 
     Example:
         >>> [one.model for one in list_known_models(Path("models")) if one.tested]
         ['HuggingFaceTB/SmolLM2-135M-Instruct']
     """
+    sources = configured or {}
     listed = []
     for known in KNOWN_MODELS:
         arch = Architecture.from_config(known.config)
-        directory = find_local(known.name, models_home)
+        directory = find_local(sources.get(known.name, known.name), models_home)
         stored = num_parameters(arch) + arch.vocab_size * arch.hidden_size * known.stores_tied_head
         listed.append(_listed(known.name, arch, directory, stored * _DOWNLOAD_BYTES, known.licence))
-    keys = {known.name.replace("/", "--") for known in KNOWN_MODELS}
     cache = ModelCache(models_home)
-    others = sorted(path.name for path in models_home.iterdir()) if models_home.is_dir() else []
-    for key in others:
-        directory = cache.find(key)
-        if key in keys or directory is None:
+    keys = sorted(path.name for path in models_home.iterdir()) if models_home.is_dir() else []
+    here = {key.replace("--", "/"): cache.find(key) for key in keys}
+    here |= {name: find_local(source, models_home) for name, source in sorted(sources.items())}
+    names = {known.name for known in KNOWN_MODELS}
+    for name, directory in here.items():
+        if directory is None or name in names:
             continue
         try:
             arch = Architecture.from_config(read_json(directory / "config.json"))
         except SetupError:  # not a model that the engine loads
             continue
-        listed.append(_listed(key.replace("--", "/"), arch, directory, None, None))
+        listed.append(_listed(name, arch, directory, None, None))
     return listed
 
 
