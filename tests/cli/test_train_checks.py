@@ -262,6 +262,23 @@ def test_a_run_directory_of_an_earlier_release_still_resumes(
     assert done.json["num_steps"] == 1
 
 
+def test_a_run_that_cannot_be_resumed_now_says_how_later(chats: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    kept = {
+        "recipe": "sft",
+        "data": str(chats),
+        "output": str(run),
+        "base_model": "tiny/llama",
+        "data_sha256": "",
+    }
+    (run / "settings.json").write_text(json.dumps(kept))
+    command = ("train", "sft", "--resume", str(run), *UNREACHABLE)
+    done = tinkex(*command, cwd=tmp_path, home=tmp_path, TINKEX_MAX_RETRIES="0")
+    assert done.code == 1
+    assert f"Resume with: tinkex train sft --resume {run} --base-url http://127.0.0.1:9" in done.err
+
+
 @pytest.mark.slow
 def test_training_stops_early_and_keeps_the_best_checkpoint(
     served_engine: ServedEngine, tmp_path: Path

@@ -66,6 +66,7 @@ def resume_run(invocation: Invocation, recipe: str, directory: Path) -> None:
         )
     tasks = TrainingTasks(invocation, stored.settings)
     display = TrainingDisplay(invocation, recipe)
+    display.advise_resuming(directory)
     _show_connecting(invocation, display)
     with invocation.service(f"train {recipe}") as service:
         report = resume(service, directory, display, recipe=recipe)

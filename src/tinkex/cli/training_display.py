@@ -36,6 +36,10 @@ class TrainingDisplay(TrainingCallback):
     def created(self, directory: Path) -> None:
         """Prints the directory; from now on Ctrl-C says how to resume."""
         self._print(f"run in {directory}")
+        self.advise_resuming(directory)
+
+    def advise_resuming(self, directory: Path) -> None:
+        """Says how to resume the run after a Ctrl-C or a failure of the server."""
         options = f"--resume {shlex.quote(str(directory))}{self._invocation.server_options}"
         self._invocation.interrupt_hint = f"Resume with: tinkex train {self._recipe} {options}"
 
