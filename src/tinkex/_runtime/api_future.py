@@ -258,6 +258,13 @@ class AwaitableConcurrentFuture(Future[T], APIFuture[T]):
                 message += f"; it is a future: read it from the result, as future.result().{name} or (await future).{name}"
             raise AttributeError(message)
 
+        def __getitem__(self, key: Any) -> Any:
+            """Says the same where a result's item is read from its future, also by iterating over it."""
+            raise TypeError(
+                f"{type(self).__name__!r} object has no items; it is a future: read them from the result, as "
+                f"future.result()[{key!r}] or (await future)[{key!r}]"
+            )
+
 
 def _call_when_done(future: Future[T], function: Callable[[Future[T]], object]) -> None:
     # isinstance() of an abstract class would cost more than the lookup, in every await.

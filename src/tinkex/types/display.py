@@ -12,9 +12,11 @@ NUM_SHOWN_CHARACTERS = 200
 
 ALIASES: Mapping[str, str] = {
     "lr": "learning_rate",
+    "wd": "weight_decay",
     "epsilon": "eps",
     "max_grad_norm": "grad_clip_norm",
     "clip_norm": "grad_clip_norm",
+    "temp": "temperature",
     "max_new_tokens": "max_tokens",
     "max_length": "max_tokens",
     "stop_sequences": "stop",

@@ -18,6 +18,8 @@ from tinkex.futures import AwaitableConcurrentFuture
         (types.AdamParams, "lr", "learning_rate"),
         (types.AdamParams, "learning_rat", "learning_rate"),
         (types.SamplingParams, "max_new_tokens", "max_tokens"),
+        (types.SamplingParams, "temp", "temperature"),
+        (types.AdamParams, "wd", "weight_decay"),
         (types.LoraConfig, "r", "rank"),
     ],
 )
@@ -41,6 +43,9 @@ def test_a_forgotten_result_is_explained() -> None:
     with pytest.raises(AttributeError, match=re.escape("future.result().metrics")):
         future.metrics  # type: ignore[attr-defined] # noqa: B018
     assert not hasattr(future, "_repr_mimebundle_")
+    for read in (lambda: future[0], lambda: list(future)):  # type: ignore[index,call-overload]
+        with pytest.raises(TypeError, match=re.escape("future.result()[0] or (await future)[0]")):
+            read()
 
 
 @pytest.mark.parametrize(
