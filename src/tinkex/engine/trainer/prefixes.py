@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MIN_SAVED", "PrefixOrder", "count_distinct", "order_by_prefix"]
+__all__ = ["MIN_SAVED", "PrefixOrder", "common_length", "count_distinct", "order_by_prefix", "prefix_key"]
 
 MIN_SAVED = 8
 """Tokens that a node must save: the calls of attention that it adds take about as long as a few tokens."""
 
 Ints = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
@@ -68,16 +70,25 @@ def count_distinct(sequences: Sequence[Ints], min_saved: int | None = MIN_SAVED)
     return sum(map(len, sequences)) - sum(order_by_prefix(sequences, min_saved).shared)
 
 
+def prefix_key(tokens_N: Ints) -> bytes:
+    """The tokens as bytes that compare token by token; a prefix comes before what continues it.
+
+    Example:
+        >>> prefix_key(np.array([1, 2])) < prefix_key(np.array([1, 2, 0])) < prefix_key(np.array([1, 256]))
+        True
+    """
+    return tokens_N.astype(">u4").tobytes()
+
+
 def _build(sequences: Sequence[Ints]) -> _Branch:
     """The forest as a trie with one branch for every place where sequences end or part."""
-    # As big-endian bytes, sequences compare token by token, and a prefix comes before what continues it.
-    keys = [tokens_N.astype(">u4").tobytes() for tokens_N in sequences]
+    keys = [prefix_key(tokens_N) for tokens_N in sequences]
     root = _Branch(0)
     path = [root]
     before: Ints | None = None
     for number in sorted(range(len(sequences)), key=keys.__getitem__):
         tokens_N = sequences[number]
-        common = _common_length(before, tokens_N) if before is not None else 0
+        common = common_length(before, tokens_N) if before is not None else 0
         left: _Branch | None = None
         while path[-1].depth > common:
             left = path.pop()
@@ -95,7 +106,8 @@ def _build(sequences: Sequence[Ints]) -> _Branch:
     return root
 
 
-def _common_length(one: Ints, other: Ints) -> int:
+def common_length(one: Tokens, other: Tokens) -> int:
+    """How many tokens two sequences have in common at their beginning."""
     length = min(len(one), len(other))
     different = np.flatnonzero(one[:length] != other[:length])
     return int(different[0]) if different.size else length

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tinkex.engine.lanes.interface import PassJob
 from tinkex.engine.operation import Kind, Operation
 from tinkex.engine.scheduler import FairShare, Queue, RunLimits, next_turns
+from tinkex.engine.scheduler.shared_tokens import SharedTokens
 from tinkex.engine.scheduler.turn import MAX_STEPS
 from tinkex.engine.trainer.examples import Example
+from tinkex.engine.trainer.prefixes import count_distinct
+
+SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=6)
 
 
 def operation(
@@ -59,7 +67,7 @@ def test_an_optimizer_step_is_a_barrier_for_its_own_run_only() -> None:
     assert plans(queue, 100) == [["a#2"], ["a#3"]]
 
 
-def test_an_operation_larger_than_the_budget_runs_in_a_pass_of_its_own() -> None:
+def test_an_joininglarger_than_the_budget_runs_in_a_pass_of_its_own() -> None:
     queue = queue_of(operation("a", 1, tokens=500), operation("b", 1))
     assert sorted(plans(queue, budget=100)) == [["a#1"], ["b#1"]]
 
@@ -153,14 +161,21 @@ def test_a_pass_and_dispatched_steps_need_no_more_runs_than_fit_in_memory() -> N
     assert numbers == [3, 1]
 
 
+def passing(
+    run: str, seq_id: int, *sequences: Sequence[int], kind: Kind = Kind.FORWARD_BACKWARD
+) -> Operation:
+    """A pass over these datums."""
+    made = operation(run, seq_id, kind, tokens=sum(map(len, sequences)))
+    arrays = [np.array(sequence) for sequence in sequences]
+    examples = [Example(tokens_N, tokens_N, {}, (len(tokens_N),)) for tokens_N in arrays]
+    made.job = PassJob(run, "cross_entropy", examples, backward=kind is Kind.FORWARD_BACKWARD)
+    made.tokens_computed = count_distinct(arrays)
+    return made
+
+
 def chunk(run: str, seq_id: int, *answers: int, kind: Kind = Kind.FORWARD_BACKWARD) -> Operation:
     """A pass over answers to one prompt of 50 tokens, whose own ten tokens are counted up from ``answers``."""
-    sequences = [np.r_[0:50, answer : answer + 10] for answer in answers]
-    made = operation(run, seq_id, kind, tokens=60 * len(answers))
-    examples = [Example(tokens_N, tokens_N, {}, (len(tokens_N),)) for tokens_N in sequences]
-    made.job = PassJob(run, "cross_entropy", examples, backward=kind is Kind.FORWARD_BACKWARD)
-    made.tokens_computed = 50 + 10 * len(answers)
-    return made
+    return passing(run, seq_id, *([*range(50), *range(start, start + 10)] for start in answers), kind=kind)
 
 
 def sharing_plans(queue: Queue, budget: int, *, share_prefixes: bool) -> list[list[str]]:
@@ -181,6 +196,25 @@ def test_chunks_that_share_a_prompt_count_it_once_toward_the_budget() -> None:
 def test_runs_and_passes_without_gradients_share_no_tokens() -> None:
     queue = queue_of(chunk("a", 1, 100), chunk("b", 1, 100), chunk("a", 2, 100, kind=Kind.FORWARD))
     assert sharing_plans(queue, 130, share_prefixes=True) == [["a#1", "b#1"], ["a#2"]]
+
+
+def test_thousands_of_short_passes_of_one_run_are_planned_together() -> None:
+    # Comparing all datums again for each operation would take minutes.
+    queue = queue_of(*(passing("a", n, [n, n + 1]) for n in range(1, 3001)))
+    assert [len(taken) for taken in sharing_plans(queue, 6000, share_prefixes=True)] == [3000]
+
+
+@given(SEQUENCES, SEQUENCES)
+def test_an_operation_costs_what_a_pass_over_both_computes_more(
+    one: list[list[int]], other: list[list[int]]
+) -> None:
+    # Every token eight times, so that no prefix is too short to be shared.
+    first, second = ([np.repeat(tokens, 8).tolist() for tokens in sequences] for sequences in (one, other))
+    added, joining, both = passing("a", 1, *first), passing("a", 2, *second), passing("a", 1, *first, *second)
+    shared = SharedTokens()
+    shared.add(added)
+    expected = added.tokens_computed + joining.tokens_computed - both.tokens_computed
+    assert shared.saved_by(joining) == expected
 
 
 def test_a_pass_whose_datums_are_on_disk_counts_in_full() -> None:
