@@ -191,6 +191,9 @@ def test_recomputed_layers_of_a_shared_prefix_train_the_same(double: Transformer
     state = trained_state(trainer, dtype=torch.float64)
     data = grouped(np.random.default_rng(3))
     check_against_the_reference(double, trainer, [(state, [*data, *data], "cross_entropy")])
+    job = TrainJob(state, data[:3], "cross_entropy")
+    trained(trainer, [job])
+    assert job.effort.tokens_computed == 12 + 4 + 5 + 6
 
 
 def test_custom_losses_share_prefixes(model: Transformer) -> None:

@@ -28,6 +28,11 @@ Ints = npt.NDArray[np.int64]
 Tenant = Mapping[int, Sequence[Example]]
 """The examples of the jobs of one adapter, by the number of the job."""
 
+RECOMPUTED_ROWS = 4
+"""Rows of a batch whose layers are recomputed, per row of the budget; such a row takes about an eighth of the memory of another."""
+RECOMPUTED_COST = 4 / 3
+"""The time that such a row takes, compared with another."""
+
 
 @dataclass(frozen=True, eq=False)
 class PackedExample:
@@ -193,7 +198,8 @@ def pack_batches(
     The rows of a tenant stay together, sorted by length, because attention computes neighbours of equal length in one call.
     Batches have about equal sizes, so that none is too small to be efficient. An example longer than the budget gets its
     own batch. With ``min_saved``, examples of a tenant share prefixes that save as many rows; they stay in one batch unless
-    they alone exceed the budget, and are then separated where that repeats the fewest rows.
+    they alone exceed the budget. Then they are separated where that repeats the fewest rows, or have a batch of up to
+    ``RECOMPUTED_ROWS`` times the budget, whichever takes less time: the layers of a batch beyond the budget are recomputed.
 
     Example:
         >>> [len(batch.tokens_T) for batch in pack_batches([{0: three_examples_of_100_tokens}], max_tokens=250)]
@@ -202,13 +208,40 @@ def pack_batches(
     members = [
         member for number, tenant in enumerate(tenants) for member in _ordered(number, tenant, min_saved)
     ]
+    common: list[PackedExample] = []
+    alone: list[Sequence[PackedExample]] = []
+    starts = [place for place, member in enumerate(members) if not member.shared]
+    for start, stop in pairwise([*starts, len(members)]):
+        tree = members[start:stop]
+        budget = _budget_of_tree(tree, max_tokens)
+        if budget == max_tokens:
+            common += tree
+        else:
+            alone += _cut(tree, budget)
+    return [PackedBatch.of(batch) for batch in (*_cut(common, max_tokens), *alone)]
+
+
+def _budget_of_tree(tree: Sequence[PackedExample], max_tokens: int) -> int:
+    """The budget with which a tree takes less time: within that of the pass prefixes are repeated, beyond it layers are."""
+    if len(tree) == 1 or sum(member.num_new for member in tree) <= max_tokens:
+        return max_tokens
+
+    def cost(budget: int) -> float:
+        sizes = [batch[0].shared + sum(member.num_new for member in batch) for batch in _cut(tree, budget)]
+        return sum(size * (RECOMPUTED_COST if size > max_tokens else 1) for size in sizes)
+
+    return min(max_tokens, RECOMPUTED_ROWS * max_tokens, key=cost)
+
+
+def _cut(members: Sequence[PackedExample], max_tokens: int) -> list[Sequence[PackedExample]]:
+    """Divides examples into batches of about equal sizes."""
     placed = [0, *accumulate(member.num_new for member in members)]
     aim = placed[-1] / max(1, math.ceil(placed[-1] / max_tokens))
-    batches: list[PackedBatch] = []
+    batches: list[Sequence[PackedExample]] = []
     start = 0
     while start < len(members):
         stop = _next_cut(members, placed, start, max_tokens, aim * (len(batches) + 1))
-        batches.append(PackedBatch.of(members[start:stop]))
+        batches.append(members[start:stop])
         start = stop
     return batches
 

@@ -267,7 +267,7 @@ class Trainer:
         Returns False, with nothing recorded, if custom losses have used up the slice.
         """
         own = [tenants[segment.tenant] for segment in packed.segments]
-        # Sequences longer than the budget have their own pass, with activation checkpointing.
+        # A sequence or a tree of prefixes that exceeds the budget has its own pass, with activation checkpointing.
         recompute = len(packed.tokens_T) > max_tokens
         with torch.set_grad_enabled(own[0].backward):
             adapters = [Tenant(tenant.adapter, tenant.grad) for tenant in own]

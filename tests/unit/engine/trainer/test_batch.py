@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinkex.engine.model.forest_attention import Node
-from tinkex.engine.trainer.batch import PackedBatch, pack_batches
+from tinkex.engine.trainer.batch import RECOMPUTED_ROWS, PackedBatch, pack_batches
 from tinkex.engine.trainer.examples import Example
 
 
@@ -122,6 +122,23 @@ def test_a_tree_that_exceeds_the_budget_is_cut_where_that_repeats_fewest_rows() 
     assert [len(batch.tokens_T) for batch in batches] == [10 + 2 * 60, 10 + 2 * 60]
 
 
+def test_a_tree_stays_whole_beyond_the_budget_if_that_computes_less() -> None:
+    long_prompt = answers(90, 5, 5, 5, 5, 5, 5)  # six batches of 95 rows, or one of 120
+    small = answers(20, 10, 10, first=9000)
+    batches = pack_batches([{0: [*long_prompt, *small]}, {0: small}], 100, min_saved=8)
+    assert [len(batch.tokens_T) for batch in batches] == [80, 120]
+
+
+def test_a_prompt_longer_than_the_budget_is_shared() -> None:
+    batches = pack_batches([{0: answers(300, *[10] * 8)}], 100, min_saved=8)
+    assert [len(batch.tokens_T) for batch in batches] == [380]
+
+
+def test_a_tree_too_large_to_be_recomputed_is_cut_into_large_batches() -> None:
+    batches = pack_batches([{0: answers(90, *[10] * 50)}], 100, min_saved=8)
+    assert [len(batch.tokens_T) for batch in batches] == [300, 380]
+
+
 @given(
     st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), min_size=1, max_size=12),
     st.integers(1, 30),
@@ -135,7 +152,7 @@ def test_the_rows_of_every_example_are_its_tokens(
     assert members(batches) == sorted((n % 2, n // 2) for n in range(len(data)))
     for packed in batches:
         lengths = [member.example.num_tokens for member in packed.members]
-        assert len(packed.tokens_T) <= max(budget, *lengths)
+        assert len(packed.tokens_T) <= max(budget * RECOMPUTED_ROWS, *lengths)
         row_of_target = np.empty(len(packed.targets_P), dtype=np.int64)
         row_of_target[packed.targets_by_row_P] = np.repeat(
             np.arange(len(packed.tokens_T)), np.diff(packed.first_target_T1)
