@@ -29,7 +29,7 @@ Tenant = Mapping[int, Sequence[Example]]
 """The examples of the jobs of one adapter, by the number of the job."""
 
 RECOMPUTED_ROWS = 4
-"""Rows of a batch whose layers are recomputed, per row of the budget; such a row takes about an eighth of the memory of another."""
+"""Rows of a batch whose layers are recomputed, per row of the budget; such a row takes about a quarter of the memory of another."""
 RECOMPUTED_COST = 4 / 3
 """The time that such a row takes, compared with another."""
 
