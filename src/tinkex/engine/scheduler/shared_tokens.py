@@ -26,9 +26,8 @@ class SharedTokens:
     """
 
     def __init__(self) -> None:
-        self._keys: dict[
-            Group, list[bytes]
-        ] = {}  # of all datums, in order: neighbours share the longest prefixes
+        self._keys: dict[Group, list[bytes]] = {}
+        """The keys of all datums, sorted: neighbours share the longest prefixes."""
 
     def saved_by(self, operation: Operation) -> int:
         """How many tokens an operation would share with those that were added."""

@@ -67,7 +67,7 @@ def test_an_optimizer_step_is_a_barrier_for_its_own_run_only() -> None:
     assert plans(queue, 100) == [["a#2"], ["a#3"]]
 
 
-def test_an_joininglarger_than_the_budget_runs_in_a_pass_of_its_own() -> None:
+def test_an_operation_larger_than_the_budget_runs_in_a_pass_of_its_own() -> None:
     queue = queue_of(operation("a", 1, tokens=500), operation("b", 1))
     assert sorted(plans(queue, budget=100)) == [["a#1"], ["b#1"]]
 
