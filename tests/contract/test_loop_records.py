@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+import time
 
 import pytest
 
@@ -130,6 +131,56 @@ def test_rollouts_are_read_as_they_were_logged(backend: Backend) -> None:
     assert [logged.rollout for logged in page.rollouts] == rollouts[2:3]
 
 
+def answer(prompt: list[int], tokens: list[int], advantage: float) -> types.Datum:
+    """An answer as loops of reinforcement learning train on it."""
+    zeros, ones = [0.0] * (len(prompt) - 1), [1.0] * len(tokens)
+    inputs: dict[str, list[float]] = {
+        "target_tokens": [*prompt[1:], *tokens],
+        "logprobs": [*zeros, *(-0.5 * one for one in ones)],
+        "advantages": [*zeros, *(advantage * one for one in ones)],
+    }
+    return types.Datum(types.ModelInput.from_ints([*prompt, *tokens][:-1]), inputs)
+
+
+@with_a_model
+def test_a_client_with_log_rollouts_reports_the_data_of_its_passes(backend: Backend) -> None:
+    with backend.service(log_rollouts=True) as service:
+        training = new_run(service)
+        for step in (1, 2):
+            data = [
+                answer([5, 6, 7], [8, 9], 0.5),
+                answer([5, 6, 7], [10], 0.0),
+                answer([5, 4], [9, 9], -0.5 * step),
+            ]
+            training.forward_backward(iter(data[:2]), "importance_sampling")  # type: ignore[arg-type]
+            training.forward_backward(data[2:], "importance_sampling")
+            training.forward_backward([datum()], "cross_entropy")
+            training.optim_step(types.AdamParams(learning_rate=1e-3)).result(60)
+        rest = backend.rest()
+        found = wait_for_rollouts(rest, training.model_id, step=2, count=3)
+        assert rest.list_rollouts(training.model_id, 1).result(30).steps == [1, 2]
+        training.log_rollouts(3, [types.Rollout(text="own")]).result(30)
+        training.forward_backward([answer([5], [6], 1.0)], "importance_sampling").result(60)
+        training.log_metrics(3, {"x": 1.0}).result(30)
+        assert len(rest.list_rollouts(training.model_id, 3).result(30).rollouts) == 1
+    assert [(one.group, one.prompt_tokens, one.tokens, one.advantage) for one in found] == [
+        ("prompt 1", [5, 6, 7], [8, 9], 0.5),
+        ("prompt 1", [5, 6, 7], [10], 0.0),
+        ("prompt 2", [5, 4], [9, 9], -1.0),
+    ]
+    assert [one.logprobs for one in found] == [[-0.5, -0.5], [-0.5], [-0.5, -0.5]]
+
+
+def wait_for_rollouts(rest: tinkex.RestClient, run_id: str, *, step: int, count: int) -> list[types.Rollout]:
+    """The rollouts of a step, which arrive while the loop goes on."""
+    deadline = time.monotonic() + 60
+    while True:
+        found = rest.list_rollouts(run_id, step).result(30).rollouts
+        if len(found) >= count or time.monotonic() > deadline:
+            return [logged.rollout for logged in found]
+        time.sleep(0.01)
+
+
 @with_a_model
 def test_invalid_reports_are_rejected_and_change_nothing(backend: Backend) -> None:
     with backend.service() as service:
@@ -152,6 +203,15 @@ def test_invalid_reports_are_rejected_and_change_nothing(backend: Backend) -> No
             rest.get_training_run_metrics("unknown").result(30)
         with pytest.raises(tinkex.BadRequestError, match="max_points is 1;"):
             rest.get_training_run_metrics(training.model_id, max_points=1).result(30)
+
+
+@pytest.mark.backends("mock")
+def test_log_rollouts_is_rejected_where_nothing_stores_them(backend: Backend) -> None:
+    with (
+        backend.service(log_rollouts=True) as service,
+        pytest.raises(Unsupported, match="remove log_rollouts"),
+    ):
+        service.create_lora_training_client(BASE_MODEL, rank=4).result(30)
 
 
 @pytest.mark.backends("mock")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from tinkex._wire.endpoints import endpoint
 from tinkex.clients._docstrings import documented
 from tinkex.clients._twins import async_form
 from tinkex.clients._warnings import warn_caller
-from tinkex.errors import Unsupported
+from tinkex.errors import TinkexError, Unsupported
 from tinkex.types.coercion import as_float, as_int
 
 if TYPE_CHECKING:
@@ -21,7 +22,16 @@ if TYPE_CHECKING:
     from tinkex.clients.session import OpenSession, Session
     from tinkex.futures import AwaitableConcurrentFuture
 
-__all__ = ["IfUnsupported", "LoopReportMethods", "RolloutNumbers", "RunRecordMethods"]
+__all__ = [
+    "IfUnsupported",
+    "LoopReportMethods",
+    "PassRollouts",
+    "RolloutNumbers",
+    "RunRecordMethods",
+    "check_rollouts_are_stored",
+]
+
+logger = logging.getLogger("tinkex")
 
 IfUnsupported = Literal["error", "warn"]
 
@@ -40,6 +50,7 @@ class LoopReportMethods:
     _session: Session
     _opened: OpenSession
     _rollout_numbers: RolloutNumbers
+    _pass_rollouts: PassRollouts | None
 
     def log_metrics(
         self, step: int, metrics: Mapping[str, float], *, if_unsupported: IfUnsupported = "error"
@@ -86,8 +97,9 @@ class LoopReportMethods:
                 for n, sequence, text in answers
             ])
 
-        Further calls for the same step add to it. The server keeps a limited number of bytes and deletes the oldest steps. Our
-        extension, as :meth:`log_metrics`.
+        Further calls for the same step add to it. The server keeps a limited number of bytes and deletes the oldest steps. With
+        the setting ``log_rollouts`` the client reports the data of every pass by itself, until this is called. Our extension,
+        as :meth:`log_metrics`.
         """
         step = _step(step)
         for index, each in enumerate(rollouts):
@@ -97,6 +109,28 @@ class LoopReportMethods:
                 )
         if not self._is_stored("rollouts", "log_rollouts", if_unsupported) or not rollouts:
             return background().submit(_nothing())
+        self._pass_rollouts = None
+        return background().submit(self._report("log_rollouts", self._rollout_requests(step, rollouts)))
+
+    log_rollouts_async = async_form(log_rollouts)
+
+    def _log_pass(self, data: Sequence[types.Datum]) -> None:
+        """Reports the data of a pass as rollouts, with the setting ``log_rollouts``; training goes on if that fails."""
+        if self._pass_rollouts is None:
+            return
+        step, rollouts = self._pass_rollouts.of(data)
+        if rollouts:
+            background().submit(self._report_or_warn(self._rollout_requests(step, rollouts)))
+
+    async def _report_or_warn(self, requests: Sequence[types.LogRolloutsRequest]) -> None:
+        try:
+            await self._report("log_rollouts", requests)
+        except TinkexError as error:
+            logger.warning("the server did not store rollouts of step %d: %s", requests[0].step, error)
+
+    def _rollout_requests(
+        self, step: int, rollouts: Sequence[types.Rollout]
+    ) -> Sequence[types.LogRolloutsRequest]:
         first = self._rollout_numbers.take(step, len(rollouts))
         requests = []
         for chunk in _chunks(rollouts):
@@ -104,15 +138,13 @@ class LoopReportMethods:
                 types.LogRolloutsRequest(model_id=self.model_id, step=step, first=first, rollouts=chunk)
             )
             first += len(chunk)
-        return background().submit(self._report("log_rollouts", requests))
-
-    log_rollouts_async = async_form(log_rollouts)
+        return requests
 
     def _is_stored(self, what: str, method: str, if_unsupported: IfUnsupported) -> bool:
         if if_unsupported not in {"error", "warn"}:
             raise ValueError(f"if_unsupported is 'error' or 'warn', got {if_unsupported!r}")
         self._session.check_open()
-        if what in (self._opened.client_config.training_extensions or ()):
+        if _stores(self._opened, what):
             return True
         message = f"this server does not store {what} of training loops; call {method} on a Tinkex engine"
         if if_unsupported == "error":
@@ -172,6 +204,56 @@ class RunRecordMethods:
     list_rollouts_async = async_form(list_rollouts)
 
 
+class PassRollouts:
+    """Turns the data of losses of reinforcement learning into rollouts of the optimizer step that they belong to.
+
+    Such a datum has ``logprobs`` and ``advantages``. Its answer starts where one of them is not zero. Answers to the same
+    prompt are a group. Rewards are not part of the data.
+
+    >>> inputs = {"target_tokens": [2, 3, 4], "logprobs": [0.0, -0.5, -1.0], "advantages": [0.0, 2.0, 2.0]}
+    >>> step, (rollout,) = PassRollouts().of([types.Datum(types.ModelInput.from_ints([1, 2, 3]), inputs)])
+    >>> step, rollout.group, rollout.prompt_tokens, rollout.tokens, rollout.advantage
+    (1, 'prompt 1', [1, 2], [3, 4], 2.0)
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._step = 1
+        self._groups: dict[tuple[int, ...], str] = {}
+
+    def stepped(self) -> None:
+        """Counts an optimizer step: the passes that follow belong to the next one."""
+        with self._lock:
+            self._step += 1
+            self._groups.clear()
+
+    def of(self, data: Sequence[types.Datum]) -> tuple[int, Sequence[types.Rollout]]:
+        """Returns the step and the rollouts of a pass."""
+        with self._lock:
+            return self._step, [each for each in map(self._rollout, data) if each is not None]
+
+    def _rollout(self, datum: types.Datum) -> types.Rollout | None:
+        inputs = [datum.loss_fn_inputs.get(name) for name in ("target_tokens", "logprobs", "advantages")]
+        arrays = [one.to_numpy() for one in inputs if one is not None]
+        if len(arrays) < len(inputs) or any(one.ndim != 1 or one.size != arrays[0].size for one in arrays):
+            return None  # data of another loss, or the server says what is wrong with it
+        targets, logprobs, advantages = (one.tolist() for one in arrays)
+        places = range(len(targets))
+        start = next((place for place in places if logprobs[place] or advantages[place]), len(targets))
+        if start == len(targets):
+            return None
+        prompt = tuple(_tokens(datum.model_input)[: start + 1])
+        weighted = [one for one in advantages if one]
+        return types.Rollout(
+            group=self._groups.setdefault(prompt, f"prompt {len(self._groups) + 1}"),
+            prompt_tokens=list(prompt),
+            tokens=targets[start:],
+            logprobs=logprobs[start:],
+            advantages=advantages[start:],
+            advantage=sum(weighted) / len(weighted) if weighted else 0.0,
+        )
+
+
 class RolloutNumbers:
     """Numbers the rollouts of each step, so that a request that is repeated stores each of them once."""
 
@@ -187,6 +269,26 @@ class RolloutNumbers:
             while len(self._next) > STEPS_REMEMBERED:
                 del self._next[next(iter(self._next))]
             return first
+
+
+def check_rollouts_are_stored(opened: OpenSession) -> None:
+    """Raises ``Unsupported`` for the setting ``log_rollouts`` and a server that stores no rollouts."""
+    if not _stores(opened, "rollouts"):
+        raise Unsupported(
+            "this server does not store rollouts of training loops; remove log_rollouts (TINKEX_LOG_ROLLOUTS), or use a Tinkex engine"
+        )
+
+
+def _stores(opened: OpenSession, what: str) -> bool:
+    return what in (opened.client_config.training_extensions or ())
+
+
+def _tokens(model_input: types.ModelInput) -> Sequence[int]:
+    """The tokens of an input; empty if it has other chunks than text."""
+    chunks = model_input.chunks
+    if not all(isinstance(chunk, types.EncodedTextChunk) for chunk in chunks):
+        return []
+    return model_input.to_ints()
 
 
 def _step(given: Any) -> int:

@@ -13,6 +13,7 @@ from tinkex._runtime import await_future, background
 from tinkex._wire.endpoints import endpoint, operation_of
 from tinkex.clients._connection import connect
 from tinkex.clients._docstrings import documented
+from tinkex.clients._loop_records import check_rollouts_are_stored
 from tinkex.clients._open_sampling import open_sampling_client
 from tinkex.clients._pending import (
     Pending,
@@ -332,6 +333,8 @@ class ServiceClient:
     ) -> TrainingClient:
         with trace_operation("create_lora_training_client", on=self._caller.config.tracing) as operation:
             opened = await self._session.opened()
+            if self._caller.config.log_rollouts:
+                check_rollouts_are_stored(opened)
             create = endpoint("create_model")
             model_seq_id = self._session.next_model_seq_id()
             accepted: types.UntypedAPIFuture = await self._caller.call(

@@ -81,6 +81,8 @@ class Config:
     - ``telemetry``: whether telemetry is sent to the server (``TINKER_TELEMETRY``)
     - ``telemetry_requests``: whether telemetry reports every request (name, status, duration), not only those
       that failed (``TINKEX_TELEMETRY_REQUESTS``)
+    - ``log_rollouts``: whether the data of passes with logprobs and advantages is also stored on the server, as
+      rollouts to look at (``TINKEX_LOG_ROLLOUTS``)
     - ``tracing``: whether OpenTelemetry spans are created, if the program has set up a tracer provider
       (``TINKEX_TRACING``)
     - ``log_level``: level of the logger 'tinkex': debug, info, warning or error (``TINKER_LOG``)
@@ -127,6 +129,7 @@ class Config:
     circuit_breaker_probes: int = 1
     telemetry: bool = True
     telemetry_requests: bool = False
+    log_rollouts: bool = False
     tracing: bool = True
     log_level: str | None = None
     dump_headers: bool = False
@@ -232,6 +235,7 @@ class ConfigOptions(TypedDict, total=False):
     circuit_breaker_probes: int
     telemetry: bool
     telemetry_requests: bool
+    log_rollouts: bool
     tracing: bool
     log_level: str
     dump_headers: bool
@@ -278,6 +282,7 @@ SETTINGS: Mapping[str, ClientSetting] = {
         ClientSetting("circuit_breaker_probes", "TINKEX_CIRCUIT_BREAKER_PROBES", accept.count, "calls that a half-open circuit breaker lets through at a time"),
         ClientSetting("telemetry", "TINKER_TELEMETRY", accept.flag, "whether telemetry is sent to the server"),
         ClientSetting("telemetry_requests", "TINKEX_TELEMETRY_REQUESTS", accept.flag, "whether telemetry reports every request (name, status, duration), not only those that failed"),
+        ClientSetting("log_rollouts", "TINKEX_LOG_ROLLOUTS", accept.flag, "whether the data of passes with logprobs and advantages is also stored on the server, as rollouts to look at"),
         ClientSetting("tracing", "TINKEX_TRACING", accept.flag, "whether OpenTelemetry spans are created, if the program has set up a tracer provider"),
         ClientSetting("log_level", "TINKER_LOG", accept.log_level, "level of the logger 'tinkex': debug, info, warning or error"),
         ClientSetting("dump_headers", "TINKEX_DUMP_HEADERS", accept.flag, "whether every request is logged (at info) with its headers, secrets masked"),
