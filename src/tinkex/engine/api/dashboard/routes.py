@@ -20,6 +20,7 @@ from tinkex.engine.api.dashboard.sign_in import (
     FORM_TOKEN,
     check_same_origin,
     clear_cookie,
+    host_of,
     set_cookie,
 )
 from tinkex.engine.api.dashboard.site import (
@@ -130,7 +131,7 @@ class _Forms:
             problem = "This is not a valid API key of this server. The server prints its key when it starts; users get theirs from its operator."
             return sign_in_page(site, address, problem, 401)
         response = RedirectResponse(address, 303, SECURITY_HEADERS)
-        set_cookie(request, response, site.sessions.start(key, time.time()))
+        set_cookie(request, response, site.sessions.start(key, host_of(request), time.time()))
         return response
 
     async def sign_out(self, request: Request) -> Response:

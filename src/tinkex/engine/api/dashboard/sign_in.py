@@ -42,7 +42,7 @@ class BrowserSessions:
 
     Example:
         >>> sessions = BrowserSessions(engine)
-        >>> sessions.read(sessions.start(key, now), now).key.user_id
+        >>> sessions.read(sessions.start(key, "127.0.0.1:8787", now), "127.0.0.1:8787", now).key.user_id
         'ada'
     """
 
@@ -51,13 +51,13 @@ class BrowserSessions:
         self._lock = threading.Lock()
         self._ended: dict[str, float] = {}
 
-    def start(self, key: KeyRow, now: float) -> str:
-        """Returns the token of a new session with a key."""
-        claims = {"key": key.key_id, "sid": secrets.token_urlsafe(16)}
+    def start(self, key: KeyRow, host: str, now: float) -> str:
+        """Returns the token of a new session with a key, for the pages of one host."""
+        claims = {"key": key.key_id, "sid": secrets.token_urlsafe(16), "host": host}
         return signer_of(self._engine).issue(_SESSION, claims, now + SESSION_S)
 
-    def read(self, token: str, now: float) -> BrowserSession:
-        """Returns the session of a token; raises :class:`Unauthorized` with what is wrong."""
+    def read(self, token: str, host: str, now: float) -> BrowserSession:
+        """Returns the session of a token; raises :class:`Unauthorized` with what is wrong, and :class:`NotAllowed` for another host."""
         signer = signer_of(self._engine)
         claims = signer.read(_SESSION, token, now)
         if claims is None:
@@ -69,6 +69,11 @@ class BrowserSessions:
         with self._lock:
             if claims["sid"] in self._ended:
                 raise Unauthorized("you have signed out; sign in again.")
+        if claims["host"] != host:
+            raise NotAllowed(
+                f"the request is for the host {host[:100]!r}, and this browser signed in at {claims['host']!r}; open the dashboard there, "
+                "or sign out and sign in again."
+            )
         key = self._engine.store.users.key(int(claims["key"]))
         if key is None:
             raise Unauthorized(
@@ -124,7 +129,12 @@ def clear_cookie(request: Request, response: Response) -> None:
 
 def session_of(sessions: BrowserSessions, request: Request) -> BrowserSession:
     """The session of a request; raises :class:`Unauthorized`."""
-    return sessions.read(request.cookies.get(cookie_name(request), ""), time.time())
+    return sessions.read(request.cookies.get(cookie_name(request), ""), host_of(request), time.time())
+
+
+def host_of(request: Request) -> str:
+    """The host that a request is for, with its port."""
+    return request.headers.get("host", "").lower()
 
 
 def is_foreign(headers: Mapping[str, str]) -> bool:
