@@ -126,6 +126,76 @@ def test_a_live_run_s_curve_grows(site: Site, signed_in: Callable[..., Window]) 
     assert window("messages") == []
 
 
+SHOW_TAB = """
+Object.defineProperty(document, "hidden", {value: %s, configurable: true});
+document.dispatchEvent(new Event("visibilitychange"));
+"""
+
+
+def test_a_tab_in_the_background_holds_no_connection_and_goes_on_where_it_was(
+    site: Site, signed_in: Callable[..., Window]
+) -> None:
+    window = signed_in()
+    window("goto", site.page("second"))
+    live = "document.querySelector('[data-live]').textContent"
+    panel = "document.querySelector('[data-metric=\"logged/loss\"]')"
+    window("until", f"{live} === 'live' && {panel}?.dataset.points === '40'")
+    window("evaluate", f"window.panel = {panel}")
+    window("evaluate", SHOW_TAB % "true")
+    assert window("evaluate", f"return {live}") == "paused"
+    site.log("second", 41, {"loss": 0.5})
+    window("evaluate", SHOW_TAB % "false")
+    window("until", f"{live} === 'live' && {panel}.dataset.points === '41'")
+    assert window("evaluate", f"return window.panel === {panel}")  # with its zoom and the focus
+    assert window("messages") == []
+
+
+def test_steps_that_were_logged_in_another_order_are_drawn_by_time(
+    site: Site, signed_in: Callable[..., Window]
+) -> None:
+    window = signed_in()
+    for step in (20, 10, 15):
+        site.log("second", step, {"late": step})
+    window("goto", site.page("second"))
+    panel = '[data-metric="logged/late"]'
+    window("until", f"document.querySelector('{panel}')?.dataset.points === '3'")
+    window("click", "input[name=x][value=time]")
+    window("drag", f"{panel} .u-over", 0.0, 1.0)
+    window("until", f"document.querySelector('{panel}').dataset.exact === 'true'")
+    window(
+        "evaluate", f"document.querySelector('{panel} .u-over').dispatchEvent(new MouseEvent('mousemove'))"
+    )
+    assert window("messages") == []
+
+
+COUNT_BLUE = """
+const canvas = document.querySelector('[data-metric="%s"] canvas');
+const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+let count = 0;
+for (let at = 0; at < data.length; at += 4) if (data[at + 3] > 200 && data[at + 2] > data[at] + 80) count += 1;
+return count;
+"""
+
+
+def test_constants_and_values_between_gaps_are_drawn_on_both_scales(
+    site: Site, signed_in: Callable[..., Window]
+) -> None:
+    window = signed_in()
+    for step in range(1, 21):
+        site.log("second", step, {"rate": 0.001, "sparse": math.nan if step % 2 else 1.0, "negative": -1.0})
+    window("goto", site.page("second"))
+    window("until", "document.querySelector('[data-metric=\"logged/sparse\"]')?.dataset.points === '20'")
+    for metric in ("logged/rate", "logged/sparse"):
+        assert window("evaluate", COUNT_BLUE % metric) > 50, metric
+    window("evaluate", "const s = document.querySelector('[name=smoothing]'); s.value = 0.8; s.dispatchEvent(new Event('input', {bubbles: true}))")  # fmt: skip
+    window("click", "input[name=log]")
+    for metric in ("logged/rate", "logged/sparse"):
+        assert window("evaluate", COUNT_BLUE % metric) > 50, metric
+    says = "return document.querySelector('[data-metric=\"logged/negative\"] .readout').textContent"
+    assert window("evaluate", says) == "No positive values to show."
+    assert window("messages") == []
+
+
 def test_two_runs_are_compared_by_keyboard_alone(site: Site, browser: Window) -> None:
     browser.open()
     browser("goto", f"{site.url}/runs")
@@ -216,6 +286,18 @@ def test_a_checkpoint_is_deleted_after_a_question(site: Site, signed_in: Callabl
     window("click", "#ask-yes")
     window("until", f"document.readyState === 'complete' && document.querySelector('{row}') === null")
     assert site.engine.store.checkpoints.get(run_id, "sampler_weights", "drop") is None
+
+
+def test_the_trace_and_a_checkpoint_are_downloaded(site: Site, signed_in: Callable[..., Window]) -> None:
+    window = signed_in()
+    window("goto", site.page("second"))
+    name, size = window("download", "[data-trace]")
+    assert (name[:6], name[-5:], size > 500) == ("trace-", ".json", True)
+    row = f'[data-checkpoint="tinker://{site.runs["second"]}/sampler_weights/keep"]'
+    name, size = window("download", f"{row} [download]")
+    assert (name, size > 10_000) == ("keep.tar", True)
+    assert window("url") == site.page("second")  # still there
+    assert window("messages") == []
 
 
 def test_another_user_s_run_is_not_there(site: Site, signed_in: Callable[..., Window]) -> None:

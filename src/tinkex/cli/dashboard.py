@@ -64,9 +64,10 @@ def _serve(invocation: Invocation, port: int, data_dir: Path | None) -> None:
         raise SetupError(
             f"tinkex dashboard --local needs the engine, and {error.name} is not installed; run: pip install 'tinkex[engine]'"
         ) from error
-    directory = EngineConfig(data_dir=data_dir or data_dir_from_env()).engine_dir
+    config = EngineConfig(data_dir=data_dir or data_dir_from_env())
+    directory = config.engine_dir
     with open_reader(directory) as reader:
-        app = build_local_app(reader)
+        app = build_local_app(reader, config.models_home)
         try:
             listener = socket.create_server((HOST, port))
         except OSError as error:

@@ -26,8 +26,10 @@ from tinkex.engine.api.auth import signer_of
 from tinkex.engine.api.dashboard.local import build_local_app
 from tinkex.engine.api.dashboard.rendering import STATIC
 from tinkex.engine.api.dashboard.sign_in import set_cookie
+from tinkex.engine.api.dashboard.site import Dashboard
 from tinkex.engine.config import EngineConfig
 from tinkex.engine.engine import Engine
+from tinkex.engine.model.tokenizer import EngineTokenizer
 from tinkex.engine.store import RolloutContent, RolloutRow, Store, open_reader
 from tinkex.errors import SetupError
 
@@ -194,10 +196,17 @@ def test_a_revoked_key_ends_its_sessions(app: Any, engine: Engine) -> None:
 def test_an_expired_session_says_so(app: Any, engine: Engine) -> None:
     key = engine.store.users.find_key(engine.api_key)
     assert key is not None
-    claims = {"key": key.key_id, "sid": "old"}
+    claims = {"key": key.key_id, "sid": "old", "host": "127.0.0.1"}
     browser = Browser(app)
     browser.cookies["tinkex-80"] = signer_of(engine).issue("dashboard", claims, time.time() - 1)
     assert "sign-in has ended" in browser.text("/runs", 401)
+
+
+def test_a_session_is_for_the_host_where_it_began(app: Any, operator: Browser) -> None:
+    elsewhere = {"host": "rebound.example", "sec-fetch-site": "same-origin"}
+    for url in ("/", "/dashboard/overview/events", "/dashboard/api/v1/sessions/s/trace_export"):
+        assert operator.send("GET", url, headers=elsewhere).status == 403
+    assert operator.open("/").status == 200
 
 
 def test_a_token_of_the_api_is_not_a_session_and_a_session_is_not_a_token(
@@ -545,6 +554,29 @@ def test_rollouts_are_shown_by_group_with_rewards(operator: Browser, runs: Mappi
     assert 'class="l10' in text
     assert "has no rollouts of step 99" in operator.text(at(runs["local"], "/rollouts?step=99"), 404)
     assert "give a whole number" in operator.text(at(runs["local"], "/rollouts?step=x"), 400)
+
+
+def test_tokens_of_rollouts_are_text_also_where_several_spell_a_character(
+    operator: Browser, engine: Engine, runs: Mapping[str, str], tiny_model: Path
+) -> None:
+    tokens = tuple(EngineTokenizer(tiny_model).encode("a ☃ b", add_special_tokens=False))
+    content = RolloutContent(group="snow", prompt_tokens=tokens, tokens=(*tokens, 10**9))
+    row = RolloutRow(runs["local"], 4, 0, time.time(), 1.0, 0.5, content)
+    engine.store.rollouts.add([row], "local", max_bytes_per_run=10**6, max_bytes_per_user=10**6)
+    text = operator.text(at(runs["local"], "/rollouts?step=4"))
+    assert '<pre class="prompt">a ☃ b</pre>' in text
+    shown = "".join(re.findall(r'<span class=" a10"[^>]*>([^<]*)</span>', text))
+    assert shown.replace("▯", "") == "a ☃ b‹1000000000›"
+
+
+def test_the_read_only_pages_find_the_tokenizers_of_this_machine(tiny_model: Path, tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    with open_reader(tmp_path) as reader:
+        site = Dashboard(reader, models_home=tmp_path)
+        found = site.tokenizer(str(tiny_model))
+        assert found is not None
+        assert found.decode(found.encode("The river")) == "The river"
+        assert site.tokenizer("no-one/has-this") is None
 
 
 async def read_events(app: Any, browser: Browser, url: str, act: Any) -> list[tuple[str, Any]]:

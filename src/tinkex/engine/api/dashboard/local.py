@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
@@ -20,8 +21,10 @@ from tinkex.engine.store.migrations import MIGRATIONS
 from tinkex.errors import SetupError
 
 
-def build_local_app(reader: Reader) -> ASGIApp:
+def build_local_app(reader: Reader, models_home: Path | None = None) -> ASGIApp:
     """Returns the application; raises ``SetupError`` for the files of another version.
+
+    Tokens of rollouts are shown as text if their model is on this machine, also in ``models_home``.
 
     Example:
         >>> with open_reader(data_dir) as reader:
@@ -34,7 +37,7 @@ def build_local_app(reader: Reader) -> ASGIApp:
             f"the data directory was written by another version of tinkex (schema {version}, this one has {len(MIGRATIONS)}); "
             "use it once with this version, or this command of that version."
         )
-    return NoForeignPages(Starlette(routes=dashboard_routes(Dashboard(reader))))
+    return NoForeignPages(Starlette(routes=dashboard_routes(Dashboard(reader, models_home=models_home))))
 
 
 def serve_local(app: ASGIApp, listener: socket.socket, on_ready: Callable[[], None]) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
 from tinkex.engine.api.dashboard.site import Visit
 from tinkex.engine.store import RolloutRow
 from tinkex.errors import InvalidInput, UnknownObject
+
+if TYPE_CHECKING:
+    from tinkex.engine.model.tokenizer import EngineTokenizer
 
 MAX_ROLLOUTS = 64
 """Rollouts on one page."""
@@ -66,7 +71,7 @@ async def show_rollouts(visit: Visit) -> Response:
         )
     rows = await visit.read(lambda: reader.of_step(run.run_id, step, limit=MAX_ROLLOUTS, owner=owner))
     histogram = await visit.read(lambda: reader.histogram(run.run_id, max_steps=120, owner=owner))
-    groups = await visit.read(lambda: _groups(visit, run.base_model, rows))
+    groups = await visit.read(lambda: _groups(visit.site.tokenizer(run.base_model), rows))
     place = numbers.index(step)
     return visit.page(
         "rollouts.html",
@@ -85,7 +90,7 @@ async def show_rollouts(visit: Visit) -> Response:
     )
 
 
-def _groups(visit: Visit, base_model: str, rows: Sequence[RolloutRow]) -> Sequence[ShownGroup]:
+def _groups(tokenizer: EngineTokenizer | None, rows: Sequence[RolloutRow]) -> Sequence[ShownGroup]:
     names: dict[str, list[RolloutRow]] = {}
     for row in rows:
         names.setdefault(row.content.group or f"rollout {row.place}", []).append(row)
@@ -93,22 +98,18 @@ def _groups(visit: Visit, base_model: str, rows: Sequence[RolloutRow]) -> Sequen
     for name, members in names.items():
         rewards = [row.reward for row in members if row.reward is not None]
         first = members[0].content
-        prompt = (
-            first.prompt
-            if first.prompt is not None
-            else "".join(_texts(visit, base_model, first.prompt_tokens))
-        )
+        prompt = first.prompt if first.prompt is not None else _text(tokenizer, first.prompt_tokens)
         mean = sum(rewards) / len(rewards) if rewards else None
-        groups.append(ShownGroup(name, prompt, [_shown(visit, base_model, row) for row in members], mean))
+        groups.append(ShownGroup(name, prompt, [_shown(tokenizer, row) for row in members], mean))
     return groups
 
 
-def _shown(visit: Visit, base_model: str, row: RolloutRow) -> ShownRollout:
+def _shown(tokenizer: EngineTokenizer | None, row: RolloutRow) -> ShownRollout:
     content = row.content
     tokens = content.tokens[:MAX_TOKENS]
-    if content.text is not None and not (tokens and _has_tokenizer(visit, base_model)):
+    if content.text is not None and not (tokens and tokenizer):
         return ShownRollout(row, [ShownToken(content.text, None, None, None, None)], 0)
-    texts = _texts(visit, base_model, tokens)
+    texts = _texts(tokenizer, tokens)
     advantages = content.advantages
     if advantages is None and row.advantage is not None:
         advantages = (row.advantage,) * len(content.tokens)
@@ -144,15 +145,20 @@ def _at(values: Sequence[float] | None, place: int) -> float | None:
     return values[place]
 
 
-def _texts(visit: Visit, base_model: str, tokens: Sequence[int]) -> Sequence[str]:
-    """The text of each token, or its number where the tokenizer is not at hand."""
-    engine = visit.site.engine
-    if engine is None or not _has_tokenizer(visit, base_model):
-        return [f"‹{token}›" for token in tokens]
-    tokenizer = engine.models.find(base_model).tokenizer
-    return [tokenizer.decode_bytes([token]).decode("utf-8", "replace") for token in tokens]
+def _text(tokenizer: EngineTokenizer | None, tokens: Sequence[int]) -> str:
+    if tokenizer is None:
+        return "".join(_texts(None, tokens))
+    return tokenizer.decode_bytes(tokens).decode("utf-8", "replace")
 
 
-def _has_tokenizer(visit: Visit, base_model: str) -> bool:
-    engine = visit.site.engine
-    return engine is not None and base_model in engine.models.names
+def _texts(tokenizer: EngineTokenizer | None, tokens: Sequence[int]) -> Sequence[str]:
+    """The text of each token, or its number where it has none.
+
+    A character that several tokens spell is the text of the last of them; a mark keeps the place of the others.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    texts = []
+    for token in tokens:
+        content = tokenizer.decode_bytes([token]) if tokenizer is not None else b""
+        texts.append((decoder.decode(content) or "▯") if content else f"‹{token}›")
+    return texts

@@ -8,7 +8,8 @@ import sqlite3
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
 from starlette.requests import ClientDisconnect, Request
@@ -38,11 +39,15 @@ from tinkex.errors import (
     EngineError,
     EngineFailure,
     ModelUnavailable,
+    SetupError,
     StorageUnavailable,
     TinkexError,
     Unauthorized,
     UnknownObject,
 )
+
+if TYPE_CHECKING:
+    from tinkex.engine.model.tokenizer import EngineTokenizer
 
 T = TypeVar("T")
 logger = logging.getLogger("tinkex.engine")
@@ -80,8 +85,11 @@ class Dashboard:
     failed_logins: FailedLogins = field(default_factory=FailedLogins)
     request_metrics: RequestMetrics = field(default_factory=RequestMetrics)
     changes: RunChanges | None = None
+    models_home: Path | None = None
+    """Without an engine: where the embedded engine stores models."""
 
     def __post_init__(self) -> None:
+        self._tokenizers: dict[str, EngineTokenizer] = {}
         self.listings = Listings(self.reader)
         self.metrics = MetricReader(self.reader)
         self.rollouts = RolloutReader(self.reader)
@@ -109,6 +117,23 @@ class Dashboard:
         if request.method != "GET":
             self.check_form_token(viewer.session, headers.get(FORM_TOKEN, ""))
         return Authenticated(viewer.user, viewer.session.key)
+
+    def tokenizer(self, base_model: str) -> EngineTokenizer | None:
+        """The tokenizer of a base model, or None if it is not on this machine. May read files."""
+        if self.engine is not None:
+            models = self.engine.models
+            return models.find(base_model).tokenizer if base_model in models.names else None
+        if base_model not in self._tokenizers and self.models_home is not None:
+            from tinkex.engine.model.catalog import find_local
+            from tinkex.engine.model.tokenizer import EngineTokenizer
+
+            try:
+                directory = find_local(base_model, self.models_home)
+                if directory is not None:
+                    self._tokenizers[base_model] = EngineTokenizer(directory)
+            except SetupError as error:
+                logger.warning("tokens are shown as numbers: %s", error)
+        return self._tokenizers.get(base_model)
 
     def check_form_token(self, session: BrowserSession, token: str) -> None:
         """Raises :class:`NotAllowed` for a request that is not of a page of this session."""

@@ -1,11 +1,12 @@
 // Charts of metrics: one panel each, drawn by uPlot. Curves come downsampled; a zoom fetches its range again.
-import { send } from "./common.js";
+import { notify, send } from "./common.js";
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 export const colour = (number) => css(`--series-${(number % 6) + 1}`);
 export const format = (value) => value == null ? "–" : Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(3) : String(Number(value.toPrecision(5)));
 const tick = (value) => (value == null ? "" : value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(1).replace(".0e", "e") : Math.abs(value) >= 1e4 ? short(value) : String(Number(value.toPrecision(4))));
 const POINTS = 1500;
+const WHOLE = Array.from({ length: 16 }, (_, exponent) => [1, 2, 5].map((digit) => digit * 10 ** exponent)).flat();
 
 export function axes(labels = {}) {
   const common = { stroke: css("--dim"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line"), width: 1 }, font: "11px system-ui, sans-serif" };
@@ -27,9 +28,33 @@ export function smooth(values, weight) {
     if (value == null) return value;
     mean = weight * mean + (1 - weight) * value;
     correction = weight * correction + (1 - weight);
-    return mean / correction;
+    const smoothed = mean / correction;
+    return Math.abs(smoothed - value) <= 1e-12 * Math.abs(value) ? value : smoothed; // a constant has no noise to zoom into
   });
 }
+
+// The range of a logarithmic axis; values that hardly differ need a part of a decade too.
+function logRange(_, low, high) {
+  if (low == null) return [null, null];
+  return high < 1.001 * low ? uPlot.rangeLog(low / 2, high * 2, 10, false) : uPlot.rangeLog(low, high, 10, false);
+}
+
+// A loop may log steps in any order, so later steps may have an earlier time.
+function ascending(x, values) {
+  if (x.every((value, place) => !place || value >= x[place - 1])) return [x, values];
+  const order = x.map((_, place) => place).sort((one, other) => x[one] - x[other]);
+  return [order.map((place) => x[place]), order.map((place) => values[place])];
+}
+
+// Values between two gaps are points: a line does not show them. Other runs' steps are no gaps; they are undefined.
+const LONELY = {
+  show: false,
+  size: 5,
+  filter: ({ data }, number) => {
+    const values = data[number], places = [...values.keys()].filter((place) => values[place] !== undefined);
+    return places.filter((place, n) => values[place] !== null && values[places[n - 1]] == null && values[places[n + 1]] == null);
+  },
+};
 
 const emptyColumns = () => ({ step: [], value: [], at: [], tokens: [] });
 
@@ -90,7 +115,6 @@ export class Panel {
       newest = step;
       for (const name of ["step", "value", "at", "tokens"]) own[name].push(columns[name][place]);
     });
-    if (own.step.length > 4 * POINTS) this.isLong = true;
     this.schedule();
   }
 
@@ -114,15 +138,15 @@ export class Panel {
     const tables = [], series = [];
     this.runs.forEach((run, number) => {
       const columns = shown.get(run.id) ?? emptyColumns();
-      const values = log ? columns.value.map((value) => (value != null && value > 0 ? value : null)) : columns.value;
-      const x = this.x(columns, run.id);
+      const [x, given] = ascending(this.x(columns, run.id), columns.value);
+      const values = log ? given.map((value) => (value != null && value > 0 ? value : null)) : given;
       const stroke = colour(number);
       if (smoothing > 0) {
         tables.push([x, values, smooth(values, smoothing)]);
-        series.push({ stroke: `${stroke}55`, width: 1, points: { show: false } }, { label: run.label, run: run.id, stroke, width: 2, points: { show: false } });
+        series.push({ stroke: `${stroke}55`, width: 1, points: { show: false } }, { label: run.label, run: run.id, stroke, width: 2, points: LONELY });
       } else {
         tables.push([x, values]);
-        series.push({ label: run.label, run: run.id, stroke, width: 1.6, points: { show: values.length === 1, size: 5 } });
+        series.push({ label: run.label, run: run.id, stroke, width: 1.6, points: LONELY });
       }
     });
     const data = tables.length === 1 ? tables[0] : uPlot.join(tables);
@@ -132,8 +156,11 @@ export class Panel {
   draw() {
     const { data, series } = this.tables();
     const { x, log, smoothing } = this.settings;
-    const shape = JSON.stringify([x, log, smoothing > 0, document.documentElement.dataset.theme, series.map((each) => [each.label, each.points.show])]);
+    const shape = JSON.stringify([x, log, smoothing > 0, document.documentElement.dataset.theme, series.map((each) => each.label)]);
     this.figure.dataset.points = data[0].length;
+    const before = this.problem;
+    this.problem = data.slice(1).some((values) => values.some((value) => value != null)) || !data[0].length ? "" : `No ${log ? "positive" : "finite"} values to show.`;
+    if (this.problem !== before) this.readout.textContent = this.problem;
     this.label();
     if (this.plot && shape === this.shape) {
       this.plot.setData(data, !this.zoomed);
@@ -148,8 +175,8 @@ export class Panel {
       legend: { show: false },
       padding: [8, 12, 0, 0],
       cursor: { drag: { x: true, y: false }, points: { size: 6 } },
-      scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
-      axes: axes({ x: x === "time" ? { values: (_, values) => values.map(duration) } : { values: (_, values) => values.map(short) } }),
+      scales: { x: { time: false }, y: log ? { distr: 3, range: logRange } : { distr: 1 } },
+      axes: axes({ x: x === "time" ? { values: (_, values) => values.map(duration) } : { incrs: WHOLE, values: (_, values) => values.map(short) } }),
       series: [{}, ...series],
       hooks: { setCursor: [(plot) => this.read(plot)], setSelect: [(plot) => this.select(plot)] },
     }, data, this.box);
@@ -167,7 +194,7 @@ export class Panel {
 
   read(plot) {
     const place = plot.cursor.idx;
-    if (place == null) { this.readout.textContent = ""; return; }
+    if (place == null) { this.readout.textContent = this.problem; return; }
     const at = plot.data[0][place];
     const parts = plot.series.map((series, n) => (n && series.label ? [series, plot.data[n][place]] : null)).filter((each) => each && each[1] !== undefined);
     const where = this.settings.x === "time" ? duration(at) : `${this.settings.x} ${short(at)}`;
@@ -180,7 +207,9 @@ export class Panel {
   }
 
   // Shows a range of the horizontal axis with all its values, as far as the server sends them.
-  async zoom(low, high) {
+  zoom(low, high) { this.fetchRange(low, high).catch((error) => notify(error.message, true)); }
+
+  async fetchRange(low, high) {
     this.range = [low, high];
     this.reset.hidden = false;
     let start = Infinity, stop = -Infinity;

@@ -28,19 +28,29 @@ export function notify(text, isProblem = false) {
   hiding = setTimeout(() => { notice.hidden = true; }, isProblem ? 10000 : 3000);
 }
 
-// Follows a stream of events; shows whether it is connected.
+// Follows a stream of events while the page is visible; shows whether it is connected. A browser has few connections to a server,
+// and tabs in the background would use them up.
 export function follow(url, handlers) {
-  const source = new EventSource(url);
   const mark = document.querySelector("[data-live]");
-  const show = (isLive) => { if (mark) { mark.hidden = false; mark.textContent = isLive ? "live" : "connecting"; mark.classList.toggle("off", !isLive); } };
-  source.onopen = () => show(true);
-  source.onerror = () => {
-    show(false);
-    if (source.readyState === EventSource.CLOSED) checkSignIn();
+  const show = (text) => { if (mark) { mark.hidden = false; mark.textContent = text; mark.classList.toggle("off", text !== "live"); } };
+  let source = null;
+  const connect = () => {
+    source = new EventSource(url);
+    source.onopen = () => show("live");
+    source.onerror = ({ target }) => {
+      if (target !== source) return;
+      show("connecting");
+      if (target.readyState === EventSource.CLOSED) checkSignIn();
+    };
+    for (const [name, handle] of Object.entries(handlers)) source.addEventListener(name, (event) => handle(JSON.parse(event.data)));
+    source.addEventListener("ended", ({ target }) => { target.close(); show("connecting"); checkSignIn(); });
   };
-  for (const [name, handle] of Object.entries(handlers)) source.addEventListener(name, (event) => handle(JSON.parse(event.data)));
-  source.addEventListener("ended", () => { source.close(); show(false); checkSignIn(); });
-  return source;
+  const update = () => {
+    if (!document.hidden && !source) connect();
+    else if (document.hidden && source) { source.close(); source = null; show("paused"); }
+  };
+  document.addEventListener("visibilitychange", update);
+  update();
 }
 
 // A stream ends when the sign-in does, and when the server restarts: in both cases the page says which.
@@ -90,13 +100,21 @@ async function copy(text) {
   } catch { notify(text); } // a browser that does not allow it: the text can be selected
 }
 
+// A file that a browser would otherwise open instead of the page. The address is that of this server, also behind a proxy.
+function download(url, kind) {
+  const link = document.createElement("a");
+  link.href = new URL(url).pathname;
+  link.download = `${kind}-${link.href.split("/").pop()}`;
+  link.click();
+}
+
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("button");
   if (!button) return;
   if (button.dataset.copy !== undefined) copy(button.dataset.copy);
   else if (button.dataset.action) act(button);
   else if (button.dataset.trace) {
-    try { location.assign((await (await send(button.dataset.trace)).json()).url); } catch (error) { notify(error.message, true); }
+    try { download((await (await send(button.dataset.trace)).json()).url, "trace"); } catch (error) { notify(error.message, true); }
   } else if ("themeButton" in button.dataset) {
     const root = document.documentElement;
     const next = { undefined: "light", light: "dark", dark: undefined }[root.dataset.theme];

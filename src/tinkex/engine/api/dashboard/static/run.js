@@ -29,11 +29,11 @@ function start() {
     }
   }
 
+  // Also after a pause: panels that are there stay as they are, with all values until now.
   async function showAll() {
     const shown = isSingle ? metrics.filter((metric) => metric.id === choice.value) : metrics;
-    for (const panel of panels.values()) panel.figure.remove();
-    panels.clear();
-    shown.forEach(add);
+    for (const [id, panel] of panels) if (!shown.some((metric) => metric.id === id)) { panel.figure.remove(); panels.delete(id); }
+    shown.forEach((metric) => panels.has(metric.id) || add(metric));
     isReady = false;
     try {
       await load(shown);
@@ -54,6 +54,7 @@ function start() {
           else choice.add(new Option(id.slice(slash + 1), id));
         }
         panels.get(id)?.append(runId, columns);
+        if (id.startsWith("automatic/")) showProgress(columns);
       }
     }
     document.dispatchEvent(new Event("newvalues"));
@@ -68,6 +69,13 @@ function start() {
   document.addEventListener("themechange", () => panels.forEach((panel) => { panel.shape = ""; panel.draw(); }));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => panels.forEach((panel) => { panel.shape = ""; panel.draw(); }));
   follow(seriesUrl(runs, [], {}, "/dashboard/series/events"), { ready: showAll, message: append });
+}
+
+function showProgress(columns) {
+  for (const [name, values] of [["steps", columns.step], ["tokens", columns.tokens]]) {
+    const shown = document.querySelector(`[data-${name}]`);
+    if (shown) shown.textContent = values[values.length - 1].toLocaleString("en-US");
+  }
 }
 
 function readSettings(controls) {
