@@ -10,6 +10,7 @@ let plot;
 
 function draw() {
   plot?.destroy();
+  if (history[0].length < 2) return; // a range of time needs two
   plot = new uPlot({
     width: box.clientWidth || 300, height: 150, legend: { show: false }, cursor: { drag: { x: false, y: false } },
     scales: { x: { range: (_, low, high) => [Math.min(low, high - 60), high] }, y: { range: (_, low, high) => [0, Math.max(high ?? 1, 1)] } },
