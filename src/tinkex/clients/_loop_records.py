@@ -114,6 +114,15 @@ class LoopReportMethods:
 
     log_rollouts_async = async_form(log_rollouts)
 
+    def _start_reports(self, *, logs_passes: bool) -> None:
+        self._rollout_numbers = RolloutNumbers()
+        self._pass_rollouts = PassRollouts() if logs_passes else None
+
+    def _count_step(self) -> None:
+        """Notes an optimizer step, for the rollouts of the passes that follow."""
+        if self._pass_rollouts is not None:
+            self._pass_rollouts.stepped()
+
     def _log_pass(self, data: Sequence[types.Datum]) -> None:
         """Reports the data of a pass as rollouts, with the setting ``log_rollouts``; training goes on if that fails."""
         if self._pass_rollouts is None:

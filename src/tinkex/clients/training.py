@@ -13,7 +13,7 @@ from tinkex.clients._checks import check_data, check_loss, check_name, check_ttl
 from tinkex.clients._chunking import split
 from tinkex.clients._custom_losses import CustomPass, custom_pass
 from tinkex.clients._docstrings import documented
-from tinkex.clients._loop_records import LoopReportMethods, PassRollouts, RolloutNumbers
+from tinkex.clients._loop_records import LoopReportMethods
 from tinkex.clients._open_sampling import open_sampling_client, open_saved_sampler, unnamed_save
 from tinkex.clients._operations import OperationSubmitter, named_export, named_save
 from tinkex.clients._pending import PendingText, PendingValue, pending_sampling_client, pending_value
@@ -64,8 +64,7 @@ class TrainingClient(QueueStateMixin, LoopReportMethods):
         self._opened = opened
         self._known_info: types.GetInfoResponse | None = None
         self._operations = OperationSubmitter(session, opened, model_id, self._notify_queue_state)
-        self._rollout_numbers = RolloutNumbers()
-        self._pass_rollouts = PassRollouts() if self.config.log_rollouts else None
+        self._start_reports(logs_passes=self.config.log_rollouts)
         warn_about_deprecated_names(self, self.config)
 
     # ---- passes ----
@@ -191,16 +190,14 @@ class TrainingClient(QueueStateMixin, LoopReportMethods):
             raise TypeError(
                 f"optim_step takes AdamParams, or a mapping with the optimizer's 'type', not {type(params).__name__}"
             )
-        stepped = self._operations.start(
+        self._count_step()
+        return self._operations.start(
             endpoint("optim_step"),
             lambda seq_id: types.OptimStepRequest(
                 model_id=self.model_id, seq_id=seq_id, adam_params=adam, optimizer_params=other
             ),
             observer=queue_state_observer,
         )
-        if self._pass_rollouts is not None:
-            self._pass_rollouts.stepped()
-        return stepped
 
     optim_step_async = async_form(optim_step, returns_future=True)
 
@@ -419,7 +416,8 @@ class TrainingClient(QueueStateMixin, LoopReportMethods):
         chunks = split(
             data, max_datums=limits.fwdbwd_max_chunk_len, max_bytes=limits.fwdbwd_max_chunk_bytes_count
         )
-        passed = self._operations.start_all(
+        self._log_pass([] if forward_only or finish else data)  # the data of a surrogate is no answer
+        return self._operations.start_all(
             endpoint("forward_backward"),
             lambda seq_ids: [
                 types.ForwardBackwardRequest(
@@ -437,9 +435,6 @@ class TrainingClient(QueueStateMixin, LoopReportMethods):
             request_type="Forward" if forward_only else None,
             observer=observer,
         )
-        if not forward_only and finish is None:  # the data of a surrogate is no answer
-            self._log_pass(data)
-        return passed
 
     @spanning("forward_backward_custom")
     def _custom_pass(
