@@ -25,8 +25,8 @@ from tinkex.types import (
 
 _BATCH = 500
 _GIGABYTE = 1e9
-MIN_VERSION_WITH_FREE_STORAGE = (0, 36)
-"""Older official clients reject a storage event with the field ``free``; 0.38 reads it."""
+MIN_VERSION_WITH_FREE_STORAGE = (0, 31)
+"""Older official clients reject a storage event with the field ``free``; 0.38 reads it, and those between ignore it."""
 WITHOUT_TOKENS = frozenset({UsageKind.CHECKPOINT, UsageKind.STORAGE})
 
 

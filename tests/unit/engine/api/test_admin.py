@@ -189,7 +189,7 @@ def test_usage_counts_storage_over_time(engine: Engine, carol: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "later"), [("0.25.0", set()), ("0.36.0", {"free"}), ("0.38.0", {"free"})]
+    ("version", "later"), [("0.25.0", set()), ("0.30.4", set()), ("0.31.0", {"free"}), ("0.38.0", {"free"})]
 )
 def test_old_clients_receive_storage_without_the_fields_they_reject(
     engine: Engine, carol: Client, version: str, later: set[str]
