@@ -29,8 +29,8 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def main(style: str, url: str, key: str, *without: str) -> None:
-    """Runs every program of a module but those named; each has a session of its own."""
+def main(style: str, url: str, key: str) -> None:
+    """Runs every program of a module; each has a session of its own."""
     import tinker
 
     warnings.simplefilter("ignore")
@@ -38,7 +38,7 @@ def main(style: str, url: str, key: str, *without: str) -> None:
     programs = load(style)
     found: dict[str, Any] = {}
     for name, program in list(vars(programs).items()):
-        if inspect.isfunction(program) and program.__module__ == programs.__name__ and name not in without:
+        if inspect.isfunction(program) and program.__module__ == programs.__name__:
             service = tinker.ServiceClient(base_url=url, api_key=key)
             try:
                 returned = program(service)

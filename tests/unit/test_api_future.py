@@ -172,7 +172,12 @@ def test_a_future_that_was_cancelled_before_it_started_is_done_for_threads() -> 
     assert list(concurrent.futures.as_completed([future], timeout=60)) == [future]
 
 
-@pytest.mark.parametrize("block", [lambda future: future.result(1), lambda future: future.exception(1)])
+waits = pytest.mark.parametrize(
+    "block", [lambda future: future.result(1), lambda future: future.exception(1)]
+)
+
+
+@waits
 def test_blocking_the_clients_own_loop_raises_immediately(held: Held, block: Callable[[Any], Any]) -> None:
     async def on_the_loop() -> None:
         block(held.future)
@@ -184,7 +189,41 @@ def test_blocking_the_clients_own_loop_raises_immediately(held: Held, block: Cal
     background().run(on_the_loop())  # a finished one blocks nothing
 
 
-def test_a_done_callback_may_wait_for_another_future(held: Held) -> None:
+@waits
+def test_a_done_callback_that_waits_for_its_own_client_raises_immediately(
+    block: Callable[[Any], Any],
+) -> None:
+    added, opened = threading.Event(), threading.Event()
+
+    async def list_sessions(value: Any, request: Request) -> Reply:
+        assert await asyncio.to_thread(added.wait, 60)
+        return reply({"sessions": ["a"]})
+
+    async def copy_weights(value: Any, request: Request) -> Reply:
+        assert await asyncio.to_thread(opened.wait, 60)
+        return reply({"tinker_path": "tinker://r/weights/2"})
+
+    server = ScriptedServer(list_sessions=list_sessions, copy_weights=copy_weights)
+    rest = RestClient(transport=server.transport, config=CONFIG)
+    pending, seen = rest.copy_weights("tinker://r/weights/1"), Future[Any]()
+
+    def callback(done: Future[Any]) -> None:
+        try:
+            block(done)  # which is finished
+            block(pending)
+        except BaseException as error:  # noqa: BLE001 -- the test looks at it
+            seen.set_result(error)
+
+    rest.list_sessions().add_done_callback(callback)
+    added.set()
+    error = seen.result(timeout=60)
+    assert isinstance(error, RuntimeError)
+    assert "its own client" in str(error)
+    opened.set()
+    assert pending.result(timeout=60) == "tinker://r/weights/2"
+
+
+def test_a_done_callback_may_wait_for_another_client(held: Held) -> None:
     """Callbacks run on threads of their client, so that nothing else waits for them."""
     seen: Future[list[str]] = Future()
 

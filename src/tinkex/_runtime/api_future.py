@@ -157,15 +157,15 @@ class AwaitableConcurrentFuture(Future[T], APIFuture[T]):
     def result(self, timeout: float | None = None) -> T:
         """The result; waits up to ``timeout`` seconds, without limit by default.
 
-        Raises ``RuntimeError`` if it would block the client's own event loop.
+        Raises ``RuntimeError`` if it would block the client's own event loop, or a done-callback of this client.
 
         >>> future: AwaitableConcurrentFuture[int] = AwaitableConcurrentFuture()
         >>> future.set_result(3)
         >>> future.result(timeout=60)
         3
         """
-        if isinstance(threading.current_thread(), LoopThread) and not self.done():
-            check_may_block()
+        if not self.done():
+            self._check_may_wait()
         return super().result(None if timeout == math.inf else timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -176,8 +176,8 @@ class AwaitableConcurrentFuture(Future[T], APIFuture[T]):
         >>> future.exception()
         ValueError('no such model')
         """
-        if isinstance(threading.current_thread(), LoopThread) and not self.done():
-            check_may_block()
+        if not self.done():
+            self._check_may_wait()
         return super().exception(None if timeout == math.inf else timeout)
 
     async def result_async(self, timeout: float | None = None) -> T:
@@ -201,6 +201,14 @@ class AwaitableConcurrentFuture(Future[T], APIFuture[T]):
         True
         """
         return self
+
+    def _check_may_wait(self) -> None:
+        check_may_block()
+        if self._callbacks is not None and self._callbacks.is_current_thread:
+            raise RuntimeError(
+                "a done-callback waits for a pending future of its own client, whose other callbacks would wait with it; "
+                "add a callback to that future instead"
+            )
 
     def cancel(self) -> bool:
         """Stops the operation if it can be stopped, else the waiting for it; returns whether there was no result yet.

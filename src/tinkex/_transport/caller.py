@@ -103,7 +103,7 @@ class Caller:
         self.callbacks = queue_for(sink)
         """Calls the user's queue observers, in order with the user's sink."""
         self.done_callbacks = CallbackQueue()
-        """Calls what users add to futures; not in order with the sink, so that it may wait for other calls."""
+        """Calls what users add to futures; not in order with the sink, so that it may wait for calls of other clients."""
         self._circuit = circuit or circuit_of(transport, config, self.sink)
         self._pauses = pauses_for(transport, config)
         self.policy = policy or RetryPolicy(max_retries=config.max_retries)

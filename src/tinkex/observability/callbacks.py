@@ -103,6 +103,11 @@ class CallbackQueue:
         return self._pid == os.getpid()
 
     @property
+    def is_current_thread(self) -> bool:
+        """Whether the caller is a callback of this queue."""
+        return self._thread_id == threading.get_ident()
+
+    @property
     def pending(self) -> bool:
         """Whether a callback runs or waits."""
         return bool(self._items)
@@ -136,7 +141,7 @@ class CallbackQueue:
 
     def drain(self, deadline: float) -> None:
         """Waits until every queued callback has been called, or until ``deadline``; returns immediately in a callback."""
-        while self.pending and self.is_of_this_process and threading.get_ident() != self._thread_id:
+        while self.pending and self.is_of_this_process and not self.is_current_thread:
             if time.monotonic() >= deadline:
                 return
             time.sleep(0.001)

@@ -78,14 +78,16 @@ def callbacks(service: tinker.ServiceClient) -> Any:
     return seen.result(timeout=120)
 
 
-def waiting_in_a_callback(service: tinker.ServiceClient) -> Any:
+def chained_callbacks(service: tinker.ServiceClient) -> Any:
     client = service.create_lora_training_client(BASE_MODEL, rank=4, seed=1)
     seen: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
-    def step(done: concurrent.futures.Future[Any]) -> None:
-        seen.set_result((loss_of(done.result()), type(client.optim_step(ADAM).result()).__name__))
+    def trained(done: concurrent.futures.Future[Any]) -> None:
+        client.optim_step(ADAM).future().add_done_callback(  # type: ignore[attr-defined]
+            lambda step: seen.set_result((loss_of(done.result()), type(step.result()).__name__))
+        )
 
-    client.forward_backward([datum()], "cross_entropy").future().add_done_callback(step)  # type: ignore[attr-defined]
+    client.forward_backward([datum()], "cross_entropy").future().add_done_callback(trained)  # type: ignore[attr-defined]
     return seen.result(timeout=120)
 
 

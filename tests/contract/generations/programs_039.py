@@ -83,7 +83,7 @@ def callbacks(service: tinker.ServiceClient) -> Any:
     return seen.result(timeout=120)
 
 
-def waiting_in_a_callback(service: tinker.ServiceClient) -> Any:
+def chained_callbacks(service: tinker.ServiceClient) -> Any:
     seen: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def trained(client: tinker.TrainingClient, done: concurrent.futures.Future[Any]) -> None:

@@ -203,11 +203,18 @@ def test_a_done_callback_that_blocks_delays_no_other_client() -> None:
         until(lambda: sorted(called) == [2, 3])
 
 
-def test_a_done_callback_may_call_the_client_and_wait() -> None:
+def test_a_done_callback_may_call_its_client_and_wait_for_another() -> None:
     done: Future[types.SampleResponse] = Future()
-    with client(events=RecordingSink()) as sampler:
-        sampler.sample(PROMPT, 1, PARAMS).add_done_callback(lambda _: done.set_result(sample(sampler)))
+    own: list[Future[types.SampleResponse]] = []
+
+    def follow_up(_: Future[Any]) -> None:
+        own.append(sampler.sample(PROMPT, 1, PARAMS))
+        done.set_result(sample(other))
+
+    with client(events=RecordingSink()) as sampler, client() as other:
+        sampler.sample(PROMPT, 1, PARAMS).add_done_callback(follow_up)
         assert len(done.result(timeout=30).sequences) == 1
+        assert len(own[0].result(timeout=30).sequences) == 1
 
 
 def test_a_done_callback_that_raises_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -497,9 +497,11 @@ def test_callbacks_of_one_client_are_called_one_after_the_other_in_order() -> No
     rest = RestClient(transport=MockTransport(answer))
     called: list[int] = []
     first, second = rest.get_training_run("r"), rest.get_training_run("r")
+    answered = threading.Event()
+    second.call_when_done(lambda _: answered.set())
 
     def wait_for_the_second(_: object) -> None:
-        second.result(30)
+        answered.wait(30)
         gate.wait(0.2)  # time for the other callback, if it had a thread of its own
         called.append(1)
 
