@@ -38,7 +38,7 @@ GENERATIONS = (
     "  both generations find the same with these packages and with our client (`tests/parity/test_generations.py`, `tests/contract/test_generations.py`).",
     "- 0.37 and 0.39 were not on the index. What 0.39 adds, the uploads and the checkpoint search, is checked with programs written from its",
     "  documentation, run with our client (`tests/contract/test_uploads.py`), never with the official one; the path of the search is inferred",
-    "  from that of sessions. The newest package on the index was 0.38.0 on 2026-11-18; it makes none of these calls.",
+    "  from that of sessions. The newest package on the index was 0.38.0 on 2026-11-19; it makes none of these calls.",
 )
 
 REJECTED: Mapping[str, str] = {}
