@@ -142,8 +142,8 @@ ADVICE: dict[str, tuple[str, str]] = {
         "List existing ones, for example with `tinkex model list`.",
     ),
     "Conflict": (
-        "The id of a running sample was reused for a different request.",
-        "Use a new id for each request, as clients do.",
+        "The object is in a state that does not allow this: an upload is finished, or the id of a running sample is reused.",
+        "Do what the message says; a request that is sent again is rejected again.",
     ),
     "Expired": (
         "The object expired: a result, a checkpoint with a TTL, the run of a finished session.",
@@ -211,7 +211,8 @@ A call can fail in three ways: it was **rejected** (`APIStatusError`; nothing wa
 (`APIConnectionError`), or it was accepted and **failed later** (`RequestFailedError`, raised by the future's `result()`).
 
 "Retried" below means: by the client, before it raises the error. Transient failures (no response, 408, 409, 429 and 5xx except 501
-and 507) are retried with exponential backoff; see [retries and circuit breaker](guides/resilience.md).
+and 507) are retried with exponential backoff, unless the response has `x-should-retry: false`, as those of a `Conflict` have; see
+[retries and circuit breaker](guides/resilience.md).
 """
 
 
@@ -307,7 +308,7 @@ def _engine_facts(kind: type[EngineError]) -> list[str]:
     return [
         http,
         f"category `{kind.category.value}`",
-        _retried(retried=is_transient(status)),
+        _retried(retried=is_transient(status) and kind is not errors.Conflict),
         f"raised as `{raised}`",
     ]
 

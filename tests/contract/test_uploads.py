@@ -66,6 +66,19 @@ def test_exported_weights_are_uploaded_and_sampled_with_the_same_numbers(
 
 
 @pytest.mark.backends(*WITH_A_MODEL)
+def test_a_finished_upload_cannot_be_cancelled(service: tinkex.ServiceClient) -> None:
+    _, files = exported(service)
+    rest = service.create_rest_client()
+    upload = rest.external_weights_upload_start(base_model=BASE_MODEL, lora_config=LORA).result()
+    for name, url in upload.urls.items():
+        put(url, files[name])
+    path = rest.external_weights_upload_finish(upload.upload_id).result().tinker_path
+    with pytest.raises(tinkex.ConflictError, match=path):
+        rest.external_weights_upload_cancel(upload.upload_id).result(timeout=60)
+    assert rest.external_weights_upload_finish(upload.upload_id).result().tinker_path == path
+
+
+@pytest.mark.backends(*WITH_A_MODEL)
 def test_an_asynchronous_program_uploads_without_blocking(service: tinkex.ServiceClient) -> None:
     _, files = exported(service)
     rest = service.create_rest_client()

@@ -11,7 +11,7 @@ _ADVICE = {
     403: "This key is not allowed to do that; use one that is.",
     404: "Check the id or path: it may have expired, or belong to another server or key.",
     408: "The server took too long; make the call again.",
-    409: "Something of that name or number exists; choose another.",
+    409: "The object is in a state that does not allow this.",
     410: "It was deleted from the server; create it again.",
     413: "Send less in one request.",
     422: "Correct the values it names; nothing was executed.",

@@ -12,6 +12,7 @@ from tinkex._wire import json as wire_json
 from tinkex.engine.api.dialects import NATIVE, Dialect
 from tinkex.errors import (
     Busy,
+    Conflict,
     EngineError,
     EngineFailure,
     ModelUnavailable,
@@ -66,6 +67,8 @@ def error_response(error: TinkexError, dialect: Dialect = NATIVE) -> Response:
     response = json_response(dialect.error_body(status, content, error), status, omit_none=False)
     if isinstance(error, Busy | ModelUnavailable | StorageUnavailable):
         response.headers["retry-after"] = str(_retry_after_s(error))
+    if isinstance(error, Conflict):
+        response.headers["x-should-retry"] = "false"  # clients retry other responses with this status
     return response
 
 
