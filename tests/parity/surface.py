@@ -329,21 +329,33 @@ def _returned(function: Any) -> type:
 VERSIONS = ("0.36.0", "0.38.0")
 """The packages that are compared: the installed one, and the newest one that was available."""
 NEW_IN_039 = {
-    "RestClient.external_weights_upload_start": "a signed URL per file of external weights (experimental)",
-    "RestClient.external_weights_upload_finish": "the path of the checkpoint of the uploaded weights (experimental)",
-    "RestClient.search_checkpoints": "checkpoints by project, owner, type, base model and metadata (experimental)",
-    "types.Checkpoint.base_model": "the name of the base model",
-    "types.CheckpointSearchRequest": "the filters of a search",
-    "types.CheckpointSearchResponse": "a page of a search",
-    "types.CheckpointSearchCursor": "where the next page starts",
-    "types.ExternalWeightsUploadStartRequest": "base model, LoRA configuration and project of an upload",
-    "types.ExternalWeightsUploadStartResponse": "id, URLs and expiry of an upload",
-    "types.ExternalWeightsUploadStartResult": "the same, for the program",
-    "types.ExternalWeightsUploadFinishRequest": "the id of an upload",
-    "types.ExternalWeightsUploadFinishResponse": "the path of the checkpoint",
-    "types.ExternalWeightsUploadFinishResult": "the same, for the program",
+    "RestClient.external_weights_upload_start": (
+        "method",
+        "a signed URL per file of external weights (experimental)",
+    ),
+    "RestClient.external_weights_upload_finish": (
+        "method",
+        "the path of the checkpoint of the uploaded weights (experimental)",
+    ),
+    "RestClient.search_checkpoints": (
+        "method",
+        "checkpoints by project, owner, type, base model and metadata (experimental)",
+    ),
+    "types.Checkpoint.base_model": ("field", "the name of the base model"),
+    "types.CheckpointSearchRequest": ("class", "the filters of a search"),
+    "types.CheckpointSearchResponse": ("class", "a page of a search"),
+    "types.CheckpointSearchCursor": ("class", "where the next page starts"),
+    "types.ExternalWeightsUploadStartRequest": (
+        "class",
+        "base model, LoRA configuration and project of an upload",
+    ),
+    "types.ExternalWeightsUploadStartResponse": ("class", "id, URLs and expiry of an upload"),
+    "types.ExternalWeightsUploadStartResult": ("class", "the same, for the program"),
+    "types.ExternalWeightsUploadFinishRequest": ("class", "the id of an upload"),
+    "types.ExternalWeightsUploadFinishResponse": ("class", "the path of the checkpoint"),
+    "types.ExternalWeightsUploadFinishResult": ("class", "the same, for the program"),
 }
-"""Names that the documentation of 0.39 has and 0.38.0 does not."""
+"""Names that the documentation of 0.39 has and 0.38.0 does not: kind and purpose."""
 
 
 @functools.cache
