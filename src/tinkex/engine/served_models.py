@@ -191,17 +191,24 @@ class ServedModels:
     def find_for_use(self, name: str) -> ServedModel:
         """The base model of a name in a new request; raises ``InvalidInput`` for a context longer than the model's.
 
-        ``name:peft:32768`` is a model with a context of 32,768 tokens, unless that is the whole name of a served one. One that
-        is not loaded yet may read files here.
+        ``name:peft:32768`` is a model with a context of 32,768 tokens, unless that is the whole name of a served one. Any other
+        suffix is rejected, too. A model that is not loaded yet may read files here.
         """
         model = self.find(name)
-        context = context_length(name)
-        if context is None or name in self._by_name:
+        base, colon, suffix = name.partition(":")
+        if not colon or name in self._by_name or _canonical(name) in self._by_source:
             return model
+        found = _VARIANT.fullmatch(f":{suffix}")
+        if found is None:
+            raise InvalidInput(
+                f"{name!r} has the suffix {':' + suffix!r}, which says nothing here; use {base!r}, or {base + ':peft:<n>'!r} for a "
+                "context of n tokens."
+            )
+        context = int(found[1])
         if not 0 < context <= (model.describe().max_context_length or context):
             raise InvalidInput(
                 f"{name!r} asks for a context of {context} tokens, and that of this model is "
-                f"{model.describe().max_context_length}; use {name.rpartition(':peft:')[0]!r}, or a context of 1 up to that."
+                f"{model.describe().max_context_length}; use {base!r}, or a context of 1 up to that."
             )
         return model
 

@@ -48,6 +48,20 @@ def test_a_context_of_no_tokens_is_rejected(ada: Client) -> None:
         assert (answer.status, "use 'tiny', or a context of 1 up to that" in answer.detail) == (400, True)
 
 
+@pytest.mark.parametrize(
+    "suffix",
+    [":peft:x", ":peft:-1", ":peft:", ":peft:" + "9" * 30, ":peft:6.4", ":latest", ":x:peft:64", ":"],
+)
+def test_any_other_suffix_is_rejected(ada: Client, suffix: str) -> None:
+    path = save(ada, ada.create(), 1)
+    for answer in (
+        create_run(ada, f"tiny{suffix}"),
+        create_sampler(ada, base_model=f"tiny{suffix}"),
+        create_sampler(ada, base_model=f"tiny{suffix};{path}"),
+    ):
+        assert (answer.status, "use 'tiny', or 'tiny:peft:<n>'" in answer.detail) == (400, True), answer.body
+
+
 def test_a_name_that_is_served_as_a_whole_may_have_any_context(engine: Engine, ada: Client) -> None:
     engine.models.add({"other:peft:100000": engine.models.find("tiny").source})
     assert create_run(ada, "other:peft:100000").status == 200
