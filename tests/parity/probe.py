@@ -40,7 +40,7 @@ class World:
     def __init__(self, url: str, key: str, directory: str) -> None:
         self.login = {"base_url": url, "api_key": key}
         self.service = tinker.ServiceClient(**self.login)
-        self.training = self.service.create_lora_training_client(MODEL, rank=2)
+        self.training = self.service.create_lora_training_client(MODEL, rank=2, user_metadata={"step": 1})
         self.sampling = self.service.create_sampling_client(
             base_model=directory
         )  # so that its tokenizer is found

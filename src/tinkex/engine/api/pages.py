@@ -1,14 +1,14 @@
-"""Pages of listings and searches: bounded in bytes as well as in items."""
+"""Pages of listings and searches: bounded in bytes as well as in items, with metadata that every client reads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from tinkex._wire import json as wire_json
 from tinkex.types.base import Value
 
-__all__ = ["BATCH", "MAX_PAGE_BYTES", "rows_from", "take_page"]
+__all__ = ["BATCH", "MAX_PAGE_BYTES", "rows_from", "take_page", "text_values"]
 
 MAX_PAGE_BYTES = 1024 * 1024
 """A page ends before it is larger, unless a single item is."""
@@ -41,3 +41,17 @@ def rows_from(read: Callable[[int, int], Sequence[_Row]], limit: int, offset: in
     while offset < end and (batch := read(min(BATCH, end - offset), offset)):
         yield from batch
         offset += len(batch)
+
+
+def text_values(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
+    """Metadata with text as values, or the JSON of others: official clients read only text, and fail on a whole listing.
+
+    >>> text_values({"stage": "sft", "step": 3, "seen": [1, 2]})
+    {'stage': 'sft', 'step': '3', 'seen': '[1,2]'}
+    """
+    if metadata is None:
+        return None
+    return {
+        name: value if isinstance(value, str) else wire_json.encode(value, omit_none=False).decode()
+        for name, value in metadata.items()
+    }

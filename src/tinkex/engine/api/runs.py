@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.limits import page, wants_accessible
-from tinkex.engine.api.pages import rows_from, take_page
+from tinkex.engine.api.pages import rows_from, take_page, text_values
 from tinkex.engine.intake.checks import check_ttl
 from tinkex.engine.lookup import checkpoint_of_url, find_accessible_run, find_checkpoint, find_run
 from tinkex.engine.store import CheckpointKind, CheckpointRow, RunRow, RunStatus, Store
@@ -144,7 +144,7 @@ def _training_run(store: Store, reader: str, row: RunRow) -> TrainingRun:
         lora_rank=row.lora.rank if row.lora is not None else None,
         last_checkpoint=checkpoint_value(last) if last is not None else None,
         last_sampler_checkpoint=checkpoint_value(last_sampler) if last_sampler is not None else None,
-        user_metadata=dict(row.user_metadata) if row.user_metadata is not None and is_own else None,
+        user_metadata=text_values(row.user_metadata) if is_own else None,
     )
 
 
@@ -157,7 +157,7 @@ def checkpoint_value(row: CheckpointRow) -> Checkpoint:
         tinker_path=row.path,
         size_bytes=row.size_bytes,
         public=row.public,
-        user_metadata=dict(row.user_metadata) if row.user_metadata is not None else None,
+        user_metadata=text_values(row.user_metadata),
         expires_at=_datetime(row.expires_at) if row.expires_at is not None else None,
         base_model=row.base_model,
     )

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from tinkex.engine.api.call import Call, Handler, Reply
-from tinkex.engine.api.pages import BATCH, take_page
+from tinkex.engine.api.pages import BATCH, take_page, text_values
 from tinkex.engine.api.runs import checkpoint_value
 from tinkex.engine.store import CheckpointPosition, CheckpointQuery, CheckpointRow, SessionRow, Store
 from tinkex.errors import InvalidInput, UnknownObject
@@ -94,7 +94,7 @@ def _matches(row: SessionRow, request: SessionSearchRequest, *, is_own: bool) ->
         row = replace(row, user_metadata={}, display_name=None, project_id=None)
         if request.statuses is not None:
             return False
-    metadata = row.user_metadata or {}
+    metadata = text_values(row.user_metadata) or {}
     return (
         (request.session_id is None or row.session_id == request.session_id)
         and (request.project_ids is None or row.project_id in request.project_ids)
@@ -150,7 +150,7 @@ def _summary(store: Store, row: SessionRow, *, is_own: bool) -> SessionSummary:
         ),
         checkpoints_count=len(checkpoints),
         display_name=row.display_name,
-        user_metadata={name: str(value) for name, value in (row.user_metadata or {}).items()} or None,
+        user_metadata=text_values(row.user_metadata) or None,
         checkpoint_storage_bytes=sum(checkpoint.size_bytes for checkpoint in checkpoints),
     )
 
@@ -169,7 +169,7 @@ def _search_checkpoints(
     rows = (
         (row, checkpoint_value(row))
         for row in _checkpoints_after(store, query, position)
-        if all((row.user_metadata or {}).get(name) == value for name, value in request.user_metadata.items())
+        if request.user_metadata.items() <= (text_values(row.user_metadata) or {}).items()
     )
     page, is_last = take_page(rows, request.limit)
     return CheckpointSearchResponse(

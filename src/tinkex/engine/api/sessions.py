@@ -12,6 +12,7 @@ from typing import Any
 from tinkex.engine.api.call import Call, Handler, Reply
 from tinkex.engine.api.errors import json_response
 from tinkex.engine.api.limits import MAX_TEXT_BYTES, check_stored_size, page, wants_accessible
+from tinkex.engine.api.pages import text_values
 from tinkex.engine.lookup import find_session
 from tinkex.engine.quotas import Quotas
 from tinkex.engine.store import SessionRow, Store
@@ -185,7 +186,7 @@ async def get_session(call: Call) -> Reply:
         lambda: GetSessionResponse(
             training_run_ids=[run.run_id for run in store.runs.of_session(session.session_id)],
             sampler_ids=[sampler.sampler_id for sampler in store.samplers.of_session(session.session_id)],
-            user_metadata=dict(session.user_metadata or {}),
+            user_metadata=text_values(session.user_metadata or {}),
             display_name=session.display_name,
         )
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 
 from tinkex.engine.api.call import Call, Handler, Reply
+from tinkex.engine.api.pages import text_values
 from tinkex.engine.store import HOUR_S, CheckpointRow, SessionRow, Store, UsageKey, UsageKind
 from tinkex.errors import InvalidInput
 from tinkex.types import (
@@ -87,9 +88,7 @@ def _billing_usage(
     return BillingUsageResponse(
         data=[_event(key, amount, sessions[key.session_id], shows_free) for key, amount in used],
         sessions={
-            name: BillingUsageSession(
-                user_metadata={key: str(value) for key, value in (row.user_metadata or {}).items()} or None
-            )
+            name: BillingUsageSession(user_metadata=text_values(row.user_metadata) or None)
             for name, row in sessions.items()
             if row is not None
         },

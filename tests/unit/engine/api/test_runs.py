@@ -35,7 +35,7 @@ def test_a_run_is_listed_with_its_last_checkpoints(ada: Client, bob: Client) -> 
     assert parsed.corrupted is False
     assert parsed.last_checkpoint is not None
     assert parsed.last_checkpoint.tinker_path == last
-    assert parsed.last_checkpoint.user_metadata == {"step": 2}
+    assert parsed.last_checkpoint.user_metadata == {"step": "2"}, "official clients read only text"
     assert parsed.last_checkpoint.expires_at is not None
     assert parsed.last_sampler_checkpoint is not None
     assert parsed.last_sampler_checkpoint.tinker_path == sampler
