@@ -84,7 +84,7 @@ class Rounds:
             await self._moment(span, working)
             if working.done():
                 break
-            self._kill(self._rng.choice(self._arms))
+            self.kill(self._rng.choice(self._arms))
         return await working
 
     async def undisturbed(self, programs: Sequence[Program]) -> list[Execution]:
@@ -120,7 +120,8 @@ class Rounds:
             await asyncio.sleep(0.002)
         await asyncio.wait([working], timeout=self._rng.uniform(0.0, 0.03))
 
-    def _kill(self, arm: str) -> None:
+    def kill(self, arm: str) -> None:
+        """Kill what an arm names: the server, its workers, both, one worker, or an actor."""
         if self._server.process.poll() is not None:
             raise AssertionError(f"the server ended by itself\n{self._server.log}")
         workers = self._server.workers()
@@ -148,7 +149,7 @@ class Rounds:
 
     async def close(self) -> list[str]:
         """Kill it once more, start it, shut it down cleanly; returns the problems in its data."""
-        self._kill("api")
+        self.kill("api")
         await asyncio.to_thread(self._server.wait)
         await asyncio.to_thread(self._server.stop)
         wrong = [line for line in self._server.log.splitlines() if any(word in line for word in UNWANTED)]

@@ -27,8 +27,9 @@ from tests.durability.programs import DIALECTS, KINDS, make_program
         (True, 13, 3, kill_rounds.POOL_ARMS, kill_rounds.POOL, False),
         (True, 14, 3, kill_rounds.RAY_ARMS, kill_rounds.POOL, True),
         (True, 15, 3, kill_rounds.POOL_ARMS, kill_rounds.ELASTIC, False),
+        (True, 16, 2, ("api",), ("--worker", "thread"), False),
     ],
-    ids=["alone", "packed", "pool", "ray", "elastic"],
+    ids=["alone", "packed", "pool", "ray", "elastic", "thread"],
 )
 def test_random_programs_give_the_same_results_when_the_server_is_killed(
     tiny_model: Path,
