@@ -153,7 +153,9 @@ class EngineLoop:
         ]
         if self._placement.has_choice:
             self._placement.place(new_ready, ready)
-        occupied = [each.name for each in self.lanes.values() if each.is_occupied]
+        occupied = [
+            each.name for each in self.lanes.values() if Role.SAMPLE in each.role and each.is_occupied
+        ]
         if self._router.set_available(ready, occupied):
             self._table.assign_samples_again()
 

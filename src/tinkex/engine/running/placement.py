@@ -30,6 +30,8 @@ class Placement:
         self._unfinished_runs = unfinished_runs
         self._pins: dict[str, str] = {}
         self._runs: dict[str, set[str]] = {lane: set() for lane in lanes}
+        self._unplaced: dict[str, None] = {}
+        """Runs to pin; those that could not be looked up are tried again."""
 
     @property
     def has_choice(self) -> bool:
@@ -48,21 +50,23 @@ class Placement:
 
     def place(self, run_ids: Iterable[str], available: Collection[str]) -> None:
         """Pin those of the runs that are not pinned, if possible to a trainer that is ``available``."""
-        new = [run_id for run_id in run_ids if run_id not in self._pins]
-        if not new:
+        self._unplaced.update((run_id, None) for run_id in run_ids if run_id not in self._pins)
+        if not self._unplaced:
             return
         unfinished = self._unfinished_runs()
         # Runs with operations count most; of equally busy trainers the one with fewer runs is chosen.
         load = Counter(
             {lane: len(runs) + BUSY_WEIGHT * len(runs & unfinished) for lane, runs in self._runs.items()}
         )
-        for run_id in new:
-            if run_id in self._pins:
-                continue  # with one that shared a pass with it
+        for run_id in list(self._unplaced):
+            if run_id in self._pins:  # with one that shared a pass with it
+                del self._unplaced[run_id]
+                continue
             members = self._store.journal.runs_sharing_turns([run_id])
             lane = self._choose(members, load, available)
             for member in members:
                 self._pin(member, lane)
+            del self._unplaced[run_id]
             load[lane] += len(members) + BUSY_WEIGHT * len(members & unfinished)
             self._record(members, lane)
 
@@ -76,16 +80,20 @@ class Placement:
         Those are of interrupted turns, which run again as they were, and may be what crashed it.
         """
         for run_id in self._runs.get(lane, set()) - keep:
-            self.forget(run_id)
+            self._unpin(run_id)
 
     def forget(self, run_id: str) -> None:
         """Forget a run that has ended."""
+        self._unplaced.pop(run_id, None)
+        self._unpin(run_id)
+
+    def _unpin(self, run_id: str) -> None:
         lane = self._pins.pop(run_id, None)
         if lane is not None:
             self._runs[lane].discard(run_id)
 
     def _pin(self, run_id: str, lane: str) -> None:
-        self.forget(run_id)
+        self._unpin(run_id)
         self._pins[run_id] = lane
         self._runs[lane].add(run_id)
 

@@ -188,7 +188,7 @@ class OperationTable:
         """The runs of which something has become ready since the last call; all that are ready after a lane was lost."""
         with self._lock:
             taken, self._new_ready = self._new_ready, {}
-            return list(taken)
+            return [run_id for run_id in taken if self._queue.first(run_id) is not None]  # others have ended
 
     def unfinished_runs(self) -> AbstractSet[str]:
         """The runs with operations that have not ended."""

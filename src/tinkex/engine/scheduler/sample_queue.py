@@ -12,6 +12,8 @@ from tinkex.engine.scheduler.fairness import FairShare
 
 MAX_EXAMINED = 256
 """How many samples of a user are looked at to find one that a sampler accepts."""
+MIN_ENTRIES = 64
+"""So many entries are kept in the order of users without a look at which are obsolete."""
 
 
 class SampleQueue:
@@ -145,6 +147,8 @@ class _Lines:
         self._size -= 1
         if not self._lines[owner]:
             del self._lines[owner], self._entries[owner]
+            if len(self._order) > 2 * len(self._entries) + MIN_ENTRIES:
+                self._order = sorted(self._entries.values())
 
     def first(self, accepts: Callable[[Operation], bool] | None = None) -> Operation | None:
         """The first sample that is accepted, of the user served least of those that have one."""

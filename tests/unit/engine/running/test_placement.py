@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 import pytest
 
@@ -45,3 +47,19 @@ def test_the_runs_of_a_lost_trainer_are_placed_again_except_interrupted_ones(sto
     placement.place(["a", "c"], ["t1"])
     assert placement.runs_on("t0") == {"c"}
     assert placement.runs_on("t1") == {"a", "b", "d"}
+
+
+def test_runs_that_cannot_be_placed_are_placed_the_next_time(store: Store) -> None:
+    times = iter(range(2))
+
+    def unfinished() -> AbstractSet[str]:
+        if next(times) == 0:
+            raise sqlite3.OperationalError("disk I/O error")
+        return frozenset()
+
+    placement = Placement(store, LANES, unfinished)
+    with pytest.raises(sqlite3.OperationalError):
+        placement.place(["a"], LANES)
+    placement.place([], LANES)
+    assert placement.runs_on("t0") == {"a"}
+    placement.place([], LANES)  # nothing is looked up any more

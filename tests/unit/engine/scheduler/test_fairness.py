@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -150,3 +152,21 @@ def test_a_cancelled_sample_leaves_its_sampler_too() -> None:
     assert taken is not None
     assert taken.request_id == "two"
     assert len(queue) == 0
+
+
+def test_users_that_come_and_go_leave_nothing_behind() -> None:
+    queue = SampleQueue()
+
+    def come_and_go(times: int) -> None:
+        for number in range(times):
+            queue.put(sample(f"r{number}", "a"))
+            assert queue.take_assigned("x", lambda each: "x") is not None
+
+    come_and_go(500)
+    tracemalloc.start()
+    try:
+        come_and_go(5000)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 50_000
