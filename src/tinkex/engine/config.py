@@ -299,8 +299,9 @@ class EngineConfig:
         parse_resources(self.trainer_resources)
         parse_resources(self.sampler_resources)
         if self.worker != "thread" and os.name != "posix":
+            what = "a Ray cluster" if self.worker == "ray" else "a worker process"
             raise SetupError(
-                "a worker process needs a POSIX system; run the models on a thread (--worker thread)."
+                f"{what} needs a POSIX system (Linux or macOS); run the models on a thread here (--worker thread)."
             )
         if not 1 <= self.trainers <= MAX_WORKERS or not 0 <= self.samplers <= MAX_WORKERS:
             raise SetupError(

@@ -26,8 +26,15 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 from tinkex._version import __version__
 from tinkex.engine.config import EngineConfig, tinkex_home
 from tinkex.engine.lanes.file_values import model_digests, read_files, write_files
-from tinkex.engine.lanes.interface import DecodeReport, DecodeStep, ModelInfo, StepResult, WorkerStatus
-from tinkex.engine.lanes.messages import record_values, run_call
+from tinkex.engine.lanes.interface import (
+    DecodeReport,
+    DecodeStep,
+    ModelInfo,
+    StepResult,
+    WorkerLost,
+    WorkerStatus,
+)
+from tinkex.engine.lanes.messages import ERROR, record_values, run_call
 from tinkex.engine.lanes.remote import Callbacks
 from tinkex.engine.lanes.worker_process import ProcessBackend
 
@@ -84,6 +91,8 @@ class Beat:
 class Message:
     """A call of the engine, after others whose results nobody waits for."""
 
+    incarnation: int
+    """How often the lane's worker had been started: a call for an earlier one is rejected."""
     name: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -110,7 +119,7 @@ class LaneActor:
 
     Example:
         >>> actor = ray.remote(LaneActor).remote(pickle.dumps({"config": {}, "log_level": "WARNING"}))
-        >>> pickle.loads(ray.get(actor.call.remote(pickle.dumps(Message("start", (), {})))))
+        >>> pickle.loads(ray.get(actor.call.remote(pickle.dumps(Message(1, "start", (), {})))))
         ('result', None)
     """
 
@@ -127,6 +136,7 @@ class LaneActor:
         logging.getLogger("tinkex").addHandler(_Records(self._logs))
         logging.getLogger("tinkex").setLevel(content["log_level"])
         self._progress: tuple[str, int, int | None] | None = None
+        self._incarnation = 0
         self._node = _node_address()
         self._versions = NodeVersions.here()
         self._backend = ProcessBackend(config, Callbacks(self._show, lambda: None, self._silence))
@@ -135,6 +145,12 @@ class LaneActor:
     def call(self, message: bytes) -> bytes:
         """Makes the calls of a pickled :class:`Message`; returns the kind and content of the last one's result."""
         asked: Message = pickle.loads(message)  # noqa: S301 -- sent by the engine
+        if asked.name == "start":
+            self._incarnation = asked.incarnation
+        elif asked.incarnation != self._incarnation:
+            # It waited for its turn while the worker that it was made for was lost.
+            lost = WorkerLost("the worker that the call was for was lost", own_fault=False)
+            return pickle.dumps((ERROR, lost), protocol=5)
         for name, args, kwargs in asked.first:
             run_call(self._method(name), args, dict(kwargs))
         return pickle.dumps(run_call(self._method(asked.name), asked.args, dict(asked.kwargs)), protocol=5)

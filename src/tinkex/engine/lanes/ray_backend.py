@@ -47,6 +47,10 @@ DECODE_S = 0.02
 """How long an actor takes decode steps in one call: a call costs about a millisecond."""
 
 
+class OtherNode(SetupError):
+    """A node would not give the numbers of the others: it has other versions, or other files of a model."""
+
+
 @dataclass(eq=False)
 class _Actor:
     """One incarnation of the lane's actor."""
@@ -119,7 +123,8 @@ class RayBackend(RemoteBackend):
         actor = self._actor = _Actor(handle, self._num_started)
         threading.Thread(target=self._monitor, args=(actor,), name="tinkex-beat", daemon=True).start()
         # The actor makes this call before every other one; nothing waits for it.
-        self._cluster.call(handle, "call", "compute", pickle.dumps(Message("start", (), {})))
+        message = pickle.dumps(Message(self._num_started, "start", (), {}))
+        self._cluster.call(handle, "call", "compute", message)
 
     def check(self) -> None:
         """Raise :class:`WorkerLost` if the worker, its actor or its node is gone."""
@@ -212,7 +217,8 @@ class RayBackend(RemoteBackend):
         first: Sequence[Cast] = ()
         if connection == "compute":
             first, self._casts = self._casts, []
-        message = pickle.dumps(Message(name, args, kwargs, first), protocol=5)
+        incarnation = self._num_started
+        message = pickle.dumps(Message(incarnation, name, args, kwargs, first), protocol=5)
         try:
             reference = self._cluster.call(actor.handle, "call", connection, message)
             while (reply := self._cluster.wait(reference, CHECK_S)) is None:
@@ -223,7 +229,8 @@ class RayBackend(RemoteBackend):
             raise actor.loss() from lost
         kind, content = pickle.loads(reply)  # noqa: S301 -- sent by our actor
         if kind == ERROR:
-            actor.worker_lost = actor.worker_lost or isinstance(content, WorkerLost)
+            is_current = incarnation == self._num_started
+            actor.worker_lost = actor.worker_lost or (is_current and isinstance(content, WorkerLost))
             raise content
         return content
 
@@ -235,25 +242,39 @@ class RayBackend(RemoteBackend):
         """Load a base model on the node, if it is not loaded there; its files must be those that the engine has."""
         actor = self._current()
         if source not in actor.loaded:
-            loaded: NodeModel = self._call(actor, "compute", "load", source)
-            actor.loaded[source] = self._checked(actor, source, loaded)
+            try:
+                node = self._checked_node(actor)
+                loaded: NodeModel = self._call(actor, "compute", "load", source)
+                actor.loaded[source] = self._checked_model(node, source, loaded)
+            except OtherNode as error:
+                if self._num_started == 1 and not self._place.spec.is_elastic:
+                    raise  # at the start of the server
+                # Later there are accepted operations: they wait for a node that gives the same numbers.
+                self._end(actor, str(error))
+                raise WorkerLost(str(error), own_fault=True) from error
         return actor.loaded[source]
 
-    def _checked(self, actor: _Actor, source: str, loaded: NodeModel) -> ModelInfo:
+    def _checked_node(self, actor: _Actor) -> str:
+        """Waits for the node's first answer; returns the name of one that has the server's versions."""
+        while actor.beat is None:
+            if actor.lost.wait(CHECK_S):
+                raise actor.loss()
+        node, theirs, ours = f"node {actor.beat.node}", actor.beat.versions, NodeVersions.here()
+        if theirs != ours:
+            raise OtherNode(f"{node} has {theirs}, and the server {ours}; install the same versions on both")
+        return node
+
+    def _checked_model(self, node: str, source: str, loaded: NodeModel) -> ModelInfo:
+        """Returns a model that a node has loaded from the files that the server has."""
         from tinkex.engine.model.catalog import resolve
 
-        node = f"node {actor.beat.node}" if actor.beat is not None else "the node"
-        if actor.beat is not None and actor.beat.versions != (here := NodeVersions.here()):
-            raise SetupError(
-                f"{node} has {actor.beat.versions}, and the server {here}; install the same versions on both"
-            )
         directory = resolve(source, self._config.models_home, self._callbacks.progress)
         ours = model_digests(directory)
         different = sorted(
             name for name in {*ours, *loaded.digests} if ours.get(name) != loaded.digests.get(name)
         )
         if different:
-            raise SetupError(
+            raise OtherNode(
                 f"{node} has other files of the model {source} than the server: {', '.join(different)}; copy the directory "
                 "to the node, or download the same revision on both"
             )

@@ -11,7 +11,7 @@ import socket
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,8 +21,8 @@ from tinkex.errors import SetupError
 if TYPE_CHECKING:
     from tinkex.engine.lanes.roles import LaneSpec
 
-LOCAL_HEAD = "127.0.0.2"
-"""Ray replaces 127.0.0.1 by the address of the machine; with this one the traffic of a local cluster stays on loopback."""
+LOOPBACK = "127.0.0.1"
+"""The only address that Ray does not extend to all interfaces when it listens."""
 CONNECT_TIMEOUT_S = 5.0
 PLACE_TIMEOUT_S = 30.0
 """How long the actor of an elastic lane may take to start on a node that had room for it."""
@@ -133,10 +133,13 @@ class RayCluster:
         }
         if address == "local":
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to anybody
-            os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray's ports are open to all interfaces
+            os.environ.setdefault(
+                "RAY_AUTH_MODE", "token"
+            )  # other users of this machine can connect to its ports
+            self._keep_loopback()
             wanted = _total([*self._needed, *self._elastic])
             options |= {
-                "_node_ip_address": LOCAL_HEAD,
+                "_node_ip_address": LOOPBACK,
                 # The user's number of workers and threads decides, not the number of cores.
                 "num_cpus": max(os.cpu_count() or 1, int(wanted.pop("CPU", 0) + 0.999)),
                 "resources": {
@@ -156,13 +159,30 @@ class RayCluster:
                 "(ray start --address=HEAD:PORT), with the same versions of Python and Ray everywhere; or use --ray local."
             ) from error
 
+    def _keep_loopback(self) -> None:
+        """Has Ray accept 127.0.0.1 as the address of a node, as it does on macOS; it replaces it by the machine's elsewhere."""
+        from ray._private import ray_constants  # pyright: ignore[reportMissingImports]
+
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # for its processes
+        ray_constants.ENABLE_RAY_CLUSTER = False
+
     def _check_resources(self) -> None:
         missing = _missing(_total(self._needed), self._ray.cluster_resources())
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         if missing:
-            raise SetupError(
-                f"the Ray cluster has too few resources for {len(self._needed)} lanes: they reserve {', '.join(missing)}. Add nodes, "
-                "start fewer trainers or samplers, or reserve less with --threads, --trainer-resources and --sampler-resources."
+            reason = f"they reserve {', '.join(missing)}"
+        elif not _have_room(nodes, self._needed):
+            lanes = sorted({_amounts(lane) for lane in self._needed})
+            there = "; ".join(
+                sorted(_amounts({name: node.get(name, 0) for name in self._needed[0]}) for node in nodes)
             )
+            reason = f"each is on one node, they reserve {' or '.join(lanes)}, and the nodes have {there}"
+        else:
+            return
+        raise SetupError(
+            f"the Ray cluster has too few resources for {len(self._needed)} lanes: {reason}. Add nodes, "
+            "start fewer trainers or samplers, or reserve less with --threads, --trainer-resources and --sampler-resources."
+        )
 
     def _check_free(self, wanted: Reserved) -> None:
         from ray._private.state import (  # pyright: ignore[reportMissingImports]
@@ -171,8 +191,7 @@ class RayCluster:
 
         nodes: Mapping[str, Mapping[str, float]] = available_resources_per_node()
         if all(_missing(wanted, free) for free in nodes.values()):
-            amounts = ", ".join(f"{name}={amount:g}" for name, amount in wanted.items())
-            raise NoFreeNode(f"none of {len(nodes)} nodes of the cluster has {amounts} free")
+            raise NoFreeNode(f"none of {len(nodes)} nodes of the cluster has {_amounts(wanted)} free")
 
 
 @dataclass(frozen=True)
@@ -204,6 +223,34 @@ def _missing(wanted: Reserved, there: Reserved) -> Sequence[str]:
         for name, amount in wanted.items()
         if amount > there.get(name, 0)
     ]
+
+
+def _amounts(reserved: Reserved) -> str:
+    return ", ".join(f"{name}={amount:g}" for name, amount in reserved.items())
+
+
+def _have_room(nodes: Sequence[Reserved], lanes: Sequence[Reserved]) -> bool:
+    """Whether lanes fit on nodes, each on one: the largest first, where most or where least is left.
+
+    >>> _have_room([{"CPU": 3}, {"CPU": 3}], [{"CPU": 2}] * 2), _have_room([{"CPU": 3}, {"CPU": 3}], [{"CPU": 2}] * 3)
+    (True, False)
+    """
+
+    def left_after(node: Reserved, lane: Reserved) -> Reserved:
+        return {**node, **{name: node.get(name, 0) - amount for name, amount in lane.items()}}
+
+    def fit(pick: Callable[..., Reserved]) -> bool:
+        left = list(nodes)
+        for lane in sorted(lanes, key=lambda each: sorted(each.items()), reverse=True):
+            possible = [node for node in left if not _missing(lane, node)]
+            if not possible:
+                return False
+            chosen = pick(possible, key=lambda node: sum(node.get(name, 0) for name in lane))
+            left.remove(chosen)
+            left.append(left_after(chosen, lane))
+        return True
+
+    return fit(max) or fit(min)
 
 
 class ActorLost(Exception):

@@ -23,7 +23,8 @@ from tinkex.engine.durability.replay import same_result
 from tinkex.engine.engine import Engine
 from tinkex.engine.lanes.file_values import read_files, write_files
 from tinkex.engine.lanes.interface import NoFreeNode, WorkerLost
-from tinkex.engine.lanes.ray_actor import Beat, LaneActor, NodeVersions
+from tinkex.engine.lanes.messages import ERROR
+from tinkex.engine.lanes.ray_actor import Beat, LaneActor, Message, NodeVersions
 from tinkex.engine.lanes.ray_backend import RayBackend
 from tinkex.engine.lanes.ray_cluster import GROUPS, ActorLost, Place
 from tinkex.engine.lanes.remote import Callbacks
@@ -64,7 +65,7 @@ class Machines:
 
     def __init__(self, versions: NodeVersions | None = None) -> None:
         self.nodes: list[Node] = []
-        self._versions = versions
+        self.versions = versions
         self.is_full = False
 
     def start_actor(
@@ -89,10 +90,10 @@ class Machines:
             if node.lost:
                 raise ActorLost("ActorDiedError") from None
             return None
-        if isinstance(found, bytes) and self._versions is not None:
+        if isinstance(found, bytes) and self.versions is not None:
             content = pickle.loads(found)
             if isinstance(content, Beat):
-                return pickle.dumps(replace(content, versions=self._versions))
+                return pickle.dumps(replace(content, versions=self.versions))
         return found
 
     def end_actor(self, handle: Node) -> None:
@@ -230,12 +231,31 @@ def test_a_node_with_another_version_is_rejected(tiny_model: Path, tmp_path: Pat
     backend = _backend(EngineConfig(home=tmp_path, data_dir=tmp_path / "data", threads=1), old)
     try:
         backend.start()
-        wait_until(lambda: backend.status.node is not None)
         with pytest.raises(SetupError, match=r"torch='1\.0'.*install the same versions"):
             backend.load(str(tiny_model))
     finally:
         backend.close()
         old.close()
+
+
+def test_a_lane_is_lost_again_on_a_node_with_another_version_and_its_operations_wait(
+    tiny_model: Path, tmp_path: Path, machines: Machines
+) -> None:
+    backend = _backend(EngineConfig(home=tmp_path, data_dir=tmp_path / "data", threads=1), machines)
+    backend.start()
+    backend.load(str(tiny_model))
+    machines.nodes[0].lose()
+    with pytest.raises(WorkerLost):
+        backend.create("run", str(tiny_model), _lora())
+    machines.versions = replace(NodeVersions.here(), torch="1.0")
+    backend.start()
+    with pytest.raises(WorkerLost, match="install the same versions"):
+        backend.load(str(tiny_model))
+    machines.versions = None
+    backend.start()
+    backend.load(str(tiny_model))
+    assert len(machines.nodes) == 3
+    backend.close()
 
 
 def test_a_call_to_a_lost_node_says_so(tiny_model: Path, tmp_path: Path, machines: Machines) -> None:
@@ -251,6 +271,27 @@ def test_a_call_to_a_lost_node_says_so(tiny_model: Path, tmp_path: Path, machine
     backend.start()
     backend.load(str(tiny_model))
     assert backend.status.restarts == 1
+    backend.close()
+
+
+def test_a_call_for_a_worker_that_was_lost_does_not_reach_its_successor(
+    tiny_model: Path, tmp_path: Path, machines: Machines
+) -> None:
+    backend = _backend(EngineConfig(home=tmp_path, data_dir=tmp_path / "data", threads=1), machines)
+    backend.start()
+    backend.load(str(tiny_model))
+    late = pickle.dumps(Message(1, "create", ("run", str(tiny_model), _lora()), {}))
+    os.kill(machines.nodes[0].worker, signal.SIGKILL)
+    with pytest.raises(WorkerLost):
+        backend.create("run", str(tiny_model), _lora())
+    backend.start()
+    backend.load(str(tiny_model))
+    kind, content = pickle.loads(machines.nodes[0].actor.call(late))
+    assert kind == ERROR
+    assert isinstance(content, WorkerLost)
+    assert not content.own_fault
+    backend.create("run", str(tiny_model), _lora())
+    assert backend.status.state != "restarting"
     backend.close()
 
 
