@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import socket
+import sys
 import threading
 import uuid
 from collections import defaultdict
@@ -45,6 +46,9 @@ class RayCluster:
     """
 
     def __init__(self, address: str, needed: Sequence[Reserved], elastic: Sequence[Reserved] = ()) -> None:
+        if address == "local" and "ray" not in sys.modules:
+            # Other users of this machine can connect to its ports. Ray reads this when it is imported.
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
         try:
             import ray  # pyright: ignore[reportMissingImports]
             import ray.exceptions  # pyright: ignore[reportMissingImports]  # a folder named ray is not enough
@@ -133,9 +137,6 @@ class RayCluster:
         }
         if address == "local":
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to anybody
-            os.environ.setdefault(
-                "RAY_AUTH_MODE", "token"
-            )  # other users of this machine can connect to its ports
             self._keep_loopback()
             wanted = _total([*self._needed, *self._elastic])
             options |= {
