@@ -84,16 +84,34 @@ class Nodes:
 
     def kill(self, host: str) -> None:
         """Sends SIGKILL to all processes of a node."""
+        tree = self._tree(host)
         process = self.processes.pop(host)
-        tree: list[psutil.Process] = []
-        with contextlib.suppress(psutil.NoSuchProcess):  # it did not start
-            node = psutil.Process(process.pid)
-            tree = [node, *node.children(recursive=True)]
         for each in tree:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
         process.wait()
         wait_ended(tree, timeout_s=30)
+
+    @contextlib.contextmanager
+    def unreachable(self, host: str) -> Iterator[None]:
+        """Within the block nothing on a node responds, as if the network to it were down."""
+        tree = self._tree(host)
+        for each in tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.suspend()
+        try:
+            yield
+        finally:
+            for each in tree:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.resume()
+
+    def _tree(self, host: str) -> list[psutil.Process]:
+        """All processes of a node."""
+        with contextlib.suppress(psutil.NoSuchProcess):  # it did not start
+            node = psutil.Process(self.processes[host].pid)
+            return [node, *node.children(recursive=True)]
+        return []
 
     def actors(self, host: str) -> list[psutil.Process]:
         """The actors of lanes on a node."""

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,6 +71,7 @@ def test_what_is_lost_with_nodes_actors_and_the_server_is_computed_again_with_th
             lambda: lose_node(cluster, SAMPLERS, num_cpus=2),
             lambda: kill_all(cluster.actors(TRAINER)),
             server.restart,
+            lambda: lose_contact(cluster, server, TRAINER),
             lambda: lose_node(cluster, TRAINER, num_cpus=1),
         ]
     )
@@ -85,7 +87,7 @@ def test_what_is_lost_with_nodes_actors_and_the_server_is_computed_again_with_th
 
         working = asyncio.ensure_future(run(progress))
         for number, lose in enumerate(losses, 1):
-            while events < number * num_steps // 5 and not working.done():
+            while events < number * num_steps // 6 and not working.done():
                 moved.clear()
                 waiting = asyncio.ensure_future(moved.wait())
                 await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
@@ -97,6 +99,30 @@ def test_what_is_lost_with_nodes_actors_and_the_server_is_computed_again_with_th
     expected = asyncio.run(run())
     for one, other in zip(actual, expected, strict=True):
         assert not differences(other, one, exact=True)
+
+
+def lanes(server: KillableServer) -> dict[str, dict[str, Any]]:
+    """The server's lanes, also while one of them is missing."""
+    try:
+        with urllib.request.urlopen(f"{server.url}/api/v1/healthz", timeout=30) as response:
+            health = json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            health = json.load(error)
+    found: dict[str, dict[str, Any]] = health["lanes"]
+    return found
+
+
+def lose_contact(cluster: Nodes, server: KillableServer, host: str) -> None:
+    """Has a node not respond until the server notices."""
+
+    def states() -> list[str]:
+        return [lane["state"] for lane in lanes(server).values() if lane["node"] == host]
+
+    server.wait()
+    wait_until(lambda: bool(states()) and set(states()) == {"running"})
+    with cluster.unreachable(host):
+        wait_until(lambda: "running" not in states())
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -120,14 +146,8 @@ def kill_all(processes: list[psutil.Process]) -> None:
 
 def test_lanes_are_placed_by_what_they_reserve_and_shown(cluster: Nodes, server: KillableServer) -> None:
     wait_until(lambda: [len(cluster.actors(host)) for host in (HEAD, TRAINER, SAMPLERS)] == [0, 1, 2])
-    shown: dict[str, dict[str, Any]] = {}
-
-    def is_running() -> bool:
-        with urllib.request.urlopen(f"{server.url}/api/v1/healthz", timeout=30) as response:
-            shown.update(json.load(response)["lanes"])
-        return all(lane["state"] == "running" for lane in shown.values())
-
-    wait_until(is_running)
+    wait_until(lambda: all(lane["state"] == "running" for lane in lanes(server).values()))
+    shown = lanes(server)
     assert sorted(shown) == ["sampler-0", "sampler-1", "trainer-0"]
     assert sorted(lane["node"] for lane in shown.values()) == [TRAINER, SAMPLERS, SAMPLERS]
 
@@ -186,6 +206,7 @@ def test_a_program_without_the_token_cannot_use_the_cluster(cluster: Nodes) -> N
         (("--ray", "nowhere"), "must be HOST:PORT, auto or local"),
         (("--ray", "{address}", "--trainers", "9", "--threads", "1"), "they reserve CPU=9 of 3. Add nodes"),
         (("--ray", "{address}", "--trainer-resources", "CPU=1,tpu=1"), "tpu=1 of 0"),
+        (("--ray", "{address}", "--trainers", "1", "--threads", "3"), "the nodes have CPU=0; CPU=1; CPU=2"),
         (("--ray", "local", "--trainer-resources", "lots"), "the resources 'lots' cannot be read at 'lots'"),
     ],
 )
