@@ -112,7 +112,7 @@ def main() -> None:
         control = measured_control_plane()
         document = {
             "date": time.strftime("%Y-%m-%d"),
-            "machine": machine_name(),
+            "measured_on": machine_name(),
             "trace": trace.name,
             "control_plane": asdict(control),
             "measured": {name: asdict(each) for name, each in recorded_measurements().items()},
