@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.ray_nodes import ENVIRONMENT, ray_python
+from tests.ray_nodes import ENVIRONMENT, HEAD, nodes, ray_python
 from tests.servers import ServedEngine, serve
 from tests.sessions import close_official_sessions, close_sessions
 
@@ -185,4 +185,19 @@ def served_ray(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     lanes = ("--ray", "local", "--trainers", "1", "--samplers", "1", "--threads", "1")
     home = tmp_path_factory.mktemp("ray")
     with serve(home, *options, *lanes, python=ray_python(), env=ENVIRONMENT) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def served_cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
+    """The same on a Ray cluster of three nodes, with two trainers and two samplers on two of them."""
+    options = ("--model", f"tiny/llama={tiny_model}", "--max-live-runs", "2000")
+    lanes = ("--trainers", "2", "--samplers", "2", "--threads", "1", "--data-parallel-tokens", "16")
+    home = tmp_path_factory.mktemp("cluster")
+    with (
+        nodes(home, {HEAD: 0, "127.0.0.3": 2, "127.0.0.4": 2}) as cluster,
+        serve(
+            home, *options, "--ray", cluster.address, *lanes, python=ray_python(), env=ENVIRONMENT
+        ) as engine,
+    ):
         yield engine

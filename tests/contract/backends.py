@@ -1,4 +1,4 @@
-"""The backends of a client: a mock, the embedded engine, and servers: with one worker, a pool of them, and workers on Ray."""
+"""The backends of a client: a mock, the embedded engine, and servers: with one worker, a pool, and workers on one and three nodes of Ray."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from tests.contract.names import BASE_MODEL
 
 __all__ = ["ALL", "BASE_MODEL", "FIXTURES", "WITH_A_MODEL", "Backend"]
 
-ALL = ("mock", "embedded", "server", "pool", "ray")
-WITH_A_MODEL = ("embedded", "server", "pool", "ray")
-FIXTURES = {"server": "served_engine", "pool": "served_pool", "ray": "served_ray"}
+ALL = ("mock", "embedded", "server", "pool", "ray", "cluster")
+WITH_A_MODEL = ALL[1:]
+FIXTURES = {
+    "server": "served_engine",
+    "pool": "served_pool",
+    "ray": "served_ray",
+    "cluster": "served_cluster",
+}
 """The fixtures of the servers."""
 
 

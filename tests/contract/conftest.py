@@ -1,4 +1,4 @@
-"""One suite, five backends."""
+"""One suite, six backends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         marker = metafunc.definition.get_closest_marker("backends")
         names = marker.args if marker else ALL
         # Several workers, and Ray, take a while to start, so the fast tests do without them.
-        marks = {"pool": [pytest.mark.slow], "ray": [pytest.mark.slow]}
+        marks = {name: [pytest.mark.slow] for name in ("pool", "ray", "cluster")}
         metafunc.parametrize(
             "backend", [pytest.param(name, marks=marks.get(name, ())) for name in names], indirect=True
         )
