@@ -15,6 +15,7 @@ from tinkex._wire.endpoints import endpoint
 from tinkex.clients._checks import check_data
 from tinkex.losses.custom import data_for_logprobs, differentiate, require_torch
 from tinkex.losses.traced import LossHandle, check_inputs, run_handle, write_graph
+from tinkex.observability.callbacks import delivered_before_errors
 from tinkex.observability.events import CustomLossFinished, CustomLossStarted, NullSink
 
 if TYPE_CHECKING:
@@ -97,6 +98,13 @@ class CustomPass:
         elapsed_s = time.monotonic() - began
         self.events.emit(CustomLossFinished(len(data), elapsed_s, surrogate.loss, added))
         return surrogate
+
+    def surrogate_blocking(
+        self, data: Sequence[types.Datum], output: types.ForwardBackwardOutput
+    ) -> Surrogate:
+        """As :meth:`surrogate`; before an error the thread waits, as a result does, until sinks have received its events."""
+        with delivered_before_errors():
+            return self.surrogate(data, output)
 
     async def surrogate_async(
         self, data: Sequence[types.Datum], output: types.ForwardBackwardOutput

@@ -84,7 +84,7 @@ class TrainingClient(QueueStateMixin, LoopReportMethods):
             outputs = client.forward(batch, "cross_entropy").result().loss_fn_outputs
 
         ``queue_state_observer`` is notified of the queue states of this call, instead of the client's observer; so it is in
-        every other operation.
+        every other operation but ``unload``.
         """
         return self._pass(data, loss_fn, loss_fn_config, forward_only=True, observer=queue_state_observer)
 
@@ -441,7 +441,7 @@ class TrainingClient(QueueStateMixin, LoopReportMethods):
         self, data: Sequence[Datum], loss: CustomPass, observer: Observer
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
         forward = self.forward(loss.forward_data, SURROGATE, **given(observer))
-        return self._surrogate_pass(loss.surrogate(data, forward.result()), observer)
+        return self._surrogate_pass(loss.surrogate_blocking(data, forward.result()), observer)
 
     @spanning("forward_backward_custom")
     async def _custom_pass_async(

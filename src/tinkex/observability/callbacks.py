@@ -7,13 +7,14 @@ while; a client without callbacks has no thread.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ __all__ = [
     "CallbackQueue",
     "QueuedSink",
     "deliver",
+    "delivered_before_errors",
     "drain",
     "expect_callbacks",
     "follow_deliveries",
@@ -270,6 +272,29 @@ def follow_deliveries(context: Context) -> None:
     """Records from now on which queues hold events of the call that runs in this context."""
     if _in_use:
         context.run(_deliveries.set, set())
+
+
+@contextlib.contextmanager
+def delivered_before_errors() -> Iterator[None]:
+    """Raises an error of the block after sinks have received the block's events, as the result of a call does.
+
+    The wait is as short as that of a result, and blocks the thread.
+    """
+    if not _in_use:
+        yield
+        return
+    deliveries: set[CallbackQueue] = set()
+    token = _deliveries.set(deliveries)
+    try:
+        yield
+    except BaseException:
+        for queue in deliveries:
+            if not queue.behind:
+                queue.drain(time.monotonic() + queue.max_wait_s)
+                queue.behind = queue.pending
+        raise
+    finally:
+        _deliveries.reset(token)
 
 
 def undelivered(context: Context) -> list[CallbackQueue]:

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -301,11 +302,16 @@ def test_a_custom_loss_that_fails_is_reported_with_its_reason(server: ScriptedSe
     def broken(data: Any, logprobs: Any) -> Any:
         raise RuntimeError("a mistake")
 
-    recorder = Recorder()
+    class Slow(Recorder):
+        def emit(self, event: Event) -> None:
+            time.sleep(0.005)
+            super().emit(event)
+
+    recorder = Slow()
     with ServiceClient(transport=server.transport, events=recorder) as service:
         client = service.create_lora_training_client("toy", rank=8)
         with pytest.raises(RuntimeError, match="a mistake"):
             client.forward_backward_custom(DATA, broken)
-    _, ended = recorder.events
+        _, ended = recorder.events  # received before the error was raised
     assert isinstance(ended, CustomLossFinished)
     assert (ended.loss, ended.error) == (None, "RuntimeError: a mistake")
