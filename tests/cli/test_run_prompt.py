@@ -64,8 +64,16 @@ def test_every_command_takes_a_timeout(path: tuple[str, ...]) -> None:
         found = command.get_command(click.Context(command), name)
         assert found is not None
         command = found
-    without_requests = path == ("serve",) or (isinstance(command, click.Group) and path != ("run",))
-    assert without_requests or any("--timeout" in option.opts for option in command.params)
+    assert path == ("serve",) or any("--timeout" in option.opts for option in command.params)
+
+
+@pytest.mark.slow
+def test_common_options_may_stand_before_the_command_of_a_group(served_engine: ServedEngine) -> None:
+    before = tinkex("checkpoint", "--json", "--timeout", "30", "list", server=served_engine)
+    after = tinkex("checkpoint", "list", "--json", "--timeout", "30", server=served_engine)
+    assert before.code == 0, before.err
+    assert before.json == after.json
+    assert "--timeout" not in tinkex("checkpoint").out, "the help of its commands shows it"
 
 
 @pytest.mark.parametrize(

@@ -71,11 +71,14 @@ class LazyGroup(_ShortHelp, click.Group):
 
 
 class CommandGroup(_ShortHelp, click.Group):
-    """A group such as ``tinkex checkpoint``; its commands take the common options."""
+    """A group such as ``tinkex checkpoint``; it takes the common options, and so do its commands, whose help shows them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.command_class = Leaf
+        for option in common_options():
+            option.hidden = not self.invoke_without_command
+            self.params.append(option)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Returns every command name, in definition order."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tinkex.cli.groups import CommandGroup, common_options
+from tinkex.cli.groups import CommandGroup
 from tinkex.cli.invocation import Invocation, pass_invocation
 from tinkex.cli.paging import fetch_items
 from tinkex.cli.paths import RunId
@@ -76,9 +76,6 @@ def run(ctx: click.Context, invocation: Invocation, /, **options: Any) -> None:
         sample_prompt(invocation, options)
     else:
         click.echo(ctx.get_help())
-
-
-run.params += common_options()
 
 
 @run.command("list")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tinkex.cli.groups import CommandGroup, common_options
+from tinkex.cli.groups import CommandGroup
 from tinkex.cli.invocation import Invocation, pass_invocation
 from tinkex.cli.paths import CheckpointPath
 
@@ -138,9 +138,6 @@ def train(
         write_report(invocation, report)
     else:
         click.echo(ctx.get_help())
-
-
-train.params += common_options()
 
 
 @train.command()
