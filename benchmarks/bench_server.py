@@ -11,6 +11,7 @@ bodies      the longest health check while one user sends the largest and most h
 training    steps through the server compared with the same steps of the bare engine, on the default model.
 metrics     recording the metrics of a step compared with the step, on the default model.
 streams     what ten connected pages of the dashboard cost while a run trains, on the default model.
+lanes       two samplers compared with one, and a trainer and a sampler side by side with each alone, a thread each.
 shards      passes that two trainers compute together compared with the same on one, a thread each, on the default model.
 routes      completions and chats of the OpenAI protocol compared with the same native samples and streams.
 
@@ -32,6 +33,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent)]
 
 from server_bodies import AIM_MS, health_during_bodies  # noqa: E402
+from server_lanes import measure_lanes  # noqa: E402
 from server_metrics import measure_metrics  # noqa: E402
 from server_routes import compare_routes  # noqa: E402
 from server_shards import measure_shards  # noqa: E402
@@ -42,7 +44,7 @@ from server_training import compare  # noqa: E402
 
 CLIENTS = (1, 4, 16, 64)
 SECONDS, POLLS, PROBES = 5.0, 5000, 50
-CASES = ("operations", "polls", "bodies", "training", "metrics", "streams", "shards", "routes")
+CASES = ("operations", "polls", "bodies", "training", "metrics", "streams", "lanes", "shards", "routes")
 ROUTE_AIM = 1.1
 AIMS = {
     "memory, MB": 300.0,
@@ -55,6 +57,12 @@ AIMS = {
     "CPU, shards : whole": 1.1,
 }
 """Upper limits of measurements."""
+SPEED_AIMS = {
+    "speed, two samplers : one": 1.7,
+    "speed, trainer beside a sampler : alone": 0.9,
+    "speed, sampler beside a trainer : alone": 0.9,
+}
+"""Lower limits."""
 
 
 # ---- operations: submit → result
@@ -177,12 +185,11 @@ def print_table(title: str, measurements: dict[str, float]) -> None:
     for name, value in measurements.items():
         aim = AIM_MS if name.startswith("health, ") else AIMS.get(name)
         aim = ROUTE_AIM if name.endswith(" : native") else aim
-        missed = " (not met)" if aim is not None and value > aim else ""
+        least = SPEED_AIMS.get(name)
+        is_missed = (aim is not None and value > aim) or (least is not None and value < least)
         digits = 1 if value >= 10 else 3 if value >= 0.01 else 5
-        print(
-            f"| {name} | {value:,.{digits}f}{missed} | {f'≤ {aim:g}' if aim is not None else ''} |",
-            flush=True,
-        )
+        wanted = f"≤ {aim:g}" if aim is not None else f"≥ {least:g}" if least is not None else ""
+        print(f"| {name} | {value:,.{digits}f}{' (not met)' if is_missed else ''} | {wanted} |", flush=True)
 
 
 def main() -> None:
@@ -225,6 +232,9 @@ def main() -> None:
         if "streams" in options.only:
             found["streams"] = asyncio.run(measure_streams(options.rounds, 2))
             print_table("streams", found["streams"])
+        if "lanes" in options.only:
+            found["lanes"] = measure_lanes(options.rounds)
+            print_table("lanes", found["lanes"])
         if "shards" in options.only:
             found["shards"] = asyncio.run(measure_shards(options.rounds))
             print_table("shards", found["shards"])
