@@ -541,6 +541,7 @@ def test_a_wrong_request_for_curves_says_what_to_give(
         ("/runs?page=-4", 200, "Page 1"),
     ],
 )
+@pytest.mark.usefixtures("runs")
 def test_a_wrong_address_gives_a_page_that_says_what_is_wrong(
     operator: Browser, page: str, status: int, says: str
 ) -> None:
